@@ -1,0 +1,1 @@
+//! What holds of a lifted program: graphs and liveness.

@@ -1,0 +1,1 @@
+//! The independent checker: re-reads what the producer wrote with other parsers and another disassembler.

@@ -1,0 +1,9 @@
+//! The input file: headers, segments, sections, symbols, relocations, unwind tables; parsed once, never changed.
+
+pub mod eh_frame;
+pub mod image;
+pub mod lsda;
+mod parse;
+
+pub use eh_frame::Unwind;
+pub use image::Image;

@@ -1,0 +1,62 @@
+//! `.eh_frame`: call frame information, parsed into what it says of each address (DWARF 5 §6.4, LSB 5.0 §10.6).
+
+use crate::address::Va;
+use crate::elf::lsda::Lsda;
+use crate::entity::{Fde, PrimaryMap};
+
+/// A common information entry.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CieData {
+    pub code_alignment: u64,
+    pub data_alignment: i64,
+    pub return_register: u64,
+    /// `DW_EH_PE_*` of pointers in its FDEs.
+    pub fde_encoding: u8,
+    /// `DW_EH_PE_*` of the LSDA pointer, if the augmentation has one.
+    pub lsda_encoding: Option<u8>,
+    /// The encoding and the *decoded address* of the personality: of the routine, or of the slot that holds it if the encoding is indirect.
+    pub personality: Option<(u8, Va)>,
+    /// Augmentation `S`.
+    pub is_signal_frame: bool,
+    /// Its initial instructions, opaque.
+    pub instructions: Vec<u8>,
+}
+
+/// A call frame instruction that takes effect at an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CfiOp {
+    pub at: Va,
+    /// The instruction's bytes, `DW_CFA_advance_loc*` and `DW_CFA_nop` never among them.
+    pub bytes: smallvec::SmallVec<[u8; 6]>,
+}
+
+/// A frame description entry.
+#[derive(Clone, Debug)]
+pub struct FdeData {
+    pub cie: u32,
+    pub start: Va,
+    pub end: Va,
+    /// Into `Unwind::lsdas`.
+    pub lsda: Option<u32>,
+    /// In program order, addresses ascending.
+    pub ops: Vec<CfiOp>,
+}
+
+/// All that the file says of unwinding.
+#[derive(Clone, Debug, Default)]
+pub struct Unwind {
+    pub cies: Vec<CieData>,
+    /// Ascending by start.
+    pub fdes: PrimaryMap<Fde, FdeData>,
+    pub lsdas: Vec<Lsda>,
+}
+
+impl Unwind {
+    /// The entry that covers an address.
+    pub fn fde_containing(&self, va: Va) -> Option<Fde> {
+        let fdes = self.fdes.as_slice();
+        let after = fdes.partition_point(|f| f.start <= va);
+        let index = after.checked_sub(1)?;
+        (va < fdes[index].end).then(|| crate::entity::EntityId::new(index))
+    }
+}

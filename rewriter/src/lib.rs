@@ -1,0 +1,3 @@
+//! From a program and what is known of it to the output file: plan, layout, materialize, encode, relink.
+
+pub mod plan;

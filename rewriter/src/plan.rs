@@ -1,0 +1,40 @@
+//! What is to be done, as data: which blocks go where, and what is inserted. A plan can be printed, halved and replayed; nothing in
+//! it has an address of the output.
+
+use lifter::entity::{Block, Func};
+
+/// How often a fragment runs, which decides where it goes and how it is aligned.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Temperature {
+    Hot,
+    /// No profile says anything of it.
+    Unknown,
+    /// The profile says that it does not run.
+    Cold,
+}
+
+/// A block with the alignment of its first byte in the output.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct PlannedBlock {
+    pub block: Block,
+    /// A power of two, 1 for none. Never above the fragment's.
+    pub align: u8,
+}
+
+/// A contiguous piece of output code: blocks of one function, all of the same unwind class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FragmentPlan {
+    pub func: Func,
+    pub temperature: Temperature,
+    /// A power of two.
+    pub align: u8,
+    /// In output order, never empty.
+    pub blocks: Vec<PlannedBlock>,
+}
+
+/// The order of everything that moves. Each block of each function that moves occurs exactly once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayoutPlan {
+    /// In output order.
+    pub fragments: Vec<FragmentPlan>,
+}
