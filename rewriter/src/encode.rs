@@ -1,0 +1,276 @@
+//! Output blocks to bytes, fragment by fragment, with branches as short as they reach.
+//!
+//! **Method.** A fragment is the unit that is placed, so distances inside it are known before any address is. Bodies are copied; branches
+//! inside the fragment start short and grow where they don't reach, until none does (`relax`); everything that leaves the fragment gets a
+//! 32-bit field and a fixup. Inserted snippets get room here and bytes at the end, when addresses are known.
+//!
+//! **Invariants.** A fragment's start address is a multiple of its `align`, and no block in it asks for more, so offsets inside don't
+//! depend on where it goes. `offsets` of its blocks ascend. Every fixup's field lies inside `bytes`.
+//!
+//! **Why it terminates.** Branches only ever grow, each at most once.
+
+mod relax;
+
+use std::ops::Range;
+
+use lifter::Image;
+use lifter::address::Va;
+use lifter::entity::Table;
+use lifter::ir::{Condition, Program, RefData, RefKind, RefTarget};
+use rayon::prelude::*;
+
+use crate::edit::Snippet;
+use crate::error::Result;
+use crate::materialize::{OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
+use relax::Shape;
+
+/// What a fixup's field is to hold.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum FixupTarget {
+    Code(OutTarget),
+    Table(Table),
+}
+
+/// A field whose value needs addresses.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Fixup {
+    /// Of the field, in the fragment.
+    pub offset: u32,
+    /// From the field's start to the end of its instruction.
+    pub to_end: u8,
+    pub kind: RefKind,
+    pub target: FixupTarget,
+}
+
+/// Room for a snippet.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Late {
+    pub offset: u32,
+    pub len: u32,
+    pub snippet: Snippet,
+}
+
+/// A run of output bytes that stands for a run of input bytes.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub old_start: Va,
+    pub old_len: u32,
+    /// In the fragment.
+    pub offset: u32,
+    pub len: u32,
+}
+
+/// An encoded fragment.
+#[derive(Clone, Debug, Default)]
+pub struct FragmentCode {
+    pub bytes: Vec<u8>,
+    /// The first byte of each output block (after alignment), one per block of the fragment.
+    pub offsets: Vec<u32>,
+    pub fixups: Vec<Fixup>,
+    pub lates: Vec<Late>,
+    /// In output order; they cover all bytes but alignment.
+    pub runs: Vec<Run>,
+}
+
+/// Encodes all fragments, in parallel; the result is in the order of `out.fragments`.
+pub fn encode(image: &Image<'_>, program: &Program, out: &OutProgram) -> Result<Vec<FragmentCode>> {
+    out.fragments.par_iter().map(|fragment| encode_fragment(image, program, out, fragment)).collect()
+}
+
+fn encode_fragment(image: &Image<'_>, program: &Program, out: &OutProgram, fragment: &OutFragment) -> Result<FragmentCode> {
+    let shapes: Vec<Shape> = out
+        .fragment_blocks(fragment)
+        .map(|(_, block)| {
+            let data = &program.blocks[block.origin];
+            let inserted: u32 = out.insertions[usize_range(&block.insertions)].iter().map(|i| i.len).sum();
+            let body = if block.copies_body { data.body_len } else { 0 };
+            Shape {
+                align: u32::from(block.align),
+                body_len: body + inserted,
+                terminator: block.terminator,
+                loop_prefix_len: (data.len - data.body_len).saturating_sub(1),
+            }
+        })
+        .collect();
+    let layout = relax::relax(&shapes, &fragment.blocks);
+    let mut writer = Writer { program, fragment, code: FragmentCode::default(), layout: &layout };
+    writer.code.bytes.reserve(layout.len as usize);
+    for (index, (_, block)) in out.fragment_blocks(fragment).enumerate() {
+        writer.align_to(layout.offsets[index]);
+        let input = block_bytes(image, program, block.origin)?;
+        let insertions = &out.insertions[usize_range(&block.insertions)];
+        writer.body(block.origin, block.copies_body, input, insertions, out);
+        writer.terminator(index, block.terminator, input, &program.blocks[block.origin]);
+    }
+    writer.code.offsets = layout.offsets.clone();
+    Ok(writer.code)
+}
+
+fn usize_range(range: &Range<u32>) -> Range<usize> {
+    range.start as usize..range.end as usize
+}
+
+struct Writer<'a> {
+    program: &'a Program,
+    fragment: &'a OutFragment,
+    code: FragmentCode,
+    layout: &'a relax::Relaxed,
+}
+
+impl Writer<'_> {
+    fn here(&self) -> u32 {
+        self.code.bytes.len() as u32
+    }
+
+    fn align_to(&mut self, offset: u32) {
+        let padding = offset as usize - self.code.bytes.len();
+        push_nops(&mut self.code.bytes, padding);
+    }
+
+    fn body(
+        &mut self,
+        origin: lifter::entity::Block,
+        copies_body: bool,
+        input: &[u8],
+        insertions: &[crate::materialize::Insertion],
+        out: &OutProgram,
+    ) {
+        let data = &self.program.blocks[origin];
+        let body_len = if copies_body { data.body_len } else { 0 };
+        let mut refs = if copies_body { self.program.block_refs(origin) } else { &[] };
+        let mut at = 0u32;
+        for insertion in insertions {
+            refs = self.copy(data.start, &input[..body_len as usize], at..insertion.offset, refs, out);
+            at = insertion.offset;
+            self.code.lates.push(Late { offset: self.here(), len: insertion.len, snippet: insertion.snippet });
+            self.push_run(data.start + u64::from(at), 0, insertion.len);
+            self.code.bytes.resize(self.code.bytes.len() + insertion.len as usize, 0xcc);
+        }
+        self.copy(data.start, &input[..body_len as usize], at..body_len, refs, out);
+    }
+
+    fn push_run(&mut self, old_start: Va, old_len: u32, len: u32) {
+        if old_len != 0 || len != 0 {
+            let offset = self.here();
+            self.code.runs.push(Run { old_start, old_len, offset, len });
+        }
+    }
+
+    /// Copies `part` of a body with its references; returns the references behind it.
+    fn copy<'r>(&mut self, start: Va, body: &[u8], part: Range<u32>, refs: &'r [RefData], out: &OutProgram) -> &'r [RefData] {
+        let base = self.here();
+        self.push_run(start + u64::from(part.start), part.end - part.start, part.end - part.start);
+        self.code.bytes.extend_from_slice(&body[usize_range(&part)]);
+        let count = refs.partition_point(|r| r.offset < part.end);
+        for r in &refs[..count] {
+            let target = match r.target {
+                RefTarget::Table(table) => FixupTarget::Table(table),
+                RefTarget::Fixed(va) => FixupTarget::Code(OutTarget::Fixed(va)),
+                RefTarget::Block(block) => FixupTarget::Code(self.ref_target(block, r, out)),
+            };
+            self.code.fixups.push(Fixup { offset: base + r.offset - part.start, to_end: r.to_end, kind: r.kind, target });
+        }
+        &refs[count..]
+    }
+
+    /// A call goes to the new body. In *guard* mode an address keeps naming the old entry, which is what unseen pointers name too.
+    fn ref_target(&self, block: lifter::entity::Block, r: &RefData, out: &OutProgram) -> OutTarget {
+        let keeps_identity =
+            !self.program.is_replaceable() && !matches!(r.role, lifter::ir::RefRole::Call | lifter::ir::RefRole::Branch);
+        match out.placed[block] {
+            Some(placed) if !keeps_identity => OutTarget::Placed(placed),
+            _ => OutTarget::Fixed(self.program.blocks[block].start),
+        }
+    }
+
+    fn terminator(&mut self, index: usize, terminator: OutTerminator, input: &[u8], data: &lifter::ir::BlockData) {
+        let start = self.here();
+        let run_at = self.code.runs.len();
+        match terminator {
+            OutTerminator::None => {}
+            OutTerminator::Jump(target) => self.jump(target, self.layout.is_long[index].jump),
+            OutTerminator::Branch { condition, taken, jump } => {
+                self.branch(condition, taken, self.layout.is_long[index].taken);
+                if let Some(target) = jump {
+                    self.jump(target, self.layout.is_long[index].jump);
+                }
+            }
+            OutTerminator::Loop { taken, jump } => {
+                let prefix = &input[data.body_len as usize..data.len as usize - 1];
+                self.code.bytes.extend_from_slice(prefix);
+                if self.layout.is_long[index].taken {
+                    // loop .+2; jmp .+5 (over the next one); jmp taken
+                    self.code.bytes.extend_from_slice(&[2, 0xeb, 5]);
+                    self.jump(taken, true);
+                } else {
+                    self.short_displacement(taken);
+                }
+                if let Some(target) = jump {
+                    self.jump(target, self.layout.is_long[index].jump);
+                }
+            }
+        }
+        let len = self.here() - start;
+        let old_len = if matches!(terminator, OutTerminator::None) { 0 } else { data.len - data.body_len };
+        if len != 0 {
+            let old_start = data.start + u64::from(data.body_len);
+            self.code.runs.insert(run_at, Run { old_start, old_len, offset: start, len });
+        }
+    }
+
+    fn branch(&mut self, condition: Condition, target: OutTarget, is_long: bool) {
+        if is_long {
+            self.code.bytes.extend_from_slice(&[0x0f, 0x80 | condition.0]);
+            self.long_displacement(target);
+        } else {
+            self.code.bytes.push(0x70 | condition.0);
+            self.short_displacement(target);
+        }
+    }
+
+    fn jump(&mut self, target: OutTarget, is_long: bool) {
+        if is_long {
+            self.code.bytes.push(0xe9);
+            self.long_displacement(target);
+        } else {
+            self.code.bytes.push(0xeb);
+            self.short_displacement(target);
+        }
+    }
+
+    fn long_displacement(&mut self, target: OutTarget) {
+        let offset = self.here();
+        self.code.fixups.push(Fixup { offset, to_end: 4, kind: RefKind::Rel32, target: FixupTarget::Code(target) });
+        self.code.bytes.extend_from_slice(&[0; 4]);
+    }
+
+    fn short_displacement(&mut self, target: OutTarget) {
+        let end = i64::from(self.here()) + 1;
+        let displacement = match relax::offset_in(target, &self.fragment.blocks, &self.layout.offsets) {
+            Some(offset) => i64::from(offset) - end,
+            None => 0,
+        };
+        debug_assert!(i8::try_from(displacement).is_ok(), "a short branch that does not reach");
+        self.code.bytes.push(displacement as i8 as u8);
+    }
+}
+
+/// Appends `count` bytes of no-ops, as few instructions as there are (Intel SDM vol. 2, NOP, recommended sequences).
+pub fn push_nops(bytes: &mut Vec<u8>, mut count: usize) {
+    const NOPS: [&[u8]; 9] = [
+        &[0x90],
+        &[0x66, 0x90],
+        &[0x0f, 0x1f, 0x00],
+        &[0x0f, 0x1f, 0x40, 0x00],
+        &[0x0f, 0x1f, 0x44, 0x00, 0x00],
+        &[0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00],
+        &[0x0f, 0x1f, 0x80, 0x00, 0x00, 0x00, 0x00],
+        &[0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
+        &[0x66, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00],
+    ];
+    while count > 0 {
+        let nop = NOPS[count.min(NOPS.len()) - 1];
+        bytes.extend_from_slice(nop);
+        count -= nop.len();
+    }
+}

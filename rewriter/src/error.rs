@@ -1,0 +1,34 @@
+//! Why no output was made. Each variant names the thing that it is about; the command line adds what to do.
+
+use lifter::address::Va;
+use lifter::entity::{Block, Func};
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the plan places {0} twice")]
+    PlacedTwice(Block),
+    #[error("the plan places {0}, which belongs to pinned {1}")]
+    PlacedPinned(Block, Func),
+    #[error("the plan leaves out {0} of {1}, which moves")]
+    NotPlaced(Block, Func),
+    #[error("the plan mixes unwind classes in one fragment of {0}")]
+    MixedUnwindClasses(Func),
+    #[error("the bytes of {0} are not in the file")]
+    NoBytes(Block),
+    #[error("{at}: a reference to {target} does not reach")]
+    OutOfReach { at: Va, target: Va },
+    #[error("{0}: an 8-bit branch of pinned code names a block that moves")]
+    ShortBranchFromPinned(Va),
+    #[error("bytes follow the last section and segment (an appended payload?) at file offset {0:#x}")]
+    TrailingPayload(u64),
+    #[error("the program header table has no room for one more entry")]
+    NoProgramHeaderSlot,
+    #[error("unwind tables: {0}")]
+    Unwind(String),
+    #[error("instrumentation: {0}")]
+    Instrument(String),
+    #[error("the output is inconsistent: {0}")]
+    Inconsistent(String),
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,328 @@
+//! From the plan to a program that has an order: output blocks with what each copies, what is inserted and how each ends.
+//!
+//! **Method.** Every planned block becomes one `OutBlock`, every insertion on an edge one more, which holds nothing but the insertion. A
+//! code target resolves to the output block that carries it, or, where the plan leaves a block in place, to its old address. Terminators
+//! are made by `terminator::emit`, with the block that follows in the fragment in view.
+//!
+//! **Invariants.** Output blocks of a fragment have consecutive ids in output order. The successors of an output block, seen through
+//! edge blocks, are those of its origin. In *replace* mode every block of a movable function is placed exactly once; in *guard* mode at
+//! most once.
+
+use std::ops::Range;
+
+use lifter::Image;
+use lifter::address::Va;
+use lifter::entity::{Block, EntityId, Func, PrimaryMap, SecondaryMap};
+use lifter::ir::{CodeTarget, Condition, EdgeKind, Program, Terminator};
+use profiles::Weights;
+use rustc_hash::FxHashMap;
+
+use crate::edit::{EditPlan, Snippet};
+use crate::error::{Error, Result};
+use crate::plan::{LayoutPlan, Temperature};
+use crate::terminator::{Emitted, SuccessorCounts, emit_weighted};
+
+lifter::define_id!(
+    /// A block of the output.
+    Out, "out");
+
+/// Where output code goes: to a block of the output, or to an address that does not change.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum OutTarget {
+    Placed(Out),
+    Fixed(Va),
+}
+
+/// How an output block ends.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum OutTerminator {
+    None,
+    Jump(OutTarget),
+    Branch { condition: Condition, taken: OutTarget, jump: Option<OutTarget> },
+    /// The loop instruction's bytes before the displacement are those of the origin's terminator.
+    Loop { taken: OutTarget, jump: Option<OutTarget> },
+}
+
+/// Bytes inserted before the instruction at `offset` of the origin.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Insertion {
+    pub offset: u32,
+    pub len: u32,
+    pub snippet: Snippet,
+}
+
+#[derive(Clone, Debug)]
+pub struct OutBlock {
+    /// The block whose body is copied; an edge block copies nothing and stands, for the unwinder, at the start of its target.
+    pub origin: Block,
+    pub copies_body: bool,
+    /// A power of two.
+    pub align: u8,
+    /// Into `OutProgram::insertions`.
+    pub insertions: Range<u32>,
+    pub terminator: OutTerminator,
+}
+
+#[derive(Clone, Debug)]
+pub struct OutFragment {
+    pub func: Func,
+    pub temperature: Temperature,
+    pub align: u8,
+    pub unwind_class: u32,
+    /// Ids of output blocks.
+    pub blocks: Range<u32>,
+}
+
+#[derive(Debug)]
+pub struct OutProgram {
+    pub fragments: Vec<OutFragment>,
+    pub blocks: PrimaryMap<Out, OutBlock>,
+    pub insertions: Vec<Insertion>,
+    /// The output block that carries an input block; `None` where it stays in place.
+    pub placed: SecondaryMap<Block, Option<Out>>,
+}
+
+impl OutProgram {
+    pub fn fragment_blocks(&self, fragment: &OutFragment) -> impl DoubleEndedIterator<Item = (Out, &OutBlock)> {
+        fragment.blocks.clone().map(|index| {
+            let out = Out::new(index as usize);
+            (out, &self.blocks[out])
+        })
+    }
+}
+
+/// Applies a plan.
+pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, edits: &EditPlan) -> Result<OutProgram> {
+    let skeleton = Skeleton::build(program, layout, edits)?;
+    let mut out = OutProgram {
+        fragments: Vec::with_capacity(layout.fragments.len()),
+        blocks: PrimaryMap::with_capacity(skeleton.entries.len()),
+        insertions: Vec::new(),
+        placed: skeleton.placed,
+    };
+    for (plan, span) in layout.fragments.iter().zip(&skeleton.spans) {
+        let first = plan.blocks[0].block;
+        let unwind_class = program.ranges[program.blocks[first].range as usize].unwind_class;
+        if plan.blocks.iter().any(|b| program.ranges[program.blocks[b.block].range as usize].unwind_class != unwind_class) {
+            return Err(Error::MixedUnwindClasses(plan.func));
+        }
+        out.fragments.push(OutFragment {
+            func: plan.func,
+            temperature: plan.temperature,
+            align: plan.align,
+            unwind_class,
+            blocks: span.clone(),
+        });
+    }
+    let linker = Linker { program, weights, edits, placed: &out.placed, edge_blocks: &skeleton.edge_blocks };
+    for span in &skeleton.spans {
+        let entries = &skeleton.entries[span.start as usize..span.end as usize];
+        for (index, entry) in entries.iter().enumerate() {
+            let following = entries.get(index + 1);
+            let block = linker.link(*entry, following.copied(), &mut out.insertions);
+            out.blocks.push(block);
+        }
+    }
+    Ok(out)
+}
+
+/// One output block before its targets are known.
+#[derive(Copy, Clone)]
+enum Entry {
+    Body { block: Block, align: u8 },
+    Edge(u32),
+}
+
+/// Which output block carries what: ids are given out here, before any target is resolved.
+struct Skeleton {
+    entries: Vec<Entry>,
+    spans: Vec<Range<u32>>,
+    placed: SecondaryMap<Block, Option<Out>>,
+    edge_blocks: FxHashMap<u32, Out>,
+}
+
+impl Skeleton {
+    fn build(program: &Program, layout: &LayoutPlan, edits: &EditPlan) -> Result<Self> {
+        let mut skeleton = Skeleton {
+            entries: Vec::with_capacity(program.blocks.len()),
+            spans: Vec::with_capacity(layout.fragments.len()),
+            placed: SecondaryMap::new(program.blocks.len(), None),
+            edge_blocks: FxHashMap::default(),
+        };
+        for plan in &layout.fragments {
+            let start = skeleton.entries.len() as u32;
+            let mut out_of_line = Vec::new();
+            for planned in &plan.blocks {
+                skeleton.place(program, planned.block, planned.align)?;
+                if edits.edges.is_empty() {
+                    continue;
+                }
+                for edge in program.blocks[planned.block].edges.as_usize() {
+                    let edge = edge as u32;
+                    if edits.insertion_on(edge).is_none() {
+                        continue;
+                    }
+                    // The way that needs no jump keeps needing none; the other one is out of line, where it costs the hot path nothing.
+                    let is_inline = !matches!(
+                        (program.edges[edge as usize].kind, &program.blocks[planned.block].terminator),
+                        (EdgeKind::Taken, Terminator::Branch { .. } | Terminator::Loop { .. })
+                    );
+                    if is_inline { skeleton.push_edge(edge) } else { out_of_line.push(edge) }
+                }
+            }
+            out_of_line.into_iter().for_each(|edge| skeleton.push_edge(edge));
+            skeleton.spans.push(start..skeleton.entries.len() as u32);
+        }
+        skeleton.check_complete(program)?;
+        Ok(skeleton)
+    }
+
+    fn place(&mut self, program: &Program, block: Block, align: u8) -> Result<()> {
+        let func = program.func_of(block);
+        if !program.funcs[func].is_movable() {
+            return Err(Error::PlacedPinned(block, func));
+        }
+        if self.placed[block].is_some() {
+            return Err(Error::PlacedTwice(block));
+        }
+        self.placed[block] = Some(Out::new(self.entries.len()));
+        self.entries.push(Entry::Body { block, align });
+        Ok(())
+    }
+
+    fn push_edge(&mut self, edge: u32) {
+        self.edge_blocks.insert(edge, Out::new(self.entries.len()));
+        self.entries.push(Entry::Edge(edge));
+    }
+
+    fn check_complete(&self, program: &Program) -> Result<()> {
+        if !program.is_replaceable() {
+            return Ok(());
+        }
+        let missing = program
+            .blocks
+            .iter()
+            .find(|(block, data)| program.funcs[data.func].is_movable() && self.placed[*block].is_none());
+        match missing {
+            Some((block, data)) => Err(Error::NotPlaced(block, data.func)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Resolves targets and makes terminators.
+struct Linker<'a> {
+    program: &'a Program,
+    weights: &'a Weights,
+    edits: &'a EditPlan,
+    placed: &'a SecondaryMap<Block, Option<Out>>,
+    edge_blocks: &'a FxHashMap<u32, Out>,
+}
+
+impl Linker<'_> {
+    fn resolve_block(&self, block: Block) -> OutTarget {
+        match self.placed[block] {
+            Some(out) => OutTarget::Placed(out),
+            None => OutTarget::Fixed(self.program.blocks[block].start),
+        }
+    }
+
+    fn resolve(&self, target: CodeTarget) -> OutTarget {
+        match target {
+            CodeTarget::Block(block) => self.resolve_block(block),
+            CodeTarget::Fixed(va) => OutTarget::Fixed(va),
+        }
+    }
+
+    fn link(&self, entry: Entry, following: Option<Entry>, insertions: &mut Vec<Insertion>) -> OutBlock {
+        let first_insertion = insertions.len() as u32;
+        match entry {
+            Entry::Edge(edge) => {
+                let target = self.program.edges[edge as usize].target;
+                if let Some(i) = self.edits.insertion_on(edge) {
+                    insertions.push(Insertion { offset: 0, len: i.len, snippet: i.snippet });
+                }
+                let falls = matches!(following, Some(Entry::Body { block, .. }) if block == target);
+                let terminator =
+                    if falls { OutTerminator::None } else { OutTerminator::Jump(self.resolve_block(target)) };
+                let insertions = first_insertion..insertions.len() as u32;
+                OutBlock { origin: target, copies_body: false, align: 1, insertions, terminator }
+            }
+            Entry::Body { block, align } => {
+                let of_block = self.edits.insertions_of(block);
+                insertions.extend(of_block.iter().map(|i| Insertion { offset: i.offset, len: i.len, snippet: i.snippet }));
+                let terminator = self.terminator(block, following);
+                let insertions = first_insertion..insertions.len() as u32;
+                OutBlock { origin: block, copies_body: true, align, insertions, terminator }
+            }
+        }
+    }
+
+    fn terminator(&self, block: Block, following: Option<Entry>) -> OutTerminator {
+        let has_edge_blocks =
+            !self.edge_blocks.is_empty() && self.program.blocks[block].edges.as_usize().any(|e| self.edge_blocks.contains_key(&(e as u32)));
+        if has_edge_blocks {
+            return self.terminator_through_edge_blocks(block, following);
+        }
+        let following = match following {
+            Some(Entry::Body { block, .. }) => Some(block),
+            _ => None,
+        };
+        let counts = SuccessorCounts::of(self.program, self.weights, block);
+        match emit_weighted(&self.program.blocks[block].terminator, following, counts) {
+            Emitted::None => OutTerminator::None,
+            Emitted::Jump { target } => OutTerminator::Jump(self.resolve(target)),
+            Emitted::Branch { condition, taken } => {
+                OutTerminator::Branch { condition, taken: self.resolve(taken), jump: None }
+            }
+            Emitted::BranchAndJump { condition, taken, next } => {
+                OutTerminator::Branch { condition, taken: self.resolve(taken), jump: Some(self.resolve(next)) }
+            }
+            Emitted::Loop { taken, then_jump } => OutTerminator::Loop {
+                taken: self.resolve_block(taken),
+                jump: then_jump.map(|next| self.resolve_block(next)),
+            },
+        }
+    }
+
+    /// As `terminator`, with no inversion: an edge block in line follows its source at once, so the way to it needs no jump.
+    fn terminator_through_edge_blocks(&self, block: Block, following: Option<Entry>) -> OutTerminator {
+        let edge_of = |kind: EdgeKind| {
+            let mut edges = self.program.blocks[block].edges.as_usize();
+            edges.find(|&e| self.program.edges[e].kind == kind).and_then(|e| self.edge_blocks.get(&(e as u32)).map(|&out| (e as u32, out)))
+        };
+        let through = |kind: EdgeKind, plain: CodeTarget| -> (OutTarget, bool) {
+            match edge_of(kind) {
+                Some((edge, out)) => (OutTarget::Placed(out), matches!(following, Some(Entry::Edge(e)) if e == edge)),
+                None => {
+                    let follows = matches!((plain, following), (CodeTarget::Block(b), Some(Entry::Body { block, .. })) if b == block);
+                    (self.resolve(plain), follows)
+                }
+            }
+        };
+        let unless_follows = |(target, follows): (OutTarget, bool)| (!follows).then_some(target);
+        match self.program.blocks[block].terminator {
+            Terminator::Fallthrough { next } => unless_follows(through(EdgeKind::Fallthrough, CodeTarget::Block(next)))
+                .map_or(OutTerminator::None, OutTerminator::Jump),
+            Terminator::Jump { target } => {
+                unless_follows(through(EdgeKind::Taken, target)).map_or(OutTerminator::None, OutTerminator::Jump)
+            }
+            Terminator::Branch { condition, taken, next } => OutTerminator::Branch {
+                condition,
+                taken: through(EdgeKind::Taken, taken).0,
+                jump: unless_follows(through(EdgeKind::Fallthrough, CodeTarget::Block(next))),
+            },
+            Terminator::Loop { taken, next } => OutTerminator::Loop {
+                taken: through(EdgeKind::Taken, CodeTarget::Block(taken)).0,
+                jump: unless_follows(through(EdgeKind::Fallthrough, CodeTarget::Block(next))),
+            },
+            Terminator::Stop(_) => OutTerminator::None,
+        }
+    }
+}
+
+/// The bytes of a block in the input.
+pub fn block_bytes<'a>(image: &Image<'a>, program: &Program, block: Block) -> Result<&'a [u8]> {
+    let data = &program.blocks[block];
+    image.read(data.start, data.len as usize).ok_or(Error::NoBytes(block))
+}

@@ -1,0 +1,365 @@
+//! Code and image to the output file. The only module that lays out output bytes.
+//!
+//! **Method.** Place the code, then its jump tables, then what describes it (unwind tables), then what an instrumentation adds; from then
+//! on no address changes. Write everything into a copy of the loaded part of the input, whose data keeps its addresses; then append what
+//! no loader reads. See `space` for where there is room, `headers` for the one program header that may be needed more.
+//!
+//! **Invariants.** No data section moves. Every byte outside what this module places, patches by name or fills is the input's.
+
+pub mod addresses;
+pub mod eh_frame;
+pub mod lsda;
+mod headers;
+mod patch;
+mod place;
+mod sections;
+mod space;
+mod symbols;
+mod unwind;
+
+use lifter::Image;
+use lifter::address::{FileOffset, Va};
+use lifter::entity::{Block, Section};
+use lifter::ir::Program;
+use object::elf;
+use rayon::prelude::*;
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+pub use addresses::Addresses;
+
+use crate::edit::Snippet;
+use crate::encode::FragmentCode;
+use crate::error::{Error, Result};
+use crate::materialize::OutProgram;
+use headers::{HeaderChanges, SlotSource};
+use patch::OutBytes;
+use place::Placement;
+use sections::{ContentPlace, OutSection, SectionTable};
+use space::{Overflow, PAGE};
+
+/// What an instrumentation adds to the file.
+pub trait Payload: Sync {
+    /// Bytes of zero-filled memory behind the image's data; a multiple of the page size.
+    fn reserved(&self) -> u64;
+    /// Its code and data for the place `at`, when everything else is placed; `reserved_at` is the zero-filled memory.
+    fn build(&mut self, at: Va, reserved_at: Va, addresses: &Addresses<'_>) -> Result<BuiltPayload>;
+    /// The bytes of a snippet at `at`; after `build`, and as long as the plan said.
+    fn snippet(&self, snippet: Snippet, at: Va) -> Result<Vec<u8>>;
+}
+
+#[derive(Clone, Debug)]
+pub struct BuiltPayload {
+    pub bytes: Vec<u8>,
+    /// What `e_entry` becomes.
+    pub entry: Va,
+}
+
+/// The output and what is worth telling of it.
+#[derive(Debug)]
+pub struct Relinked {
+    pub bytes: Vec<u8>,
+    /// By block: where it went and how many bytes its body and terminator take; the old place for what stayed.
+    pub blocks: Vec<(Va, u32)>,
+    /// Sections that the move made false.
+    pub dropped_sections: Vec<String>,
+    /// Bytes behind the image that nothing inside had room for.
+    pub overflow_bytes: u64,
+    /// *Guard* mode: old entries that jump to a copy.
+    pub redirected_entries: usize,
+}
+
+/// Relinks. `codes` are the encoded fragments of `out`.
+pub fn relink(
+    image: &Image<'_>,
+    program: &Program,
+    out: &OutProgram,
+    mut codes: Vec<FragmentCode>,
+    payload: Option<&mut dyn Payload>,
+) -> Result<Relinked> {
+    check_no_payload_behind(image)?;
+    let reserved = payload.as_ref().map_or(0, |p| p.reserved());
+    let reserved_at = image.high().align_up(PAGE);
+    let reserved_total = if reserved == 0 { 0 } else { reserved_at - image.high() + reserved };
+
+    // Addresses.
+    let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, reserved_total));
+    let addresses = Addresses::new(program, out, &codes, &placement);
+    let fragments = unwind::fragments(program, out, &codes, &placement);
+    let pad = |va: Va| unwind::landing_pad(program, &addresses, va);
+    let tables = eh_frame::UnwindLayout::new(&program.unwind, &fragments, pad).map_err(|e| Error::Unwind(e.to_string()))?;
+    let places = unwind::place(image, tables.sizes(), &mut placement.space)?;
+    let built = match payload {
+        Some(payload) => {
+            let at = placement.space.overflow.take(0, 64);
+            let built = payload.build(at, reserved_at, &addresses)?;
+            placement.space.overflow.take(built.bytes.len() as u64, 1);
+            Some((at, built, &*payload))
+        }
+        None => None,
+    };
+    let slot = if placement.space.overflow.is_empty() { None } else { Some(headers::find_slot(image)?) };
+    let moved_head = match slot {
+        Some(SlotSource::Moves { start, end }) => Some((start, end, placement.space.overflow.take(end - start, 8))),
+        _ => None,
+    };
+    let overflow = placement.space.overflow;
+    // Beyond this line no address changes.
+
+    let mut file = OutBytes::new(image, overflow);
+    if program.is_replaceable() {
+        for free in space::free_text(image, program) {
+            file.slice_mut(free.start, free.len() as usize)?.fill(0xcc);
+        }
+    }
+    codes.par_iter_mut().zip(&placement.fragments).try_for_each(|(code, &at)| patch::resolve_fixups(code, at, &addresses))?;
+    for (code, &at) in codes.iter_mut().zip(&placement.fragments) {
+        if let Some((_, _, payload)) = &built {
+            write_snippets(code, at, *payload)?;
+        }
+        file.write(at, &code.bytes)?;
+    }
+    patch::write_tables(program, &placement, &addresses, &mut file)?;
+    let mut redirected_entries = 0;
+    if program.is_replaceable() {
+        patch::patch_pinned(program, &addresses, &mut file)?;
+        patch::patch_slots(image, program, &addresses, &mut file)?;
+    } else {
+        redirected_entries = patch::redirect_entries(program, image.has_ibt, &addresses, &mut file)?;
+    }
+    write_unwind(image, &tables, &places, &mut file)?;
+    if let Some((at, built, _)) = &built {
+        file.write(*at, &built.bytes)?;
+    }
+    if let Some((start, end, to)) = moved_head {
+        let moved = image.read(start, (end - start) as usize).unwrap_or(&[]).to_vec();
+        file.write(to, &moved)?;
+    }
+
+    // What describes the file.
+    let changes = HeaderChanges {
+        overflow: slot.map(|slot| (overflow, slot)),
+        moved_to: moved_head.map(|(_, _, to)| to),
+        eh_frame_hdr: places.sections[0],
+        zero_filled_end: (reserved > 0).then(|| reserved_at + reserved),
+        grown: places.grown.clone(),
+    };
+    let segments = headers::build(image, &changes, &|va| file.offset_of(va));
+    let moved_address = |va: Va| moved_head.filter(|&(start, end, _)| start <= va && va < end).map(|(start, _, to)| to + (va - start));
+    let added = overflow_sections(image, &placement, &codes, built.as_ref().map(|(at, b, _)| (*at, b.bytes.len() as u64)), &file);
+    let mut table = SectionTable::new(image, added, |id, section| {
+        edit_section(image, id, section, &places, &moved_address, reserved, reserved_at, &file);
+    });
+    let placed = symbols::Placed { program, out, codes: &codes, placement: &placement, addresses: &addresses };
+    symbols::rewrite(image, placed, &mut table, &moved_address);
+    rewrite_probes(image, &addresses, &mut table);
+    patch::patch_dynamic(image, program, &addresses, &|va| table.section_of(va), &|shndx| table.remap(shndx), &mut file)?;
+    let entry = match &built {
+        Some((_, built, _)) => built.entry,
+        None => program.block_at(image.e_entry).map_or(image.e_entry, |block| addresses.identity(block)),
+    };
+    let dropped_sections = table.dropped.clone();
+    let blocks = block_places(program, out, &codes, &addresses);
+    let build_id = image.build_id.map(|(offset, len)| (build_id_offset(image, offset, &moved_address, &file), len));
+    let mut bytes = finish(image, file.bytes, &segments, table, entry)?;
+    if let Some((offset, len)) = build_id {
+        renew_build_id(&mut bytes, offset, len);
+    }
+    Ok(Relinked { bytes, blocks, dropped_sections, overflow_bytes: overflow.len(), redirected_entries })
+}
+
+/// Bytes behind everything that the headers describe are someone's payload (a self-extracting archive, say): the program finds them by
+/// counting from the end of the file or of its own headers, which only it knows.
+fn check_no_payload_behind(image: &Image<'_>) -> Result<()> {
+    let sections = image.sections.values().filter(|s| s.has_bytes()).map(|s| s.sh_offset.0 + s.sh_size);
+    let e_shoff = image.bytes.get(40..48).map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()));
+    let headers = e_shoff + 64 * image.sections.len() as u64;
+    let end = sections.chain([headers, space::loaded_file_end(image)]).max().unwrap_or(0);
+    let rest = image.bytes.get(end as usize..).unwrap_or(&[]);
+    if rest.iter().any(|&b| b != 0) { Err(Error::TrailingPayload(end)) } else { Ok(()) }
+}
+
+fn write_snippets(code: &mut FragmentCode, at: Va, payload: &dyn Payload) -> Result<()> {
+    for late in &code.lates {
+        let bytes = payload.snippet(late.snippet, at + u64::from(late.offset))?;
+        if bytes.len() != late.len as usize {
+            return Err(Error::Inconsistent(format!("a snippet has {} bytes, not {}", bytes.len(), late.len)));
+        }
+        let start = late.offset as usize;
+        code.bytes[start..start + bytes.len()].copy_from_slice(&bytes);
+    }
+    Ok(())
+}
+
+fn write_unwind(image: &Image<'_>, tables: &eh_frame::UnwindLayout<'_>, places: &unwind::Places, file: &mut OutBytes) -> Result<()> {
+    for name in unwind::SECTIONS {
+        if let Some(section) = image.section_named(name).map(|id| &image.sections[id])
+            && section.has_bytes()
+        {
+            file.slice_mut(section.sh_addr, section.sh_size as usize)?.fill(0);
+        }
+    }
+    let at = |index: usize| places.sections[index].map_or(Va(0), |(va, _)| va);
+    let bytes = tables.write(at(2), at(1), at(0)).map_err(|e| Error::Unwind(e.to_string()))?;
+    for (index, content) in [&bytes.eh_frame_hdr, &bytes.eh_frame, &bytes.except_table].into_iter().enumerate() {
+        if let Some((va, _)) = places.sections[index] {
+            file.write(va, content)?;
+        }
+    }
+    Ok(())
+}
+
+/// Section headers for what lies in the overflow, unwind sections and moved notes aside: those keep their own.
+fn overflow_sections(
+    image: &Image<'_>,
+    placement: &Placement,
+    codes: &[FragmentCode],
+    payload: Option<(Va, u64)>,
+    file: &OutBytes,
+) -> Vec<OutSection> {
+    let overflow = placement.space.overflow;
+    let section = |name: &str, start: Va, end: Va| OutSection {
+        source: None,
+        name: name.to_owned(),
+        sh_type: elf::SHT_PROGBITS,
+        sh_flags: u64::from(elf::SHF_ALLOC | elf::SHF_EXECINSTR),
+        sh_addr: start,
+        sh_size: end - start,
+        sh_link: 0,
+        sh_info: 0,
+        sh_addralign: 16,
+        sh_entsize: 0,
+        place: ContentPlace::Loaded(file.offset_of(start)),
+    };
+    let mut sections = Vec::new();
+    let code_ends = codes.iter().zip(&placement.fragments).map(|(code, &at)| at + code.bytes.len() as u64);
+    let table_ends = placement.tables.values().filter_map(|place| match *place {
+        place::TablePlace::CopiedTo(va) => Some(va + 4),
+        _ => None,
+    });
+    let end = code_ends.chain(table_ends).filter(|&end| end > overflow.start).max();
+    if let Some(end) = end.filter(|_| !image.sections.is_empty()) {
+        sections.push(section(".text.relift", overflow.start, end));
+    }
+    if let Some((at, len)) = payload {
+        sections.push(section(".relift.runtime", at, at + len));
+    }
+    sections
+}
+
+/// What changes in a section's header.
+#[expect(clippy::too_many_arguments, reason = "one closure's captures, spelled out")]
+fn edit_section(
+    image: &Image<'_>,
+    id: Section,
+    section: &mut OutSection,
+    places: &unwind::Places,
+    moved_address: &dyn Fn(Va) -> Option<Va>,
+    reserved: u64,
+    reserved_at: Va,
+    file: &OutBytes,
+) {
+    let input = &image.sections[id];
+    let mut move_to = |va: Va, size: u64, section: &mut OutSection| {
+        section.sh_addr = va;
+        section.sh_size = size;
+        section.place = ContentPlace::Loaded(file.offset_of(va));
+    };
+    if let Some((va, size)) = unwind::index_of(&section.name, section.sh_type).and_then(|index| places.sections[index]) {
+        move_to(va, size, section);
+    } else if input.is_alloc()
+        && let Some(va) = moved_address(input.sh_addr)
+    {
+        move_to(va, input.sh_size, section);
+    } else if image.is_movable_code_section(id)
+        && let Some(end) = places.text_end.filter(|&end| input.sh_addr <= end && end < input.end())
+    {
+        section.sh_size = end - input.sh_addr;
+    } else if reserved > 0 && input.sh_type == elf::SHT_NOBITS && !input.is_tls_bss() && input.end().align_up(PAGE) == reserved_at {
+        section.sh_size = reserved_at + reserved - input.sh_addr;
+    }
+}
+
+/// `.note.stapsdt`: addresses of probes in code (SystemTap's note format: location, base, semaphore, then strings).
+fn rewrite_probes(image: &Image<'_>, addresses: &Addresses<'_>, table: &mut SectionTable) {
+    let Some((id, _)) = image.sections.iter().find(|(_, s)| s.name == ".note.stapsdt" && !s.is_alloc()) else { return };
+    let mut bytes = image.section_bytes(id).to_vec();
+    let mut at = 0usize;
+    while let Some(header) = bytes.get(at..at + 12) {
+        let word = |i: usize| u32::from_le_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]) as usize;
+        let desc = at + 12 + word(0).next_multiple_of(4);
+        let next = desc.saturating_add(word(4).next_multiple_of(4));
+        if let Some(pc) = bytes.get_mut(desc..desc + 8) {
+            let old = Va(u64::from_le_bytes(pc.try_into().unwrap_or_default()));
+            if let Some(new) = addresses.translate(old) {
+                pc.copy_from_slice(&new.0.to_le_bytes());
+            }
+        }
+        at = next;
+    }
+    table.set_content(id, bytes, None);
+}
+
+fn block_places(program: &Program, out: &OutProgram, codes: &[FragmentCode], addresses: &Addresses<'_>) -> Vec<(Va, u32)> {
+    let mut places: Vec<(Va, u32)> = program.blocks.values().map(|b| (b.start, b.len)).collect();
+    for (fragment, code) in out.fragments.iter().zip(codes) {
+        for (index, (id, block)) in out.fragment_blocks(fragment).enumerate() {
+            if block.copies_body {
+                let end = code.offsets.get(index + 1).copied().unwrap_or(code.bytes.len() as u32);
+                let place = (addresses.out(id), end - code.offsets[index]);
+                let origin: Block = block.origin;
+                places[lifter::entity::EntityId::index(origin)] = place;
+            }
+        }
+    }
+    places
+}
+
+fn build_id_offset(
+    image: &Image<'_>,
+    offset: FileOffset,
+    moved_address: &dyn Fn(Va) -> Option<Va>,
+    file: &OutBytes,
+) -> FileOffset {
+    let va = image
+        .loads()
+        .find(|s| s.p_offset <= offset && offset.0 < s.p_offset.0 + s.p_filesz)
+        .map(|s| s.p_vaddr + (offset.0 - s.p_offset.0));
+    va.and_then(moved_address).map_or(offset, |va| file.offset_of(va))
+}
+
+/// Writes headers and what no loader reads.
+fn finish(
+    image: &Image<'_>,
+    mut bytes: Vec<u8>,
+    segments: &[lifter::elf::image::Segment],
+    table: SectionTable,
+    entry: Va,
+) -> Result<Vec<u8>> {
+    let headers = headers::encode(segments);
+    let start = image.e_phoff.0 as usize;
+    bytes
+        .get_mut(start..start + headers.len())
+        .ok_or_else(|| Error::Inconsistent("the program headers are not in the loaded part of the file".into()))?
+        .copy_from_slice(&headers);
+    let (e_shoff, e_shnum, e_shstrndx) = table.write(image, &mut bytes);
+    bytes[24..32].copy_from_slice(&entry.0.to_le_bytes());
+    bytes[40..48].copy_from_slice(&e_shoff.to_le_bytes());
+    bytes[56..58].copy_from_slice(&(segments.len() as u16).to_le_bytes());
+    bytes[60..62].copy_from_slice(&e_shnum.to_le_bytes());
+    bytes[62..64].copy_from_slice(&e_shstrndx.to_le_bytes());
+    Ok(bytes)
+}
+
+/// A build-id names the contents of a file, so new contents get a new one, of the same length: a hash of the output.
+fn renew_build_id(bytes: &mut [u8], offset: FileOffset, len: usize) {
+    let range = offset.0 as usize..offset.0 as usize + len;
+    if bytes.len() < range.end {
+        return;
+    }
+    bytes[range.clone()].fill(0);
+    let mut id = Vec::with_capacity(len + 16);
+    while id.len() < len {
+        id.extend_from_slice(&xxh3_128_with_seed(bytes, id.len() as u64).to_be_bytes());
+    }
+    bytes[range].copy_from_slice(&id[..len]);
+}

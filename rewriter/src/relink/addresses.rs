@@ -1,0 +1,86 @@
+//! The one answer to "where is it now": output addresses of blocks, tables and targets.
+
+use lifter::address::Va;
+use lifter::entity::{Block, EntityId, SecondaryMap, Table};
+use lifter::ir::{CodeTarget, Program, RefTarget};
+
+use crate::encode::{FixupTarget, FragmentCode};
+use crate::materialize::{Out, OutProgram, OutTarget};
+use crate::relink::place::{Placement, TablePlace};
+
+/// Output addresses, all final.
+#[derive(Debug)]
+pub struct Addresses<'a> {
+    program: &'a Program,
+    placed: &'a SecondaryMap<Block, Option<Out>>,
+    /// By `Out`.
+    out: Vec<Va>,
+    tables: Vec<Va>,
+}
+
+impl<'a> Addresses<'a> {
+    pub(crate) fn new(program: &'a Program, out: &'a OutProgram, codes: &[FragmentCode], placement: &Placement) -> Self {
+        let mut vas = Vec::with_capacity(out.blocks.len());
+        for (code, &at) in codes.iter().zip(&placement.fragments) {
+            vas.extend(code.offsets.iter().map(|&offset| at + u64::from(offset)));
+        }
+        let tables = program
+            .tables
+            .iter()
+            .map(|(table, data)| match placement.tables[table] {
+                TablePlace::CopiedTo(va) => va,
+                TablePlace::Untouched | TablePlace::InPlace => data.at,
+            })
+            .collect();
+        Addresses { program, placed: &out.placed, out: vas, tables }
+    }
+
+    pub fn out(&self, out: Out) -> Va {
+        self.out[out.index()]
+    }
+    /// Where a block runs now: its new place, or its old one if it has no other.
+    pub fn block(&self, block: Block) -> Va {
+        self.moved(block).unwrap_or(self.program.blocks[block].start)
+    }
+    /// The new place of a block that moved.
+    pub fn moved(&self, block: Block) -> Option<Va> {
+        self.placed[block].map(|out| self.out(out))
+    }
+    /// The address by which the block is known to pointers: in *guard* mode that stays the old one.
+    pub fn identity(&self, block: Block) -> Va {
+        if self.program.is_replaceable() { self.block(block) } else { self.program.blocks[block].start }
+    }
+    pub(crate) fn table(&self, table: Table) -> Va {
+        self.tables[table.index()]
+    }
+    pub(crate) fn target(&self, target: OutTarget) -> Va {
+        match target {
+            OutTarget::Placed(out) => self.out(out),
+            OutTarget::Fixed(va) => va,
+        }
+    }
+    pub(crate) fn fixup(&self, target: FixupTarget) -> Va {
+        match target {
+            FixupTarget::Code(target) => self.target(target),
+            FixupTarget::Table(table) => self.table(table),
+        }
+    }
+    pub(crate) fn code(&self, target: CodeTarget) -> Va {
+        match target {
+            CodeTarget::Block(block) => self.block(block),
+            CodeTarget::Fixed(va) => va,
+        }
+    }
+    pub(crate) fn reference(&self, target: RefTarget) -> Va {
+        match target {
+            RefTarget::Block(block) => self.block(block),
+            RefTarget::Fixed(va) => va,
+            RefTarget::Table(table) => self.table(table),
+        }
+    }
+    /// The new place of an address inside code: of a block's start or of an instruction in its body. `None` where nothing moved.
+    pub fn translate(&self, va: Va) -> Option<Va> {
+        let block = self.program.block_containing(va)?;
+        Some(self.moved(block)? + (va - self.program.blocks[block].start))
+    }
+}

@@ -1,0 +1,162 @@
+//! Program headers of the output, and the one entry more that an overflow segment needs.
+//!
+//! **Problem.** The program header table is followed at once by `.interp` and the notes; there is no room for an entry more, and moving
+//! the table away breaks `strip` and kernels before 5.18 (which compute `AT_PHDR` from the first segment).
+//!
+//! **Method.** An entry that says nothing new is given up: linkers write the property note as `PT_NOTE` and again as `PT_GNU_PROPERTY`. If
+//! there is none, what follows the table and is only found through program headers (`.interp`, the notes) moves to the overflow.
+//!
+//! Sources: gABI chapter 5 (program header); psABI x86-64 §3.3 and the GNU property extension for `PT_GNU_PROPERTY`.
+
+use lifter::Image;
+use lifter::address::{FileOffset, Va};
+use lifter::elf::image::Segment;
+use object::elf;
+
+use crate::error::{Error, Result};
+use crate::relink::space::Overflow;
+
+/// Bytes of an `Elf64_Phdr`.
+const ENTRY: u64 = 56;
+
+/// How the table gets one entry more.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SlotSource {
+    /// The entry at this index is redundant.
+    Redundant(usize),
+    /// These bytes behind the table move away.
+    Moves { start: Va, end: Va },
+    /// The table has room behind it.
+    Room,
+}
+
+/// Finds room for one entry; `Err` where the file has none.
+pub(crate) fn find_slot(image: &Image<'_>) -> Result<SlotSource> {
+    if let Some(index) = redundant_note(image) {
+        return Ok(SlotSource::Redundant(index));
+    }
+    let first = image.loads().find(|s| s.p_offset.0 == 0).ok_or(Error::NoProgramHeaderSlot)?;
+    let table_end = Va(first.p_vaddr.0 + image.e_phoff.0 + ENTRY * image.segments.len() as u64);
+    let mut behind: Vec<_> = image
+        .sections
+        .values()
+        .filter(|s| s.is_alloc() && s.sh_addr >= table_end && s.sh_size > 0)
+        .collect();
+    behind.sort_by_key(|s| s.sh_addr);
+    let mut end = table_end;
+    for section in &behind {
+        if section.sh_addr >= table_end + ENTRY {
+            break;
+        }
+        if section.sh_type != elf::SHT_NOTE && section.name != ".interp" {
+            return Err(Error::NoProgramHeaderSlot);
+        }
+        end = section.end();
+    }
+    if end == table_end {
+        return if behind.is_empty() { Err(Error::NoProgramHeaderSlot) } else { Ok(SlotSource::Room) };
+    }
+    // A segment that covers what moves must move whole.
+    let straddles = |end: Va| {
+        image.segments.iter().filter(|s| s.p_type != elf::PT_LOAD && s.p_type != elf::PT_PHDR).find(move |s| {
+            s.p_vaddr < end && s.end() > end && s.p_vaddr >= table_end
+        })
+    };
+    while let Some(segment) = straddles(end) {
+        end = segment.end();
+    }
+    let all_notes = behind
+        .iter()
+        .filter(|s| s.sh_addr < end)
+        .all(|s| s.sh_type == elf::SHT_NOTE || s.name == ".interp");
+    if all_notes { Ok(SlotSource::Moves { start: table_end, end }) } else { Err(Error::NoProgramHeaderSlot) }
+}
+
+fn redundant_note(image: &Image<'_>) -> Option<usize> {
+    let property = image.segments.iter().find(|s| s.p_type == elf::PT_GNU_PROPERTY)?;
+    let same_place = |s: &Segment| s.p_offset == property.p_offset && s.p_filesz == property.p_filesz;
+    image.segments.iter().position(|s| s.p_type == elf::PT_NOTE && same_place(s))
+}
+
+/// What changes in the table.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HeaderChanges {
+    /// The overflow, and how its entry finds room.
+    pub(crate) overflow: Option<(Overflow, SlotSource)>,
+    /// New address of the bytes that `SlotSource::Moves` names.
+    pub(crate) moved_to: Option<Va>,
+    /// `.eh_frame_hdr`'s new place and size.
+    pub(crate) eh_frame_hdr: Option<(Va, u64)>,
+    /// One past the last zero-filled byte that the last writable segment gets.
+    pub(crate) zero_filled_end: Option<Va>,
+    /// Read-only segments that grow into the padding behind them: (index, new end).
+    pub(crate) grown: Vec<(usize, Va)>,
+}
+
+/// The output's table. `offset_of` maps an output address to its file offset.
+pub(crate) fn build(image: &Image<'_>, changes: &HeaderChanges, offset_of: &dyn Fn(Va) -> FileOffset) -> Vec<Segment> {
+    let mut segments = image.segments.clone();
+    for &(index, end) in &changes.grown {
+        let size = end - segments[index].p_vaddr;
+        segments[index].p_filesz = size;
+        segments[index].p_memsz = size;
+    }
+    if let Some(end) = changes.zero_filled_end
+        && let Some(last) = segments.iter_mut().filter(|s| s.is_load() && s.is_writable()).max_by_key(|s| s.p_vaddr)
+    {
+        last.p_memsz = end - last.p_vaddr;
+    }
+    if let Some((at, size)) = changes.eh_frame_hdr {
+        for segment in segments.iter_mut().filter(|s| s.p_type == elf::PT_GNU_EH_FRAME) {
+            segment.p_vaddr = at;
+            segment.p_offset = offset_of(at);
+            segment.p_filesz = size;
+            segment.p_memsz = size;
+        }
+    }
+    if let Some((overflow, source)) = changes.overflow {
+        if let (SlotSource::Moves { start, end }, Some(to)) = (source, changes.moved_to) {
+            let moves = |s: &Segment| ![elf::PT_LOAD, elf::PT_PHDR].contains(&s.p_type) && start <= s.p_vaddr && s.end() <= end;
+            for segment in segments.iter_mut().filter(|s| moves(s)) {
+                segment.p_vaddr = to + (segment.p_vaddr - start);
+                segment.p_offset = offset_of(segment.p_vaddr);
+            }
+        }
+        let after = segments.iter().rposition(Segment::is_load).map_or(segments.len(), |i| i + 1);
+        segments.insert(after, overflow_segment(overflow));
+        if let SlotSource::Redundant(index) = source {
+            segments.remove(if index >= after { index + 1 } else { index });
+        }
+        let size = ENTRY * segments.len() as u64;
+        for segment in segments.iter_mut().filter(|s| s.p_type == elf::PT_PHDR) {
+            segment.p_filesz = size;
+            segment.p_memsz = size;
+        }
+    }
+    segments
+}
+
+fn overflow_segment(overflow: Overflow) -> Segment {
+    Segment {
+        p_type: elf::PT_LOAD,
+        p_flags: elf::PF_R | elf::PF_X,
+        p_offset: overflow.offset,
+        p_vaddr: overflow.start,
+        p_filesz: overflow.len(),
+        p_memsz: overflow.len(),
+        p_align: crate::relink::space::PAGE,
+    }
+}
+
+/// The table as bytes.
+pub(crate) fn encode(segments: &[Segment]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(segments.len() * ENTRY as usize);
+    for s in segments {
+        bytes.extend_from_slice(&s.p_type.to_le_bytes());
+        bytes.extend_from_slice(&s.p_flags.to_le_bytes());
+        for word in [s.p_offset.0, s.p_vaddr.0, s.p_vaddr.0, s.p_filesz, s.p_memsz, s.p_align] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+    }
+    bytes
+}

@@ -1,0 +1,290 @@
+//! Fields and words that follow moved code: fixups of the new code, references in pinned code, slots, tables, dynamic symbols, notes.
+//!
+//! **Method.** One buffer holds the loaded part of the file; everything is written through `OutBytes::write` at an output address. Only
+//! what is named by the IR is written: no word is patched because it looks like a pointer.
+
+use lifter::Image;
+use lifter::address::{FileOffset, Va};
+use lifter::elf::image::{DynRelocPlace, Segment};
+use lifter::ir::{BlockData, Program, RefKind, SlotData, SlotKind, TableBase, Terminator};
+use object::elf;
+
+use crate::encode::FragmentCode;
+use crate::error::{Error, Result};
+use crate::relink::addresses::Addresses;
+use crate::relink::place::{Placement, TablePlace};
+use crate::relink::space::{Overflow, PAGE, loaded_file_end};
+
+/// The loaded part of the output file.
+#[derive(Debug)]
+pub(crate) struct OutBytes {
+    pub(crate) bytes: Vec<u8>,
+    /// Loaded segments of the input.
+    loads: Vec<Segment>,
+    overflow: Overflow,
+}
+
+impl OutBytes {
+    pub(crate) fn new(image: &Image<'_>, overflow: Overflow) -> Self {
+        let mut bytes = image.bytes[..loaded_file_end(image) as usize].to_vec();
+        if !overflow.is_empty() {
+            bytes.resize((overflow.offset.0 + overflow.len()) as usize, 0xcc);
+        }
+        OutBytes { bytes, loads: image.loads().copied().collect(), overflow }
+    }
+
+    /// The file offset of an output address: of the overflow, of an input segment, or of the padding that completes its last page.
+    pub(crate) fn offset_of(&self, va: Va) -> FileOffset {
+        if va >= self.overflow.start && va <= self.overflow.end && !self.overflow.is_empty() {
+            return FileOffset(self.overflow.offset.0 + (va - self.overflow.start));
+        }
+        let holds = |s: &&Segment| s.p_vaddr <= va && va < s.p_vaddr + s.p_filesz;
+        let completes = |s: &&Segment| s.p_vaddr <= va && va <= (s.p_vaddr + s.p_filesz).align_up(PAGE);
+        let segment = self.loads.iter().find(holds).or_else(|| self.loads.iter().find(completes));
+        FileOffset(segment.map_or(u64::MAX, |s| s.p_offset.0 + (va - s.p_vaddr)))
+    }
+
+    pub(crate) fn slice_mut(&mut self, va: Va, len: usize) -> Result<&mut [u8]> {
+        let start = self.offset_of(va).0;
+        let end = start.checked_add(len as u64);
+        let range = end.map(|end| start as usize..end as usize);
+        range
+            .and_then(|range| self.bytes.get_mut(range))
+            .ok_or_else(|| Error::Inconsistent(format!("{len} bytes at {va} are not in the file")))
+    }
+
+    pub(crate) fn write(&mut self, va: Va, bytes: &[u8]) -> Result<()> {
+        self.slice_mut(va, bytes.len())?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read_u64(&mut self, va: Va) -> Result<u64> {
+        let mut word = [0; 8];
+        word.copy_from_slice(self.slice_mut(va, 8)?);
+        Ok(u64::from_le_bytes(word))
+    }
+}
+
+/// The bytes of a field that names `target`.
+fn field(at: Va, to_end: u8, kind: RefKind, target: Va) -> Result<([u8; 8], usize)> {
+    let out_of_reach = || Error::OutOfReach { at, target };
+    let mut bytes = [0; 8];
+    let len = match kind {
+        RefKind::Rel32 => {
+            let distance = target.distance(at + u64::from(to_end));
+            bytes[..4].copy_from_slice(&i32::try_from(distance).map_err(|_| out_of_reach())?.to_le_bytes());
+            4
+        }
+        RefKind::Abs32 => {
+            bytes[..4].copy_from_slice(&u32::try_from(target.0).map_err(|_| out_of_reach())?.to_le_bytes());
+            4
+        }
+        RefKind::Abs32S => {
+            bytes[..4].copy_from_slice(&i32::try_from(target.0 as i64).map_err(|_| out_of_reach())?.to_le_bytes());
+            4
+        }
+        RefKind::Abs64 => {
+            bytes = target.0.to_le_bytes();
+            8
+        }
+    };
+    Ok((bytes, len))
+}
+
+/// Fills in a fragment's fixups for its place.
+pub(crate) fn resolve_fixups(code: &mut FragmentCode, at: Va, addresses: &Addresses<'_>) -> Result<()> {
+    for fixup in &code.fixups {
+        let place = at + u64::from(fixup.offset);
+        let (bytes, len) = field(place, fixup.to_end, fixup.kind, addresses.fixup(fixup.target))?;
+        let offset = fixup.offset as usize;
+        code.bytes[offset..offset + len].copy_from_slice(&bytes[..len]);
+    }
+    Ok(())
+}
+
+/// Makes the references of code that stayed follow what moved (*replace* only; in *guard* mode old code keeps naming old code).
+pub(crate) fn patch_pinned(program: &Program, addresses: &Addresses<'_>, out: &mut OutBytes) -> Result<()> {
+    for (block, data) in program.blocks.iter() {
+        if program.funcs[data.func].is_movable() {
+            continue;
+        }
+        for r in program.block_refs(block) {
+            let at = data.start + u64::from(r.offset);
+            let (bytes, len) = field(at, r.to_end, r.kind, addresses.reference(r.target))?;
+            let changed = out.slice_mut(at, len)?;
+            if changed != &bytes[..len] {
+                changed.copy_from_slice(&bytes[..len]);
+            }
+        }
+        patch_pinned_terminator(data, addresses, out)?;
+    }
+    Ok(())
+}
+
+fn patch_pinned_terminator(data: &BlockData, addresses: &Addresses<'_>, out: &mut OutBytes) -> Result<()> {
+    let (target, short_len) = match data.terminator {
+        Terminator::Jump { target } => (target, 2),
+        Terminator::Branch { taken, .. } => (taken, 2),
+        Terminator::Loop { taken, .. } => (lifter::ir::CodeTarget::Block(taken), u32::MAX),
+        Terminator::Fallthrough { .. } | Terminator::Stop(_) => return Ok(()),
+    };
+    let terminator_len = data.len - data.body_len;
+    if terminator_len == 0 {
+        return Ok(());
+    }
+    let target = addresses.code(target);
+    // A branch prefix makes a short branch three bytes long; a long one never has fewer than five.
+    if terminator_len <= short_len.max(4) || short_len == u32::MAX {
+        let at = data.end().offset(-1);
+        let old = *out.slice_mut(at, 1)?.first().unwrap_or(&0) as i8;
+        return if data.end().offset(i64::from(old)) == target { Ok(()) } else { Err(Error::ShortBranchFromPinned(at)) };
+    }
+    let at = data.end().offset(-4);
+    let (bytes, len) = field(at, 4, RefKind::Rel32, target)?;
+    out.write(at, &bytes[..len])
+}
+
+/// *Guard* mode: a copied function's old entry jumps to the copy, where five bytes can be had without touching a place that is
+/// jumped to. Returns how many entries were redirected.
+pub(crate) fn redirect_entries(
+    program: &Program,
+    has_ibt: bool,
+    addresses: &Addresses<'_>,
+    out: &mut OutBytes,
+) -> Result<usize> {
+    const JUMP_LEN: u64 = 5;
+    const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+    let mut redirected = 0;
+    for func in program.funcs.values() {
+        let Some(to) = addresses.moved(func.entry) else { continue };
+        let entry = program.blocks[func.entry].start;
+        let keeps_endbr = has_ibt && out.slice_mut(entry, 4)? == ENDBR64;
+        let at = if keeps_endbr { entry + 4 } else { entry };
+        let to = if keeps_endbr { to + 4 } else { to };
+        let range = &program.ranges[func.primary_range as usize];
+        let next_block = program
+            .blocks_by_address
+            .get(program.blocks_by_address.partition_point(|&b| program.blocks[b].start <= entry))
+            .map_or(range.end, |&b| program.blocks[b].start);
+        if at + JUMP_LEN > range.end || at + JUMP_LEN > next_block {
+            continue;
+        }
+        let (bytes, _) = field(at + 1, 4, RefKind::Rel32, to)?;
+        out.write(at, &[0xe9])?;
+        out.write(at + 1, &bytes[..4])?;
+        redirected += 1;
+    }
+    Ok(redirected)
+}
+
+/// Words outside code that name code.
+pub(crate) fn patch_slots(image: &Image<'_>, program: &Program, addresses: &Addresses<'_>, out: &mut OutBytes) -> Result<()> {
+    for slot in &program.slots {
+        let target = addresses.block(slot.target);
+        match slot.kind {
+            SlotKind::Dynamic(index) => patch_dynamic_slot(image, slot, index, target, out)?,
+            SlotKind::Abs64 => out.write(slot.at, &target.0.to_le_bytes())?,
+            SlotKind::Abs32 => {
+                let (bytes, len) = field(slot.at, 0, RefKind::Abs32, target)?;
+                out.write(slot.at, &bytes[..len])?;
+            }
+            SlotKind::Rel32 { base } => {
+                let distance = i32::try_from(target.distance(base)).map_err(|_| Error::OutOfReach { at: slot.at, target })?;
+                out.write(slot.at, &distance.to_le_bytes())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn patch_dynamic_slot(image: &Image<'_>, slot: &SlotData, index: u32, target: Va, out: &mut OutBytes) -> Result<()> {
+    let reloc = image
+        .dynamic_relocs
+        .get(index as usize)
+        .ok_or_else(|| Error::Inconsistent(format!("the slot at {} names no relocation", slot.at)))?;
+    match reloc.place {
+        DynRelocPlace::Relr => out.write(slot.at, &target.0.to_le_bytes()),
+        DynRelocPlace::Rela(place) => {
+            // `r_addend` is the third word of an Elf64_Rela.
+            let at = place.0 as usize + 16;
+            let addend = out.bytes.get_mut(at..at + 8);
+            addend
+                .ok_or_else(|| Error::Inconsistent(format!("the relocation of {} is not in a loaded segment", slot.at)))?
+                .copy_from_slice(&target.0.to_le_bytes());
+            // Some linkers store the addend in place too, and tools that don't relocate read it there.
+            let holds_addend = image.read(slot.at, 8).is_some() && out.read_u64(slot.at)? == reloc.addend as u64;
+            if holds_addend { out.write(slot.at, &target.0.to_le_bytes()) } else { Ok(()) }
+        }
+    }
+}
+
+/// Jump tables, in place or copied.
+pub(crate) fn write_tables(
+    program: &Program,
+    placement: &Placement,
+    addresses: &Addresses<'_>,
+    out: &mut OutBytes,
+) -> Result<()> {
+    for (table, data) in program.tables.iter() {
+        let at = match placement.tables[table] {
+            TablePlace::Untouched => continue,
+            TablePlace::InPlace => data.at,
+            TablePlace::CopiedTo(va) => va,
+        };
+        let base = match data.base {
+            TableBase::Own => at,
+            TableBase::Code(block) => addresses.block(block),
+            TableBase::Fixed(va) => va,
+            TableBase::Absolute => Va(0),
+        };
+        let mut bytes = Vec::with_capacity(data.targets.len() * usize::from(data.entry_size));
+        for &block in program.targets_of(table) {
+            let target = addresses.block(block);
+            let value = target.distance(base);
+            if data.entry_size == 8 {
+                bytes.extend_from_slice(&value.to_le_bytes());
+            } else {
+                let value = i32::try_from(value).map_err(|_| Error::OutOfReach { at, target })?;
+                bytes.extend_from_slice(&value.to_le_bytes());
+            }
+        }
+        out.write(at, &bytes)?;
+    }
+    Ok(())
+}
+
+/// `.dynsym` values and section indices, `DT_INIT` and `DT_FINI`.
+pub(crate) fn patch_dynamic(
+    image: &Image<'_>,
+    program: &Program,
+    addresses: &Addresses<'_>,
+    section_of: &dyn Fn(Va) -> Option<u16>,
+    remap_section: &dyn Fn(u16) -> u16,
+    out: &mut OutBytes,
+) -> Result<()> {
+    if let Some((_, dynsym)) = image.sections.iter().find(|(_, s)| s.sh_type == elf::SHT_DYNSYM) {
+        for (index, symbol) in image.dynamic_symbols.iter().enumerate() {
+            let at = dynsym.sh_addr + 24 * index as u64;
+            let mut shndx = remap_section(symbol.st_shndx);
+            if symbol.has_address()
+                && let Some(block) = program.block_at(Va(symbol.st_value))
+            {
+                let va = addresses.identity(block);
+                shndx = section_of(va).unwrap_or(shndx);
+                out.write(at + 8, &va.0.to_le_bytes())?;
+            }
+            out.write(at + 6, &shndx.to_le_bytes())?;
+        }
+    }
+    if let Some(segment) = image.segments.iter().find(|s| s.p_type == elf::PT_DYNAMIC) {
+        for (index, &(tag, value)) in image.dynamic.iter().enumerate() {
+            if [u64::from(elf::DT_INIT), u64::from(elf::DT_FINI)].contains(&tag)
+                && let Some(block) = program.block_at(Va(value))
+            {
+                let at = segment.p_vaddr + 16 * index as u64 + 8;
+                out.write(at, &addresses.identity(block).0.to_le_bytes())?;
+            }
+        }
+    }
+    Ok(())
+}

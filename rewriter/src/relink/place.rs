@@ -1,0 +1,108 @@
+//! Where each fragment and each copied table goes.
+//!
+//! **Method.** *Replace*: fragments take the old text's place in plan order; cold and unknown ones may fill holes. *Guard*: the old text
+//! stays, so everything goes to the overflow. Tables that may not be overwritten are copied into what is left.
+//!
+//! **When a table is copied.** Overwriting is allowed where the count is proven and nothing else names its bytes; otherwise the words
+//! behind a wrong count would be someone's data. A copy that is too long harms nothing. Tables of addresses that a relocation names
+//! word by word (`TableBase::Absolute` in *replace* mode) are slots, and follow as such.
+
+use lifter::Image;
+use lifter::address::Va;
+use lifter::entity::{SecondaryMap, Table};
+use lifter::ir::{Program, RefTarget, TableBase, TableBound};
+
+use crate::encode::FragmentCode;
+use crate::materialize::{Out, OutProgram};
+use crate::plan::Temperature;
+use crate::relink::space::{Overflow, Space, free_text};
+
+/// What becomes of a table.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TablePlace {
+    /// Nothing to do: its words are slots, or nothing that it names moves.
+    Untouched,
+    InPlace,
+    CopiedTo(Va),
+}
+
+#[derive(Debug)]
+pub(crate) struct Placement {
+    /// Of each fragment's first byte.
+    pub(crate) fragments: Vec<Va>,
+    pub(crate) tables: SecondaryMap<Table, TablePlace>,
+    pub(crate) space: Space,
+}
+
+impl Placement {
+    /// The address of an output block.
+    pub(crate) fn block_va(&self, out: &OutProgram, codes: &[FragmentCode], fragment: usize, block: Out) -> Va {
+        use lifter::entity::EntityId;
+        let index = block.index() - out.fragments[fragment].blocks.start as usize;
+        self.fragments[fragment] + u64::from(codes[fragment].offsets[index])
+    }
+}
+
+/// Places all code, then all tables that are copied.
+pub(crate) fn place(
+    image: &Image<'_>,
+    program: &Program,
+    out: &OutProgram,
+    codes: &[FragmentCode],
+    overflow: Overflow,
+) -> Placement {
+    let intervals = if program.is_replaceable() { free_text(image, program) } else { Vec::new() };
+    let mut space = Space::new(intervals, overflow);
+    let mut fragments = Vec::with_capacity(out.fragments.len());
+    for (fragment, code) in out.fragments.iter().zip(codes) {
+        let (len, align) = (code.bytes.len() as u64, u64::from(fragment.align));
+        let at = match fragment.temperature {
+            Temperature::Hot => space.take_in_order(len, align),
+            Temperature::Unknown | Temperature::Cold => take_cold(&mut space, len, align),
+        };
+        fragments.push(at);
+    }
+    let mut tables = SecondaryMap::new(program.tables.len(), TablePlace::Untouched);
+    let used = used_tables(program, out);
+    for (table, data) in program.tables.iter() {
+        if !used[table] {
+            continue;
+        }
+        let is_slots = data.base == TableBase::Absolute && program.is_replaceable();
+        let names_moved = program.targets_of(table).iter().any(|&b| out.placed[b].is_some())
+            || matches!(data.base, TableBase::Code(b) if out.placed[b].is_some());
+        tables[table] = if is_slots || !names_moved {
+            TablePlace::Untouched
+        } else if program.is_replaceable() && data.is_exclusive && data.bound == TableBound::Proven {
+            TablePlace::InPlace
+        } else {
+            let len = u64::from(data.entry_size) * data.targets.len() as u64;
+            TablePlace::CopiedTo(space.take_anywhere(len, u64::from(data.entry_size)))
+        };
+    }
+    Placement { fragments, tables, space }
+}
+
+/// Small fragments first fill holes; others keep their order.
+fn take_cold(space: &mut Space, len: u64, align: u64) -> Va {
+    const SMALL: u64 = 512;
+    let hole = if len <= SMALL { space.take_hole(len, align) } else { None };
+    hole.unwrap_or_else(|| space.take_in_order(len, align))
+}
+
+/// Tables that some code of the output still names: moved code, or pinned code that follows a copy.
+fn used_tables(program: &Program, out: &OutProgram) -> SecondaryMap<Table, bool> {
+    let mut used = SecondaryMap::new(program.tables.len(), false);
+    for (block, data) in program.blocks.iter() {
+        // In *guard* mode the old code keeps its old tables; only copies use copies.
+        if !program.is_replaceable() && out.placed[block].is_none() {
+            continue;
+        }
+        for r in &program.refs[data.refs.as_usize()] {
+            if let RefTarget::Table(table) = r.target {
+                used[table] = true;
+            }
+        }
+    }
+    used
+}

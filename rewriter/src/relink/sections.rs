@@ -1,0 +1,205 @@
+//! The part of the output that no loader reads: section headers, symbols, strings.
+//!
+//! **Method.** Every section of the input is kept, moved, changed or dropped; new ones describe the overflow. Then headers are sorted by
+//! address (what `strip` and `objcopy` expect) and every index that names a section is renumbered. Sections that the move makes false are
+//! dropped and named to the user: debug information, static relocations, the link to a debug file.
+//!
+//! Source: gABI chapter 4 (sections, symbol table).
+
+use lifter::Image;
+use lifter::address::{FileOffset, Va};
+use lifter::elf::image::SectionData;
+use lifter::entity::{EntityId, Section};
+use object::elf;
+
+/// A section header to write.
+#[derive(Clone, Debug)]
+pub(crate) struct OutSection {
+    pub(crate) source: Option<Section>,
+    pub(crate) name: String,
+    pub(crate) sh_type: u32,
+    pub(crate) sh_flags: u64,
+    pub(crate) sh_addr: Va,
+    pub(crate) sh_size: u64,
+    pub(crate) sh_link: u32,
+    pub(crate) sh_info: u32,
+    pub(crate) sh_addralign: u64,
+    pub(crate) sh_entsize: u64,
+    pub(crate) place: ContentPlace,
+}
+
+/// Where a section's bytes are.
+#[derive(Clone, Debug)]
+pub(crate) enum ContentPlace {
+    /// At a file offset that is already settled.
+    Loaded(FileOffset),
+    /// To be appended.
+    Appended(Vec<u8>),
+}
+
+impl OutSection {
+    fn is_alloc(&self) -> bool {
+        self.sh_flags & u64::from(elf::SHF_ALLOC) != 0
+    }
+}
+
+/// The output's sections, sorted; index 0 is the null section.
+#[derive(Debug)]
+pub(crate) struct SectionTable {
+    pub(crate) sections: Vec<OutSection>,
+    /// By input index: the output index, 0 for what was dropped.
+    new_index: Vec<u16>,
+    pub(crate) dropped: Vec<String>,
+}
+
+/// Whether moving code makes the section false.
+fn is_made_false(section: &SectionData<'_>) -> bool {
+    if section.is_alloc() {
+        return false;
+    }
+    const PREFIXES: [&str; 8] = [
+        ".debug", ".zdebug", ".gnu_debuglink", ".gnu_debugaltlink", ".gdb_index", ".stab", ".gnu.build.attributes", ".llvm_bb_addr_map",
+    ];
+    PREFIXES.iter().any(|prefix| section.name.starts_with(prefix))
+        || [elf::SHT_RELA, elf::SHT_REL, elf::SHT_GROUP].contains(&section.sh_type)
+}
+
+impl SectionTable {
+    /// Starts from the input's sections; `added` describe what the relinker placed. Symbol and string tables are filled in later.
+    pub(crate) fn new(image: &Image<'_>, added: Vec<OutSection>, edit: impl Fn(Section, &mut OutSection)) -> Self {
+        let mut sections = Vec::new();
+        let mut dropped = Vec::new();
+        for (id, s) in image.sections.iter().skip(1) {
+            if is_made_false(s) {
+                dropped.push(s.name.to_owned());
+                continue;
+            }
+            let place = if s.is_alloc() || !s.has_bytes() {
+                ContentPlace::Loaded(s.sh_offset)
+            } else {
+                ContentPlace::Appended(image.section_bytes(id).to_vec())
+            };
+            let mut section = OutSection {
+                source: Some(id),
+                name: s.name.to_owned(),
+                sh_type: s.sh_type,
+                sh_flags: s.sh_flags,
+                sh_addr: s.sh_addr,
+                sh_size: s.sh_size,
+                sh_link: s.sh_link,
+                sh_info: s.sh_info,
+                sh_addralign: s.sh_addralign,
+                sh_entsize: s.sh_entsize,
+                place,
+            };
+            edit(id, &mut section);
+            sections.push(section);
+        }
+        sections.extend(added);
+        // Stable: sections at one address (`.tbss` and what follows) keep their order, and so do those with no address.
+        sections.sort_by_key(|s| (!s.is_alloc(), if s.is_alloc() { s.sh_addr } else { Va(0) }));
+        let mut new_index = vec![0u16; image.sections.len()];
+        for (index, section) in sections.iter().enumerate() {
+            if let Some(source) = section.source {
+                new_index[source.index()] = (index + 1) as u16;
+            }
+        }
+        SectionTable { sections, new_index, dropped }
+    }
+
+    /// The output index for a section index of the input; reserved indices stay.
+    pub(crate) fn remap(&self, shndx: u16) -> u16 {
+        if shndx >= elf::SHN_LORESERVE { shndx } else { self.new_index.get(usize::from(shndx)).copied().unwrap_or(0) }
+    }
+
+    /// The output index of the loaded section that holds an address.
+    pub(crate) fn section_of(&self, va: Va) -> Option<u16> {
+        let holds = |s: &OutSection| s.is_alloc() && s.sh_addr <= va && va < s.sh_addr + s.sh_size;
+        self.sections.iter().position(holds).map(|index| (index + 1) as u16)
+    }
+
+    /// Replaces the bytes of an appended section.
+    pub(crate) fn set_content(&mut self, source: Section, bytes: Vec<u8>, sh_info: Option<u32>) {
+        if let Some(section) = self.sections.iter_mut().find(|s| s.source == Some(source)) {
+            section.sh_size = bytes.len() as u64;
+            section.sh_info = sh_info.unwrap_or(section.sh_info);
+            section.place = ContentPlace::Appended(bytes);
+        }
+    }
+
+    /// Appends all contents and the headers to the file; returns the values of `e_shoff`, `e_shnum` and `e_shstrndx`.
+    pub(crate) fn write(mut self, image: &Image<'_>, file: &mut Vec<u8>) -> (u64, u16, u16) {
+        if image.sections.is_empty() {
+            return (0, 0, 0);
+        }
+        let names = self.name_table(image);
+        let mut headers = vec![0u8; 64];
+        let mut shstrndx = 0;
+        for (index, section) in self.sections.iter().enumerate() {
+            let sh_offset = match &section.place {
+                ContentPlace::Loaded(offset) => offset.0,
+                ContentPlace::Appended(bytes) => {
+                    let align = section.sh_addralign.clamp(1, 4096) as usize;
+                    file.resize(file.len().next_multiple_of(align), 0);
+                    let at = file.len() as u64;
+                    file.extend_from_slice(bytes);
+                    at
+                }
+            };
+            let is_names = section.source.is_some_and(|s| s == names.section);
+            if is_names {
+                shstrndx = (index + 1) as u16;
+            }
+            headers.extend(self.header(image, section, names.offsets[index], sh_offset));
+        }
+        file.resize(file.len().next_multiple_of(8), 0);
+        let e_shoff = file.len() as u64;
+        file.extend_from_slice(&headers);
+        (e_shoff, (self.sections.len() + 1) as u16, shstrndx)
+    }
+
+    /// Fills in the section-name string table.
+    fn name_table(&mut self, image: &Image<'_>) -> NameTable {
+        let section = section_names_of(image);
+        let mut strings = vec![0u8];
+        let mut offsets = Vec::with_capacity(self.sections.len());
+        for s in &self.sections {
+            offsets.push(strings.len() as u32);
+            strings.extend_from_slice(s.name.as_bytes());
+            strings.push(0);
+        }
+        self.set_content(section, strings, None);
+        NameTable { section, offsets }
+    }
+
+    fn header(&self, image: &Image<'_>, section: &OutSection, sh_name: u32, sh_offset: u64) -> Vec<u8> {
+        let is_symbols = [elf::SHT_SYMTAB, elf::SHT_DYNSYM].contains(&section.sh_type);
+        let info_is_section = section.sh_flags & u64::from(elf::SHF_INFO_LINK) != 0 && !is_symbols;
+        let links = (section.sh_link as usize) < image.sections.len();
+        let sh_link = if links { u32::from(self.remap(section.sh_link as u16)) } else { 0 };
+        let sh_info = if info_is_section { u32::from(self.remap(section.sh_info as u16)) } else { section.sh_info };
+        let mut bytes = Vec::with_capacity(64);
+        bytes.extend_from_slice(&sh_name.to_le_bytes());
+        bytes.extend_from_slice(&section.sh_type.to_le_bytes());
+        for word in [section.sh_flags, section.sh_addr.0, sh_offset, section.sh_size] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        bytes.extend_from_slice(&sh_link.to_le_bytes());
+        bytes.extend_from_slice(&sh_info.to_le_bytes());
+        bytes.extend_from_slice(&section.sh_addralign.to_le_bytes());
+        bytes.extend_from_slice(&section.sh_entsize.to_le_bytes());
+        bytes
+    }
+}
+
+struct NameTable {
+    section: Section,
+    offsets: Vec<u32>,
+}
+
+/// The section that holds section names.
+fn section_names_of(image: &Image<'_>) -> Section {
+    // e_shstrndx is the last half-word of the ELF header; `Image::parse` has checked it.
+    let index = image.bytes.get(62..64).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]));
+    Section::new(usize::from(index))
+}

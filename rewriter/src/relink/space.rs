@@ -1,0 +1,183 @@
+//! Where bytes may go: intervals of address space that the new code and its tables share.
+//!
+//! **Method.** Code goes into what the old text leaves free: its sections less every pinned range. It is handed out in order, so that
+//! fragments laid out next to each other stay so; what an interval has left when a fragment doesn't fit becomes a hole, and small
+//! fragments later go into the smallest hole that takes them. What fits nowhere goes to the *overflow*: a segment behind the image, which
+//! exists only if something is in it.
+//!
+//! **Invariants.** No two things handed out overlap; nothing handed out lies on a pinned range. `Overflow::start` equals its file offset
+//! modulo the page size.
+
+use std::collections::BTreeSet;
+
+use lifter::Image;
+use lifter::address::{FileOffset, Va};
+use lifter::ir::Program;
+
+/// The page size that the psABI promises at least.
+pub(crate) const PAGE: u64 = 4096;
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Interval {
+    pub(crate) start: Va,
+    pub(crate) end: Va,
+}
+
+impl Interval {
+    pub(crate) fn len(self) -> u64 {
+        self.end.0.saturating_sub(self.start.0)
+    }
+    /// Where `len` bytes at `align` would begin, if they fit.
+    fn fit(self, len: u64, align: u64) -> Option<Va> {
+        let at = self.start.align_up(align);
+        (at.0.checked_add(len)? <= self.end.0).then_some(at)
+    }
+}
+
+/// The segment behind the image.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Overflow {
+    pub(crate) start: Va,
+    pub(crate) offset: FileOffset,
+    pub(crate) end: Va,
+}
+
+impl Overflow {
+    /// Behind everything loaded, `reserved` bytes of zero-filled memory included, and behind everything loaded from the file.
+    pub(crate) fn behind(image: &Image<'_>, reserved: u64) -> Self {
+        let file_end = loaded_file_end(image).next_multiple_of(16);
+        let start = (image.high() + reserved).align_up(PAGE) + file_end % PAGE;
+        Overflow { start, offset: FileOffset(file_end), end: start }
+    }
+    pub(crate) fn take(&mut self, len: u64, align: u64) -> Va {
+        let at = self.end.align_up(align);
+        self.end = at + len;
+        at
+    }
+    pub(crate) fn len(&self) -> u64 {
+        self.end - self.start
+    }
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// One past the last byte of the file that a loader maps.
+pub(crate) fn loaded_file_end(image: &Image<'_>) -> u64 {
+    image.loads().map(|s| s.p_offset.0 + s.p_filesz).max().unwrap_or(0)
+}
+
+/// Free space for code.
+#[derive(Debug)]
+pub(crate) struct Space {
+    /// Ascending; `next` is the one being filled.
+    intervals: Vec<Interval>,
+    next: usize,
+    /// What was passed over, by (length, start).
+    holes: BTreeSet<(u64, Va)>,
+    pub(crate) overflow: Overflow,
+}
+
+/// The smallest rest of an interval worth remembering.
+const HOLE_BYTES_MIN: u64 = 16;
+
+impl Space {
+    pub(crate) fn new(intervals: Vec<Interval>, overflow: Overflow) -> Self {
+        Self { intervals, next: 0, holes: BTreeSet::new(), overflow }
+    }
+
+    /// Room for `len` bytes behind what was handed out before, as far as possible.
+    pub(crate) fn take_in_order(&mut self, len: u64, align: u64) -> Va {
+        // A large fragment must not close an interval that many small ones could still use: look on without moving on.
+        for index in self.next..self.intervals.len() {
+            if let Some(at) = self.intervals[index].fit(len, align) {
+                for passed in self.next..index {
+                    self.add_hole(self.intervals[passed]);
+                }
+                self.next = index;
+                let skipped = Interval { start: self.intervals[index].start, end: at };
+                self.add_hole(skipped);
+                self.intervals[index].start = at + len;
+                return at;
+            }
+        }
+        self.take_anywhere(len, align)
+    }
+
+    /// Room for `len` bytes in the smallest hole that takes them, else in order, else behind the image.
+    pub(crate) fn take_anywhere(&mut self, len: u64, align: u64) -> Va {
+        match self.take_hole(len, align).or_else(|| self.take_rest(len, align)) {
+            Some(at) => at,
+            None => self.overflow.take(len, align),
+        }
+    }
+
+    /// Room for `len` bytes in the smallest hole that takes them.
+    pub(crate) fn take_hole(&mut self, len: u64, align: u64) -> Option<Va> {
+        // With alignment the smallest hole that is long enough may still not do; a few more are tried, never all.
+        const TRIES: usize = 8;
+        let candidates = self.holes.range((len, Va(0))..).take(TRIES);
+        let (hole, at) = candidates
+            .map(|&(size, start)| Interval { start, end: start + size })
+            .find_map(|hole| Some((hole, hole.fit(len, align)?)))?;
+        self.holes.remove(&(hole.len(), hole.start));
+        self.add_hole(Interval { start: hole.start, end: at });
+        self.add_hole(Interval { start: at + len, end: hole.end });
+        Some(at)
+    }
+
+    fn take_rest(&mut self, len: u64, align: u64) -> Option<Va> {
+        let index = (self.next..self.intervals.len()).find(|&i| self.intervals[i].fit(len, align).is_some())?;
+        let at = self.intervals[index].fit(len, align)?;
+        self.add_hole(Interval { start: self.intervals[index].start, end: at });
+        self.intervals[index].start = at + len;
+        Some(at)
+    }
+
+    fn add_hole(&mut self, hole: Interval) {
+        if hole.len() >= HOLE_BYTES_MIN {
+            self.holes.insert((hole.len(), hole.start));
+        }
+    }
+
+    /// The last interval's unused end, if nothing was handed out behind it.
+    pub(crate) fn tail(&self) -> Option<Interval> {
+        self.intervals.last().copied().filter(|i| i.len() > 0)
+    }
+    /// Gives up `tail`: nothing more is placed there.
+    pub(crate) fn close_tail(&mut self) {
+        if let Some(last) = self.intervals.last_mut() {
+            last.end = last.start;
+        }
+    }
+}
+
+/// What the old text leaves free when everything movable has left it: the movable sections less the ranges of pinned functions.
+pub(crate) fn free_text(image: &Image<'_>, program: &Program) -> Vec<Interval> {
+    let mut pinned: Vec<Interval> = program
+        .ranges
+        .iter()
+        .filter(|r| !program.funcs[r.func].is_movable() && r.start < r.end)
+        .map(|r| Interval { start: r.start, end: r.end })
+        .collect();
+    pinned.sort_by_key(|i| i.start);
+    let mut free = Vec::new();
+    for (id, section) in image.sections.iter() {
+        if !image.is_movable_code_section(id) {
+            continue;
+        }
+        let mut at = section.sh_addr;
+        let first = pinned.partition_point(|i| i.end <= section.sh_addr);
+        for pin in pinned[first..].iter().take_while(|i| i.start < section.end()) {
+            if at < pin.start {
+                free.push(Interval { start: at, end: pin.start });
+            }
+            at = at.max(pin.end);
+        }
+        if at < section.end() {
+            free.push(Interval { start: at, end: section.end() });
+        }
+    }
+    free.sort_by_key(|i| i.start);
+    free
+}

@@ -1,0 +1,226 @@
+//! Unwind tables for the new places of code, and where those tables go.
+//!
+//! **Method.** Every fragment, and every range that stayed, is described to the writers as runs of input bytes at output addresses. The
+//! three sections keep the space that they had, as one pool; padding behind the segment's last byte counts as theirs. What the pool can't
+//! take goes to what the new text left free, to padding behind the text, or to the overflow, largest section first.
+
+use lifter::Image;
+use lifter::address::Va;
+use lifter::ir::Program;
+use object::elf;
+
+use crate::encode::FragmentCode;
+use crate::error::{Error, Result};
+use crate::materialize::OutProgram;
+use crate::relink::addresses::Addresses;
+use crate::relink::eh_frame::{Piece, UnwindFragment};
+use crate::relink::place::Placement;
+use crate::relink::space::{Interval, PAGE, Space};
+
+/// The sections that hold unwind tables, in the order of `Places`.
+pub(crate) const SECTIONS: [&str; 3] = [".eh_frame_hdr", ".eh_frame", ".gcc_except_table"];
+
+/// New addresses and sizes of the three sections; `None` where the input has no such section.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places {
+    pub(crate) sections: [Option<(Va, u64)>; 3],
+    /// Segments that grow into the padding behind them: (index, new end).
+    pub(crate) grown: Vec<(usize, Va)>,
+    /// Where the text's section ends now, if its tail was given away.
+    pub(crate) text_end: Option<Va>,
+}
+
+/// All output code, described to the unwind writers.
+pub(crate) fn fragments(program: &Program, out: &OutProgram, codes: &[FragmentCode], placement: &Placement) -> Vec<UnwindFragment> {
+    let mut fragments = Vec::with_capacity(codes.len() + program.ranges.len() / 8);
+    for (code, &at) in codes.iter().zip(&placement.fragments) {
+        let mut pieces: Vec<Piece> = Vec::with_capacity(code.runs.len());
+        for run in &code.runs {
+            let piece = Piece {
+                old_start: run.old_start,
+                old_len: run.old_len,
+                new_start: at + u64::from(run.offset),
+                new_len: run.len,
+            };
+            match pieces.last_mut() {
+                Some(last) if continues(last, &piece) => {
+                    last.old_len += piece.old_len;
+                    last.new_len += piece.new_len;
+                }
+                _ => pieces.push(piece),
+            }
+        }
+        if !pieces.is_empty() {
+            fragments.push(UnwindFragment { start: at, len: code.bytes.len() as u32, pieces });
+        }
+    }
+    for range in &program.ranges {
+        let stays = !program.funcs[range.func].is_movable() || !program.is_replaceable();
+        if stays && range.fde.is_some() && range.start < range.end {
+            let len = (range.end - range.start) as u32;
+            let piece = Piece { old_start: range.start, old_len: len, new_start: range.start, new_len: len };
+            fragments.push(UnwindFragment { start: range.start, len, pieces: vec![piece] });
+        }
+    }
+    debug_assert_eq!(codes.len(), out.fragments.len());
+    fragments
+}
+
+/// Whether a piece goes on where the last one ended, in the input and in the output, with both as long here as there.
+fn continues(last: &Piece, next: &Piece) -> bool {
+    last.old_len == last.new_len
+        && next.old_len == next.new_len
+        && last.old_start + u64::from(last.old_len) == next.old_start
+        && last.new_start + u64::from(last.new_len) == next.new_start
+}
+
+/// The new place of a landing pad.
+pub(crate) fn landing_pad(program: &Program, addresses: &Addresses<'_>, pad: Va) -> Option<Va> {
+    match program.block_at(pad) {
+        Some(block) => Some(addresses.block(block)),
+        // In code that is not lifted nothing moves.
+        None => program.block_containing(pad).is_none().then_some(pad),
+    }
+}
+
+#[derive(Copy, Clone, Debug)]
+enum RegionKind {
+    /// Of the unwind sections; the index is the segment's that may grow.
+    Pool(Option<usize>),
+    /// What the text leaves free at its end.
+    TextTail,
+    /// Padding behind the executable segment.
+    Padding(usize),
+}
+
+/// Finds room for three sections of the given sizes (0: not there).
+pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], space: &mut Space) -> Result<Places> {
+    let mut regions = pools(image);
+    if let Some(tail) = space.tail() {
+        regions.push((tail, RegionKind::TextTail));
+    }
+    regions.extend(executable_padding(image));
+    let mut places = Places::default();
+    let mut order = [0, 1, 2];
+    order.sort_by_key(|&i| std::cmp::Reverse(sizes[i]));
+    for index in order {
+        let size = sizes[index];
+        if image.section_named(SECTIONS[index]).is_none() {
+            if size > 0 {
+                return Err(Error::Inconsistent(format!("{} has contents but no section", SECTIONS[index])));
+            }
+            continue;
+        }
+        const ALIGN: u64 = 8;
+        let fits = regions
+            .iter_mut()
+            .filter(|(region, _)| region.start.align_up(ALIGN) + size <= region.end)
+            .min_by_key(|(region, kind)| (!matches!(kind, RegionKind::Pool(_)), region.len()));
+        let at = match fits {
+            Some((region, kind)) => {
+                let at = region.start.align_up(ALIGN);
+                match *kind {
+                    RegionKind::TextTail => {
+                        places.text_end.get_or_insert(region.start);
+                    }
+                    RegionKind::Pool(Some(segment)) | RegionKind::Padding(segment) => {
+                        places.grown.push((segment, at + size));
+                    }
+                    RegionKind::Pool(None) => {}
+                }
+                region.start = at + size;
+                at
+            }
+            None => space.overflow.take(size, ALIGN),
+        };
+        places.sections[index] = Some((at, size));
+    }
+    if places.text_end.is_some() {
+        space.close_tail();
+    }
+    places.grown.retain(|&(segment, end)| end > image.segments[segment].end());
+    places.grown.sort();
+    // Of several growths of one segment the last, highest one counts.
+    places.grown.reverse();
+    places.grown.dedup_by_key(|(segment, _)| *segment);
+    Ok(places)
+}
+
+/// The space of the unwind sections, neighbours joined, with the padding that follows the last one.
+fn pools(image: &Image<'_>) -> Vec<(Interval, RegionKind)> {
+    let mut own: Vec<Interval> = SECTIONS
+        .iter()
+        .filter_map(|name| image.section_named(name))
+        .map(|id| &image.sections[id])
+        .filter(|s| s.is_alloc() && s.has_bytes())
+        .map(|s| Interval { start: s.sh_addr, end: s.end() })
+        .collect();
+    own.sort_by_key(|i| i.start);
+    let mut pools: Vec<(Interval, RegionKind)> = Vec::new();
+    for interval in own {
+        let reach = free_end(image, interval.end);
+        let kind = match reach {
+            Some((_, segment)) => RegionKind::Pool(segment),
+            None => RegionKind::Pool(None),
+        };
+        let end = reach.map_or(interval.end, |(end, _)| end);
+        match pools.last_mut() {
+            Some((last, last_kind)) if last.end >= interval.start => {
+                last.end = end;
+                *last_kind = kind;
+            }
+            _ => pools.push((Interval { start: interval.start, end }, kind)),
+        }
+    }
+    pools
+}
+
+/// How far the space behind `end` is free: up to the next section of the segment, or, where `end` is the segment's, up to the end of
+/// its last page (and then the segment's index).
+fn free_end(image: &Image<'_>, end: Va) -> Option<(Va, Option<usize>)> {
+    let (index, segment) =
+        image.segments.iter().enumerate().find(|(_, s)| s.is_load() && s.p_vaddr < end && end <= s.end())?;
+    let next = image
+        .sections
+        .values()
+        .filter(|s| s.is_alloc() && !s.is_tls_bss() && s.sh_size > 0 && s.sh_addr >= end)
+        .map(|s| s.sh_addr)
+        .min();
+    match next {
+        Some(next) if next < segment.end() => Some((next, None)),
+        _ => Some((padding_end(image, index)?, Some(index))),
+    }
+}
+
+/// One past the bytes that a read-only segment can grow to without moving anything, in memory or in the file.
+fn padding_end(image: &Image<'_>, index: usize) -> Option<Va> {
+    let segment = &image.segments[index];
+    if segment.is_writable() || segment.p_filesz != segment.p_memsz {
+        return None;
+    }
+    let file_end = segment.p_offset.0 + segment.p_filesz;
+    let next_in_file =
+        image.loads().filter(|s| s.p_filesz > 0 && s.p_offset.0 >= file_end).map(|s| s.p_offset.0).min()?;
+    let in_file = segment.end() + (next_in_file - file_end);
+    let next_page = image.loads().filter(|s| s.p_vaddr >= segment.end()).map(|s| s.p_vaddr.0 & !(PAGE - 1)).min();
+    let in_memory = Va(next_page.unwrap_or(u64::MAX)).min(segment.end().align_up(PAGE));
+    Some(in_file.min(in_memory))
+}
+
+fn executable_padding(image: &Image<'_>) -> Vec<(Interval, RegionKind)> {
+    let executable = image.segments.iter().enumerate().filter(|(_, s)| s.is_load() && s.is_executable());
+    executable
+        .filter_map(|(index, s)| {
+            let interval = Interval { start: s.end(), end: padding_end(image, index)? };
+            // Where the unwind tables end the executable segment, its padding is theirs already.
+            let is_pool = pools(image).iter().any(|(pool, _)| pool.end > interval.start && pool.start < interval.end);
+            (interval.len() > 0 && !is_pool).then_some((interval, RegionKind::Padding(index)))
+        })
+        .collect()
+}
+
+/// Whether a section is one of the three.
+pub(crate) fn index_of(name: &str, sh_type: u32) -> Option<usize> {
+    let is_content = sh_type == elf::SHT_PROGBITS || sh_type == elf::SHT_X86_64_UNWIND;
+    is_content.then(|| SECTIONS.iter().position(|s| *s == name)).flatten()
+}
