@@ -1,0 +1,193 @@
+//! What can be typed, and nothing of what it means.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Optimize linked x86-64 ELF programs with a profile, without a rebuild.
+#[derive(Debug, Parser)]
+#[command(name = "relift", version, about, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// Print the machine-readable form.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Threads to use; 0 for one per processor. The output never depends on it.
+    #[arg(long, global = true, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
+    /// Print where the time went.
+    #[arg(long, global = true)]
+    pub(crate) time: bool,
+    /// Say more of what is done.
+    #[arg(long, short, global = true)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// The main job in one step: instrument, run the training command, optimize, check, show before and after.
+    Train(Train),
+    /// Optimize for speed with a profile; without one, only what needs none.
+    Optimize(Optimize),
+    /// Make a program that writes its profile while it runs.
+    Instrument(Instrument),
+    /// Look at and combine profiles.
+    Profile {
+        #[command(subcommand)]
+        command: ProfileCommand,
+    },
+    /// Show what was lifted, and what is pinned and why.
+    Inspect(Inspect),
+    /// Check an output against its input with other parsers and another disassembler.
+    Check(Check),
+    /// Compare two files: sizes, and with a profile of the first the executed instructions and branches.
+    Diff(Diff),
+    /// Run the main job on a program that comes with relift.
+    Demo(Demo),
+}
+
+/// What every rewriting command takes.
+#[derive(Debug, Args)]
+pub(crate) struct Rewrite {
+    /// The program to read. It is never changed.
+    pub(crate) input: PathBuf,
+    /// The file to write.
+    #[arg(short, long, value_name = "OUTPUT")]
+    pub(crate) output: PathBuf,
+    /// Check the invariants of every phase.
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Write the output without the independent check.
+    #[arg(long)]
+    pub(crate) no_check: bool,
+    /// Drop symbols too (debug sections that would be false are always dropped).
+    #[arg(long, hide = true)]
+    pub(crate) strip: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Train {
+    #[command(flatten)]
+    pub(crate) rewrite: Rewrite,
+    /// Keep the profile here.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) transforms: Transforms,
+    /// The training workload; {} stands for the program. Without any {} the program is run with these arguments.
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) workload: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Optimize {
+    #[command(flatten)]
+    pub(crate) rewrite: Rewrite,
+    /// A profile that an instrumented program wrote; several are added up.
+    #[arg(short, long, value_name = "PROFILE")]
+    pub(crate) profile: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) transforms: Transforms,
+    /// Lay everything out at random but legally: a test of relift and of the program.
+    #[arg(long, value_name = "SEED", conflicts_with = "profile")]
+    pub(crate) shuffle: Option<u64>,
+}
+
+/// Switches for each transform.
+#[derive(Debug, Args, Clone)]
+pub(crate) struct Transforms {
+    /// Run only these transforms.
+    #[arg(long, value_delimiter = ',', value_name = "TRANSFORM")]
+    pub(crate) only: Vec<Transform>,
+    /// Leave these transforms out.
+    #[arg(long, value_delimiter = ',', value_name = "TRANSFORM")]
+    pub(crate) skip: Vec<Transform>,
+    /// Stop changing functions after this many, to bisect a fault.
+    #[arg(long, value_name = "N")]
+    pub(crate) fuel: Option<u64>,
+}
+
+impl Transforms {
+    pub(crate) fn is_on(&self, transform: Transform) -> bool {
+        (self.only.is_empty() || self.only.contains(&transform)) && !self.skip.contains(&transform)
+    }
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Transform {
+    /// Order the blocks of each executed function.
+    ReorderBlocks,
+    /// Put what is not executed away from what is.
+    SplitFunctions,
+    /// Order the functions by who calls whom.
+    ReorderFunctions,
+    /// Align the headers of hot loops.
+    AlignLoops,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Instrument {
+    #[command(flatten)]
+    pub(crate) rewrite: Rewrite,
+    /// The file that the program counts into; made when it first runs.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProfileCommand {
+    /// Print what a profile holds.
+    Show {
+        profile: PathBuf,
+        /// Functions to list.
+        #[arg(long, default_value_t = 20, value_name = "N")]
+        top: usize,
+    },
+    /// Add profiles of one instrumented program up.
+    Merge {
+        #[arg(required = true)]
+        profiles: Vec<PathBuf>,
+        #[arg(short, long, value_name = "OUTPUT")]
+        output: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Inspect {
+    pub(crate) input: PathBuf,
+    /// Show this function: a symbol's name, an address, or an id such as fn12.
+    #[arg(long, value_name = "F")]
+    pub(crate) func: Option<String>,
+    /// Print its control-flow graph.
+    #[arg(long, value_enum, value_name = "FORM", requires = "func")]
+    pub(crate) cfg: Option<CfgForm>,
+    /// List what is pinned, and why.
+    #[arg(long)]
+    pub(crate) pinned: bool,
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CfgForm {
+    Dot,
+    Text,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Check {
+    pub(crate) input: PathBuf,
+    pub(crate) output: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Diff {
+    pub(crate) input: PathBuf,
+    pub(crate) output: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Demo {
+    /// Keep the files here instead of in a scratch folder.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) keep: Option<PathBuf>,
+}

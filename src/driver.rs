@@ -1,0 +1,126 @@
+//! The list of phases. Every command that rewrites a file is one of the functions here; each line of them is a phase.
+
+use std::path::Path;
+
+use lifter::elf::Unwind;
+use lifter::ir::Program;
+use lifter::{Image, lift, verify};
+use profiles::Weights;
+use rewriter::edit::EditPlan;
+use rewriter::layout::{self, LayoutOptions};
+use rewriter::plan::LayoutPlan;
+use rewriter::relink::{Payload, Relinked};
+use rewriter::{encode, instrument, materialize, relink};
+
+use crate::failure::{Failure, Result, from_lifter, from_rewriter};
+use crate::timing::Timing;
+
+/// A file, lifted.
+#[derive(Debug)]
+pub(crate) struct Lifted<'a> {
+    pub(crate) image: Image<'a>,
+    pub(crate) program: Program,
+}
+
+/// What is looked at besides the input.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Checks {
+    pub(crate) verify: bool,
+    pub(crate) check: bool,
+}
+
+/// Bytes to program.
+pub(crate) fn lift<'a>(path: &Path, bytes: &'a [u8], verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
+    timing.phase("lift", |timing| {
+        let refuse = |e: lifter::Error| from_lifter(path, &e);
+        let image = timing.phase("read ELF", |_| Image::parse(bytes)).map_err(refuse)?;
+        let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(refuse)?;
+        let program = timing.phase("find functions, blocks and references", |_| lift::lift(&image, unwind)).map_err(refuse)?;
+        if verify {
+            let violations = timing.phase("verify the program", |_| verify::verify(&image, &program));
+            if let Some(first) = violations.first() {
+                return Err(Failure::at(path, format!("lifting broke {} invariants, the first: {first}", violations.len())));
+            }
+        }
+        Ok(Lifted { image, program })
+    })
+}
+
+/// How the output is laid out.
+#[derive(Clone, Debug)]
+pub(crate) enum Order {
+    /// By profile.
+    ByWeights(LayoutOptions),
+    /// As it was.
+    Original,
+    /// At random, by seed.
+    Shuffled(u64),
+}
+
+/// Program and plan to output bytes.
+pub(crate) fn rewrite(
+    path: &Path,
+    lifted: &Lifted<'_>,
+    weights: &Weights,
+    plan: &LayoutPlan,
+    timing: &mut Timing,
+) -> Result<Relinked> {
+    apply(path, lifted, weights, plan, &EditPlan::default(), None, timing)
+}
+
+/// The plan for an order. In *guard* mode only what runs is copied, unless the order is not the profile's.
+pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, timing: &mut Timing) -> LayoutPlan {
+    timing.phase("lay out", |_| match order {
+        Order::ByWeights(options) => layout::compute(&lifted.program, weights, options),
+        Order::Original => layout::original(&lifted.program),
+        Order::Shuffled(seed) => layout::shuffle(&lifted.program, *seed),
+    })
+}
+
+/// A program that counts: every function in its old order, with counters and recorders between.
+pub(crate) fn instrument(
+    path: &Path,
+    lifted: &Lifted<'_>,
+    profile: &Path,
+    timing: &mut Timing,
+) -> Result<Relinked> {
+    let Lifted { image, program } = lifted;
+    let fail = |e: rewriter::Error| from_rewriter(path, &e);
+    let plan = plan(lifted, &Weights::default(), &Order::Original, timing);
+    let mut instrumentation = timing
+        .phase("place counters", |_| instrument::Instrumentation::plan(image, program, profile))
+        .map_err(fail)?;
+    let edits = instrumentation.edits().map_err(fail)?;
+    apply(path, lifted, &Weights::default(), &plan, &edits, Some(&mut instrumentation), timing)
+}
+
+fn apply(
+    path: &Path,
+    lifted: &Lifted<'_>,
+    weights: &Weights,
+    plan: &LayoutPlan,
+    edits: &EditPlan,
+    payload: Option<&mut dyn Payload>,
+    timing: &mut Timing,
+) -> Result<Relinked> {
+    let Lifted { image, program } = lifted;
+    let fail = |e: rewriter::Error| from_rewriter(path, &e);
+    let out = timing.phase("materialize", |_| materialize::materialize(program, weights, plan, edits)).map_err(fail)?;
+    let codes = timing.phase("encode", |_| encode::encode(image, program, &out)).map_err(fail)?;
+    timing.phase("relink", |_| relink::relink(image, program, &out, codes, payload)).map_err(fail)
+}
+
+/// Re-reads the output with the independent checker.
+pub(crate) fn check(output: &Path, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<checker::Report> {
+    let report = timing
+        .phase("check", |_| checker::check(before, after))
+        .map_err(|e| Failure::at(output, format!("the checker can't read it: {e}")))?;
+    match report.violations.first() {
+        None => Ok(report),
+        Some(first) => Err(Failure::at(
+            output,
+            format!("not written: the checker found {} violations, the first: {first}", report.violations.len()),
+        )
+        .hint("please report this with the input file")),
+    }
+}

@@ -1,0 +1,55 @@
+//! What a person is told when nothing was written: one line with what, where, why, and what to do about it.
+
+use std::fmt;
+use std::path::Path;
+
+/// A refusal or a failure. Exit status 1.
+#[derive(Debug)]
+pub(crate) struct Failure(String);
+
+impl Failure {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Failure(message.into())
+    }
+    /// A failure about a file.
+    pub(crate) fn at(path: &Path, why: impl fmt::Display) -> Self {
+        Failure(format!("{}: {why}", path.display()))
+    }
+    /// Adds what the user can do.
+    pub(crate) fn hint(self, hint: &str) -> Self {
+        Failure(format!("{} ({hint})", self.0))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // One line, whatever a message of a library or a path holds.
+        f.write_str(&self.0.replace('\n', " "))
+    }
+}
+
+pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+
+/// What to do about a file that the lifter refuses.
+pub(crate) fn from_lifter(path: &Path, error: &lifter::Error) -> Failure {
+    use lifter::Error::*;
+    let hint = match error {
+        NotElf(_) => "give a linked program or shared object",
+        WrongMachine(_) => "relift rewrites x86-64 only",
+        WrongType(_) => "link it first: relift rewrites executables and shared objects",
+        Malformed { .. } | MalformedUnwind { .. } => "the file is damaged or was made by an unusual tool",
+        Unsupported(_) => "nothing was written",
+    };
+    Failure::at(path, error).hint(hint)
+}
+
+/// What to do about a relinker's refusal.
+pub(crate) fn from_rewriter(path: &Path, error: &rewriter::Error) -> Failure {
+    use rewriter::Error::*;
+    let hint = match error {
+        TrailingPayload(_) => "relinking would move what the program looks for behind its own end",
+        NoProgramHeaderSlot => "link it with a spare program header, or with separate notes",
+        _ => "nothing was written; please report this with the file",
+    };
+    Failure::at(path, error).hint(hint)
+}

@@ -1,0 +1,79 @@
+//! Reading inputs and writing outputs whole or not at all.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::failure::{Failure, Result};
+
+/// The bytes of an input file, mapped where the system can.
+#[derive(Debug)]
+pub(crate) enum Input {
+    Mapped(Mmap),
+    /// A file of no bytes can't be mapped.
+    Empty,
+}
+
+impl std::ops::Deref for Input {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Input::Mapped(map) => map,
+            Input::Empty => &[],
+        }
+    }
+}
+
+pub(crate) fn read(path: &Path) -> Result<Input> {
+    let file = File::open(path).map_err(|e| Failure::at(path, format!("can't be read: {e}")))?;
+    let metadata = file.metadata().map_err(|e| Failure::at(path, format!("can't be read: {e}")))?;
+    if !metadata.is_file() {
+        return Err(Failure::at(path, "not a regular file"));
+    }
+    if metadata.len() == 0 {
+        return Ok(Input::Empty);
+    }
+    // SAFETY: the map is only read. Another process that truncates the file meanwhile can stop this one (SIGBUS), as with any mapped
+    // reader; outputs are never written in place, so relift itself never does. Reading 100 MB into memory instead doubles the peak memory.
+    #[expect(unsafe_code)]
+    let map = unsafe { Mmap::map(&file) };
+    map.map(Input::Mapped).map_err(|e| Failure::at(path, format!("can't be read: {e}")))
+}
+
+/// An output under construction: a temporary file in the target's folder, which vanishes unless it is put in place.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    file: tempfile::NamedTempFile,
+    target: PathBuf,
+}
+
+impl Draft {
+    /// Writes `bytes` with the mode bits of `like`.
+    pub(crate) fn write(target: &Path, bytes: &[u8], like: &Path) -> Result<Self> {
+        let cannot = |e: std::io::Error| Failure::at(target, format!("can't be written: {e}")).hint("choose another output path");
+        if target.is_dir() {
+            return Err(Failure::at(target, "can't be written: it is a folder").hint("choose another output path"));
+        }
+        let folder = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let mut file = tempfile::Builder::new().prefix(".relift-").tempfile_in(folder).map_err(cannot)?;
+        file.write_all(bytes).map_err(cannot)?;
+        let mode = fs::metadata(like).map_err(|e| Failure::at(like, e))?.permissions().mode();
+        file.as_file().set_permissions(fs::Permissions::from_mode(mode & 0o7777)).map_err(cannot)?;
+        Ok(Draft { file, target: target.to_path_buf() })
+    }
+
+    /// Renames the draft into place.
+    pub(crate) fn put_in_place(self) -> Result<()> {
+        let target = self.target.clone();
+        self.file
+            .persist(&target)
+            .map(drop)
+            .map_err(|e| Failure::at(&target, format!("can't be written: {}", e.error)).hint("choose another output path"))
+    }
+}

@@ -1,0 +1,260 @@
+//! What a person wants to know after a rewrite, and the same for machines.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use lifter::Image;
+use lifter::ir::{PinReason, Program, RelinkMode};
+use rewriter::dyno::DynoStats;
+use rewriter::plan::LayoutPlan;
+use serde::Serialize;
+
+use crate::timing::{Timing, peak_rss_bytes};
+
+/// The report of `train`, `optimize` and `instrument`. Field names are the `--json` contract.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) input: String,
+    pub(crate) output: String,
+    /// `replace`: the new text took the old one's place. `guard`: old text stays, hot code is copied.
+    pub(crate) mode: &'static str,
+    pub(crate) input_bytes: u64,
+    pub(crate) output_bytes: u64,
+    /// What a loader maps from the file: what `strip` would leave, headers aside.
+    pub(crate) loaded_bytes: Change,
+    pub(crate) functions: Functions,
+    pub(crate) text_bytes: TextBytes,
+    pub(crate) transforms: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) dyno: Option<Dyno>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) profile: Option<ProfileQuality>,
+    pub(crate) dropped_sections: Vec<String>,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) checked: bool,
+    pub(crate) phases: Vec<PhaseTime>,
+    pub(crate) seconds: f64,
+    pub(crate) peak_rss_bytes: u64,
+    pub(crate) threads: usize,
+}
+
+#[derive(Copy, Clone, Debug, Serialize)]
+pub(crate) struct Change {
+    pub(crate) before: u64,
+    pub(crate) after: u64,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Functions {
+    pub(crate) total: usize,
+    pub(crate) moved: usize,
+    /// Reason to number of functions.
+    pub(crate) pinned: BTreeMap<&'static str, usize>,
+}
+
+/// Bytes of functions; linker-made stubs and padding between functions are not counted.
+#[derive(Debug, Serialize)]
+pub(crate) struct TextBytes {
+    pub(crate) total: u64,
+    pub(crate) moved: u64,
+    pub(crate) pinned: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Dyno {
+    pub(crate) before: BTreeMap<&'static str, u64>,
+    pub(crate) after: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ProfileQuality {
+    pub(crate) functions_matched: u64,
+    pub(crate) functions_total: u64,
+    pub(crate) counts_matched: u64,
+    pub(crate) counts_total: u64,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct PhaseTime {
+    pub(crate) name: &'static str,
+    pub(crate) depth: usize,
+    pub(crate) seconds: f64,
+    pub(crate) self_seconds: f64,
+}
+
+/// What was lifted and what of it the plan moves.
+pub(crate) fn coverage(program: &Program, plan: Option<&LayoutPlan>) -> (Functions, TextBytes) {
+    let mut is_placed = vec![plan.is_none(); program.funcs.len()];
+    for fragment in plan.iter().flat_map(|p| &p.fragments) {
+        is_placed[lifter::entity::EntityId::index(fragment.func)] = true;
+    }
+    let mut functions = Functions { total: 0, moved: 0, pinned: BTreeMap::new() };
+    let mut text = TextBytes { total: 0, moved: 0, pinned: BTreeMap::new() };
+    for (func, data) in program.funcs.iter() {
+        if data.pin == Some(PinReason::LinkerSection) {
+            continue;
+        }
+        let size = program.func_size(func);
+        functions.total += 1;
+        text.total += size;
+        match data.pin {
+            Some(reason) => {
+                *functions.pinned.entry(reason.name()).or_default() += 1;
+                *text.pinned.entry(reason.name()).or_default() += size;
+            }
+            None if is_placed[lifter::entity::EntityId::index(func)] => {
+                functions.moved += 1;
+                text.moved += size;
+            }
+            None => {}
+        }
+    }
+    (functions, text)
+}
+
+pub(crate) fn mode_name(program: &Program) -> &'static str {
+    match program.mode {
+        Some(RelinkMode::Guard) => "guard",
+        Some(RelinkMode::Replace) | None => "replace",
+    }
+}
+
+/// Bytes that the loader maps from a file; 0 for one that can't be read.
+pub(crate) fn loaded_bytes(bytes: &[u8]) -> u64 {
+    Image::parse(bytes).map_or(0, |image| image.loads().map(|s| s.p_filesz).sum())
+}
+
+impl Report {
+    pub(crate) fn set_timing(&mut self, timing: &Timing) {
+        self.phases = timing
+            .phases()
+            .iter()
+            .map(|p| PhaseTime {
+                name: p.name,
+                depth: p.depth,
+                seconds: p.total.as_secs_f64(),
+                self_seconds: p.own.as_secs_f64(),
+            })
+            .collect();
+        self.seconds = timing.total().as_secs_f64();
+        self.peak_rss_bytes = peak_rss_bytes();
+        self.threads = rayon::current_num_threads();
+    }
+
+    pub(crate) fn set_dyno(&mut self, before: &DynoStats, after: &DynoStats) {
+        let by_name = |stats: &DynoStats| stats.rows().into_iter().map(|(key, _, value)| (key, value)).collect();
+        self.dyno = Some(Dyno { before: by_name(before), after: by_name(after) });
+    }
+
+    /// The table for people.
+    pub(crate) fn to_text(&self, dyno: Option<(&DynoStats, &DynoStats)>, with_phases: bool) -> String {
+        let mut text = String::new();
+        let _ = writeln!(text, "{} -> {}  ({} mode{})", self.input, self.output, self.mode, if self.checked { ", checked" } else { "" });
+        let _ = writeln!(text);
+        row(&mut text, "", "before", "after", "change");
+        size_row(&mut text, "file bytes", self.input_bytes, self.output_bytes);
+        size_row(&mut text, "loaded bytes", self.loaded_bytes.before, self.loaded_bytes.after);
+        if let Some((before, after)) = dyno {
+            for ((_, label, old), (_, _, new)) in before.rows().into_iter().zip(after.rows()) {
+                size_row(&mut text, label, old, new);
+            }
+        }
+        let _ = writeln!(text);
+        let moved = percent(self.text_bytes.moved, self.text_bytes.total);
+        let _ = writeln!(
+            text,
+            "functions  {} of {} moved; {} of {} bytes of code ({moved})",
+            group(self.functions.moved as u64),
+            group(self.functions.total as u64),
+            group(self.text_bytes.moved),
+            group(self.text_bytes.total),
+        );
+        for (reason, count) in &self.functions.pinned {
+            let bytes = self.text_bytes.pinned.get(reason).copied().unwrap_or(0);
+            let _ = writeln!(text, "  pinned   {} {reason} ({} bytes)", group(*count as u64), group(bytes));
+        }
+        for (transform, counts) in &self.transforms {
+            let counts: Vec<String> = counts.iter().map(|(what, count)| format!("{} {what}", group(*count))).collect();
+            let _ = writeln!(text, "{transform}  {}", counts.join(", "));
+        }
+        if let Some(quality) = &self.profile {
+            let _ = writeln!(
+                text,
+                "profile    {} of {} functions and {} of counts matched",
+                group(quality.functions_matched),
+                group(quality.functions_total),
+                percent(quality.counts_matched, quality.counts_total),
+            );
+        }
+        if with_phases {
+            text.push_str(&self.phases_text());
+        }
+        let _ = writeln!(
+            text,
+            "{:.2} s, {} MB at most, {} threads",
+            self.seconds,
+            self.peak_rss_bytes / 1_000_000,
+            self.threads
+        );
+        text
+    }
+
+    fn phases_text(&self) -> String {
+        let mut text = String::from("\n    total s     self s  phase\n");
+        for phase in &self.phases {
+            let _ = writeln!(
+                text,
+                "{:>11.4} {:>10.4}  {}{}",
+                phase.seconds,
+                phase.self_seconds,
+                "  ".repeat(phase.depth),
+                phase.name
+            );
+        }
+        text.push('\n');
+        text
+    }
+}
+
+fn row(text: &mut String, label: &str, before: &str, after: &str, change: &str) {
+    let _ = writeln!(text, "{label:<34} {before:>18} {after:>18} {change:>9}");
+}
+
+fn size_row(text: &mut String, label: &str, before: u64, after: u64) {
+    let change = if before == 0 {
+        if after == 0 { "=".to_owned() } else { "new".to_owned() }
+    } else {
+        format!("{:+.1} %", (after as f64 - before as f64) * 100.0 / before as f64)
+    };
+    row(text, label, &group(before), &group(after), &change);
+}
+
+/// A number with its digits in groups of three.
+pub(crate) fn group(number: u64) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+pub(crate) fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 { "-".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_grouped_by_three() {
+        assert_eq!(group(0), "0");
+        assert_eq!(group(999), "999");
+        assert_eq!(group(1_000), "1,000");
+        assert_eq!(group(1_234_567), "1,234,567");
+    }
+}

@@ -1,0 +1,83 @@
+//! Where the time goes: a tree of phases, each with its own and its total time, measured on the main thread.
+
+use std::time::{Duration, Instant};
+
+use crate::progress::Progress;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Phase {
+    pub(crate) name: &'static str,
+    pub(crate) depth: usize,
+    pub(crate) total: Duration,
+    /// `total` less what the phases inside took.
+    pub(crate) own: Duration,
+}
+
+/// The clock of one command. Phases are listed in the order in which they began.
+#[derive(Debug)]
+pub(crate) struct Timing {
+    phases: Vec<Phase>,
+    /// Indices of the phases that are running.
+    open: Vec<usize>,
+    started: Instant,
+    progress: Progress,
+}
+
+impl Timing {
+    pub(crate) fn new(progress: Progress) -> Self {
+        Timing { phases: Vec::new(), open: Vec::new(), started: Instant::now(), progress }
+    }
+
+    /// Runs a phase; phases that `body` runs are its children.
+    pub(crate) fn phase<T>(&mut self, name: &'static str, body: impl FnOnce(&mut Self) -> T) -> T {
+        let index = self.phases.len();
+        self.phases.push(Phase { name, depth: self.open.len(), total: Duration::ZERO, own: Duration::ZERO });
+        self.open.push(index);
+        self.progress.begin(name);
+        let started = Instant::now();
+        let result = body(self);
+        let total = started.elapsed();
+        self.open.pop();
+        self.phases[index].total = total;
+        self.phases[index].own += total;
+        if let Some(&parent) = self.open.last() {
+            self.phases[parent].own = self.phases[parent].own.saturating_sub(total);
+        }
+        result
+    }
+
+    pub(crate) fn phases(&self) -> &[Phase] {
+        &self.phases
+    }
+    pub(crate) fn total(&self) -> Duration {
+        self.started.elapsed()
+    }
+    /// Ends the progress display, before anything is printed.
+    pub(crate) fn finish(&self) {
+        self.progress.finish();
+    }
+}
+
+/// The largest resident set of this process so far, in bytes; 0 where the system doesn't say.
+pub(crate) fn peak_rss_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_time_of_a_phase_leaves_out_its_children() {
+        let mut timing = Timing::new(Progress::hidden());
+        timing.phase("outer", |t| {
+            t.phase("inner", |_| std::thread::sleep(Duration::from_millis(20)));
+        });
+        let [outer, inner] = timing.phases() else { panic!("two phases") };
+        assert_eq!((outer.name, outer.depth, inner.name, inner.depth), ("outer", 0, "inner", 1));
+        assert!(inner.own >= Duration::from_millis(20));
+        assert!(outer.total >= inner.total && outer.own < inner.total);
+    }
+}
