@@ -210,6 +210,11 @@ fn parse_cie(mut body: Cursor<'_>) -> Result<(CieData, bool), Problem> {
     Ok((cie, !augmentation.is_empty()))
 }
 
+/// Pointers of frame entries are never looked up through a slot.
+fn direct(encoding: u8) -> Result<u8, Problem> {
+    if encoding & gimli::DW_EH_PE_indirect.0 == 0 { Ok(encoding) } else { Err("an indirect pointer in a frame entry") }
+}
+
 /// The initial instructions without the no-ops that fill the entry up. A zero byte may be an operand, so they are decoded.
 fn initial_instructions(mut body: Cursor<'_>, data_alignment: i64) -> Result<&[u8], Problem> {
     let bytes = body.rest();
@@ -237,8 +242,11 @@ fn parse_augmentation(body: &mut Cursor<'_>, augmentation: &[u8], cie: &mut CieD
     let mut data = body.split(len)?;
     for letter in letters {
         match letter {
-            b'R' => cie.fde_encoding = data.u8()?,
-            b'L' => cie.lsda_encoding = Some(data.u8()?).filter(|&e| e != gimli::DW_EH_PE_omit.0),
+            b'R' => cie.fde_encoding = direct(data.u8()?)?,
+            b'L' => {
+                let encoding = data.u8()?;
+                cie.lsda_encoding = if encoding == gimli::DW_EH_PE_omit.0 { None } else { Some(direct(encoding)?) };
+            }
             b'S' => cie.is_signal_frame = true,
             b'P' => {
                 let encoding = data.u8()?;
