@@ -24,7 +24,9 @@ pub enum Error {
     #[error("the program header table has no room for one more entry")]
     NoProgramHeaderSlot,
     #[error("unwind tables: {0}")]
-    Unwind(String),
+    Unwind(#[from] crate::relink::eh_frame::UnwindError),
+    #[error("an exception table of pinned code is in a form that is not understood")]
+    UnknownExceptionTable,
     #[error("instrumentation: {0}")]
     Instrument(String),
     #[error("the output is inconsistent: {0}")]

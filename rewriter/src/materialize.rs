@@ -38,9 +38,16 @@ pub enum OutTarget {
 pub enum OutTerminator {
     None,
     Jump(OutTarget),
-    Branch { condition: Condition, taken: OutTarget, jump: Option<OutTarget> },
+    Branch {
+        condition: Condition,
+        taken: OutTarget,
+        jump: Option<OutTarget>,
+    },
     /// The loop instruction's bytes before the displacement are those of the origin's terminator.
-    Loop { taken: OutTarget, jump: Option<OutTarget> },
+    Loop {
+        taken: OutTarget,
+        jump: Option<OutTarget>,
+    },
 }
 
 /// Bytes inserted before the instruction at `offset` of the origin.
@@ -199,10 +206,8 @@ impl Skeleton {
         if !program.is_replaceable() {
             return Ok(());
         }
-        let missing = program
-            .blocks
-            .iter()
-            .find(|(block, data)| program.funcs[data.func].is_movable() && self.placed[*block].is_none());
+        let missing =
+            program.blocks.iter().find(|(block, data)| program.funcs[data.func].is_movable() && self.placed[*block].is_none());
         match missing {
             Some((block, data)) => Err(Error::NotPlaced(block, data.func)),
             None => Ok(()),
@@ -243,8 +248,7 @@ impl Linker<'_> {
                     insertions.push(Insertion { offset: 0, len: i.len, snippet: i.snippet });
                 }
                 let falls = matches!(following, Some(Entry::Body { block, .. }) if block == target);
-                let terminator =
-                    if falls { OutTerminator::None } else { OutTerminator::Jump(self.resolve_block(target)) };
+                let terminator = if falls { OutTerminator::None } else { OutTerminator::Jump(self.resolve_block(target)) };
                 let insertions = first_insertion..insertions.len() as u32;
                 OutBlock { origin: target, copies_body: false, align: 1, insertions, terminator }
             }
@@ -259,8 +263,8 @@ impl Linker<'_> {
     }
 
     fn terminator(&self, block: Block, following: Option<Entry>) -> OutTerminator {
-        let has_edge_blocks =
-            !self.edge_blocks.is_empty() && self.program.blocks[block].edges.as_usize().any(|e| self.edge_blocks.contains_key(&(e as u32)));
+        let has_edge_blocks = !self.edge_blocks.is_empty()
+            && self.program.blocks[block].edges.as_usize().any(|e| self.edge_blocks.contains_key(&(e as u32)));
         if has_edge_blocks {
             return self.terminator_through_edge_blocks(block, following);
         }
@@ -272,16 +276,13 @@ impl Linker<'_> {
         match emit_weighted(&self.program.blocks[block].terminator, following, counts) {
             Emitted::None => OutTerminator::None,
             Emitted::Jump { target } => OutTerminator::Jump(self.resolve(target)),
-            Emitted::Branch { condition, taken } => {
-                OutTerminator::Branch { condition, taken: self.resolve(taken), jump: None }
-            }
+            Emitted::Branch { condition, taken } => OutTerminator::Branch { condition, taken: self.resolve(taken), jump: None },
             Emitted::BranchAndJump { condition, taken, next } => {
                 OutTerminator::Branch { condition, taken: self.resolve(taken), jump: Some(self.resolve(next)) }
             }
-            Emitted::Loop { taken, then_jump } => OutTerminator::Loop {
-                taken: self.resolve_block(taken),
-                jump: then_jump.map(|next| self.resolve_block(next)),
-            },
+            Emitted::Loop { taken, then_jump } => {
+                OutTerminator::Loop { taken: self.resolve_block(taken), jump: then_jump.map(|next| self.resolve_block(next)) }
+            }
         }
     }
 
@@ -289,13 +290,16 @@ impl Linker<'_> {
     fn terminator_through_edge_blocks(&self, block: Block, following: Option<Entry>) -> OutTerminator {
         let edge_of = |kind: EdgeKind| {
             let mut edges = self.program.blocks[block].edges.as_usize();
-            edges.find(|&e| self.program.edges[e].kind == kind).and_then(|e| self.edge_blocks.get(&(e as u32)).map(|&out| (e as u32, out)))
+            edges
+                .find(|&e| self.program.edges[e].kind == kind)
+                .and_then(|e| self.edge_blocks.get(&(e as u32)).map(|&out| (e as u32, out)))
         };
         let through = |kind: EdgeKind, plain: CodeTarget| -> (OutTarget, bool) {
             match edge_of(kind) {
                 Some((edge, out)) => (OutTarget::Placed(out), matches!(following, Some(Entry::Edge(e)) if e == edge)),
                 None => {
-                    let follows = matches!((plain, following), (CodeTarget::Block(b), Some(Entry::Body { block, .. })) if b == block);
+                    let follows =
+                        matches!((plain, following), (CodeTarget::Block(b), Some(Entry::Body { block, .. })) if b == block);
                     (self.resolve(plain), follows)
                 }
             }

@@ -8,8 +8,8 @@
 
 pub mod addresses;
 pub mod eh_frame;
-pub mod lsda;
 mod headers;
+pub mod lsda;
 mod patch;
 mod place;
 mod sections;
@@ -86,8 +86,9 @@ pub fn relink(
     let addresses = Addresses::new(program, out, &codes, &placement);
     let fragments = unwind::fragments(program, out, &codes, &placement);
     let pad = |va: Va| unwind::landing_pad(program, &addresses, va);
-    let tables = eh_frame::UnwindLayout::new(&program.unwind, &fragments, pad).map_err(|e| Error::Unwind(e.to_string()))?;
-    let places = unwind::place(image, tables.sizes(), &mut placement.space)?;
+    let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
+    let places =
+        unwind::place(image, [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len], &mut placement.space)?;
     let built = match payload {
         Some(payload) => {
             let at = placement.space.overflow.take(0, 64);
@@ -144,7 +145,8 @@ pub fn relink(
         grown: places.grown.clone(),
     };
     let segments = headers::build(image, &changes, &|va| file.offset_of(va));
-    let moved_address = |va: Va| moved_head.filter(|&(start, end, _)| start <= va && va < end).map(|(start, _, to)| to + (va - start));
+    let moved_address =
+        |va: Va| moved_head.filter(|&(start, end, _)| start <= va && va < end).map(|(start, _, to)| to + (va - start));
     let added = overflow_sections(image, &placement, &codes, built.as_ref().map(|(at, b, _)| (*at, b.bytes.len() as u64)), &file);
     let mut table = SectionTable::new(image, added, |id, section| {
         edit_section(image, id, section, &places, &moved_address, reserved, reserved_at, &file);
@@ -190,7 +192,12 @@ fn write_snippets(code: &mut FragmentCode, at: Va, payload: &dyn Payload) -> Res
     Ok(())
 }
 
-fn write_unwind(image: &Image<'_>, tables: &eh_frame::UnwindLayout<'_>, places: &unwind::Places, file: &mut OutBytes) -> Result<()> {
+fn write_unwind(
+    image: &Image<'_>,
+    tables: &eh_frame::UnwindLayout<'_>,
+    places: &unwind::Places,
+    file: &mut OutBytes,
+) -> Result<()> {
     for name in unwind::SECTIONS {
         if let Some(section) = image.section_named(name).map(|id| &image.sections[id])
             && section.has_bytes()
@@ -199,7 +206,7 @@ fn write_unwind(image: &Image<'_>, tables: &eh_frame::UnwindLayout<'_>, places: 
         }
     }
     let at = |index: usize| places.sections[index].map_or(Va(0), |(va, _)| va);
-    let bytes = tables.write(at(2), at(1), at(0)).map_err(|e| Error::Unwind(e.to_string()))?;
+    let bytes = tables.write(at(2), at(1), at(0))?;
     for (index, content) in [&bytes.eh_frame_hdr, &bytes.eh_frame, &bytes.except_table].into_iter().enumerate() {
         if let Some((va, _)) = places.sections[index] {
             file.write(va, content)?;
@@ -259,7 +266,7 @@ fn edit_section(
     file: &OutBytes,
 ) {
     let input = &image.sections[id];
-    let mut move_to = |va: Va, size: u64, section: &mut OutSection| {
+    let move_to = |va: Va, size: u64, section: &mut OutSection| {
         section.sh_addr = va;
         section.sh_size = size;
         section.place = ContentPlace::Loaded(file.offset_of(va));
@@ -274,7 +281,8 @@ fn edit_section(
         && let Some(end) = places.text_end.filter(|&end| input.sh_addr <= end && end < input.end())
     {
         section.sh_size = end - input.sh_addr;
-    } else if reserved > 0 && input.sh_type == elf::SHT_NOBITS && !input.is_tls_bss() && input.end().align_up(PAGE) == reserved_at {
+    } else if reserved > 0 && input.sh_type == elf::SHT_NOBITS && !input.is_tls_bss() && input.end().align_up(PAGE) == reserved_at
+    {
         section.sh_size = reserved_at + reserved - input.sh_addr;
     }
 }

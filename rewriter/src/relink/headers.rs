@@ -37,11 +37,8 @@ pub(crate) fn find_slot(image: &Image<'_>) -> Result<SlotSource> {
     }
     let first = image.loads().find(|s| s.p_offset.0 == 0).ok_or(Error::NoProgramHeaderSlot)?;
     let table_end = Va(first.p_vaddr.0 + image.e_phoff.0 + ENTRY * image.segments.len() as u64);
-    let mut behind: Vec<_> = image
-        .sections
-        .values()
-        .filter(|s| s.is_alloc() && s.sh_addr >= table_end && s.sh_size > 0)
-        .collect();
+    let mut behind: Vec<_> =
+        image.sections.values().filter(|s| s.is_alloc() && s.sh_addr >= table_end && s.sh_size > 0).collect();
     behind.sort_by_key(|s| s.sh_addr);
     let mut end = table_end;
     for section in &behind {
@@ -58,17 +55,16 @@ pub(crate) fn find_slot(image: &Image<'_>) -> Result<SlotSource> {
     }
     // A segment that covers what moves must move whole.
     let straddles = |end: Va| {
-        image.segments.iter().filter(|s| s.p_type != elf::PT_LOAD && s.p_type != elf::PT_PHDR).find(move |s| {
-            s.p_vaddr < end && s.end() > end && s.p_vaddr >= table_end
-        })
+        image
+            .segments
+            .iter()
+            .filter(|s| s.p_type != elf::PT_LOAD && s.p_type != elf::PT_PHDR)
+            .find(move |s| s.p_vaddr < end && s.end() > end && s.p_vaddr >= table_end)
     };
     while let Some(segment) = straddles(end) {
         end = segment.end();
     }
-    let all_notes = behind
-        .iter()
-        .filter(|s| s.sh_addr < end)
-        .all(|s| s.sh_type == elf::SHT_NOTE || s.name == ".interp");
+    let all_notes = behind.iter().filter(|s| s.sh_addr < end).all(|s| s.sh_type == elf::SHT_NOTE || s.name == ".interp");
     if all_notes { Ok(SlotSource::Moves { start: table_end, end }) } else { Err(Error::NoProgramHeaderSlot) }
 }
 

@@ -146,12 +146,7 @@ fn patch_pinned_terminator(data: &BlockData, addresses: &Addresses<'_>, out: &mu
 
 /// *Guard* mode: a copied function's old entry jumps to the copy, where five bytes can be had without touching a place that is
 /// jumped to. Returns how many entries were redirected.
-pub(crate) fn redirect_entries(
-    program: &Program,
-    has_ibt: bool,
-    addresses: &Addresses<'_>,
-    out: &mut OutBytes,
-) -> Result<usize> {
+pub(crate) fn redirect_entries(program: &Program, has_ibt: bool, addresses: &Addresses<'_>, out: &mut OutBytes) -> Result<usize> {
     const JUMP_LEN: u64 = 5;
     const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     let mut redirected = 0;

@@ -13,7 +13,7 @@ use lifter::entity::{SecondaryMap, Table};
 use lifter::ir::{Program, RefTarget, TableBase, TableBound};
 
 use crate::encode::FragmentCode;
-use crate::materialize::{Out, OutProgram};
+use crate::materialize::OutProgram;
 use crate::plan::Temperature;
 use crate::relink::space::{Overflow, Space, free_text};
 
@@ -32,15 +32,6 @@ pub(crate) struct Placement {
     pub(crate) fragments: Vec<Va>,
     pub(crate) tables: SecondaryMap<Table, TablePlace>,
     pub(crate) space: Space,
-}
-
-impl Placement {
-    /// The address of an output block.
-    pub(crate) fn block_va(&self, out: &OutProgram, codes: &[FragmentCode], fragment: usize, block: Out) -> Va {
-        use lifter::entity::EntityId;
-        let index = block.index() - out.fragments[fragment].blocks.start as usize;
-        self.fragments[fragment] + u64::from(codes[fragment].offsets[index])
-    }
 }
 
 /// Places all code, then all tables that are copied.

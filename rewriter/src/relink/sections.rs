@@ -58,7 +58,14 @@ fn is_made_false(section: &SectionData<'_>) -> bool {
         return false;
     }
     const PREFIXES: [&str; 8] = [
-        ".debug", ".zdebug", ".gnu_debuglink", ".gnu_debugaltlink", ".gdb_index", ".stab", ".gnu.build.attributes", ".llvm_bb_addr_map",
+        ".debug",
+        ".zdebug",
+        ".gnu_debuglink",
+        ".gnu_debugaltlink",
+        ".gdb_index",
+        ".stab",
+        ".gnu.build.attributes",
+        ".llvm_bb_addr_map",
     ];
     PREFIXES.iter().any(|prefix| section.name.starts_with(prefix))
         || [elf::SHT_RELA, elf::SHT_REL, elf::SHT_GROUP].contains(&section.sh_type)

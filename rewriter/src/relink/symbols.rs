@@ -119,9 +119,8 @@ fn write_fragment_symbols(
         let func = &placed.program.funcs[fragment.func];
         let Some(name) = func.symbol.and_then(|s| image.symbols.get(s)).map(|s| s.name) else { continue };
         let at = placed.placement.fragments[index];
-        let holds_entry = placed.out.placed[func.entry].is_some_and(|out| {
-            fragment.blocks.contains(&(lifter::entity::EntityId::index(out) as u32))
-        });
+        let holds_entry = placed.out.placed[func.entry]
+            .is_some_and(|out| fragment.blocks.contains(&(lifter::entity::EntityId::index(out) as u32)));
         if holds_entry || name.is_empty() {
             continue;
         }

@@ -6,6 +6,7 @@
 
 use lifter::Image;
 use lifter::address::Va;
+use lifter::entity::{Fde, SecondaryMap};
 use lifter::ir::Program;
 use object::elf;
 
@@ -31,17 +32,18 @@ pub(crate) struct Places {
 }
 
 /// All output code, described to the unwind writers.
-pub(crate) fn fragments(program: &Program, out: &OutProgram, codes: &[FragmentCode], placement: &Placement) -> Vec<UnwindFragment> {
+pub(crate) fn fragments(
+    program: &Program,
+    out: &OutProgram,
+    codes: &[FragmentCode],
+    placement: &Placement,
+) -> Vec<UnwindFragment> {
     let mut fragments = Vec::with_capacity(codes.len() + program.ranges.len() / 8);
     for (code, &at) in codes.iter().zip(&placement.fragments) {
         let mut pieces: Vec<Piece> = Vec::with_capacity(code.runs.len());
         for run in &code.runs {
-            let piece = Piece {
-                old_start: run.old_start,
-                old_len: run.old_len,
-                new_start: at + u64::from(run.offset),
-                new_len: run.len,
-            };
+            let piece =
+                Piece { old_start: run.old_start, old_len: run.old_len, new_start: at + u64::from(run.offset), new_len: run.len };
             match pieces.last_mut() {
                 Some(last) if continues(last, &piece) => {
                     last.old_len += piece.old_len;
@@ -54,16 +56,27 @@ pub(crate) fn fragments(program: &Program, out: &OutProgram, codes: &[FragmentCo
             fragments.push(UnwindFragment { start: at, len: code.bytes.len() as u32, pieces });
         }
     }
+    let mut is_covered = SecondaryMap::<Fde, bool>::new(program.unwind.fdes.len(), false);
     for range in &program.ranges {
+        if let Some(fde) = range.fde {
+            is_covered[fde] = true;
+        }
         let stays = !program.funcs[range.func].is_movable() || !program.is_replaceable();
         if stays && range.fde.is_some() && range.start < range.end {
-            let len = (range.end - range.start) as u32;
-            let piece = Piece { old_start: range.start, old_len: len, new_start: range.start, new_len: len };
-            fragments.push(UnwindFragment { start: range.start, len, pieces: vec![piece] });
+            fragments.push(identity(range.start, range.end));
         }
     }
+    // What the lifter made no function of (an entry for code that it doesn't know) stays too.
+    let uncovered = program.unwind.fdes.iter().filter(|(fde, _)| !is_covered[*fde]);
+    fragments.extend(uncovered.map(|(_, data)| identity(data.start, data.end)));
     debug_assert_eq!(codes.len(), out.fragments.len());
     fragments
+}
+
+/// Code that stays.
+fn identity(start: Va, end: Va) -> UnwindFragment {
+    let len = (end - start) as u32;
+    UnwindFragment { start, len, pieces: vec![Piece { old_start: start, old_len: len, new_start: start, new_len: len }] }
 }
 
 /// Whether a piece goes on where the last one ended, in the input and in the output, with both as long here as there.
@@ -178,8 +191,7 @@ fn pools(image: &Image<'_>) -> Vec<(Interval, RegionKind)> {
 /// How far the space behind `end` is free: up to the next section of the segment, or, where `end` is the segment's, up to the end of
 /// its last page (and then the segment's index).
 fn free_end(image: &Image<'_>, end: Va) -> Option<(Va, Option<usize>)> {
-    let (index, segment) =
-        image.segments.iter().enumerate().find(|(_, s)| s.is_load() && s.p_vaddr < end && end <= s.end())?;
+    let (index, segment) = image.segments.iter().enumerate().find(|(_, s)| s.is_load() && s.p_vaddr < end && end <= s.end())?;
     let next = image
         .sections
         .values()
@@ -199,8 +211,7 @@ fn padding_end(image: &Image<'_>, index: usize) -> Option<Va> {
         return None;
     }
     let file_end = segment.p_offset.0 + segment.p_filesz;
-    let next_in_file =
-        image.loads().filter(|s| s.p_filesz > 0 && s.p_offset.0 >= file_end).map(|s| s.p_offset.0).min()?;
+    let next_in_file = image.loads().filter(|s| s.p_filesz > 0 && s.p_offset.0 >= file_end).map(|s| s.p_offset.0).min()?;
     let in_file = segment.end() + (next_in_file - file_end);
     let next_page = image.loads().filter(|s| s.p_vaddr >= segment.end()).map(|s| s.p_vaddr.0 & !(PAGE - 1)).min();
     let in_memory = Va(next_page.unwrap_or(u64::MAX)).min(segment.end().align_up(PAGE));

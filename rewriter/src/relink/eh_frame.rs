@@ -1,0 +1,356 @@
+//! `.eh_frame`, `.eh_frame_hdr` and `.gcc_except_table` for code that has moved.
+//!
+//! **Method.** Two steps, because the sections' sizes decide where they go. [`UnwindLayout::plan`] knows where code went: it makes one
+//! frame entry for each run of code (`runs`), its exception table (`lsda`), and sums up. [`UnwindLayout::write`] knows where the sections went and fills
+//! in the pointers. Every pointer has a fixed size: entries name code relative to their place in four bytes.
+//!
+//! **Invariants.** Entries ascend by address in `.eh_frame` and in the search table and don't overlap. Only common entries that
+//! are used are written, each value once. The section ends with a terminator. The output is the same for any number of threads.
+//!
+//! Sources: LSB 5.0 §10.5 to §10.6, DWARF 5 §6.4.
+
+mod rows;
+mod runs;
+#[cfg(test)]
+mod tests;
+
+use lifter::Va;
+use lifter::elf::Unwind;
+use lifter::elf::eh_frame::CieData;
+use rayon::prelude::*;
+use rustc_hash::FxHashMap;
+
+use crate::relink::lsda::{self, LsdaBytes, pointer_len, push_sleb, push_uleb, write_pointer};
+
+const PCREL_SDATA4: u8 = gimli::DW_EH_PE_pcrel.0 | gimli::DW_EH_PE_sdata4.0;
+
+#[derive(Debug, thiserror::Error)]
+pub enum UnwindError {
+    #[error("the pieces of output code at {0} are not ascending or not inside their fragment")]
+    Pieces(Va),
+    #[error("two entries would cover the output code at {0}")]
+    Overlap(Va),
+    #[error("the unwind entry of {0} nests too deep, names too many registers or restores what it never saved")]
+    TooComplex(Va),
+    #[error("the initial instructions of a common unwind entry can't be evaluated")]
+    CommonEntry,
+    #[error("the landing pad {pad} of the exception table at {lsda} is nowhere in the output")]
+    LandingPadGone { pad: Va, lsda: Va },
+    #[error("code at {code} has moved, but its exception table at {lsda} is not understood")]
+    OpaqueTableMoved { code: Va, lsda: Va },
+    #[error("pointer encoding {0:#x} has no fixed size")]
+    Encoding(u8),
+    #[error("{target} is out of reach of the pointer at {at}")]
+    OutOfReach { at: Va, target: Va },
+}
+
+/// A run of input bytes that moved as one: byte `old_start + k` went to `new_start + k`, up to the branch at the end, which is made
+/// anew and may be longer, shorter or gone. `old_len` is 0 for inserted code: it has the unwind row of `old_start`.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub old_start: Va,
+    pub old_len: u32,
+    pub new_start: Va,
+    pub new_len: u32,
+}
+
+impl Piece {
+    pub fn old_end(&self) -> Va {
+        self.old_start + u64::from(self.old_len)
+    }
+    pub fn new_end(&self) -> Va {
+        self.new_start + u64::from(self.new_len)
+    }
+    /// Where an address of `old_start..=old_end()` went; the end where it is gone.
+    fn map(&self, old: Va) -> Va {
+        self.new_start + (old - self.old_start).min(u64::from(self.new_len))
+    }
+}
+
+/// A contiguous stretch of output code: a fragment that moved, or a stretch that stays (one piece, which may span many entries).
+#[derive(Clone, Debug)]
+pub struct UnwindFragment {
+    pub start: Va,
+    pub len: u32,
+    /// In output order, not overlapping. What lies between two (alignment) keeps the row of the first.
+    pub pieces: Vec<Piece>,
+}
+
+/// Where an output entry's exception table is.
+#[derive(Debug)]
+enum Table {
+    None,
+    /// Not yet placed.
+    Made(LsdaBytes),
+    /// At this offset of the new section.
+    New(u32),
+    /// Still where the input has it.
+    Kept(Va),
+}
+
+/// An output entry.
+#[derive(Debug)]
+struct PlannedFde {
+    start: Va,
+    len: u32,
+    cie: u32,
+    table: Table,
+    instructions: Vec<u8>,
+    /// In `.eh_frame`.
+    offset: u32,
+}
+
+/// All unwind sections but for the addresses of their own.
+#[derive(Debug)]
+pub struct UnwindLayout<'a> {
+    /// Of `.gcc_except_table`, to be aligned to 4.
+    pub except_table_len: u64,
+    /// Of `.eh_frame`, to be aligned to 8.
+    pub eh_frame_len: u64,
+    /// Of `.eh_frame_hdr`, to be aligned to 4.
+    pub eh_frame_hdr_len: u64,
+    unwind: &'a Unwind,
+    /// Offsets in `.eh_frame` of the input's common entries that are used.
+    cie_offsets: Vec<Option<u32>>,
+    /// Ascending by start.
+    fdes: Vec<PlannedFde>,
+    /// With their offsets in `.gcc_except_table`.
+    lsdas: Vec<(u32, LsdaBytes)>,
+}
+
+/// The contents of the three sections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnwindBytes {
+    pub except_table: Vec<u8>,
+    pub eh_frame: Vec<u8>,
+    pub eh_frame_hdr: Vec<u8>,
+}
+
+impl<'a> UnwindLayout<'a> {
+    /// Entries and exception tables for output code at its final addresses. `landing_pad` maps an input landing pad to its output
+    /// address.
+    pub fn plan(
+        unwind: &'a Unwind,
+        fragments: &[UnwindFragment],
+        landing_pad: impl Fn(Va) -> Option<Va> + Sync,
+    ) -> Result<Self, UnwindError> {
+        let planned: Result<Vec<Vec<PlannedFde>>, UnwindError> =
+            fragments.par_iter().map(|fragment| plan_fragment(unwind, fragment, &landing_pad)).collect();
+        let mut fdes: Vec<PlannedFde> = planned?.into_iter().flatten().collect();
+        fdes.sort_by_key(|f| f.start);
+        if let Some(pair) = fdes.windows(2).find(|w| w[0].start + u64::from(w[0].len) > w[1].start) {
+            return Err(UnwindError::Overlap(pair[1].start));
+        }
+        let mut layout = UnwindLayout {
+            except_table_len: 0,
+            eh_frame_len: 0,
+            eh_frame_hdr_len: HDR_HEADER_LEN + 8 * fdes.len() as u64,
+            unwind,
+            cie_offsets: vec![None; unwind.cies.len()],
+            fdes,
+            lsdas: Vec::new(),
+        };
+        layout.place_lsdas();
+        layout.place_entries()?;
+        Ok(layout)
+    }
+
+    /// Whether some entry still names an exception table of the input, at its old place.
+    pub fn keeps_tables(&self) -> bool {
+        self.fdes.iter().any(|fde| matches!(fde.table, Table::Kept(_)))
+    }
+
+    /// Gives each exception table an offset; equal tables that say the same at every place share one.
+    fn place_lsdas(&mut self) {
+        let mut shared: FxHashMap<Vec<u8>, u32> = FxHashMap::default();
+        let mut end = 0u64;
+        for fde in &mut self.fdes {
+            let Table::Made(lsda) = std::mem::replace(&mut fde.table, Table::None) else { continue };
+            let offset = end.next_multiple_of(u64::from(lsda.align)) as u32;
+            if let Some(bytes) = lsda.position_independent() {
+                if let Some(&known) = shared.get(bytes) {
+                    fde.table = Table::New(known);
+                    continue;
+                }
+                shared.insert(bytes.to_vec(), offset);
+            }
+            end = u64::from(offset) + lsda.len() as u64;
+            fde.table = Table::New(offset);
+            self.lsdas.push((offset, lsda));
+        }
+        self.except_table_len = end;
+    }
+
+    /// Gives each entry an offset: first the common ones that are used, then the frame entries.
+    fn place_entries(&mut self) -> Result<(), UnwindError> {
+        let mut is_used = vec![false; self.unwind.cies.len()];
+        for fde in &self.fdes {
+            is_used[fde.cie as usize] = true;
+        }
+        let mut end = 0u64;
+        for (index, _) in is_used.iter().enumerate().filter(|(_, used)| **used) {
+            self.cie_offsets[index] = Some(end as u32);
+            end += encode_cie(&self.unwind.cies[index], None)?.len() as u64;
+        }
+        for fde in &mut self.fdes {
+            fde.offset = end as u32;
+            end += fde_len(fde, &self.unwind.cies[fde.cie as usize])?;
+        }
+        self.eh_frame_len = end + TERMINATOR_LEN;
+        if self.eh_frame_len.max(self.except_table_len) > u64::from(u32::MAX) {
+            return Err(UnwindError::OutOfReach { at: Va(0), target: Va(self.eh_frame_len) });
+        }
+        Ok(())
+    }
+
+    /// The sections' bytes, for sections at these addresses.
+    pub fn write(&self, except_table_at: Va, eh_frame_at: Va, hdr_at: Va) -> Result<UnwindBytes, UnwindError> {
+        let mut except_table = vec![0; self.except_table_len as usize];
+        for (offset, lsda) in &self.lsdas {
+            lsda.write(except_table_at + u64::from(*offset), &mut except_table[*offset as usize..])?;
+        }
+        let mut eh_frame = Vec::with_capacity(self.eh_frame_len as usize);
+        for (index, _) in self.cie_offsets.iter().enumerate().filter(|(_, offset)| offset.is_some()) {
+            let at = eh_frame_at + eh_frame.len() as u64;
+            eh_frame.extend(encode_cie(&self.unwind.cies[index], Some(at))?);
+        }
+        for fde in &self.fdes {
+            self.push_fde(fde, except_table_at, eh_frame_at, &mut eh_frame)?;
+        }
+        eh_frame.extend([0; TERMINATOR_LEN as usize]);
+        debug_assert_eq!(eh_frame.len() as u64, self.eh_frame_len);
+        let eh_frame_hdr = self.write_hdr(eh_frame_at, hdr_at)?;
+        Ok(UnwindBytes { except_table, eh_frame, eh_frame_hdr })
+    }
+
+    fn push_fde(&self, fde: &PlannedFde, except_table_at: Va, eh_frame_at: Va, out: &mut Vec<u8>) -> Result<(), UnwindError> {
+        let cie = &self.unwind.cies[fde.cie as usize];
+        let start = out.len();
+        let end = start + fde_len(fde, cie)? as usize;
+        out.extend((end as u32 - start as u32 - 4).to_le_bytes());
+        let cie_offset = self.cie_offsets[fde.cie as usize].unwrap_or_default();
+        out.extend((out.len() as u32 - cie_offset).to_le_bytes());
+        push_pointer(out, eh_frame_at, PCREL_SDATA4, Some(fde.start))?;
+        out.extend(fde.len.to_le_bytes());
+        match lsda_encoding(cie) {
+            None => out.push(0),
+            Some(encoding) => {
+                out.push(pointer_len(encoding)? as u8);
+                let table = match fde.table {
+                    Table::New(offset) => Some(except_table_at + u64::from(offset)),
+                    Table::Kept(at) => Some(at),
+                    Table::None | Table::Made(_) => None,
+                };
+                push_pointer(out, eh_frame_at, encoding, table)?;
+            }
+        }
+        out.extend(&fde.instructions);
+        out.resize(end, gimli::DW_CFA_nop.0);
+        Ok(())
+    }
+
+    fn write_hdr(&self, eh_frame_at: Va, hdr_at: Va) -> Result<Vec<u8>, UnwindError> {
+        let mut out = Vec::with_capacity(self.eh_frame_hdr_len as usize);
+        let table_encoding = gimli::DW_EH_PE_datarel.0 | gimli::DW_EH_PE_sdata4.0;
+        out.extend([1, PCREL_SDATA4, gimli::DW_EH_PE_udata4.0, table_encoding]);
+        push_pointer(&mut out, hdr_at, PCREL_SDATA4, Some(eh_frame_at))?;
+        out.extend((self.fdes.len() as u32).to_le_bytes());
+        for fde in &self.fdes {
+            for target in [fde.start, eh_frame_at + u64::from(fde.offset)] {
+                let value = i32::try_from(target.distance(hdr_at));
+                out.extend(value.map_err(|_| UnwindError::OutOfReach { at: hdr_at, target })?.to_le_bytes());
+            }
+        }
+        Ok(out)
+    }
+}
+
+const TERMINATOR_LEN: u64 = 4;
+/// Version, three encodings, the pointer and the count.
+const HDR_HEADER_LEN: u64 = 12;
+/// Length, pointer to the common entry, start, size, length of augmentation data.
+const FDE_HEADER_LEN: u64 = 17;
+/// Entries are padded to this. Eight is customary, four is what unwinders and the standard need.
+const ENTRY_ALIGN: u64 = 4;
+
+fn plan_fragment(
+    unwind: &Unwind,
+    fragment: &UnwindFragment,
+    landing_pad: &impl Fn(Va) -> Option<Va>,
+) -> Result<Vec<PlannedFde>, UnwindError> {
+    let fragment_end = fragment.start + u64::from(fragment.len);
+    let mut reached = fragment.start;
+    for piece in &fragment.pieces {
+        if piece.new_start < reached || piece.new_end() > fragment_end {
+            return Err(UnwindError::Pieces(piece.new_start));
+        }
+        reached = piece.new_end();
+    }
+    let plan_run = |run: runs::Run| {
+        let fde = &unwind.fdes[run.fde()];
+        let table = match (fde.lsda, fde.opaque_lsda) {
+            (Some(index), _) => Table::Made(lsda::cut(&unwind.lsdas[index as usize], run.start(), &run.pieces, landing_pad)?),
+            (None, Some(lsda)) if run.is_in_place() && run.start() == fde.start => Table::Kept(lsda),
+            (None, Some(lsda)) => return Err(UnwindError::OpaqueTableMoved { code: fde.start, lsda }),
+            (None, None) => Table::None,
+        };
+        let len = (run.end() - run.start()) as u32;
+        let instructions = runs::instructions(unwind, &run)?;
+        Ok(PlannedFde { start: run.start(), len, cie: fde.cie, table, instructions, offset: 0 })
+    };
+    runs::runs_of(unwind, fragment).into_iter().map(plan_run).collect()
+}
+
+/// Pointers relative to their place get four bytes; absolute ones (only in files at a fixed address) keep their encoding.
+fn output_encoding(encoding: u8) -> u8 {
+    if encoding & 0x70 == gimli::DW_EH_PE_pcrel.0 { encoding & gimli::DW_EH_PE_indirect.0 | PCREL_SDATA4 } else { encoding }
+}
+
+fn lsda_encoding(cie: &CieData) -> Option<u8> {
+    cie.lsda_encoding.map(output_encoding)
+}
+
+fn fde_len(fde: &PlannedFde, cie: &CieData) -> Result<u64, UnwindError> {
+    let table_len = lsda_encoding(cie).map(pointer_len).transpose()?.unwrap_or(0) as u64;
+    Ok((FDE_HEADER_LEN + table_len + fde.instructions.len() as u64).next_multiple_of(ENTRY_ALIGN))
+}
+
+/// Appends a pointer to bytes that begin at `base`; zeros for none.
+fn push_pointer(out: &mut Vec<u8>, base: Va, encoding: u8, target: Option<Va>) -> Result<(), UnwindError> {
+    let offset = out.len();
+    out.resize(offset + pointer_len(encoding)?, 0);
+    match target {
+        Some(target) => write_pointer(&mut out[offset..], base + offset as u64, encoding, target),
+        None => Ok(()),
+    }
+}
+
+/// A common entry for an address; without one, of the right length but without its pointer.
+fn encode_cie(cie: &CieData, at: Option<Va>) -> Result<Vec<u8>, UnwindError> {
+    let mut out = vec![0; 8]; // the length, filled in below, and the zero that marks a common entry
+    out.push(if cie.return_register < 0x80 { 1 } else { 3 });
+    out.push(b'z');
+    out.extend(cie.personality.map(|_| b'P'));
+    out.extend(cie.lsda_encoding.map(|_| b'L'));
+    out.push(b'R');
+    out.extend(cie.is_signal_frame.then_some(b'S'));
+    out.push(0);
+    push_uleb(&mut out, 1); // code alignment: advances are in bytes
+    push_sleb(&mut out, cie.data_alignment);
+    push_uleb(&mut out, cie.return_register);
+    let personality_len = cie.personality.map(|(encoding, _)| pointer_len(output_encoding(encoding))).transpose()?;
+    let data_len = personality_len.map_or(0, |len| len + 1) + usize::from(cie.lsda_encoding.is_some()) + 1;
+    push_uleb(&mut out, data_len as u64);
+    if let Some((encoding, target)) = cie.personality {
+        let encoding = output_encoding(encoding);
+        out.push(encoding);
+        push_pointer(&mut out, at.unwrap_or_default(), encoding, at.map(|_| target))?;
+    }
+    out.extend(lsda_encoding(cie));
+    out.push(PCREL_SDATA4);
+    out.extend(&cie.instructions);
+    out.resize(out.len().next_multiple_of(ENTRY_ALIGN as usize), gimli::DW_CFA_nop.0);
+    let len = out.len() as u32 - 4;
+    out[..4].copy_from_slice(&len.to_le_bytes());
+    Ok(out)
+}

@@ -1,0 +1,200 @@
+//! What unwinders must know at each address, and the instructions that lead from one such row to the next.
+//!
+//! **Method.** A small interpreter runs a frame entry's instructions and records a row at each address where something changes. A register's rule is
+//! kept as the bytes of the instruction that set it: it need not be understood to be set again. What equals the common entry's
+//! initial rule is absent, so that `DW_CFA_restore` is how a register leaves a row.
+//!
+//! `DW_CFA_GNU_args_size` is no part of what remember and restore save, as in libgcc.
+//!
+//! **Bounds.** Rows share their registers until one changes; nesting and the count of registers are limited, so a hostile entry
+//! costs a bounded multiple of its size.
+
+use std::rc::Rc;
+
+use lifter::Va;
+use lifter::elf::cfi::Instruction;
+use lifter::elf::eh_frame::{CieData, FdeData};
+
+use crate::relink::eh_frame::UnwindError;
+use crate::relink::lsda::{push_sleb, push_uleb};
+
+/// No more than x86-64 has (psABI figure 3.36 ends at 125).
+const MAX_REGISTERS: usize = 126;
+const MAX_DEPTH: usize = 16;
+
+/// How the canonical frame address is computed.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Cfa<'a> {
+    Unset,
+    Register {
+        register: u64,
+        offset: i64,
+    },
+    /// The whole instruction.
+    Expression(&'a [u8]),
+}
+
+/// The state that holds from one address to the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Row<'a> {
+    cfa: Cfa<'a>,
+    /// Ascending by register: the instruction that set its rule.
+    registers: Rc<Vec<(u64, &'a [u8])>>,
+    args_size: u64,
+}
+
+/// The rows of one frame entry, ascending; the first is at its start.
+#[derive(Debug)]
+pub(super) struct Rows<'a>(Vec<(Va, Row<'a>)>);
+
+impl<'a> Rows<'a> {
+    pub(super) fn evaluate(cie: &'a CieData, fde: &'a FdeData) -> Result<Self, UnwindError> {
+        let mut row = Row::initial(cie)?;
+        let mut remembered = Vec::new();
+        let mut rows: Vec<(Va, Row<'a>)> = vec![(fde.start, row.clone())];
+        for op in &fde.ops {
+            row.apply(&op.bytes, cie.data_alignment, &mut remembered).ok_or(UnwindError::TooComplex(fde.start))?;
+            match rows.last_mut() {
+                Some((at, last)) if *at == op.at => last.clone_from(&row),
+                _ => rows.push((op.at, row.clone())),
+            }
+        }
+        Ok(Rows(rows))
+    }
+
+    /// The row that holds at an address of the entry.
+    pub(super) fn at(&self, va: Va) -> &Row<'a> {
+        let after = self.0.partition_point(|(at, _)| *at <= va);
+        &self.0[after.saturating_sub(1)].1
+    }
+    /// Changes after `start`, `end` included.
+    pub(super) fn changes(&self, start: Va, end: Va) -> impl Iterator<Item = &(Va, Row<'a>)> {
+        let first = self.0.partition_point(|(at, _)| *at <= start);
+        self.0[first..].iter().take_while(move |(at, _)| *at <= end)
+    }
+}
+
+impl<'a> Row<'a> {
+    /// The row that the common entry's instructions leave. Their register rules are what absence from a row means.
+    pub(super) fn initial(cie: &'a CieData) -> Result<Self, UnwindError> {
+        let mut row = Row { cfa: Cfa::Unset, registers: Rc::default(), args_size: 0 };
+        let mut rest = cie.instructions.as_slice();
+        while !rest.is_empty() {
+            let (_, after) = Instruction::decode(rest, cie.data_alignment).ok_or(UnwindError::CommonEntry)?;
+            row.apply(&rest[..rest.len() - after.len()], cie.data_alignment, &mut Vec::new()).ok_or(UnwindError::CommonEntry)?;
+            rest = after;
+        }
+        row.registers = Rc::default();
+        Ok(row)
+    }
+
+    /// One instruction; `None` if it is unknown, unbalanced or beyond the bounds.
+    fn apply(&mut self, bytes: &'a [u8], data_alignment: i64, remembered: &mut Vec<Row<'a>>) -> Option<()> {
+        match Instruction::decode(bytes, data_alignment)?.0 {
+            Instruction::DefCfa { register, offset } => self.cfa = Cfa::Register { register, offset },
+            Instruction::DefCfaRegister(register) => {
+                let Cfa::Register { offset, .. } = self.cfa else { return None };
+                self.cfa = Cfa::Register { register, offset };
+            }
+            Instruction::DefCfaOffset(offset) => {
+                let Cfa::Register { register, .. } = self.cfa else { return None };
+                self.cfa = Cfa::Register { register, offset };
+            }
+            Instruction::DefCfaExpression(_) => self.cfa = Cfa::Expression(bytes),
+            Instruction::Undefined(register)
+            | Instruction::SameValue(register)
+            | Instruction::Offset { register, .. }
+            | Instruction::ValOffset { register, .. }
+            | Instruction::Register { register, .. }
+            | Instruction::Expression { register, .. }
+            | Instruction::ValExpression { register, .. } => self.set_register(register, bytes)?,
+            Instruction::Restore(register) => {
+                if let Ok(index) = self.registers.binary_search_by_key(&register, |r| r.0) {
+                    Rc::make_mut(&mut self.registers).remove(index);
+                }
+            }
+            Instruction::RememberState if remembered.len() < MAX_DEPTH => remembered.push(self.clone()),
+            Instruction::RestoreState => {
+                let args_size = self.args_size;
+                *self = Row { args_size, ..remembered.pop()? };
+            }
+            Instruction::ArgsSize(size) => self.args_size = size,
+            Instruction::Nop => {}
+            Instruction::RememberState | Instruction::AdvanceLoc(_) | Instruction::SetLoc => return None,
+        }
+        Some(())
+    }
+
+    fn set_register(&mut self, register: u64, bytes: &'a [u8]) -> Option<()> {
+        match self.registers.binary_search_by_key(&register, |r| r.0) {
+            Ok(index) if self.registers[index].1 == bytes => {}
+            Ok(index) => Rc::make_mut(&mut self.registers)[index].1 = bytes,
+            Err(_) if self.registers.len() >= MAX_REGISTERS => return None,
+            Err(index) => Rc::make_mut(&mut self.registers).insert(index, (register, bytes)),
+        }
+        Some(())
+    }
+
+    /// Appends the instructions that turn this row into another of the same common entry.
+    pub(super) fn emit_difference(&self, to: &Row<'_>, data_alignment: i64, out: &mut Vec<u8>) {
+        if self.cfa != to.cfa {
+            emit_cfa(self.cfa, to.cfa, data_alignment, out);
+        }
+        if !Rc::ptr_eq(&self.registers, &to.registers) {
+            for &(register, _) in self.registers.iter() {
+                if to.registers.binary_search_by_key(&register, |r| r.0).is_err() {
+                    emit_restore(register, out);
+                }
+            }
+            for &(register, bytes) in to.registers.iter() {
+                let known = self.registers.binary_search_by_key(&register, |r| r.0).map(|index| self.registers[index].1);
+                if known != Ok(bytes) {
+                    out.extend_from_slice(bytes);
+                }
+            }
+        }
+        if self.args_size != to.args_size {
+            out.push(gimli::DW_CFA_GNU_args_size.0);
+            push_uleb(out, to.args_size);
+        }
+    }
+}
+
+fn emit_restore(register: u64, out: &mut Vec<u8>) {
+    if register < 0x40 {
+        out.push(gimli::DW_CFA_restore.0 | register as u8);
+    } else {
+        out.push(gimli::DW_CFA_restore_extended.0);
+        push_uleb(out, register);
+    }
+}
+
+fn emit_cfa(from: Cfa<'_>, to: Cfa<'_>, data_alignment: i64, out: &mut Vec<u8>) {
+    let (register, offset) = match to {
+        Cfa::Register { register, offset } => (register, offset),
+        Cfa::Expression(bytes) => return out.extend_from_slice(bytes),
+        Cfa::Unset => return,
+    };
+    let known = match from {
+        Cfa::Register { register, offset } => Some((register, offset)),
+        Cfa::Unset | Cfa::Expression(_) => None,
+    };
+    if known.is_some_and(|(_, same)| same == offset) {
+        out.push(gimli::DW_CFA_def_cfa_register.0);
+        push_uleb(out, register);
+        return;
+    }
+    let is_negative = offset < 0;
+    if known.is_some_and(|(same, _)| same == register) {
+        out.push(if is_negative { gimli::DW_CFA_def_cfa_offset_sf.0 } else { gimli::DW_CFA_def_cfa_offset.0 });
+    } else {
+        out.push(if is_negative { gimli::DW_CFA_def_cfa_sf.0 } else { gimli::DW_CFA_def_cfa.0 });
+        push_uleb(out, register);
+    }
+    if is_negative {
+        // Read as a multiple of the factor, so it divides.
+        push_sleb(out, offset.checked_div(data_alignment).unwrap_or(0));
+    } else {
+        push_uleb(out, offset as u64);
+    }
+}

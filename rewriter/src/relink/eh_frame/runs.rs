@@ -1,0 +1,196 @@
+//! From a fragment of output code to the frame entries that cover it.
+//!
+//! **Method.** The pieces of a fragment are cut where an input entry begins or ends and gathered into *runs*: neighbors of the same input
+//! entry, or of entries that share a common entry and have no exception table. Each run becomes one output entry. Its instructions are
+//! made in up to two ways and the shorter is taken:
+//! * *Re-timed*, if the run keeps the input's order from the entry's start on: the input's instructions, each at the new place of its
+//!   address.
+//! * *Differences*, always: the row that each output address needs, and what leads to it from the row before.
+//!
+//! **Invariant.** At every output instruction the row is the one of its input instruction. Output bytes behind the last byte of
+//! a piece (a branch that was inserted or grew) have the row of the address behind the piece in the input: control that runs on
+//! past the piece had that row there, and where it does not run on, no instruction starts in these bytes.
+
+use lifter::Va;
+use lifter::elf::Unwind;
+use lifter::elf::eh_frame::FdeData;
+use lifter::entity::{EntityId, Fde};
+
+use crate::relink::eh_frame::rows::{Row, Rows};
+use crate::relink::eh_frame::{Piece, UnwindError, UnwindFragment};
+
+/// Neighboring pieces that one output entry covers.
+#[derive(Debug)]
+pub(super) struct Run {
+    /// Not empty; each inside the entry of the same index in `fdes`.
+    pub(super) pieces: Vec<Piece>,
+    fdes: Vec<Fde>,
+}
+
+impl Run {
+    pub(super) fn start(&self) -> Va {
+        self.pieces[0].new_start
+    }
+    pub(super) fn end(&self) -> Va {
+        self.pieces[self.pieces.len() - 1].new_end()
+    }
+    /// The first piece's entry: the only one, if any entry of the run has an exception table.
+    pub(super) fn fde(&self) -> Fde {
+        self.fdes[0]
+    }
+    pub(super) fn is_in_place(&self) -> bool {
+        self.pieces.iter().all(|p| p.old_start == p.new_start && p.old_len == p.new_len)
+    }
+}
+
+/// The runs of a fragment, ascending. Code that no input entry covers is in none.
+pub(super) fn runs_of(unwind: &Unwind, fragment: &UnwindFragment) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    let mut is_open = false;
+    for piece in &fragment.pieces {
+        let mut is_first_part = true;
+        for_each_part(unwind, piece, |part, fde| {
+            let Some(fde) = fde else {
+                is_open = false;
+                is_first_part = false;
+                return;
+            };
+            match runs.last_mut() {
+                Some(run) if is_open && may_join(unwind, run.fdes[run.fdes.len() - 1], fde, is_first_part) => {
+                    run.pieces.push(part);
+                    run.fdes.push(fde);
+                }
+                _ => runs.push(Run { pieces: vec![part], fdes: vec![fde] }),
+            }
+            is_open = true;
+            is_first_part = false;
+        });
+    }
+    runs.retain(|run| run.start() < run.end());
+    runs
+}
+
+/// Whether code of `next` may continue an output entry that ends with code of `last`. Entries that lie side by side in one piece
+/// stay apart: nothing is gained by a longer program for unwinders to run through.
+fn may_join(unwind: &Unwind, last: Fde, next: Fde, is_first_part: bool) -> bool {
+    let has_table = |f: &FdeData| f.lsda.is_some() || f.opaque_lsda.is_some();
+    let (a, b) = (&unwind.fdes[last], &unwind.fdes[next]);
+    last == next || (is_first_part && a.cie == b.cie && !has_table(a) && !has_table(b))
+}
+
+/// Cuts a piece where input entries begin and end. New bytes without an input byte belong to the last part.
+fn for_each_part(unwind: &Unwind, piece: &Piece, mut visit: impl FnMut(Piece, Option<Fde>)) {
+    let fdes = unwind.fdes.as_slice();
+    let mut next = fdes.partition_point(|f| f.end <= piece.old_start);
+    let mut at = piece.old_start;
+    loop {
+        let (fde, end) = match fdes.get(next) {
+            Some(f) if f.start <= at => {
+                next += 1;
+                (Some(Fde::new(next - 1)), f.end)
+            }
+            Some(f) => (None, f.start),
+            None => (None, piece.old_end()),
+        };
+        let is_last = end >= piece.old_end();
+        let old_end = end.min(piece.old_end());
+        let new_start = piece.map(at);
+        let new_end = if is_last { piece.new_end() } else { piece.map(old_end) };
+        let part = Piece { old_start: at, old_len: (old_end - at) as u32, new_start, new_len: (new_end - new_start) as u32 };
+        visit(part, fde);
+        if is_last {
+            return;
+        }
+        at = end;
+    }
+}
+
+/// Call frame instructions as they are written, with the address they have come to.
+struct Writer {
+    bytes: Vec<u8>,
+    at: Va,
+}
+
+impl Writer {
+    /// The code alignment factor of the output is 1.
+    fn advance(&mut self, to: Va) -> Result<(), UnwindError> {
+        let delta = to - self.at;
+        self.at = to;
+        match delta {
+            0 => {}
+            1..0x40 => self.bytes.push(gimli::DW_CFA_advance_loc.0 | delta as u8),
+            0x40..0x100 => self.bytes.extend([gimli::DW_CFA_advance_loc1.0, delta as u8]),
+            0x100..0x1_0000 => {
+                self.bytes.push(gimli::DW_CFA_advance_loc2.0);
+                self.bytes.extend((delta as u16).to_le_bytes());
+            }
+            _ => {
+                let delta = u32::try_from(delta).map_err(|_| UnwindError::Pieces(to))?;
+                self.bytes.push(gimli::DW_CFA_advance_loc4.0);
+                self.bytes.extend(delta.to_le_bytes());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The call frame instructions of a run.
+pub(super) fn instructions(unwind: &Unwind, run: &Run) -> Result<Vec<u8>, UnwindError> {
+    let differences = differences(unwind, run)?;
+    let retimed = retimed(&unwind.fdes[run.fde()], run)?;
+    Ok(match retimed {
+        Some(retimed) if retimed.len() <= differences.len() => retimed,
+        _ => differences,
+    })
+}
+
+/// The input's instructions at the new places of their addresses; `None` if the run does not keep the input's order.
+fn retimed(fde: &FdeData, run: &Run) -> Result<Option<Vec<u8>>, UnwindError> {
+    let keeps_order = run.pieces[0].old_start == fde.start
+        && run.fdes.iter().all(|&f| f == run.fde())
+        && run.pieces.windows(2).all(|w| w[0].old_end() <= w[1].old_start);
+    if !keeps_order {
+        return Ok(None);
+    }
+    let mut writer = Writer { bytes: Vec::new(), at: run.start() };
+    let mut pieces = run.pieces.iter().peekable();
+    for op in &fde.ops {
+        while pieces.next_if(|p| op.at > p.old_end()).is_some() {}
+        let Some(piece) = pieces.peek() else { break };
+        let at = piece.map(op.at.max(piece.old_start));
+        if at >= run.end() {
+            break;
+        }
+        writer.advance(at)?;
+        writer.bytes.extend_from_slice(&op.bytes);
+    }
+    Ok(Some(writer.bytes))
+}
+
+/// What leads from each row to the next, whatever the order.
+fn differences(unwind: &Unwind, run: &Run) -> Result<Vec<u8>, UnwindError> {
+    let cie = &unwind.cies[unwind.fdes[run.fde()].cie as usize];
+    let mut rows_of: Vec<(Fde, Rows<'_>)> = Vec::new();
+    for &fde in &run.fdes {
+        if !rows_of.iter().any(|(known, _)| *known == fde) {
+            rows_of.push((fde, Rows::evaluate(cie, &unwind.fdes[fde])?));
+        }
+    }
+    let initial = Row::initial(cie)?;
+    let mut current = &initial;
+    let mut writer = Writer { bytes: Vec::new(), at: run.start() };
+    for (piece, fde) in run.pieces.iter().zip(&run.fdes).filter(|(piece, _)| piece.new_len != 0) {
+        let Some((_, rows)) = rows_of.iter().find(|(known, _)| known == fde) else { continue };
+        let first = (piece.old_start, rows.at(piece.old_start));
+        let changes = rows.changes(piece.old_start, piece.old_end()).map(|(at, row)| (*at, row));
+        for (old, row) in std::iter::once(first).chain(changes) {
+            let at = piece.map(old);
+            if at < piece.new_end() && row != current {
+                writer.advance(at)?;
+                current.emit_difference(row, cie.data_alignment, &mut writer.bytes);
+                current = row;
+            }
+        }
+    }
+    Ok(writer.bytes)
+}
