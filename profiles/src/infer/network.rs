@@ -1,0 +1,237 @@
+//! Minimum-cost repair of a flow that is not balanced.
+//!
+//! The cost of an arc is convex and piecewise linear in its flow, zero at the expected value, so successive shortest paths in the residual
+//! network find the minimum, and with potentials all reduced costs stay non-negative (Edmonds and Karp 1972). One search starts at all nodes with too
+//! much at once and stops at the first that lacks flow. Its cost is bounded by the arcs it relaxes; when the budget is spent, the
+//! remaining imbalance goes along trees to and from the outside.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::flow::{Adjacency, Arc, ArcKind, FlowGraph};
+use crate::instrument::Counts;
+
+const UNREACHED: u32 = u32::MAX;
+
+/// What one unit more or less than expected costs.
+#[derive(Copy, Clone, Debug)]
+struct UnitCost {
+    raise: i64,
+    lower: i64,
+}
+
+#[derive(Debug)]
+pub(super) struct Network {
+    arcs: Vec<Arc>,
+    outside: u32,
+    pub(super) incoming: Adjacency,
+    pub(super) outgoing: Adjacency,
+    pub(super) flows: Vec<i64>,
+    /// Where the cost of each arc is zero.
+    pub(super) expected: Vec<i64>,
+    pub(super) is_known: Vec<bool>,
+    /// By node, what flows in less what flows out.
+    pub(super) excess: Vec<i64>,
+    costs: Vec<UnitCost>,
+}
+
+/// A step along an arc, or against it.
+#[derive(Copy, Clone, Debug)]
+struct Step {
+    arc: u32,
+    is_forward: bool,
+}
+
+impl Network {
+    pub(super) fn build(graph: &FlowGraph, counts: &Counts) -> Self {
+        let raw: Vec<Option<i64>> = graph.arcs.iter().map(|arc| counts.of(graph, arc.kind).get()).collect();
+        let flows: Vec<i64> = raw.iter().map(|count| count.unwrap_or(0).max(0)).collect();
+        let mut excess = vec![0i64; graph.num_nodes()];
+        for (arc, &flow) in graph.arcs.iter().zip(&flows) {
+            excess[arc.from as usize] = excess[arc.from as usize].saturating_sub(flow);
+            excess[arc.to as usize] = excess[arc.to as usize].saturating_add(flow);
+        }
+        let cost_of = |(arc, count): (&Arc, &Option<i64>)| match (arc.kind, count) {
+            // However long a detour through uncounted arcs is in practice, it is cheaper than one count changed.
+            (ArcKind::Block(_) | ArcKind::Edge(_), Some(_)) => UnitCost { raise: 4000, lower: 8000 },
+            (ArcKind::Block(_) | ArcKind::Edge(_), None) => UnitCost { raise: 1, lower: 1 },
+            (ArcKind::Arrival(_) | ArcKind::Departure(_), _) => UnitCost { raise: 1000, lower: 1 },
+        };
+        Network {
+            incoming: Adjacency::build(graph.num_nodes(), graph.arcs.iter().map(|a| a.to)),
+            outgoing: Adjacency::build(graph.num_nodes(), graph.arcs.iter().map(|a| a.from)),
+            costs: graph.arcs.iter().zip(&raw).map(cost_of).collect(),
+            arcs: graph.arcs.clone(),
+            outside: graph.outside(),
+            expected: flows.clone(),
+            is_known: raw.iter().map(Option::is_some).collect(),
+            flows,
+            excess,
+        }
+    }
+
+    /// Changes the flow of an arc and the balance of its ends.
+    pub(super) fn push(&mut self, arc: usize, amount: i64) {
+        let Arc { from, to, .. } = self.arcs[arc];
+        self.flows[arc] = self.flows[arc].saturating_add(amount);
+        self.excess[from as usize] = self.excess[from as usize].saturating_sub(amount);
+        self.excess[to as usize] = self.excess[to as usize].saturating_add(amount);
+    }
+
+    /// Balances every node.
+    pub(super) fn balance(&mut self) {
+        // Some hundred searches of the whole of a small function, a few of the whole of a large one.
+        let mut budget = 200_000 + 32 * self.arcs.len() as u64;
+        let mut search = Search::new(self.excess.len());
+        while let Some(sink) = search.run(self, &mut budget) {
+            self.augment(&search, sink);
+        }
+        if self.excess.iter().any(|&e| e != 0) {
+            self.drain();
+        }
+    }
+
+    /// What a step may carry at most, and what each unit of it costs.
+    fn residual(&self, step: Step) -> Option<(i64, i64)> {
+        let arc = step.arc as usize;
+        let (flow, expected, cost) = (self.flows[arc], self.expected[arc], self.costs[arc]);
+        match step.is_forward {
+            true if flow < expected => Some((expected - flow, -cost.lower)),
+            true => Some((i64::MAX, cost.raise)),
+            false if flow > expected => Some((flow - expected, -cost.raise)),
+            false if flow > 0 => Some((flow, cost.lower)),
+            false => None,
+        }
+    }
+
+    fn augment(&mut self, search: &Search, sink: u32) {
+        let mut amount = -self.excess[sink as usize];
+        let mut node = sink;
+        while let Some(step) = search.steps[node as usize] {
+            amount = amount.min(self.residual(step).map_or(0, |(capacity, _)| capacity));
+            node = self.origin(step);
+        }
+        amount = amount.min(self.excess[node as usize]);
+        node = sink;
+        while let Some(step) = search.steps[node as usize] {
+            self.push(step.arc as usize, if step.is_forward { amount } else { -amount });
+            node = self.origin(step);
+        }
+    }
+
+    fn origin(&self, step: Step) -> u32 {
+        let arc = self.arcs[step.arc as usize];
+        if step.is_forward { arc.from } else { arc.to }
+    }
+
+    /// Sends what every node has too much to the outside along a tree, and what it lacks from there along another. Flows only grow, so none
+    /// becomes negative; the outside, last, is balanced because all balances add up to zero.
+    fn drain(&mut self) {
+        let (order, parents) = self.tree(&self.incoming, |arc| arc.from);
+        for &node in order.iter().rev() {
+            let excess = self.excess[node as usize];
+            if excess > 0 && parents[node as usize] != UNREACHED {
+                self.push(parents[node as usize] as usize, excess);
+            }
+        }
+        let (order, parents) = self.tree(&self.outgoing, |arc| arc.to);
+        for &node in order.iter().rev() {
+            let excess = self.excess[node as usize];
+            if excess < 0 && parents[node as usize] != UNREACHED {
+                self.push(parents[node as usize] as usize, -excess);
+            }
+        }
+    }
+
+    /// Nodes by distance from the outside, and the arc that leads each one nearer. All nodes are reached (`FlowGraph`'s invariant).
+    fn tree(&self, adjacency: &Adjacency, far_end: impl Fn(Arc) -> u32) -> (Vec<u32>, Vec<u32>) {
+        let mut parents = vec![UNREACHED; self.excess.len()];
+        let mut is_reached = vec![false; self.excess.len()];
+        is_reached[self.outside as usize] = true;
+        let mut order = vec![self.outside];
+        let mut next = 0;
+        while let Some(&node) = order.get(next) {
+            next += 1;
+            for &arc in adjacency.of(node) {
+                let far = far_end(self.arcs[arc as usize]);
+                if !std::mem::replace(&mut is_reached[far as usize], true) {
+                    parents[far as usize] = arc;
+                    order.push(far);
+                }
+            }
+        }
+        (order, parents)
+    }
+}
+
+/// Shortest paths from the nodes with too much, by Dijkstra's algorithm on reduced costs.
+struct Search {
+    potentials: Vec<i64>,
+    distances: Vec<i64>,
+    /// The last step of the shortest path to each node; none at its start.
+    steps: Vec<Option<Step>>,
+    is_done: Vec<bool>,
+    heap: BinaryHeap<Reverse<(i64, u32)>>,
+}
+
+impl Search {
+    fn new(num_nodes: usize) -> Self {
+        Search {
+            potentials: vec![0; num_nodes],
+            distances: vec![i64::MAX; num_nodes],
+            steps: vec![None; num_nodes],
+            is_done: vec![false; num_nodes],
+            heap: BinaryHeap::new(),
+        }
+    }
+
+    /// The nearest node that lacks flow; `None` when all are balanced or the budget is spent.
+    fn run(&mut self, network: &Network, budget: &mut u64) -> Option<u32> {
+        self.distances.fill(i64::MAX);
+        self.steps.fill(None);
+        self.is_done.fill(false);
+        self.heap.clear();
+        *budget = budget.checked_sub(network.excess.len() as u64)?;
+        for node in (0..network.excess.len() as u32).filter(|&n| network.excess[n as usize] > 0) {
+            // All sources hang off one imagined node: its potential is that of the sources' lowest, zero, as they are never relaxed below it.
+            self.distances[node as usize] = -self.potentials[node as usize];
+            self.heap.push(Reverse((self.distances[node as usize], node)));
+        }
+        while let Some(Reverse((distance, node))) = self.heap.pop() {
+            if std::mem::replace(&mut self.is_done[node as usize], true) {
+                continue;
+            }
+            if network.excess[node as usize] < 0 {
+                self.raise_potentials(distance);
+                return Some(node);
+            }
+            let (out, back) = (network.outgoing.of(node), network.incoming.of(node));
+            *budget = budget.checked_sub(1 + (out.len() + back.len()) as u64)?;
+            let forward = out.iter().map(|&arc| Step { arc, is_forward: true });
+            let backward = back.iter().map(|&arc| Step { arc, is_forward: false });
+            for step in forward.chain(backward) {
+                self.relax(network, node, step, distance);
+            }
+        }
+        None
+    }
+
+    fn relax(&mut self, network: &Network, node: u32, step: Step, distance: i64) {
+        let Some((_, cost)) = network.residual(step) else { return };
+        let arc = network.arcs[step.arc as usize];
+        let next = if step.is_forward { arc.to } else { arc.from };
+        let reduced = distance + cost + self.potentials[node as usize] - self.potentials[next as usize];
+        if !self.is_done[next as usize] && reduced < self.distances[next as usize] {
+            self.distances[next as usize] = reduced;
+            self.steps[next as usize] = Some(step);
+            self.heap.push(Reverse((reduced, next)));
+        }
+    }
+
+    /// Nodes beyond the sink keep their reduced costs by being raised as far as the sink.
+    fn raise_potentials(&mut self, sink_distance: i64) {
+        for (potential, (&distance, &is_done)) in self.potentials.iter_mut().zip(self.distances.iter().zip(&self.is_done)) {
+            *potential += if is_done { distance.min(sink_distance) } else { sink_distance };
+        }
+    }
+}
