@@ -1,0 +1,49 @@
+//! One module a command: from what was typed to what is printed.
+
+mod check;
+mod demo;
+mod diff;
+mod inspect;
+mod instrument;
+mod optimize;
+mod profile;
+mod train;
+
+use std::process::ExitCode;
+
+use crate::args::{Cli, Command};
+use crate::failure::Result;
+use crate::progress::Progress;
+use crate::timing::Timing;
+
+/// How results are to be printed.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Style {
+    pub(crate) json: bool,
+    pub(crate) time: bool,
+    pub(crate) verbose: bool,
+}
+
+pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
+    let style = Style { json: cli.json, time: cli.time, verbose: cli.verbose };
+    let mut timing = Timing::new(Progress::on_terminal());
+    let result = match cli.command {
+        Command::Train(args) => train::run(&args, style, &mut timing),
+        Command::Optimize(args) => optimize::run(&args, style, &mut timing),
+        Command::Instrument(args) => instrument::run(&args, style, &mut timing),
+        Command::Profile { command } => profile::run(&command, style),
+        Command::Inspect(args) => inspect::run(&args, style, &mut timing),
+        Command::Check(args) => check::run(&args, style, &mut timing),
+        Command::Diff(args) => diff::run(&args, style),
+        Command::Demo(args) => demo::run(&args, style, &mut timing),
+    };
+    timing.finish();
+    result
+}
+
+/// Prints a serializable value.
+fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| crate::failure::Failure::new(format!("can't print JSON: {e}")))?;
+    println!("{text}");
+    Ok(())
+}

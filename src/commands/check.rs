@@ -1,0 +1,31 @@
+//! `relift check`: exit status 0 where the checker finds nothing, 1 with all that it finds.
+
+use std::process::ExitCode;
+
+use super::{Style, print_json};
+use crate::args::Check;
+use crate::failure::{Failure, Result};
+use crate::files;
+use crate::timing::Timing;
+
+/// Violations printed before the rest is only counted.
+const SHOWN_MAX: usize = 50;
+
+pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<ExitCode> {
+    let (before, after) = (files::read(&args.input)?, files::read(&args.output)?);
+    let report = timing
+        .phase("check", |_| checker::check(&before, &after))
+        .map_err(|e| Failure::new(format!("{} and {}: {e}", args.input.display(), args.output.display())))?;
+    timing.finish();
+    if style.json {
+        let violations: Vec<_> = report.violations.iter().map(ToString::to_string).collect();
+        print_json(&serde_json::json!({ "violations": violations, "seconds": timing.total().as_secs_f64() }))?;
+    } else {
+        report.violations.iter().take(SHOWN_MAX).for_each(|v| println!("{v}"));
+        if report.violations.len() > SHOWN_MAX {
+            println!("... and {} more", report.violations.len() - SHOWN_MAX);
+        }
+        println!("{}", report.stats);
+    }
+    Ok(if report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

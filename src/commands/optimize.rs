@@ -1,0 +1,175 @@
+//! `relift optimize`, and the part of `relift train` behind the training run.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use lifter::entity::EntityId;
+use profiles::Weights;
+use rewriter::dyno::{self, DynoStats};
+use rewriter::layout::LayoutOptions;
+use rewriter::plan::{LayoutPlan, Temperature};
+use rewriter::relink::Relinked;
+
+use super::{Style, print_json, profile};
+use crate::args::{Optimize, Rewrite, Transform, Transforms};
+use crate::driver::{self, Lifted, Order};
+use crate::failure::Result;
+use crate::files::{self, Draft};
+use crate::report::{self, Report};
+use crate::timing::Timing;
+
+pub(crate) fn run(args: &Optimize, style: Style, timing: &mut Timing) -> Result<ExitCode> {
+    let order = match args.shuffle {
+        Some(seed) => Order::Shuffled(seed),
+        None if args.profile.is_empty() => Order::Original,
+        None => Order::ByWeights(options(&args.transforms)),
+    };
+    let job = Job { rewrite: &args.rewrite, profiles: &args.profile, order, fuel: args.transforms.fuel };
+    let done = optimize(&job, timing)?;
+    timing.finish();
+    done.print(style, timing)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Layout options from the transforms that are switched on.
+pub(crate) fn options(transforms: &Transforms) -> LayoutOptions {
+    LayoutOptions {
+        reorder_blocks: transforms.is_on(Transform::ReorderBlocks),
+        reorder_functions: transforms.is_on(Transform::ReorderFunctions),
+        split: transforms.is_on(Transform::SplitFunctions),
+        align_loops: transforms.is_on(Transform::AlignLoops),
+        ..LayoutOptions::default()
+    }
+}
+
+/// One optimization, from files to a file.
+#[derive(Debug)]
+pub(crate) struct Job<'a> {
+    pub(crate) rewrite: &'a Rewrite,
+    pub(crate) profiles: &'a [PathBuf],
+    pub(crate) order: Order,
+    pub(crate) fuel: Option<u64>,
+}
+
+/// What an optimization did.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) report: Report,
+    dyno: Option<(DynoStats, DynoStats)>,
+}
+
+impl Done {
+    /// Prints the report; the phases only when asked for, or in JSON.
+    pub(crate) fn print(mut self, style: Style, timing: &Timing) -> Result<()> {
+        self.report.set_timing(timing);
+        for warning in &self.report.warnings {
+            eprintln!("relift: warning: {warning}");
+        }
+        if style.json {
+            return print_json(&self.report);
+        }
+        print!("{}", self.report.to_text(self.dyno.as_ref().map(|(before, after)| (before, after)), style.time));
+        Ok(())
+    }
+}
+
+/// Lifts, plans, rewrites, checks, and puts the output in place.
+pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
+    let Rewrite { input, output, verify, no_check, .. } = job.rewrite;
+    let bytes = files::read(input)?;
+    let lifted = driver::lift(input, &bytes, *verify, timing)?;
+    let mut warnings = Vec::new();
+    let (weights, quality) = match job.profiles {
+        [] => (Weights::none(lifted.program.blocks.len(), lifted.program.edges.len()), None),
+        paths => {
+            let (weights, quality) = timing.phase("attribute the profile", |_| profile::load(paths, &lifted))?;
+            (weights, Some(quality))
+        }
+    };
+    let mut plan = driver::plan(&lifted, &weights, &job.order, timing);
+    if let Some(fuel) = job.fuel {
+        limit(&lifted, &mut plan, fuel);
+    }
+    let relinked = driver::rewrite(input, &lifted, &weights, &plan, timing)?;
+    let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
+    if !no_check {
+        driver::check(output, &bytes, &relinked.bytes, timing)?;
+    }
+    draft.put_in_place()?;
+
+    let dyno = weights.has_counts().then(|| timing.phase("dyno-stats", |_| dyno_stats(&lifted, &weights, &plan, &relinked)));
+    if !relinked.dropped_sections.is_empty() {
+        warnings.push(format!(
+            "dropped sections that describe the old code: {}",
+            relinked.dropped_sections.join(", ")
+        ));
+    }
+    if lifted.program.funcs.values().all(|f| !f.is_movable()) {
+        warnings.push("no function could be moved: the output differs from the input in nothing that runs".to_owned());
+    }
+    let (functions, text_bytes) = report::coverage(&lifted.program, Some(&plan));
+    let mut report = Report {
+        input: input.display().to_string(),
+        output: output.display().to_string(),
+        mode: report::mode_name(&lifted.program),
+        input_bytes: bytes.len() as u64,
+        output_bytes: relinked.bytes.len() as u64,
+        loaded_bytes: report::Change {
+            before: report::loaded_bytes(&bytes),
+            after: report::loaded_bytes(&relinked.bytes),
+        },
+        functions,
+        text_bytes,
+        transforms: transforms(&plan, &relinked),
+        dyno: None,
+        profile: quality,
+        dropped_sections: relinked.dropped_sections.clone(),
+        warnings,
+        checked: !no_check,
+        phases: Vec::new(),
+        seconds: 0.0,
+        peak_rss_bytes: 0,
+        threads: 0,
+    };
+    if let Some((before, after)) = &dyno {
+        report.set_dyno(before, after);
+    }
+    Ok(Done { report, dyno })
+}
+
+/// Keeps the first `fuel` functions of the plan and lays out the others as they were.
+fn limit(lifted: &Lifted<'_>, plan: &mut LayoutPlan, fuel: u64) {
+    let mut seen = vec![false; lifted.program.funcs.len()];
+    let mut is_kept = vec![false; lifted.program.funcs.len()];
+    let mut left = fuel;
+    for fragment in &plan.fragments {
+        let func = fragment.func.index();
+        if !std::mem::replace(&mut seen[func], true) && left > 0 {
+            is_kept[func] = true;
+            left -= 1;
+        }
+    }
+    plan.fragments.retain(|f| is_kept[f.func.index()]);
+    let rest = rewriter::layout::original(&lifted.program);
+    plan.fragments.extend(rest.fragments.into_iter().filter(|f| seen[f.func.index()] && !is_kept[f.func.index()]));
+}
+
+fn dyno_stats(lifted: &Lifted<'_>, weights: &Weights, plan: &LayoutPlan, relinked: &Relinked) -> (DynoStats, DynoStats) {
+    let old = lifted.program.blocks.values().map(|b| (b.start, b.len)).collect::<Vec<_>>();
+    let before = dyno::compute(&lifted.image, &lifted.program, weights, dyno::Order::Input, &old);
+    let after = dyno::compute(&lifted.image, &lifted.program, weights, dyno::Order::Plan(plan), &relinked.blocks);
+    (before, after)
+}
+
+fn transforms(plan: &LayoutPlan, relinked: &Relinked) -> std::collections::BTreeMap<&'static str, std::collections::BTreeMap<&'static str, u64>> {
+    let count = |temperature: Temperature| plan.fragments.iter().filter(|f| f.temperature == temperature).count() as u64;
+    let mut layout = std::collections::BTreeMap::new();
+    layout.insert("hot fragments", count(Temperature::Hot));
+    layout.insert("cold fragments", count(Temperature::Cold));
+    layout.insert("other fragments", count(Temperature::Unknown));
+    layout.insert("bytes behind the image", relinked.overflow_bytes);
+    if relinked.redirected_entries > 0 {
+        layout.insert("redirected entries", relinked.redirected_entries as u64);
+    }
+    [("layout", layout)].into()
+}

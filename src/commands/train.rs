@@ -1,0 +1,78 @@
+//! `relift train`: the main job in one step.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+
+use super::optimize::{self, Job};
+use super::{Style, instrument};
+use crate::args::{Rewrite, Train};
+use crate::driver::Order;
+use crate::failure::{Failure, Result};
+use crate::timing::Timing;
+
+pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<ExitCode> {
+    let scratch = tempfile::Builder::new()
+        .prefix("relift-train-")
+        .tempdir()
+        .map_err(|e| Failure::new(format!("no scratch folder can be made: {e}")).hint("set TMPDIR to a folder with room"))?;
+    let name = args.rewrite.input.file_name().ok_or_else(|| Failure::at(&args.rewrite.input, "names no file"))?;
+    let counting = scratch.path().join(name);
+    let profile = match &args.profile {
+        Some(path) => path.clone(),
+        None => scratch.path().join("profile.rlp"),
+    };
+    let rewrite = Rewrite {
+        input: args.rewrite.input.clone(),
+        output: counting.clone(),
+        verify: args.rewrite.verify,
+        no_check: true,
+        strip: false,
+    };
+    instrument::instrument(&rewrite, &profile, timing)?;
+    let status = timing.phase("train", |_| run_workload(&args.workload, &counting))?;
+    if !status.success() && !style.json {
+        eprintln!("relift: warning: the training command ended with {status}; its profile is used all the same");
+    }
+    if !profile.exists() {
+        return Err(Failure::new("the training command left no profile").hint("does it run the program that {} stands for?"));
+    }
+    let job = Job {
+        rewrite: &args.rewrite,
+        profiles: &[profile],
+        order: Order::ByWeights(optimize::options(&args.transforms)),
+        fuel: args.transforms.fuel,
+    };
+    let done = optimize::optimize(&job, timing)?;
+    timing.finish();
+    done.print(style, timing)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs the training command with `{}` replaced. Its output is not ours to show; its errors are.
+fn run_workload(workload: &[String], program: &Path) -> Result<ExitStatus> {
+    if !workload.iter().any(|word| word.contains("{}")) {
+        return Err(Failure::new("the training command doesn't mention {}").hint("write {} where the program's name goes"));
+    }
+    let words: Vec<OsString> = workload.iter().map(|word| substitute(word, program)).collect();
+    let (command, arguments) = words.split_first().ok_or_else(|| Failure::new("the training command is empty"))?;
+    Command::new(command)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .map_err(|e| Failure::new(format!("the training command can't be run: {}: {e}", Path::new(command).display())))
+}
+
+fn substitute(word: &str, program: &Path) -> OsString {
+    let mut result = Vec::new();
+    for (index, part) in word.split("{}").enumerate() {
+        if index > 0 {
+            result.extend_from_slice(program.as_os_str().as_bytes());
+        }
+        result.extend_from_slice(part.as_bytes());
+    }
+    OsStr::from_bytes(&result).to_owned()
+}
+
