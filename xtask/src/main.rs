@@ -1,1 +1,45 @@
-fn main() {}
+//! Commands for developers, run as `cargo xtask COMMAND`.
+//!
+//! They prepare what the tests of real programs need (`corpus`) and run those tests (`e2e`). None of them is needed to build or
+//! to use relift, and none of them links any of its libraries: `e2e` drives the `relift` program exactly as a user would.
+
+mod corpus;
+mod shell;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "xtask", about = "Commands for developers of relift")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Fetch and build the real programs that relift is proved on (a Debian machine with deb sources is needed)
+    Corpus(corpus::CorpusArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Args::parse().command {
+        Command::Corpus(args) => corpus::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            shell::complain(&message);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The root of the repository: the folder above this package.
+pub(crate) fn repository_root() -> PathBuf {
+    let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    root.pop();
+    root
+}

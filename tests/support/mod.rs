@@ -1,0 +1,149 @@
+//! What the tests of the `relift` program share: compiling small fixtures with the compilers that are there, running programs with
+//! a time limit, and comparing two runs.
+//!
+//! A compiler that is not installed is not an error: each variant skipped for want of one is named on standard error, and
+//! `.ci/run` installs all of them first.
+#![allow(dead_code, reason = "each test file uses a part of this module")]
+#![allow(unreachable_pub, reason = "a module of test files has no outside")]
+
+use std::fmt;
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long any program of a test may run before it counts as hung.
+pub const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// The exit status with which a fixture says that it found all well: a zero could come from anywhere.
+pub const SUCCESS: i32 = 42;
+
+/// The `relift` program under test.
+pub fn relift() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_relift"))
+}
+
+/// A file of the repository.
+pub fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// What a finished program left behind.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Run {
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    /// The exit status, or the signal that ended the program.
+    pub end: End,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Exit(i32),
+    Signal(i32),
+    TimedOut,
+}
+
+impl Run {
+    pub fn stdout_text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    pub fn stderr_text(&self) -> String {
+        String::from_utf8_lossy(&self.stderr).into_owned()
+    }
+}
+
+impl fmt::Debug for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}\n--- stdout\n{}\n--- stderr\n{}", self.end, self.stdout_text(), self.stderr_text())
+    }
+}
+
+/// Runs `command` with empty input and the time limit. Output goes through files, so that a program that fills a pipe cannot hang the test.
+pub fn run(command: &mut Command, scratch: &Path) -> Run {
+    let (stdout, stderr) = (scratch.join("run.stdout"), scratch.join("run.stderr"));
+    let create = |path: &Path| File::create(path).unwrap_or_else(|error| panic!("cannot make {}: {error}", path.display()));
+    command.stdin(Stdio::null()).stdout(create(&stdout)).stderr(create(&stderr));
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+    let started = Instant::now();
+    let end = loop {
+        match child.try_wait().expect("a child of ours can be waited for") {
+            Some(status) => break end_of(status),
+            None if started.elapsed() > TIME_LIMIT => {
+                child.kill().expect("a child of ours can be killed");
+                child.wait().expect("a child of ours can be waited for");
+                break End::TimedOut;
+            }
+            None => std::thread::sleep(Duration::from_millis(2)),
+        }
+    };
+    let read = |path: &Path| std::fs::read(path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
+    Run { stdout: read(&stdout), stderr: read(&stderr), end }
+}
+
+/// How a process ended.
+pub fn end_of(status: ExitStatus) -> End {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => End::Exit(code),
+        (None, signal) => End::Signal(signal.unwrap_or(0)),
+    }
+}
+
+/// Runs relift and panics with all it said unless it exits with 0.
+pub fn relift_succeeds(command: &mut Command, scratch: &Path) -> Run {
+    let run = run(command, scratch);
+    assert_eq!(run.end, End::Exit(0), "{command:?} failed: {run:?}");
+    run
+}
+
+/// Whether `program` is on the search path.
+pub fn installed(program: &str) -> bool {
+    let Some(path) = std::env::var_os("PATH") else { return false };
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// The C compilers that are there, best known first; names each that is missing.
+pub fn c_compilers() -> Vec<&'static str> {
+    let (there, missing): (Vec<_>, Vec<_>) = ["gcc", "clang"].into_iter().partition(|compiler| installed(compiler));
+    for compiler in missing {
+        skipped(&format!("every variant built by {compiler}: it is not installed"));
+    }
+    assert!(!there.is_empty(), "these tests need a C compiler: install gcc or clang");
+    there
+}
+
+/// Says that a part of a test was not run, and why.
+#[expect(clippy::print_stderr, reason = "a skipped variant must be seen in the test's output")]
+pub fn skipped(what: &str) {
+    eprintln!("skipped: {what}");
+}
+
+/// Compiles `sources` into `output`, or says why not.
+pub fn compile(compiler: &str, flags: &[&str], sources: &[&Path], output: &Path) -> Result<(), String> {
+    let mut command = Command::new(compiler);
+    command.args(flags).args(sources).arg("-o").arg(output);
+    let result = command.output().map_err(|error| format!("cannot start {compiler}: {error}"))?;
+    if result.status.success() {
+        return Ok(());
+    }
+    Err(format!("{command:?} failed:\n{}", String::from_utf8_lossy(&result.stderr)))
+}
+
+/// Compiles one C text with a compiler that is there.
+pub fn compile_text(text: &str, flags: &[&str], folder: &Path, name: &str) -> PathBuf {
+    let source = folder.join(format!("{name}.c"));
+    std::fs::write(&source, text).expect("the scratch folder can be written");
+    let output = folder.join(name);
+    compile(c_compilers()[0], flags, &[&source], &output).unwrap_or_else(|error| panic!("{error}"));
+    output
+}
+
+/// The one line that a refusal must be: fails if there is none, or more than one, or if it does not begin with the program's name.
+pub fn only_line(run: &Run) -> String {
+    let text = run.stderr_text();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 1, "a refusal is one line on standard error: {run:?}");
+    lines[0].to_owned()
+}
