@@ -19,10 +19,8 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
         .map_err(|e| Failure::new(format!("no scratch folder can be made: {e}")).hint("set TMPDIR to a folder with room"))?;
     let name = args.rewrite.input.file_name().ok_or_else(|| Failure::at(&args.rewrite.input, "names no file"))?;
     let counting = scratch.path().join(name);
-    let profile = match &args.profile {
-        Some(path) => path.clone(),
-        None => scratch.path().join("profile.rlp"),
-    };
+    // Always a new file: what an earlier training left in the one that is kept must not be added to this one.
+    let profile = scratch.path().join("profile.rlp");
     let rewrite = Rewrite {
         input: args.rewrite.input.clone(),
         output: counting.clone(),
@@ -37,6 +35,9 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
     }
     if !profile.exists() {
         return Err(Failure::new("the training command left no profile").hint("does it run the program that {} stands for?"));
+    }
+    if let Some(kept) = &args.profile {
+        std::fs::copy(&profile, kept).map_err(|e| Failure::at(kept, format!("can't be written: {e}")))?;
     }
     let job = Job {
         rewrite: &args.rewrite,
