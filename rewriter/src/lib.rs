@@ -1,11 +1,16 @@
 //! From a program and what is known of it to the output file: plan, layout, materialize, encode, relink.
 
+pub mod dyno;
 pub mod edit;
 pub mod encode;
 pub mod error;
+pub mod layout;
 pub mod materialize;
 pub mod plan;
 pub mod relink;
 pub mod terminator;
+
+#[cfg(test)]
+mod testing;
 
 pub use error::{Error, Result};

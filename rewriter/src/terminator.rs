@@ -68,6 +68,55 @@ impl SuccessorCounts {
     }
 }
 
+/// A conditional branch or `loop` as executed.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct ConditionalExecution {
+    pub target: CodeTarget,
+    pub taken: u64,
+    pub not_taken: u64,
+}
+
+/// How often the parts of an emitted terminator run.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Default)]
+pub struct Execution {
+    pub conditional: Option<ConditionalExecution>,
+    /// `jmp`: its target and how often it runs.
+    pub jump: Option<(CodeTarget, u64)>,
+    /// How often the following block is run into.
+    pub runs_on: u64,
+}
+
+impl Execution {
+    /// Of `emitted`, which some `terminator` became whose successors have these counts.
+    pub fn of(emitted: Emitted, terminator: &Terminator, counts: SuccessorCounts) -> Self {
+        let SuccessorCounts { taken, next } = counts;
+        let whole = taken.saturating_add(next);
+        let branch = |emitted: Condition, target: CodeTarget| match *terminator {
+            Terminator::Branch { condition, .. } if condition != emitted => {
+                ConditionalExecution { target, taken: next, not_taken: taken }
+            }
+            _ => ConditionalExecution { target, taken, not_taken: next },
+        };
+        match emitted {
+            Emitted::None => Self { runs_on: whole, ..Self::default() },
+            Emitted::Jump { target } => Self { jump: Some((target, whole)), ..Self::default() },
+            Emitted::Branch { condition, taken } => {
+                let conditional = branch(condition, taken);
+                Self { conditional: Some(conditional), jump: None, runs_on: conditional.not_taken }
+            }
+            Emitted::BranchAndJump { condition, taken, next } => {
+                let conditional = branch(condition, taken);
+                Self { conditional: Some(conditional), jump: Some((next, conditional.not_taken)), runs_on: 0 }
+            }
+            Emitted::Loop { taken: target, then_jump } => {
+                let conditional = ConditionalExecution { target: CodeTarget::Block(target), taken, not_taken: next };
+                let jump = then_jump.map(|target| (CodeTarget::Block(target), next));
+                Self { conditional: Some(conditional), jump, runs_on: if jump.is_some() { 0 } else { next } }
+            }
+        }
+    }
+}
+
 /// What `terminator` becomes before `following`, the next block of the same fragment; without a profile.
 pub fn emit(terminator: &Terminator, following: Option<Block>) -> Emitted {
     emit_weighted(terminator, following, SuccessorCounts::default())
@@ -95,6 +144,16 @@ pub fn emit_weighted(terminator: &Terminator, following: Option<Block>, counts: 
             Emitted::Loop { taken, then_jump: (!follows(CodeTarget::Block(next))).then_some(next) }
         }
         Terminator::Stop(_) => Emitted::None,
+    }
+}
+
+/// What the input has, where `next` always follows and a jump is there even if its target follows.
+pub fn as_in_input(terminator: &Terminator) -> Emitted {
+    match *terminator {
+        Terminator::Fallthrough { .. } | Terminator::Stop(_) => Emitted::None,
+        Terminator::Jump { target } => Emitted::Jump { target },
+        Terminator::Branch { condition, taken, .. } => Emitted::Branch { condition, taken },
+        Terminator::Loop { taken, .. } => Emitted::Loop { taken, then_jump: None },
     }
 }
 
@@ -167,6 +226,26 @@ mod tests {
         let looping = Terminator::Loop { taken: block(1), next: block(2) };
         assert_eq!(emit(&looping, Some(block(2))), Emitted::Loop { taken: block(1), then_jump: None });
         assert_eq!(emit(&looping, Some(block(1))), Emitted::Loop { taken: block(1), then_jump: Some(block(2)) });
+    }
+
+    #[test]
+    fn an_inverted_branch_is_taken_as_often_as_the_original_fell_through() {
+        let branch = Terminator::Branch { condition: EQUAL, taken: to(1), next: block(2) };
+        let counts = SuccessorCounts { taken: 9, next: 4 };
+        let execution = Execution::of(emit_weighted(&branch, Some(block(1)), counts), &branch, counts);
+        assert_eq!(execution.conditional, Some(ConditionalExecution { target: to(2), taken: 4, not_taken: 9 }));
+        assert_eq!((execution.jump, execution.runs_on), (None, 9));
+        let apart = Execution::of(emit_weighted(&branch, None, counts), &branch, counts);
+        assert_eq!(apart.conditional, Some(ConditionalExecution { target: to(1), taken: 9, not_taken: 4 }));
+        assert_eq!((apart.jump, apart.runs_on), (Some((to(2), 4)), 0));
+    }
+
+    #[test]
+    fn the_input_keeps_a_jump_to_the_next_block() {
+        let jump = Terminator::Jump { target: to(1) };
+        let counts = SuccessorCounts { taken: 3, next: 0 };
+        assert_eq!(Execution::of(as_in_input(&jump), &jump, counts).jump, Some((to(1), 3)));
+        assert_eq!(Execution::of(emit(&jump, Some(block(1))), &jump, counts).runs_on, 3);
     }
 
     #[test]

@@ -1,0 +1,272 @@
+//! Dyno-stats: what a profiled run executes under a given order of the code, counted rather than measured.
+//!
+//! **Method.** Counts of blocks and edges don't depend on the layout; which branches they run through does. Bodies are decoded where they
+//! ran, terminators are taken as `terminator` says that they are emitted. The counters are those that BOLT prints under this
+//! name. As there, a jump out of its function is a call that does not return here (`tail_calls`), not a branch, and a jump through a table or a
+//! pointer is counted apart from the taken branches.
+//!
+//! **Invariant.** `taken_branches` = taken conditional + unconditional; every other counter is a sum over blocks, so it does not depend on
+//! threads.
+
+use std::ops::AddAssign;
+
+use iced_x86::{FlowControl, InstructionInfoFactory, OpAccess};
+use lifter::Image;
+use lifter::address::Va;
+use lifter::entity::{Block, SecondaryMap};
+use lifter::ir::{CodeTarget, Program, RefRole, RefTarget, StopKind, Terminator};
+use lifter::x86::decode_block;
+use profiles::Weights;
+use rayon::prelude::*;
+
+use crate::plan::LayoutPlan;
+use crate::terminator::{Execution, SuccessorCounts, as_in_input, emit_weighted};
+
+const PAGE_BYTES: u64 = 4096;
+const LINE_BYTES: u64 = 64;
+
+/// Whose addresses and branches are counted.
+#[derive(Copy, Clone)]
+pub enum Order<'a> {
+    Input,
+    Output {
+        plan: &'a LayoutPlan,
+        /// Where a block was put and how many bytes it takes there; pinned blocks where they were.
+        placement: &'a (dyn Fn(Block) -> (Va, u32) + Sync),
+    },
+}
+
+impl std::fmt::Debug for Order<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Order::Input => "Input",
+            Order::Output { .. } => "Output",
+        })
+    }
+}
+
+/// The counters; all but the last three in executions.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct DynoStats {
+    pub instructions: u64,
+    pub blocks: u64,
+    /// Conditional branches whose target lies ahead.
+    pub forward_branches: u64,
+    pub taken_forward_branches: u64,
+    /// Conditional branches whose target lies behind, or is the branch's own block.
+    pub backward_branches: u64,
+    pub taken_backward_branches: u64,
+    /// Direct jumps inside a function.
+    pub unconditional_branches: u64,
+    pub taken_conditional_branches: u64,
+    pub not_taken_conditional_branches: u64,
+    /// Taken conditional and unconditional ones.
+    pub taken_branches: u64,
+    pub table_jumps: u64,
+    /// Indirect jumps without a table.
+    pub indirect_jumps: u64,
+    /// Direct jumps to another function or to a stub.
+    pub tail_calls: u64,
+    /// All `call` instructions, indirect and to the PLT included.
+    pub calls: u64,
+    pub indirect_calls: u64,
+    pub plt_calls: u64,
+    pub loads: u64,
+    pub stores: u64,
+    /// Size of the blocks that make up 99 % of the executed instructions, and how many pages and cache lines they lie in.
+    pub hot_bytes: u64,
+    pub hot_pages: u64,
+    pub hot_lines: u64,
+}
+
+impl AddAssign for DynoStats {
+    fn add_assign(&mut self, other: Self) {
+        macro_rules! add {
+            ($($field:ident)*) => { $(self.$field = self.$field.saturating_add(other.$field);)* };
+        }
+        add!(instructions blocks forward_branches taken_forward_branches backward_branches taken_backward_branches
+            unconditional_branches taken_conditional_branches not_taken_conditional_branches taken_branches table_jumps
+            indirect_jumps tail_calls calls indirect_calls plt_calls loads stores hot_bytes hot_pages hot_lines);
+    }
+}
+
+/// Counts what the weights say was executed, in the given order of the code.
+pub fn compute(image: &Image<'_>, program: &Program, weights: &Weights, order: Order<'_>) -> DynoStats {
+    let layout = Layout::new(program, order);
+    let executed: Vec<(Block, u64)> =
+        program.blocks.keys().zip(weights.blocks.iter().copied()).filter(|&(_, count)| count != 0).collect();
+    // Each chunk gives its sum and the instructions that each of its blocks executes.
+    let count_chunk = |chunk: &[(Block, u64)]| {
+        let mut factory = InstructionInfoFactory::new();
+        let mut sum = DynoStats::default();
+        let mut executed_insts = Vec::with_capacity(chunk.len());
+        for &(block, count) in chunk {
+            let before = sum.instructions;
+            count_body(image, program, block, count, &mut factory, &mut sum);
+            count_terminator(program, weights, &layout, block, count, &mut sum);
+            executed_insts.push((block, sum.instructions - before));
+        }
+        (sum, executed_insts)
+    };
+    let chunks: Vec<(DynoStats, Vec<(Block, u64)>)> = executed.par_chunks(1024).map(count_chunk).collect();
+    let mut stats = DynoStats::default();
+    let mut executed_insts = Vec::with_capacity(executed.len());
+    for (sum, insts) in chunks {
+        stats += sum;
+        executed_insts.extend(insts);
+    }
+    stats.taken_branches = stats.taken_conditional_branches.saturating_add(stats.unconditional_branches);
+    count_hot_code(&layout, executed_insts, &mut stats);
+    stats
+}
+
+/// The order, ready to be asked of single blocks.
+struct Layout<'a> {
+    program: &'a Program,
+    order: Order<'a>,
+    /// For each block that the plan moves: the one behind it in its fragment. `None` also for blocks that are not in the plan.
+    following: SecondaryMap<Block, Option<Block>>,
+}
+
+impl<'a> Layout<'a> {
+    fn new(program: &'a Program, order: Order<'a>) -> Self {
+        let mut following = SecondaryMap::new(program.blocks.len(), None);
+        if let Order::Output { plan, .. } = order {
+            for pair in plan.fragments.iter().flat_map(|fragment| fragment.blocks.windows(2)) {
+                following[pair[0].block] = Some(pair[1].block);
+            }
+        }
+        Self { program, order, following }
+    }
+
+    fn placement(&self, block: Block) -> (Va, u32) {
+        match self.order {
+            Order::Input => (self.program.blocks[block].start, self.program.blocks[block].len),
+            Order::Output { placement, .. } => placement(block),
+        }
+    }
+
+    fn address(&self, target: CodeTarget) -> Va {
+        match target {
+            CodeTarget::Block(block) => self.placement(block).0,
+            CodeTarget::Fixed(va) => va,
+        }
+    }
+
+    fn execution(&self, block: Block, counts: SuccessorCounts) -> Execution {
+        let data = &self.program.blocks[block];
+        let is_moved = matches!(self.order, Order::Output { .. }) && self.program.funcs[data.func].is_movable();
+        let emitted =
+            if is_moved { emit_weighted(&data.terminator, self.following[block], counts) } else { as_in_input(&data.terminator) };
+        Execution::of(emitted, &data.terminator, counts)
+    }
+}
+
+/// What the bytes that are copied execute.
+fn count_body(
+    image: &Image<'_>,
+    program: &Program,
+    block: Block,
+    count: u64,
+    factory: &mut InstructionInfoFactory,
+    stats: &mut DynoStats,
+) {
+    let data = &program.blocks[block];
+    let body_end = data.start + u64::from(data.body_len);
+    let (mut insts, mut loads, mut stores, mut calls, mut indirect_calls) = (0u64, 0u64, 0u64, 0u64, 0u64);
+    for instruction in decode_block(image, program, block).iter().take_while(|instruction| instruction.ip() < body_end.0) {
+        insts += 1;
+        let flow = instruction.flow_control();
+        calls += u64::from(matches!(flow, FlowControl::Call | FlowControl::IndirectCall));
+        indirect_calls += u64::from(flow == FlowControl::IndirectCall);
+        let (is_load, is_store) = memory_accesses(factory, instruction);
+        loads += u64::from(is_load);
+        stores += u64::from(is_store);
+    }
+    let through_plt = |va: Va| image.section_at(va).is_some_and(|section| image.sections[section].name.starts_with(".plt"));
+    let calls_plt = |target: RefTarget| matches!(target, RefTarget::Fixed(va) if through_plt(va));
+    let refs = program.block_refs(block).iter();
+    let plt_calls = refs.filter(|reference| reference.role == RefRole::Call && calls_plt(reference.target)).count() as u64;
+    *stats += DynoStats {
+        instructions: insts.saturating_mul(count),
+        blocks: count,
+        calls: calls.saturating_mul(count),
+        indirect_calls: indirect_calls.saturating_mul(count),
+        plt_calls: plt_calls.saturating_mul(count),
+        loads: loads.saturating_mul(count),
+        stores: stores.saturating_mul(count),
+        ..DynoStats::default()
+    };
+}
+
+/// Whether an instruction reads memory, and whether it writes any; the stack counts.
+fn memory_accesses(factory: &mut InstructionInfoFactory, instruction: &iced_x86::Instruction) -> (bool, bool) {
+    let memory = factory.info(instruction).used_memory();
+    let any = |kinds: &[OpAccess]| memory.iter().any(|used| kinds.contains(&used.access()));
+    let loads = any(&[OpAccess::Read, OpAccess::CondRead, OpAccess::ReadWrite, OpAccess::ReadCondWrite]);
+    let stores = any(&[OpAccess::Write, OpAccess::CondWrite, OpAccess::ReadWrite, OpAccess::ReadCondWrite]);
+    (loads, stores)
+}
+
+fn count_terminator(program: &Program, weights: &Weights, layout: &Layout<'_>, block: Block, count: u64, stats: &mut DynoStats) {
+    let terminator = &program.blocks[block].terminator;
+    match terminator {
+        Terminator::Stop(StopKind::TableJump(_)) => stats.table_jumps = stats.table_jumps.saturating_add(count),
+        Terminator::Stop(StopKind::ComputedJump | StopKind::IndirectTailCall) => {
+            stats.indirect_jumps = stats.indirect_jumps.saturating_add(count);
+        }
+        _ => {}
+    }
+    let execution = layout.execution(block, SuccessorCounts::of(program, weights, block));
+    let mut more = DynoStats::default();
+    if let Some(branch) = execution.conditional {
+        let runs = branch.taken.saturating_add(branch.not_taken);
+        more.instructions = runs;
+        more.taken_conditional_branches = branch.taken;
+        more.not_taken_conditional_branches = branch.not_taken;
+        if layout.address(branch.target) > layout.placement(block).0 {
+            (more.forward_branches, more.taken_forward_branches) = (runs, branch.taken);
+        } else {
+            (more.backward_branches, more.taken_backward_branches) = (runs, branch.taken);
+        }
+    }
+    if let Some((target, runs)) = execution.jump {
+        more.instructions = more.instructions.saturating_add(runs);
+        let stays = matches!(target, CodeTarget::Block(target) if program.func_of(target) == program.func_of(block));
+        if stays {
+            more.unconditional_branches = runs;
+        } else {
+            more.tail_calls = runs;
+        }
+    }
+    *stats += more;
+}
+
+/// The fewest blocks that make up 99 % of the executed instructions: their bytes, pages and lines.
+fn count_hot_code(layout: &Layout<'_>, mut executed_insts: Vec<(Block, u64)>, stats: &mut DynoStats) {
+    let total: u128 = executed_insts.iter().map(|&(_, insts)| u128::from(insts)).sum();
+    // By executions per byte, so that the set is the densest.
+    let density = |block: Block, insts: u64| u128::from(insts) * (1 << 20) / u128::from(layout.program.blocks[block].len.max(1));
+    executed_insts.sort_by_cached_key(|&(block, insts)| (std::cmp::Reverse(density(block, insts)), block));
+    let (mut covered, mut pages, mut lines) = (0u128, Vec::new(), Vec::new());
+    for (block, insts) in executed_insts {
+        if covered * 100 >= total * 99 {
+            break;
+        }
+        covered += u128::from(insts);
+        let (start, len) = layout.placement(block);
+        let last = start.0 + u64::from(len.max(1)) - 1;
+        stats.hot_bytes += u64::from(len);
+        pages.extend(start.0 / PAGE_BYTES..=last / PAGE_BYTES);
+        lines.extend(start.0 / LINE_BYTES..=last / LINE_BYTES);
+    }
+    let distinct = |mut numbers: Vec<u64>| {
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers.len() as u64
+    };
+    (stats.hot_pages, stats.hot_lines) = (distinct(pages), distinct(lines));
+}
+
+#[cfg(test)]
+mod tests;

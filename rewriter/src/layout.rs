@@ -1,0 +1,221 @@
+//! Where everything that moves goes: the order of blocks in a function, what is split off it as cold, the order of functions, and what
+//! is aligned.
+//!
+//! **Method.** Each function that ran is laid out alone, all in parallel: its executed blocks by `chains`, per unwind class, the others in input
+//! order behind them. `split` decides which of the cold parts are worth a fragment of their own; `functions` orders the
+//! fragments that ran; the rest follows in input order. `align` has the last word on each block's alignment.
+//!
+//! **Invariants.** Each block of each movable function is in the plan once; a pinned function's in none. A fragment's blocks have one
+//! function and one unwind class. In a function that ran, the entry is the first block of its first fragment. The plan depends on the
+//! program, the weights and the options alone, never on threads.
+
+use lifter::entity::{Block, EntityId, Func};
+use lifter::ir::{EdgeKind, Program, Terminator};
+use profiles::Weights;
+use rayon::prelude::*;
+
+use self::ext_tsp::{BlockGraph, Jump, JumpKind};
+use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
+
+mod align;
+mod chains;
+mod ext_tsp;
+mod functions;
+mod links;
+mod polish;
+mod shuffle;
+mod split;
+
+#[cfg(test)]
+pub(crate) use self::shuffle::Random;
+pub use self::shuffle::shuffle;
+
+/// What the layout may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayoutOptions {
+    pub reorder_blocks: bool,
+    pub reorder_functions: bool,
+    /// Whether the cold part of a function may go to a fragment of its own.
+    pub split: bool,
+    /// Blocks that ran at most this often are cold.
+    pub cold_count_max: u64,
+    /// The most that splitting may cost, in thousandths of the bytes of movable code: unwind entries and longer branches.
+    pub split_cost_per_mille_max: u64,
+    /// Whether hot loops are aligned.
+    pub align_loops: bool,
+}
+
+impl Default for LayoutOptions {
+    fn default() -> Self {
+        Self {
+            reorder_blocks: true,
+            reorder_functions: true,
+            split: true,
+            cold_count_max: 0,
+            split_cost_per_mille_max: 20,
+            align_loops: true,
+        }
+    }
+}
+
+/// The blocks of one function and unwind class, in output order.
+#[derive(Clone, Debug)]
+struct Group {
+    func: Func,
+    hot: Vec<Block>,
+    cold: Vec<Block>,
+}
+
+/// The layout for speed that the weights ask for; the input's where they say nothing.
+pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) -> LayoutPlan {
+    if !weights.has_counts() {
+        return original(program);
+    }
+    let groups: Vec<Group> = program
+        .funcs
+        .as_slice()
+        .par_iter()
+        .enumerate()
+        .filter(|(_, data)| data.is_movable())
+        .flat_map_iter(|(index, _)| groups_of(program, weights, options, Func::new(index)))
+        .collect();
+    let busy_count_min = busy_count_min(program, weights);
+    let is_split = split::choose(program, weights, options, busy_count_min, &groups);
+
+    let (mut hot, mut cold) = (Vec::new(), Vec::new());
+    for (mut group, is_split) in groups.into_iter().zip(is_split) {
+        if !group.hot.is_empty() {
+            if !is_split {
+                group.hot.append(&mut group.cold);
+            }
+            hot.push(fragment(group.func, Temperature::Hot, &group.hot));
+        }
+        if !group.cold.is_empty() {
+            cold.push(fragment(group.func, Temperature::Cold, &group.cold));
+        }
+    }
+    let mut fragments =
+        if options.reorder_functions { functions::order(program, weights, hot) } else { by_address(program, hot) };
+    fragments.extend(by_address(program, cold));
+    align::apply(program, weights, options, busy_count_min, &mut fragments);
+    LayoutPlan { fragments }
+}
+
+/// The layout of the input: every movable function, a fragment for each of its code ranges, all in input order.
+pub fn original(program: &Program) -> LayoutPlan {
+    let movable = program.funcs.iter().filter(|(_, data)| data.is_movable());
+    let ranges = |(func, data): (Func, &lifter::ir::FuncData)| {
+        let blocks: Vec<Block> = data.blocks.iter().collect();
+        let same_range = |a: &Block, b: &Block| program.blocks[*a].range == program.blocks[*b].range;
+        blocks.chunk_by(same_range).map(|run| fragment(func, Temperature::Unknown, run)).collect::<Vec<_>>()
+    };
+    let mut fragments = by_address(program, movable.flat_map(ranges).collect());
+    align::keep(program, &mut fragments);
+    LayoutPlan { fragments }
+}
+
+fn fragment(func: Func, temperature: Temperature, blocks: &[Block]) -> FragmentPlan {
+    let blocks = blocks.iter().map(|&block| PlannedBlock { block, align: 1 }).collect();
+    FragmentPlan { func, temperature, align: 1, blocks }
+}
+
+fn by_address(program: &Program, mut fragments: Vec<FragmentPlan>) -> Vec<FragmentPlan> {
+    fragments.sort_by_key(|fragment| fragment.blocks.first().map(|first| (program.blocks[first.block].start, first.block)));
+    fragments
+}
+
+fn count_of(weights: &Weights, block: Block) -> u64 {
+    weights.blocks.get(block.index()).copied().unwrap_or(0)
+}
+
+/// Blocks by unwind class, classes and blocks in the order in which they come.
+fn blocks_by_class(program: &Program, blocks: impl Iterator<Item = Block>) -> Vec<Vec<Block>> {
+    let mut classes: Vec<(u32, Vec<Block>)> = Vec::new();
+    for block in blocks {
+        let class = program.ranges[program.blocks[block].range as usize].unwind_class;
+        match classes.iter_mut().find(|(known, _)| *known == class) {
+            Some((_, blocks)) => blocks.push(block),
+            None => classes.push((class, vec![block])),
+        }
+    }
+    classes.into_iter().map(|(_, blocks)| blocks).collect()
+}
+
+/// Lays out one function; the group with the entry comes first.
+fn groups_of(program: &Program, weights: &Weights, options: &LayoutOptions, func: Func) -> Vec<Group> {
+    let data = &program.funcs[func];
+    let is_hot = |block: Block| count_of(weights, block) > options.cold_count_max;
+    let has_run = data.blocks.iter().any(is_hot);
+    // The primary range may lie behind a cold one.
+    let (primary, other): (Vec<Block>, Vec<Block>) =
+        data.blocks.iter().partition(|&block| program.blocks[block].range == data.primary_range);
+    let in_order = primary.into_iter().chain(other);
+    if !has_run {
+        let classes = blocks_by_class(program, in_order);
+        return classes.into_iter().map(|cold| Group { func, hot: Vec::new(), cold }).collect();
+    }
+    let entry_first = std::iter::once(data.entry).chain(in_order.filter(|&block| block != data.entry));
+    let group = |blocks: Vec<Block>| {
+        let (mut hot, cold): (Vec<Block>, Vec<Block>) =
+            blocks.into_iter().partition(|&block| is_hot(block) || block == data.entry);
+        if options.reorder_blocks {
+            let graph = block_graph(program, weights, func, &hot);
+            hot = chains::order(&graph).into_iter().map(|node| hot[node as usize]).collect();
+        }
+        Group { func, hot, cold }
+    };
+    blocks_by_class(program, entry_first).into_iter().map(group).collect()
+}
+
+/// The jumps among some blocks of a function.
+fn block_graph(program: &Program, weights: &Weights, func: Func, blocks: &[Block]) -> BlockGraph {
+    let data = &program.funcs[func];
+    let first = data.blocks.as_usize().start;
+    let mut nodes: Vec<Option<u32>> = vec![None; data.blocks.len()];
+    for (node, &block) in (0..).zip(blocks) {
+        nodes[block.index() - first] = Some(node);
+    }
+    let node_of = |block: Block| block.index().checked_sub(first).and_then(|local| nodes.get(local).copied().flatten());
+    let mut jumps = Vec::new();
+    for (source, &block) in (0..).zip(blocks) {
+        let terminator = &program.blocks[block].terminator;
+        for edge in program.blocks[block].edges.as_usize() {
+            let Some(target) = node_of(program.edges[edge].target) else { continue };
+            let kind = jump_kind(terminator, program.edges[edge].kind);
+            jumps.push(Jump { source, target, count: weights.edges.get(edge).copied().unwrap_or(0), kind });
+        }
+    }
+    let sizes = blocks.iter().map(|&block| program.blocks[block].len).collect();
+    let counts = blocks.iter().map(|&block| count_of(weights, block)).collect();
+    BlockGraph::new(sizes, counts, jumps, node_of(data.entry))
+}
+
+fn jump_kind(terminator: &Terminator, edge: EdgeKind) -> JumpKind {
+    match (terminator, edge) {
+        (_, EdgeKind::Table | EdgeKind::Computed) | (Terminator::Loop { .. }, EdgeKind::Taken) => JumpKind::Indirect,
+        (Terminator::Branch { .. } | Terminator::Loop { .. }, _) => JumpKind::Conditional,
+        (Terminator::Fallthrough { .. } | Terminator::Jump { .. } | Terminator::Stop(_), _) => JumpKind::Unconditional,
+    }
+}
+
+/// The least count of the blocks that make up 99 % of the executed instructions: what runs less often is not worth bytes.
+fn busy_count_min(program: &Program, weights: &Weights) -> u64 {
+    let executed = |(block, data): (Block, &lifter::ir::BlockData)| {
+        let count = count_of(weights, block);
+        (count != 0).then_some((count, u128::from(count) * u128::from(data.num_insts)))
+    };
+    let mut blocks: Vec<(u64, u128)> = program.blocks.iter().filter_map(executed).collect();
+    blocks.sort_unstable_by(|a, b| b.cmp(a));
+    let total: u128 = blocks.iter().map(|&(_, insts)| insts).sum();
+    let mut covered = 0;
+    for (count, insts) in blocks {
+        covered += insts;
+        if covered * 100 >= total * 99 {
+            return count;
+        }
+    }
+    1
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! Which chains a jump joins, kept up to date while chains merge: what block and function ordering have in common.
+//!
+//! **Invariants.** Two live chains have one link if any jump joins them, else none; each knows the other as a neighbor. A link's version
+//! rises with every merge of one of its chains, so what was computed of it before can be told to be stale.
+
+/// All jumps between two chains, in either direction.
+#[derive(Debug, Default)]
+pub(crate) struct Link {
+    /// Indices into the caller's jumps.
+    pub(crate) jumps: Vec<u32>,
+    pub(crate) version: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Links {
+    links: Vec<Link>,
+    /// For each chain: the chains that it is linked to, with the link.
+    neighbors: Vec<Vec<(u32, u32)>>,
+}
+
+impl Links {
+    /// Links from `(chain, chain, jump)`, the two chains different.
+    pub(crate) fn new(num_chains: usize, mut pairs: Vec<(u32, u32, u32)>) -> Self {
+        for (a, b, _) in &mut pairs {
+            (*a, *b) = ((*a).min(*b), (*a).max(*b));
+        }
+        pairs.sort_unstable();
+        let mut links = Self { links: Vec::new(), neighbors: vec![Vec::new(); num_chains] };
+        for run in pairs.chunk_by(|x, y| (x.0, x.1) == (y.0, y.1)) {
+            let (a, b, _) = run[0];
+            let link = links.links.len() as u32;
+            links.links.push(Link { jumps: run.iter().map(|&(_, _, jump)| jump).collect(), version: 0 });
+            links.neighbors[a as usize].push((b, link));
+            links.neighbors[b as usize].push((a, link));
+        }
+        links
+    }
+
+    pub(crate) fn get(&self, link: u32) -> &Link {
+        &self.links[link as usize]
+    }
+
+    /// `(chain, neighbor, link)` for every link, once.
+    pub(crate) fn all(&self) -> Vec<(u32, u32, u32)> {
+        let of_chain = |(chain, neighbors): (usize, &Vec<(u32, u32)>)| {
+            let chain = chain as u32;
+            neighbors
+                .iter()
+                .filter(move |&&(other, _)| chain < other)
+                .map(move |&(other, link)| (chain, other, link))
+                .collect::<Vec<_>>()
+        };
+        self.neighbors.iter().enumerate().flat_map(of_chain).collect()
+    }
+
+    /// Chain Y goes into X: X gets Y's links, two links to the same chain become one. Returns X's neighbors with their links, all renewed.
+    pub(crate) fn merge(&mut self, x: u32, y: u32) -> Vec<(u32, u32)> {
+        let mut mine = std::mem::take(&mut self.neighbors[x as usize]);
+        let theirs = std::mem::take(&mut self.neighbors[y as usize]);
+        if let Some(at) = mine.iter().position(|&(chain, _)| chain == y) {
+            let (_, link) = mine.swap_remove(at);
+            self.retire(link);
+        }
+        mine.sort_unstable();
+        let num_mine = mine.len();
+        for (other, link) in theirs.into_iter().filter(|&(chain, _)| chain != x) {
+            match mine[..num_mine].binary_search_by_key(&other, |&(chain, _)| chain) {
+                Ok(at) => {
+                    let jumps = self.retire(link);
+                    self.links[mine[at].1 as usize].jumps.extend(jumps);
+                    self.neighbors[other as usize].retain(|&(chain, _)| chain != y);
+                }
+                Err(_) => {
+                    for neighbor in self.neighbors[other as usize].iter_mut().filter(|(chain, _)| *chain == y) {
+                        neighbor.0 = x;
+                    }
+                    mine.push((other, link));
+                }
+            }
+        }
+        for &(_, link) in &mine {
+            self.links[link as usize].version += 1;
+        }
+        self.neighbors[x as usize].clone_from(&mine);
+        mine
+    }
+
+    fn retire(&mut self, link: u32) -> Vec<u32> {
+        let link = &mut self.links[link as usize];
+        link.version += 1;
+        std::mem::take(&mut link.jumps)
+    }
+}

@@ -1,0 +1,170 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{End, ProgramBuilder, TestBlock, random_program, walk};
+
+/// What every plan must hold to.
+fn check_legal(program: &Program, plan: &LayoutPlan) {
+    let mut times_planned = vec![0; program.blocks.len()];
+    for fragment in &plan.fragments {
+        assert!(!fragment.blocks.is_empty());
+        assert!(program.funcs[fragment.func].is_movable(), "{} is pinned", fragment.func);
+        assert!(fragment.align.is_power_of_two());
+        let class = |block: Block| program.ranges[program.blocks[block].range as usize].unwind_class;
+        for planned in &fragment.blocks {
+            times_planned[planned.block.index()] += 1;
+            assert_eq!(program.func_of(planned.block), fragment.func);
+            assert_eq!(class(planned.block), class(fragment.blocks[0].block), "classes mixed");
+            assert!(planned.align.is_power_of_two() && planned.align <= fragment.align);
+            assert!(planned.align >= align::demanded(program, planned.block));
+        }
+    }
+    for (block, data) in program.blocks.iter() {
+        let expected = i32::from(program.funcs[data.func].is_movable());
+        assert_eq!(times_planned[block.index()], expected, "{block}");
+    }
+}
+
+/// Executions that run from one block into the next.
+fn fallthroughs(program: &Program, weights: &Weights, plan: &LayoutPlan) -> u64 {
+    let pairs = plan.fragments.iter().flat_map(|fragment| fragment.blocks.windows(2));
+    let count = |pair: &[PlannedBlock]| -> u64 {
+        let data = &program.blocks[pair[0].block];
+        let vanishes = |edge: &usize| {
+            let edge = &program.edges[*edge];
+            edge.target == pair[1].block && jump_kind(&data.terminator, edge.kind) != JumpKind::Indirect
+        };
+        data.edges.as_usize().filter(vanishes).map(|edge| weights.edges[edge]).sum()
+    };
+    pairs.map(count).sum()
+}
+
+fn temperature_of(plan: &LayoutPlan, block: usize) -> Option<Temperature> {
+    let holds = |fragment: &&FragmentPlan| fragment.blocks.iter().any(|planned| planned.block.index() == block);
+    plan.fragments.iter().find(holds).map(|fragment| fragment.temperature)
+}
+
+proptest! {
+    #[test]
+    fn every_layout_is_legal(num_funcs in 1usize..20, blocks_max in 1u64..30, seed: u64) {
+        let program = random_program(num_funcs, blocks_max, seed);
+        let weights = walk(&program, 50, seed);
+        check_legal(&program, &original(&program));
+        check_legal(&program, &shuffle(&program, seed));
+        check_legal(&program, &compute(&program, &weights, &LayoutOptions::default()));
+        let plain = LayoutOptions { reorder_blocks: false, reorder_functions: false, split: false, ..LayoutOptions::default() };
+        check_legal(&program, &compute(&program, &weights, &plain));
+    }
+
+    #[test]
+    fn the_entry_of_a_function_that_ran_comes_first(num_funcs in 1usize..10, seed: u64) {
+        let program = random_program(num_funcs, 20, seed);
+        let weights = walk(&program, 50, seed);
+        let plan = compute(&program, &weights, &LayoutOptions { reorder_functions: false, ..LayoutOptions::default() });
+        for fragment in plan.fragments.iter().filter(|fragment| fragment.temperature == Temperature::Hot) {
+            let entry = program.funcs[fragment.func].entry;
+            let at = fragment.blocks.iter().position(|planned| planned.block == entry);
+            prop_assert!(at.is_none_or(|at| at == 0));
+        }
+    }
+
+    #[test]
+    fn reordering_never_adds_taken_branches(num_funcs in 1usize..10, seed: u64) {
+        let program = random_program(num_funcs, 30, seed);
+        let weights = walk(&program, 100, seed);
+        let with = |reorder_blocks| compute(&program, &weights, &LayoutOptions { reorder_blocks, ..LayoutOptions::default() });
+        prop_assert!(fallthroughs(&program, &weights, &with(true)) >= fallthroughs(&program, &weights, &with(false)));
+    }
+
+    #[test]
+    fn hot_comes_before_cold(num_funcs in 1usize..20, seed: u64) {
+        let program = random_program(num_funcs, 20, seed);
+        let plan = compute(&program, &walk(&program, 20, seed), &LayoutOptions::default());
+        prop_assert!(plan.fragments.is_sorted_by_key(|fragment| fragment.temperature));
+    }
+}
+
+#[test]
+fn the_same_input_gives_the_same_plan_on_any_number_of_threads() {
+    let program = random_program(300, 40, 5);
+    let weights = walk(&program, 2000, 5);
+    let plan_with = |num_threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).build().unwrap();
+        pool.install(|| compute(&program, &weights, &LayoutOptions::default()))
+    };
+    assert_eq!(plan_with(1), plan_with(3));
+    assert_eq!(shuffle(&program, 9), shuffle(&program, 9));
+    assert_ne!(shuffle(&program, 9), shuffle(&program, 10));
+}
+
+/// A hot path around a cold block of the given size, in a second function one that never ran.
+fn hot_around_cold(cold_bytes: u32) -> (Program, Weights) {
+    let program = ProgramBuilder::default()
+        .func(vec![
+            TestBlock::new(20_000, End::Branch(2)),
+            TestBlock::new(cold_bytes, End::Fallthrough),
+            TestBlock::new(20, End::Return),
+        ])
+        .func(vec![TestBlock::new(40, End::Return)])
+        .build();
+    let mut weights = Weights::none(program.blocks.len(), program.edges.len());
+    weights.blocks[..3].copy_from_slice(&[10, 0, 10]);
+    weights.edges[..2].copy_from_slice(&[0, 10]);
+    (program, weights)
+}
+
+#[test]
+fn a_cold_block_leaves_its_function_if_it_is_large() {
+    let (program, weights) = hot_around_cold(500);
+    let plan = compute(&program, &weights, &LayoutOptions::default());
+    assert_eq!(temperature_of(&plan, 1), Some(Temperature::Cold));
+    assert_eq!(temperature_of(&plan, 2), Some(Temperature::Hot));
+    assert_eq!(temperature_of(&plan, 3), Some(Temperature::Cold));
+    let unsplit = compute(&program, &weights, &LayoutOptions { split: false, ..LayoutOptions::default() });
+    assert_eq!(temperature_of(&unsplit, 1), Some(Temperature::Hot));
+}
+
+#[test]
+fn a_small_cold_block_stays_behind_the_hot_ones() {
+    let (program, weights) = hot_around_cold(24);
+    let plan = compute(&program, &weights, &LayoutOptions::default());
+    let order: Vec<usize> = plan.fragments[0].blocks.iter().map(|planned| planned.block.index()).collect();
+    assert_eq!(order, [0, 2, 1]);
+}
+
+#[test]
+fn without_a_profile_the_input_order_stays() {
+    let program = random_program(20, 20, 3);
+    let plan = compute(&program, &Weights::none(program.blocks.len(), program.edges.len()), &LayoutOptions::default());
+    assert_eq!(plan, original(&program));
+    let blocks: Vec<Block> = plan.fragments.iter().flat_map(|fragment| &fragment.blocks).map(|planned| planned.block).collect();
+    assert!(blocks.is_sorted());
+    assert!(plan.fragments.iter().all(|fragment| fragment.temperature == Temperature::Unknown));
+}
+
+#[test]
+fn a_part_of_another_unwind_class_keeps_to_its_own_fragment() {
+    let program = ProgramBuilder::default()
+        .func(vec![TestBlock::new(20, End::Branch(1)), TestBlock::new(20, End::Jump(0)).in_new_range(1)])
+        .build();
+    let mut weights = Weights::none(program.blocks.len(), program.edges.len());
+    weights.blocks.copy_from_slice(&[10, 10]);
+    let plan = compute(&program, &weights, &LayoutOptions::default());
+    assert_eq!(plan.fragments.len(), 2);
+}
+
+#[test]
+fn the_target_of_a_hot_back_edge_is_aligned_and_a_cold_function_is_not() {
+    let program = ProgramBuilder::default()
+        .func(vec![TestBlock::new(9, End::Fallthrough), TestBlock::new(20, End::Branch(1)), TestBlock::new(20, End::Return)])
+        .func(vec![TestBlock::new(40, End::Return)])
+        .build();
+    let mut weights = Weights::none(program.blocks.len(), program.edges.len());
+    weights.blocks.copy_from_slice(&[1, 1000, 1, 0]);
+    // Edges: 0→1; 1→2, 1→1.
+    weights.edges.copy_from_slice(&[1, 1, 999]);
+    let plan = compute(&program, &weights, &LayoutOptions::default());
+    let aligns: Vec<u8> = plan.fragments[0].blocks.iter().map(|planned| planned.align).collect();
+    assert_eq!(aligns, [16, 16, 1]);
+    assert_eq!(plan.fragments[1].align, 1);
+}
