@@ -79,6 +79,35 @@ pub struct DynoStats {
     pub hot_lines: u64,
 }
 
+impl DynoStats {
+    /// Every counter with its key for machines and its name for people, in the order in which they are shown.
+    pub fn rows(&self) -> [(&'static str, &'static str, u64); 21] {
+        [
+            ("instructions", "executed instructions", self.instructions),
+            ("blocks", "executed blocks", self.blocks),
+            ("taken_branches", "taken branches", self.taken_branches),
+            ("taken_conditional_branches", "taken conditional branches", self.taken_conditional_branches),
+            ("not_taken_conditional_branches", "not taken conditional branches", self.not_taken_conditional_branches),
+            ("unconditional_branches", "unconditional branches", self.unconditional_branches),
+            ("forward_branches", "forward branches", self.forward_branches),
+            ("taken_forward_branches", "taken forward branches", self.taken_forward_branches),
+            ("backward_branches", "backward branches", self.backward_branches),
+            ("taken_backward_branches", "taken backward branches", self.taken_backward_branches),
+            ("table_jumps", "jumps through tables", self.table_jumps),
+            ("indirect_jumps", "other indirect jumps", self.indirect_jumps),
+            ("tail_calls", "tail calls", self.tail_calls),
+            ("calls", "calls", self.calls),
+            ("indirect_calls", "indirect calls", self.indirect_calls),
+            ("plt_calls", "PLT calls", self.plt_calls),
+            ("loads", "loads", self.loads),
+            ("stores", "stores", self.stores),
+            ("hot_bytes", "hot code bytes", self.hot_bytes),
+            ("hot_pages", "hot 4 KiB pages", self.hot_pages),
+            ("hot_lines", "hot cache lines", self.hot_lines),
+        ]
+    }
+}
+
 impl AddAssign for DynoStats {
     fn add_assign(&mut self, other: Self) {
         macro_rules! add {

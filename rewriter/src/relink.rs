@@ -79,6 +79,10 @@ pub fn relink(
     check_no_payload_behind(image)?;
     let reserved = payload.as_ref().map_or(0, |p| p.reserved());
     let reserved_at = image.high().align_up(PAGE);
+    let ends_writable = image.loads().max_by_key(|s| s.p_vaddr).is_some_and(|s| s.is_writable());
+    if reserved > 0 && !ends_writable {
+        return Err(Error::Instrument("the last segment is not writable, so it can't grow by the counters".into()));
+    }
     let reserved_total = if reserved == 0 { 0 } else { reserved_at - image.high() + reserved };
 
     // Addresses.

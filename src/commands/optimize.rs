@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use lifter::entity::EntityId;
+use lifter::entity::{Block, EntityId};
 use profiles::Weights;
 use rewriter::dyno::{self, DynoStats};
 use rewriter::layout::LayoutOptions;
@@ -155,9 +155,10 @@ fn limit(lifted: &Lifted<'_>, plan: &mut LayoutPlan, fuel: u64) {
 }
 
 fn dyno_stats(lifted: &Lifted<'_>, weights: &Weights, plan: &LayoutPlan, relinked: &Relinked) -> (DynoStats, DynoStats) {
-    let old = lifted.program.blocks.values().map(|b| (b.start, b.len)).collect::<Vec<_>>();
-    let before = dyno::compute(&lifted.image, &lifted.program, weights, dyno::Order::Input, &old);
-    let after = dyno::compute(&lifted.image, &lifted.program, weights, dyno::Order::Plan(plan), &relinked.blocks);
+    let Lifted { image, program } = lifted;
+    let placement = |block: Block| relinked.blocks[block.index()];
+    let before = dyno::compute(image, program, weights, dyno::Order::Input);
+    let after = dyno::compute(image, program, weights, dyno::Order::Output { plan, placement: &placement });
     (before, after)
 }
 

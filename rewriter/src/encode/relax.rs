@@ -126,3 +126,74 @@ fn grow(shapes: &[Shape], blocks: &Range<u32>, relaxed: &mut Relaxed, margin: i6
     }
     has_grown
 }
+
+#[cfg(test)]
+mod tests {
+    use lifter::address::Va;
+
+    use super::*;
+    use crate::materialize::Out;
+
+    fn block(body_len: u32, terminator: OutTerminator) -> Shape {
+        Shape { align: 1, body_len, terminator, loop_prefix_len: 1 }
+    }
+    fn jump(to: usize) -> OutTerminator {
+        OutTerminator::Jump(OutTarget::Placed(Out::new(to)))
+    }
+
+    #[test]
+    fn a_jump_is_short_up_to_127_bytes_and_long_beyond() {
+        let reaching = [block(0, jump(2)), block(127, OutTerminator::None), block(1, OutTerminator::None)];
+        assert_eq!(relax(&reaching, &(0..3)).offsets, [0, 2, 129]);
+        let beyond = [block(0, jump(2)), block(128, OutTerminator::None), block(1, OutTerminator::None)];
+        assert_eq!(relax(&beyond, &(0..3)).offsets, [0, 5, 133]);
+    }
+
+    #[test]
+    fn growth_of_one_branch_makes_another_grow() {
+        // The first jump just reaches as long as the second one is short.
+        let shapes = [block(0, jump(3)), block(60, jump(4)), block(65, OutTerminator::None), block(63, OutTerminator::None), block(1, OutTerminator::None)];
+        let relaxed = relax(&shapes, &(0..5));
+        assert!(relaxed.is_long[1].jump && relaxed.is_long[0].jump);
+    }
+
+    #[test]
+    fn what_leaves_the_fragment_is_long() {
+        let shapes = [block(3, jump(9)), block(3, OutTerminator::Jump(OutTarget::Fixed(Va(0x1000))))];
+        assert_eq!(relax(&shapes, &(4..6)).len, 3 + 5 + 3 + 5);
+    }
+
+    #[test]
+    fn ids_of_a_fragment_need_not_begin_at_zero() {
+        let shapes = [block(3, jump(8)), block(3, jump(7))];
+        assert_eq!(relax(&shapes, &(7..9)).len, 3 + 2 + 3 + 2);
+    }
+
+    #[test]
+    fn every_short_branch_of_a_random_fragment_reaches() {
+        let mut random = 7u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (random >> 33) % below
+        };
+        for _ in 0..200 {
+            let count = 2 + next(60) as usize;
+            let shapes: Vec<Shape> = (0..count)
+                .map(|_| {
+                    let mut shape = block(next(40) as u32, jump(next(count as u64) as usize));
+                    shape.align = 1 << next(5);
+                    shape
+                })
+                .collect();
+            let relaxed = relax(&shapes, &(0..count as u32));
+            for (index, shape) in shapes.iter().enumerate() {
+                let OutTerminator::Jump(target) = shape.terminator else { unreachable!() };
+                let size = if relaxed.is_long[index].jump { 5 } else { 2 };
+                let end = i64::from(relaxed.offsets[index] + shape.body_len) + size;
+                let to = offset_in(target, &(0..count as u32), &relaxed.offsets).map(i64::from);
+                let distance = to.map(|to| to - end);
+                assert!(size == 5 || distance.is_some_and(|d| (-128..=127).contains(&d)), "{distance:?}");
+            }
+        }
+    }
+}

@@ -181,3 +181,55 @@ pub(crate) fn free_text(image: &Image<'_>, program: &Program) -> Vec<Interval> {
     free.sort_by_key(|i| i.start);
     free
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space(intervals: &[(u64, u64)]) -> Space {
+        let intervals = intervals.iter().map(|&(start, end)| Interval { start: Va(start), end: Va(end) }).collect();
+        Space::new(intervals, Overflow { start: Va(0x9000), offset: FileOffset(0x3000), end: Va(0x9000) })
+    }
+
+    #[test]
+    fn code_is_placed_in_order_until_an_interval_is_full() {
+        let mut space = space(&[(0x1000, 0x1040), (0x2000, 0x2100)]);
+        assert_eq!(space.take_in_order(0x30, 16), Va(0x1000));
+        assert_eq!(space.take_in_order(0x20, 16), Va(0x2000));
+        assert_eq!(space.take_in_order(0x10, 1), Va(0x2020));
+    }
+
+    #[test]
+    fn what_an_interval_has_left_is_a_hole_for_what_fits() {
+        let mut space = space(&[(0x1000, 0x1040), (0x2000, 0x2100)]);
+        space.take_in_order(0x28, 1);
+        space.take_in_order(0x80, 1);
+        assert_eq!(space.take_hole(0x18, 8), Some(Va(0x1028)));
+        assert_eq!(space.take_hole(0x18, 8), None);
+    }
+
+    #[test]
+    fn what_fits_nowhere_goes_behind_the_image() {
+        let mut space = space(&[(0x1000, 0x1040)]);
+        assert_eq!(space.take_in_order(0x41, 1), Va(0x9000));
+        assert_eq!(space.take_anywhere(0x20, 64), Va(0x1000));
+        assert_eq!(space.take_anywhere(0x21, 64), Va(0x9080));
+        assert_eq!(space.overflow.len(), 0xa1);
+    }
+
+    #[test]
+    fn nothing_handed_out_overlaps() {
+        let mut space = space(&[(0x1000, 0x1333), (0x1400, 0x1500), (0x1501, 0x1fff)]);
+        let mut taken: Vec<(u64, u64)> = Vec::new();
+        let mut random = 1u64;
+        for _ in 0..400 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let (len, align) = (1 + (random >> 33) % 40, 1 << ((random >> 20) % 5));
+            let at = if random >> 63 == 0 { space.take_in_order(len, align) } else { space.take_anywhere(len, align) };
+            assert_eq!(at.0 % align, 0);
+            taken.push((at.0, at.0 + len));
+        }
+        taken.sort();
+        assert!(taken.windows(2).all(|w| w[0].1 <= w[1].0));
+    }
+}
