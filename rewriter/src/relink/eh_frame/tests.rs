@@ -351,3 +351,29 @@ fn fragments_that_overlap_and_pieces_that_descend_are_errors() {
     outside.pieces[0].new_start = fde.start + 1;
     assert!(matches!(UnwindLayout::plan(&unwind, &[outside], Some), Err(super::UnwindError::Pieces(_))));
 }
+
+#[test]
+fn damaged_tables_are_written_or_refused_without_a_panic() {
+    let mut random = Random(5);
+    let mut written = 0;
+    for (_, mut bytes) in real_files().into_iter().filter(|(name, _)| name.contains("/lib") && !name.contains("crypto")) {
+        let image = Image::parse(&bytes).unwrap();
+        let sections = [".eh_frame", ".gcc_except_table"].into_iter().filter_map(|name| image.section_named(name));
+        let places: Vec<_> = sections.map(|s| (image.sections[s].sh_offset.0, image.sections[s].sh_size)).collect();
+        for _ in 0..30 {
+            let (offset, size) = places[random.below(places.len() as u64) as usize];
+            let at = (offset + random.below(size)) as usize;
+            let saved = std::mem::replace(&mut bytes[at], random.next() as u8);
+            let image = Image::parse(&bytes).unwrap();
+            if let Ok(unwind) = Unwind::parse(&image) {
+                let torn = tear(&unwind, image.high().align_up(4096), 20, &mut random);
+                if let Ok(layout) = UnwindLayout::plan(&unwind, &torn.fragments, |va| torn.new_address(va).or(Some(va))) {
+                    let (a, b) = (torn.end.align_up(8), torn.end.align_up(8) + layout.except_table_len.next_multiple_of(8));
+                    written += usize::from(layout.write(a, b, b + layout.eh_frame_len).is_ok());
+                }
+            }
+            bytes[at] = saved;
+        }
+    }
+    assert!(written > 0);
+}
