@@ -3,6 +3,7 @@ use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
 use crate::Image;
 use crate::address::Va;
 use crate::elf::Unwind;
+use crate::elf::image::SectionData;
 use crate::entity::EntityId;
 
 /// Programs and libraries of this machine, C, C++ and Rust; those that are missing are passed over, at least one must be there.
@@ -98,4 +99,46 @@ fn a_file_without_section_headers_gives_the_same_entries() {
         assert_eq!(whole.fdes.len(), stripped.fdes.len());
         assert!(whole.fdes.values().zip(stripped.fdes.values()).all(|(a, b)| (a.start, &a.ops) == (b.start, &b.ops)));
     }
+}
+
+fn place(section: &SectionData<'_>) -> (usize, usize) {
+    (section.sh_offset.0 as usize, section.sh_size as usize)
+}
+
+/// Bytes of a section replaced at random, its length cut at random: the reader answers, with an error or not.
+#[test]
+fn damaged_tables_never_panic() {
+    let mut seed = 1u64;
+    let mut random = |bound: usize| {
+        seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (seed >> 33) as usize % bound.max(1)
+    };
+    let mut refused = 0;
+    for library in ["libgcc_s.so.1", "libstdc++.so.6"] {
+        let Ok(mut bytes) = std::fs::read(format!("/usr/lib/x86_64-linux-gnu/{library}")) else { continue };
+        let image = Image::parse(&bytes).unwrap();
+        let named = |name: &str| image.section_named(name).map(|s| (s, place(&image.sections[s])));
+        let places: Vec<_> = [".eh_frame", ".gcc_except_table", ".eh_frame_hdr"].into_iter().filter_map(named).collect();
+        for round in 0..150 {
+            let (section, (offset, size)) = places[random(places.len())];
+            let damage: Vec<usize> = (0..1 + random(4)).map(|_| offset + random(size)).collect();
+            let saved: Vec<u8> = damage.iter().map(|&at| bytes[at]).collect();
+            for &at in &damage {
+                bytes[at] = [0, 1, 0x7f, 0x80, 0xff, random(256) as u8][random(6)];
+            }
+            let mut image = Image::parse(&bytes).unwrap();
+            if round % 3 == 0 {
+                image.sections[section].sh_size = random(size) as u64;
+            }
+            if round % 5 == 0 {
+                image.sections = Default::default();
+            }
+            refused += usize::from(Unwind::parse(&image).is_err());
+            drop(image);
+            for (&at, &byte) in damage.iter().zip(&saved).rev() {
+                bytes[at] = byte;
+            }
+        }
+    }
+    assert!(refused > 0);
 }

@@ -103,8 +103,9 @@ impl Lsda {
         let start = base.0.checked_sub(size).map(Va).filter(|&start| start >= actions_end);
         let start = start.ok_or("a type table that overlaps the action table")?;
         budget.spend(size)?;
-        let bytes = usize::try_from(size).ok().and_then(|size| image.read(start, size)).ok_or("a type table outside the file")?;
-        let mut cursor = Cursor::new(bytes, start, is_position_independent);
+        // Behind an empty table may be the end of the segment, where nothing can be read.
+        let bytes = if size == 0 { Some(&[][..]) } else { image.read(start, size as usize) };
+        let mut cursor = Cursor::new(bytes.ok_or("a type table outside the file")?, start, is_position_independent);
         while !cursor.is_empty() {
             self.types.push(cursor.pointer(self.type_encoding)?);
         }

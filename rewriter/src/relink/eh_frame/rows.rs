@@ -30,8 +30,21 @@ enum Cfa<'a> {
         register: u64,
         offset: i64,
     },
-    /// The whole instruction.
-    Expression(&'a [u8]),
+    /// `expression` is the whole instruction. A register defined afterwards takes up the offset from before: not what the standard
+    /// allows, but what unwinders do and hand-written assembly relies on.
+    Expression {
+        expression: &'a [u8],
+        offset: i64,
+    },
+}
+
+impl Cfa<'_> {
+    fn offset(self) -> Option<i64> {
+        match self {
+            Cfa::Unset => None,
+            Cfa::Register { offset, .. } | Cfa::Expression { offset, .. } => Some(offset),
+        }
+    }
 }
 
 /// The state that holds from one address to the next.
@@ -93,14 +106,15 @@ impl<'a> Row<'a> {
         match Instruction::decode(bytes, data_alignment)?.0 {
             Instruction::DefCfa { register, offset } => self.cfa = Cfa::Register { register, offset },
             Instruction::DefCfaRegister(register) => {
-                let Cfa::Register { offset, .. } = self.cfa else { return None };
-                self.cfa = Cfa::Register { register, offset };
+                self.cfa = Cfa::Register { register, offset: self.cfa.offset()? };
             }
             Instruction::DefCfaOffset(offset) => {
                 let Cfa::Register { register, .. } = self.cfa else { return None };
                 self.cfa = Cfa::Register { register, offset };
             }
-            Instruction::DefCfaExpression(_) => self.cfa = Cfa::Expression(bytes),
+            Instruction::DefCfaExpression(_) => {
+                self.cfa = Cfa::Expression { expression: bytes, offset: self.cfa.offset().unwrap_or(0) };
+            }
             Instruction::Undefined(register)
             | Instruction::SameValue(register)
             | Instruction::Offset { register, .. }
@@ -172,12 +186,12 @@ fn emit_restore(register: u64, out: &mut Vec<u8>) {
 fn emit_cfa(from: Cfa<'_>, to: Cfa<'_>, data_alignment: i64, out: &mut Vec<u8>) {
     let (register, offset) = match to {
         Cfa::Register { register, offset } => (register, offset),
-        Cfa::Expression(bytes) => return out.extend_from_slice(bytes),
+        Cfa::Expression { expression, .. } => return out.extend_from_slice(expression),
         Cfa::Unset => return,
     };
     let known = match from {
         Cfa::Register { register, offset } => Some((register, offset)),
-        Cfa::Unset | Cfa::Expression(_) => None,
+        Cfa::Unset | Cfa::Expression { .. } => None,
     };
     if known.is_some_and(|(_, same)| same == offset) {
         out.push(gimli::DW_CFA_def_cfa_register.0);
@@ -196,5 +210,67 @@ fn emit_cfa(from: Cfa<'_>, to: Cfa<'_>, data_alignment: i64, out: &mut Vec<u8>) 
         push_sleb(out, offset.checked_div(data_alignment).unwrap_or(0));
     } else {
         push_uleb(out, offset as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lifter::elf::eh_frame::CfiOp;
+
+    use super::*;
+
+    fn cie() -> CieData {
+        CieData {
+            code_alignment: 1,
+            data_alignment: -8,
+            return_register: 16,
+            fde_encoding: 0x1b,
+            lsda_encoding: None,
+            personality: None,
+            is_signal_frame: false,
+            instructions: vec![0x0c, 7, 8, 0x90, 1], // the address is rsp+8, rip at -8 from it
+        }
+    }
+    fn fde(ops: &[(u64, &[u8])]) -> FdeData {
+        let ops = ops.iter().map(|&(at, bytes)| CfiOp { at: Va(at), bytes: bytes.into() }).collect();
+        FdeData { cie: 0, start: Va(0x1000), end: Va(0x1100), lsda: None, opaque_lsda: None, ops }
+    }
+    fn between(fde: &FdeData, from: u64, to: u64) -> Vec<u8> {
+        let cie = cie();
+        let rows = Rows::evaluate(&cie, fde).unwrap();
+        let mut out = Vec::new();
+        rows.at(Va(from)).emit_difference(rows.at(Va(to)), cie.data_alignment, &mut out);
+        out
+    }
+
+    #[test]
+    fn a_register_that_leaves_a_row_is_restored() {
+        let fde = fde(&[(0x1001, &[0x0e, 16]), (0x1001, &[0x86, 2]), (0x1010, &[0xc6]), (0x1010, &[0x0e, 8])]);
+        assert_eq!(between(&fde, 0x1000, 0x1001), [0x0e, 16, 0x86, 2]);
+        assert_eq!(between(&fde, 0x1005, 0x1000), [0x0e, 8, 0xc6]);
+        assert_eq!(between(&fde, 0x1010, 0x1000), []);
+    }
+
+    #[test]
+    fn a_restored_state_is_the_remembered_one() {
+        let fde = fde(&[(0x1001, &[0x0e, 16]), (0x1008, &[0x0a]), (0x1008, &[0x0e, 8]), (0x1009, &[0x0b])]);
+        assert_eq!(between(&fde, 0x1007, 0x1009), []);
+        assert_eq!(between(&fde, 0x1008, 0x1009), [0x0e, 16]);
+    }
+
+    #[test]
+    fn a_register_defined_after_an_expression_has_the_offset_from_before() {
+        let fde = fde(&[(0x1001, &[0x0e, 56]), (0x1002, &[0x0f, 2, 0x77, 0]), (0x1003, &[0x0d, 7])]);
+        assert_eq!(between(&fde, 0x1002, 0x1003), [0x0c, 7, 56]);
+        assert_eq!(between(&fde, 0x1001, 0x1003), []);
+    }
+
+    #[test]
+    fn hostile_nesting_is_an_error() {
+        let cie = cie();
+        let deep = fde(&[(0x1001, &[0x0a][..]); MAX_DEPTH + 1]);
+        assert!(Rows::evaluate(&cie, &deep).is_err());
+        let empty = fde(&[(0x1001, &[0x0b])]);
+        assert!(Rows::evaluate(&cie, &empty).is_err());
     }
 }

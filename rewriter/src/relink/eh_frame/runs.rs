@@ -134,13 +134,12 @@ impl Writer {
     }
 }
 
-/// The call frame instructions of a run.
+/// The call frame instructions of a run. What can't be evaluated can still be re-timed.
 pub(super) fn instructions(unwind: &Unwind, run: &Run) -> Result<Vec<u8>, UnwindError> {
-    let differences = differences(unwind, run)?;
-    let retimed = retimed(&unwind.fdes[run.fde()], run)?;
-    Ok(match retimed {
-        Some(retimed) if retimed.len() <= differences.len() => retimed,
-        _ => differences,
+    let Some(retimed) = retimed(&unwind.fdes[run.fde()], run)? else { return differences(unwind, run) };
+    Ok(match differences(unwind, run) {
+        Ok(differences) if differences.len() < retimed.len() => differences,
+        _ => retimed,
     })
 }
 
