@@ -8,6 +8,7 @@ pub mod elf;
 pub mod entity;
 pub mod error;
 pub mod ir;
+pub mod x86;
 
 pub use address::{FileOffset, Va};
 pub use elf::Image;
