@@ -4,18 +4,22 @@
 //! instrumented process maps and that profiles are stored in, `attribute` carries a file's counts over to a program, `infer` makes
 //! flow consistent. `flow` is the network that all of them agree on. Nothing here does I/O.
 
+pub mod attribute;
 pub mod error;
 pub mod flow;
-
+pub mod format;
 pub mod infer;
 pub mod instrument;
-
+pub mod runtime;
 pub mod weights;
 
 #[cfg(test)]
 mod testing;
 
+pub use attribute::{Attribution, Quality, attribute};
 pub use error::{Error, Result};
+pub use format::{Descriptor, ProfileFile};
 pub use infer::infer;
-pub use instrument::{CallSite, CounterPlan, CounterSite, Counts, derive, plan_counters};
+pub use instrument::{CallSite, Count, CounterPlan, CounterSite, Counts, derive, plan_counters};
+pub use runtime::{RuntimeLayout, build_runtime, call_site_snippet, counter_snippet, runtime_len};
 pub use weights::Weights;
