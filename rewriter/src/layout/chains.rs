@@ -192,14 +192,12 @@ impl<'g> Merger<'g> {
         };
         let pairs = (0..).zip(&self.graph.jumps).filter_map(pair).collect();
         self.links = Links::new(self.chains.len(), pairs);
-        for (a, b, link) in self.links.all() {
-            self.push_bound(a, b, link);
-        }
+        (0..self.links.len()).for_each(|link| self.push_bound(link));
     }
 
     /// At most two of a link's jumps become fallthroughs in one merge; the others earn at most what a near jump does.
-    fn push_bound(&mut self, a: u32, b: u32, link: u32) {
-        let Link { jumps, version } = self.links.get(link);
+    fn push_bound(&mut self, link: u32) {
+        let Link { jumps, chains, version } = self.links.get(link);
         let (mut best, mut second, mut near) = (0.0f64, 0.0f64, 0.0f64);
         for &jump in jumps {
             let jump = &self.graph.jumps[jump as usize];
@@ -213,7 +211,7 @@ impl<'g> Merger<'g> {
             }
         }
         let gain = best + second + near;
-        self.candidates.push(Candidate { gain, chains: (a.min(b), a.max(b)), link, version: *version, merge: None });
+        self.candidates.push(Candidate { gain, chains: *chains, link, version: *version, merge: None });
     }
 
     fn merge_by_gain(&mut self) {
@@ -224,9 +222,7 @@ impl<'g> Merger<'g> {
             match candidate.merge {
                 Some(merge) => {
                     self.apply(merge);
-                    for (other, link) in self.links.merge(merge.into, merge.from) {
-                        self.push_bound(merge.into, other, link);
-                    }
+                    self.renew_links(merge);
                 }
                 None => {
                     let (a, b) = candidate.chains;
@@ -240,6 +236,12 @@ impl<'g> Merger<'g> {
                     }
                 }
             }
+        }
+    }
+
+    fn renew_links(&mut self, merge: Merge) {
+        for renewed in self.links.merge(merge.into, merge.from) {
+            self.push_bound(renewed.link);
         }
     }
 
