@@ -168,22 +168,3 @@ fn the_target_of_a_hot_back_edge_is_aligned_and_a_cold_function_is_not() {
     assert_eq!(aligns, [16, 16, 1]);
     assert_eq!(plan.fragments[1].align, 1);
 }
-#[test]
-fn temporary_timing() {
-    let program = random_program(10000, 60, 11);
-    let weights = walk(&program, 60_000, 5);
-    println!("blocks {} hot {}", program.blocks.len(), weights.blocks.iter().filter(|c| **c > 0).count());
-    let t = std::time::Instant::now();
-    let plan = compute(&program, &weights, &LayoutOptions::default());
-    println!("all {:?} {}", t.elapsed(), plan.fragments.len());
-    let t = std::time::Instant::now();
-    let plan = compute(&program, &weights, &LayoutOptions { reorder_functions: false, ..LayoutOptions::default() });
-    println!("no functions {:?} {}", t.elapsed(), plan.fragments.len());
-    let t = std::time::Instant::now();
-    let plan = compute(
-        &program,
-        &weights,
-        &LayoutOptions { reorder_functions: false, reorder_blocks: false, ..LayoutOptions::default() },
-    );
-    println!("no blocks {:?} {}", t.elapsed(), plan.fragments.len());
-}
