@@ -10,7 +10,7 @@
 //! program, the weights and the options alone, never on threads.
 
 use lifter::entity::{Block, EntityId, Func};
-use lifter::ir::{EdgeKind, Program, Terminator};
+use lifter::ir::{CodeTarget, EdgeKind, Program, Terminator};
 use profiles::Weights;
 use rayon::prelude::*;
 
@@ -191,8 +191,11 @@ fn block_graph(program: &Program, weights: &Weights, func: Func, blocks: &[Block
 }
 
 fn jump_kind(terminator: &Terminator, edge: EdgeKind) -> JumpKind {
+    // A branch to its own next block is emitted all the same.
+    let is_idle = matches!(terminator, Terminator::Branch { taken, next, .. } if *taken == CodeTarget::Block(*next));
     match (terminator, edge) {
         (_, EdgeKind::Table | EdgeKind::Computed) | (Terminator::Loop { .. }, EdgeKind::Taken) => JumpKind::Indirect,
+        (_, EdgeKind::Taken) if is_idle => JumpKind::Indirect,
         (Terminator::Branch { .. } | Terminator::Loop { .. }, _) => JumpKind::Conditional,
         (Terminator::Fallthrough { .. } | Terminator::Jump { .. } | Terminator::Stop(_), _) => JumpKind::Unconditional,
     }

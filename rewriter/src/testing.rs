@@ -174,6 +174,11 @@ fn block_data(
 
 /// A random program: functions of up to `blocks_max` blocks that call each other, some pinned, some with a second unwind class.
 pub(crate) fn random_program(num_funcs: usize, blocks_max: u64, seed: u64) -> Program {
+    random_program_with(num_funcs, blocks_max, true, seed)
+}
+
+/// The same, where a function may be asked to have one code range.
+pub(crate) fn random_program_with(num_funcs: usize, blocks_max: u64, has_ranges: bool, seed: u64) -> Program {
     let mut random = Random::new(seed);
     let mut builder = ProgramBuilder::default();
     for _ in 0..num_funcs {
@@ -195,7 +200,7 @@ pub(crate) fn random_program(num_funcs: usize, blocks_max: u64, seed: u64) -> Pr
             if random.below(4) == 0 {
                 block = block.calling(random.below(num_funcs as u64) as usize);
             }
-            if random.below(20) == 0 {
+            if has_ranges && random.below(20) == 0 {
                 block = block.in_new_range(random.below(2) as u32);
             }
             blocks.push(block);

@@ -37,10 +37,10 @@ pub(super) fn apply(
 ) {
     for fragment in fragments {
         let is_busy = |block: Block| count_of(weights, block) >= busy_count_min;
-        let is_hot = fragment.temperature == Temperature::Hot;
-        let loops = if is_hot && options.align_loops { loop_heads(program, weights, fragment) } else { Vec::new() };
         let entry = program.funcs[fragment.func].entry;
-        let runs_busily = is_hot && fragment.blocks.iter().any(|planned| is_busy(planned.block));
+        let runs_busily =
+            fragment.temperature == Temperature::Hot && fragment.blocks.iter().any(|planned| is_busy(planned.block));
+        let loops = if runs_busily && options.align_loops { loop_heads(program, weights, fragment) } else { Vec::new() };
         for (index, planned) in fragment.blocks.iter_mut().enumerate() {
             planned.align = demanded(program, planned.block);
             let is_busy_entry = planned.block == entry && runs_busily;

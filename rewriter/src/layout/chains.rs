@@ -26,6 +26,9 @@ use super::polish::polish;
 
 /// Chains up to this length are cut at every seam.
 const SPLIT_BLOCKS_MAX: usize = 128;
+/// The same in functions of more than `LARGE_BLOCKS` blocks, where that would take seconds.
+const SPLIT_BLOCKS_MAX_IN_LARGE: usize = 32;
+const LARGE_BLOCKS: usize = 2000;
 /// Cuts tried for the sake of a jump, per pair of chains and direction.
 const SPLITS_ALONG_JUMPS_MAX: usize = 16;
 /// A gain below this is rounding.
@@ -119,6 +122,7 @@ impl Eq for Candidate {}
 
 struct Merger<'g> {
     graph: &'g BlockGraph,
+    split_blocks_max: usize,
     place: Vec<Place>,
     /// By the index of the block that it began with; empty once merged into another.
     chains: Vec<Chain>,
@@ -136,6 +140,7 @@ impl<'g> Merger<'g> {
         let nodes = 0..graph.len() as u32;
         Self {
             graph,
+            split_blocks_max: if graph.len() > LARGE_BLOCKS { SPLIT_BLOCKS_MAX_IN_LARGE } else { SPLIT_BLOCKS_MAX },
             place: nodes.clone().map(|chain| Place { chain, index: 0, offset: 0 }).collect(),
             chains: nodes.map(single).collect(),
             links: Links::new(0, Vec::new()),
@@ -192,14 +197,12 @@ impl<'g> Merger<'g> {
         };
         let pairs = (0..).zip(&self.graph.jumps).filter_map(pair).collect();
         self.links = Links::new(self.chains.len(), pairs);
-        for (a, b, link) in self.links.all() {
-            self.push_bound(a, b, link);
-        }
+        (0..self.links.len()).for_each(|link| self.push_bound(link));
     }
 
     /// At most two of a link's jumps become fallthroughs in one merge; the others earn at most what a near jump does.
-    fn push_bound(&mut self, a: u32, b: u32, link: u32) {
-        let Link { jumps, version } = self.links.get(link);
+    fn push_bound(&mut self, link: u32) {
+        let Link { jumps, chains, version } = self.links.get(link);
         let (mut best, mut second, mut near) = (0.0f64, 0.0f64, 0.0f64);
         for &jump in jumps {
             let jump = &self.graph.jumps[jump as usize];
@@ -213,7 +216,7 @@ impl<'g> Merger<'g> {
             }
         }
         let gain = best + second + near;
-        self.candidates.push(Candidate { gain, chains: (a.min(b), a.max(b)), link, version: *version, merge: None });
+        self.candidates.push(Candidate { gain, chains: *chains, link, version: *version, merge: None });
     }
 
     fn merge_by_gain(&mut self) {
@@ -224,9 +227,7 @@ impl<'g> Merger<'g> {
             match candidate.merge {
                 Some(merge) => {
                     self.apply(merge);
-                    for (other, link) in self.links.merge(merge.into, merge.from) {
-                        self.push_bound(merge.into, other, link);
-                    }
+                    self.renew_links(merge);
                 }
                 None => {
                     let (a, b) = candidate.chains;
@@ -240,6 +241,12 @@ impl<'g> Merger<'g> {
                     }
                 }
             }
+        }
+    }
+
+    fn renew_links(&mut self, merge: Merge) {
+        for renewed in self.links.merge(merge.into, merge.from) {
+            self.push_bound(renewed.link);
         }
     }
 
@@ -274,7 +281,7 @@ impl<'g> Merger<'g> {
                 self.try_merge(&mut best, x, y, jumps, cut, MergeType::RotateAfter);
             }
         }
-        if nodes.len() <= SPLIT_BLOCKS_MAX {
+        if nodes.len() <= self.split_blocks_max {
             for cut in 1..len {
                 // A cut through a fallthrough pays only for a new fallthrough, and those were tried above.
                 if graph.fallthrough_count(nodes[cut as usize - 1], nodes[cut as usize]) == 0 {

@@ -6,6 +6,9 @@
 //! distance), and a page of the joined chain is likelier to be in the instruction TLB already. Chains then
 //! come by executions per byte.
 //!
+//! A merge makes the gains of both chains' other links stale. They mostly fall, so a stale gain stays in the queue as it is and is
+//! computed again when it comes up; only a link that took in another one's calls, whose gain may have risen, is renewed at once.
+//!
 //! **Invariants.** A permutation of what was given. Ties are broken by index; the only functions of floating point used are exactly
 //! rounded ones, so every machine finds the same order.
 //!
@@ -182,23 +185,32 @@ impl Sorter<'_> {
     fn merge_by_gain(&mut self) {
         let pairs = (0..).zip(&self.graph.calls).map(|(index, call)| (call.source, call.target, index)).collect();
         let mut links = Links::new(self.chains.len(), pairs);
-        let mut candidates = BinaryHeap::new();
-        for (a, b, link) in links.all() {
-            candidates.extend(self.candidate(&links, a, b, link));
-        }
+        let mut candidates: BinaryHeap<Candidate> = (0..links.len()).filter_map(|link| self.candidate(&links, link)).collect();
+        // The version of each link's one valid candidate.
+        let mut queued = vec![0; links.len() as usize];
         while let Some(Candidate { chains: (x, y), link, version, .. }) = candidates.pop() {
-            if links.get(link).version != version {
+            if queued[link as usize] != version {
                 continue;
             }
-            self.append(x, y);
-            for (other, link) in links.merge(x, y) {
-                candidates.extend(self.candidate(&links, x, other, link));
+            let is_current = links.get(link).version == version;
+            let mut renew = vec![link];
+            if is_current {
+                self.append(x, y);
+                renew = links.merge(x, y).iter().filter(|renewed| renewed.has_grown).map(|renewed| renewed.link).collect();
+            }
+            for link in renew {
+                queued[link as usize] = links.get(link).version;
+                candidates.extend(self.candidate(&links, link));
             }
         }
     }
 
     /// The better of the two ways to join two chains end to end.
-    fn candidate(&self, links: &Links, a: u32, b: u32, link: u32) -> Option<Candidate> {
+    fn candidate(&self, links: &Links, link: u32) -> Option<Candidate> {
+        let (a, b) = links.get(link).chains;
+        if links.get(link).jumps.is_empty() {
+            return None;
+        }
         let (chain_a, chain_b) = (&self.chains[a as usize], &self.chains[b as usize]);
         if chain_a.nodes.len() + chain_b.nodes.len() > CHAIN_FRAGMENTS_MAX {
             return None;
@@ -207,9 +219,8 @@ impl Sorter<'_> {
             - self.misses(chain_a.count + chain_b.count, (chain_a.count + chain_b.count) / (chain_a.size + chain_b.size));
         // Which comes first is the same to the TLB, so the nearer calls decide; at a tie the lower index comes first.
         let jumps = &links.get(link).jumps;
-        let (low, high) = (a.min(b), a.max(b));
-        let (straight, crossed) = (self.nearness(low, jumps), self.nearness(high, jumps));
-        let (nearness, chains) = if crossed > straight { (crossed, (high, low)) } else { (straight, (low, high)) };
+        let (straight, crossed) = (self.nearness(a, jumps), self.nearness(b, jumps));
+        let (nearness, chains) = if crossed > straight { (crossed, (b, a)) } else { (straight, (a, b)) };
         let mut gain = nearness + FREQUENCY_SCALE * frequency_gain;
         if gain > 0.0 {
             // Short chains first: a long one has few ends to offer.

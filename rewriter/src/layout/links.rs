@@ -8,7 +8,17 @@
 pub(crate) struct Link {
     /// Indices into the caller's jumps.
     pub(crate) jumps: Vec<u32>,
+    pub(crate) chains: (u32, u32),
     pub(crate) version: u32,
+}
+
+/// What a merge did to a link of the merged chain.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Renewed {
+    pub(crate) other: u32,
+    pub(crate) link: u32,
+    /// Whether it took in another link's jumps.
+    pub(crate) has_grown: bool,
 }
 
 #[derive(Debug)]
@@ -29,7 +39,7 @@ impl Links {
         for run in pairs.chunk_by(|x, y| (x.0, x.1) == (y.0, y.1)) {
             let (a, b, _) = run[0];
             let link = links.links.len() as u32;
-            links.links.push(Link { jumps: run.iter().map(|&(_, _, jump)| jump).collect(), version: 0 });
+            links.links.push(Link { jumps: run.iter().map(|&(_, _, jump)| jump).collect(), chains: (a, b), version: 0 });
             links.neighbors[a as usize].push((b, link));
             links.neighbors[b as usize].push((a, link));
         }
@@ -40,21 +50,12 @@ impl Links {
         &self.links[link as usize]
     }
 
-    /// `(chain, neighbor, link)` for every link, once.
-    pub(crate) fn all(&self) -> Vec<(u32, u32, u32)> {
-        let of_chain = |(chain, neighbors): (usize, &Vec<(u32, u32)>)| {
-            let chain = chain as u32;
-            neighbors
-                .iter()
-                .filter(move |&&(other, _)| chain < other)
-                .map(move |&(other, link)| (chain, other, link))
-                .collect::<Vec<_>>()
-        };
-        self.neighbors.iter().enumerate().flat_map(of_chain).collect()
+    pub(crate) fn len(&self) -> u32 {
+        self.links.len() as u32
     }
 
-    /// Chain Y goes into X: X gets Y's links, two links to the same chain become one. Returns X's neighbors with their links, all renewed.
-    pub(crate) fn merge(&mut self, x: u32, y: u32) -> Vec<(u32, u32)> {
+    /// Chain Y goes into X: X gets Y's links, two links to the same chain become one. Returns all of X's links.
+    pub(crate) fn merge(&mut self, x: u32, y: u32) -> Vec<Renewed> {
         let mut mine = std::mem::take(&mut self.neighbors[x as usize]);
         let theirs = std::mem::take(&mut self.neighbors[y as usize]);
         if let Some(at) = mine.iter().position(|&(chain, _)| chain == y) {
@@ -62,29 +63,35 @@ impl Links {
             self.retire(link);
         }
         mine.sort_unstable();
-        let num_mine = mine.len();
+        let mut renewed: Vec<Renewed> = mine.iter().map(|&(other, link)| Renewed { other, link, has_grown: false }).collect();
         for (other, link) in theirs.into_iter().filter(|&(chain, _)| chain != x) {
-            match mine[..num_mine].binary_search_by_key(&other, |&(chain, _)| chain) {
+            match mine.binary_search_by_key(&other, |&(chain, _)| chain) {
                 Ok(at) => {
                     let jumps = self.retire(link);
                     self.links[mine[at].1 as usize].jumps.extend(jumps);
+                    renewed[at].has_grown = true;
                     self.neighbors[other as usize].retain(|&(chain, _)| chain != y);
                 }
                 Err(_) => {
                     for neighbor in self.neighbors[other as usize].iter_mut().filter(|(chain, _)| *chain == y) {
                         neighbor.0 = x;
                     }
-                    mine.push((other, link));
+                    renewed.push(Renewed { other, link, has_grown: false });
                 }
             }
         }
-        for &(_, link) in &mine {
-            self.links[link as usize].version += 1;
+        mine.clear();
+        for &Renewed { other, link, .. } in &renewed {
+            let data = &mut self.links[link as usize];
+            data.version += 1;
+            data.chains = (x.min(other), x.max(other));
+            mine.push((other, link));
         }
-        self.neighbors[x as usize].clone_from(&mine);
-        mine
+        self.neighbors[x as usize] = mine;
+        renewed
     }
 
+    /// Empties a link for good.
     fn retire(&mut self, link: u32) -> Vec<u32> {
         let link = &mut self.links[link as usize];
         link.version += 1;

@@ -117,9 +117,7 @@ fn check_gains(graph: &BlockGraph) {
         let Some(merge) = merger.best_merge(a, b, candidate.link).or(merger.best_merge(b, a, candidate.link)) else { continue };
         let before = score(&merger);
         merger.apply(merge);
-        for (other, link) in merger.links.merge(merge.into, merge.from) {
-            merger.push_bound(merge.into, other, link);
-        }
+        merger.renew_links(merge);
         let rise = score(&merger) - before;
         assert!((rise - merge.gain).abs() < 1e-6 * (1.0 + rise.abs()), "{merge:?} raised the score by {rise}");
     }
