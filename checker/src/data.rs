@@ -1,0 +1,264 @@
+//! Data: where the walk starts, and what must be the same byte for byte.
+//!
+//! Starting pairs are what the kernel, the dynamic loader and other modules take addresses from: the entry point, the dynamic
+//! section's functions, relocated slots, dynamic symbols, and in a file at a fixed address the words that the linker's own
+//! relocations name. All data stays where it is, so everything else must be equal.
+
+use goblin::elf::dynamic::{DT_FINI, DT_INIT};
+use goblin::elf::reloc::{R_X86_64_32, R_X86_64_32S, R_X86_64_64};
+use goblin::elf::section_header::{SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_RELA};
+use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC};
+use goblin::elf::{Dynamic, Sym};
+use rustc_hash::FxHashMap;
+
+use crate::image::{Image, Section, Slot};
+use crate::report::{Violation, ViolationKind};
+use crate::walk::{Pair, Side, Walk};
+
+/// Sections whose content is compared by what it means, not by its bytes.
+const BY_MEANING: &[&str] = &[
+    ".eh_frame",
+    ".eh_frame_hdr",
+    ".gcc_except_table",
+    ".dynamic",
+    ".dynsym",
+    ".note.gnu.build-id",
+    ".rela.dyn",
+    ".rela.plt",
+    ".relr.dyn",
+];
+
+/// Asks for the pairs that the loader knows.
+pub(crate) fn seed(walk: &mut Walk<'_, '_>) {
+    let (input, output) = (walk.input, walk.output);
+    let (from, to) = (input.image.elf.entry, output.image.elf.entry);
+    if from != 0 || to != 0 {
+        walk.seed(from, to, to);
+    }
+    for tag in [DT_INIT, DT_FINI] {
+        let value = |dynamic: &Option<Dynamic>| {
+            dynamic.as_ref().and_then(|dynamic| dynamic.dyns.iter().find(|entry| entry.d_tag == tag)).map(|entry| entry.d_val)
+        };
+        if let (Some(from), Some(to)) = (value(&input.image.elf.dynamic), value(&output.image.elf.dynamic)) {
+            walk.seed(from, to, to);
+        }
+    }
+    seed_slots(walk);
+    seed_dynamic_symbols(walk);
+    if input.image.is_position_dependent() {
+        seed_arrays(walk);
+        seed_linker_relocations(walk);
+    }
+}
+
+fn seed_slots(walk: &mut Walk<'_, '_>) {
+    let (input, output) = (walk.input, walk.output);
+    for &(place, slot) in &input.image.slots {
+        let other = output.image.slot(place);
+        let lost = || format!("{other:?} instead of the input's {slot:?}");
+        match (slot, other) {
+            (Slot::Relative(from), Some(Slot::Relative(to))) | (Slot::Resolver(from), Some(Slot::Resolver(to))) => {
+                if input.image.in_code(from) {
+                    walk.seed_address(from, to, place);
+                } else if from != to {
+                    walk.report(ViolationKind::Relocation, place, lost());
+                }
+            }
+            (slot, Some(other)) if slot == other => {}
+            _ => walk.report(ViolationKind::Relocation, place, lost()),
+        }
+    }
+    for &(place, slot) in &output.image.slots {
+        if input.image.slot(place).is_none() {
+            walk.report(ViolationKind::Relocation, place, format!("{slot:?} is new"));
+        }
+    }
+}
+
+fn seed_dynamic_symbols(walk: &mut Walk<'_, '_>) {
+    let (a, b) = (&walk.input.image, &walk.output.image);
+    if a.elf.dynsyms.len() != b.elf.dynsyms.len() {
+        let message = format!("{} dynamic symbols; the input has {}", b.elf.dynsyms.len(), a.elf.dynsyms.len());
+        walk.report(ViolationKind::Symbol, 0, message);
+    }
+    for (index, (from, to)) in a.elf.dynsyms.iter().zip(b.elf.dynsyms.iter()).enumerate() {
+        let (name, other_name) = (a.dynamic_symbol_name(index), b.dynamic_symbol_name(index));
+        let same = name == other_name && from.st_info == to.st_info && from.st_other == to.st_other;
+        let same_place = (from.st_shndx == 0) == (to.st_shndx == 0);
+        let is_code = from.st_shndx != 0 && a.in_code(from.st_value);
+        if !same || !same_place || !is_code && from.st_value != to.st_value {
+            let message = format!("dynamic symbol {index} ({other_name}) differs from the input's ({name})");
+            walk.report(ViolationKind::Symbol, to.st_value, message);
+        } else if is_code {
+            walk.seed_address(from.st_value, to.st_value, to.st_value);
+        }
+    }
+}
+
+fn seed_arrays(walk: &mut Walk<'_, '_>) {
+    let (input, output) = (walk.input, walk.output);
+    for section in &input.image.sections {
+        if !matches!(section.sh_type, SHT_INIT_ARRAY | SHT_FINI_ARRAY | SHT_PREINIT_ARRAY) {
+            continue;
+        }
+        for place in (section.address..section.end()).step_by(8) {
+            seed_word(walk, input, output, place, 8);
+        }
+    }
+}
+
+/// A word of data that is known to hold an address.
+fn seed_word(walk: &mut Walk<'_, '_>, input: &Side<'_>, output: &Side<'_>, place: u64, size: u64) {
+    let read = |image: &Image<'_>| if size == 8 { image.u64_at(place) } else { image.u32_at(place).map(u64::from) };
+    if let (Some(from), Some(to)) = (read(&input.image), read(&output.image))
+        && input.image.in_code(from)
+    {
+        walk.seed_address(from, to, place);
+        walk.explained.push((place, size));
+    }
+}
+
+/// What `--emit-relocs` left in the input.
+fn seed_linker_relocations(walk: &mut Walk<'_, '_>) {
+    let (input, output) = (walk.input, walk.output);
+    for (index, relocations) in &input.image.elf.shdr_relocs {
+        let Some(header) = input.image.elf.section_headers.get(*index) else { continue };
+        let applies_to = input.image.sections.get(header.sh_info as usize);
+        let is_data = applies_to.is_some_and(|section| section.is_alloc() && !section.is_code());
+        if header.sh_type != SHT_RELA || header.sh_flags & 2 != 0 || !is_data {
+            continue;
+        }
+        for relocation in relocations.iter() {
+            match relocation.r_type {
+                R_X86_64_64 => seed_word(walk, input, output, relocation.r_offset, 8),
+                R_X86_64_32 | R_X86_64_32S => seed_word(walk, input, output, relocation.r_offset, 4),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Asks for the pairs that same-named functions of the symbol tables give. A name that occurs several times gives guesses.
+pub(crate) fn seed_symbols(walk: &mut Walk<'_, '_>) {
+    let (from, to) = (functions(walk.input), functions(walk.output));
+    let mut names: Vec<&str> = from.keys().copied().collect();
+    names.sort_unstable();
+    for name in names {
+        let (a, Some(b)) = (&from[name], to.get(name)) else { continue };
+        if let ([input], [output]) = (a.as_slice(), b.as_slice()) {
+            walk.seed(*input, *output, *output);
+        } else if a.len() == b.len() {
+            for (&input, &output) in a.iter().zip(b) {
+                walk.attempt(Pair { input, output, origin: output });
+            }
+        }
+    }
+}
+
+fn functions<'a>(side: &Side<'a>) -> FxHashMap<&'a str, Vec<u64>> {
+    let image = &side.image;
+    let mut functions: FxHashMap<&'a str, Vec<u64>> = FxHashMap::default();
+    let is_function = |symbol: &Sym| matches!(symbol.st_type(), STT_FUNC | STT_GNU_IFUNC) && symbol.st_shndx != 0;
+    for symbol in image.elf.syms.iter().filter(is_function) {
+        let is_entry =
+            side.unwind.fde_at(symbol.st_value).is_some_and(|fde| side.unwind.fdes[fde as usize].start == symbol.st_value);
+        if let Some(name) = image.elf.strtab.get_at(symbol.st_name).filter(|name| !name.is_empty() && is_entry) {
+            functions.entry(name).or_default().push(symbol.st_value);
+        }
+    }
+    functions
+}
+
+/// Compares all loaded data.
+pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, explained: &[(u64, u64)], violations: &mut Vec<Violation>) {
+    let (a, b) = (&input.image, &output.image);
+    for section in a.sections.iter().filter(|section| section.is_alloc() && !section.is_code()) {
+        if BY_MEANING.contains(&section.name) || section.sh_type == SHT_NOBITS || section.size == 0 {
+            continue;
+        }
+        let place = b.section(section.name).filter(|other| other.size == section.size && is_movable(section));
+        let address = place.map_or(section.address, |other| other.address);
+        compare_bytes(a, b, section, address, explained, violations);
+    }
+    if a.sections.is_empty() {
+        compare_segments(a, b, explained, violations);
+    }
+}
+
+/// Sections that nothing refers to by address but a program header.
+fn is_movable(section: &Section<'_>) -> bool {
+    section.name == ".interp" || section.name.starts_with(".note")
+}
+
+fn compare_bytes(
+    a: &Image<'_>,
+    b: &Image<'_>,
+    section: &Section<'_>,
+    address: u64,
+    explained: &[(u64, u64)],
+    violations: &mut Vec<Violation>,
+) {
+    let from = a.section_bytes(section);
+    let Some(to) = b.at(address, from.len()) else {
+        let message = format!("{} of the input is not loaded there", section.name);
+        violations.push(Violation::new(ViolationKind::DataChanged, address, message));
+        return;
+    };
+    report_differences(a, (from, to, address), section.name, explained, violations);
+}
+
+/// Without section headers: the segments that hold no code, less what is compared by meaning.
+fn compare_segments(a: &Image<'_>, b: &Image<'_>, explained: &[(u64, u64)], violations: &mut Vec<Violation>) {
+    for area in &a.loads {
+        let is_code = a.in_code(area.start);
+        let holds_headers = a.elf.program_headers.iter().any(|header| {
+            header.p_type == goblin::elf::program_header::PT_GNU_EH_FRAME && (area.start..area.end()).contains(&header.p_vaddr)
+                || header.p_type == goblin::elf::program_header::PT_LOAD && header.p_vaddr == area.start && header.p_offset == 0
+        });
+        if is_code || holds_headers {
+            continue;
+        }
+        if let Some(to) = b.at(area.start, area.bytes.len()) {
+            report_differences(a, (area.bytes, to, area.start), "a data segment", explained, violations);
+        } else {
+            let message = "a data segment of the input is not loaded there";
+            violations.push(Violation::new(ViolationKind::DataChanged, area.start, message));
+        }
+    }
+}
+
+/// Reports each run of differing bytes that neither a slot nor a table explains.
+fn report_differences(
+    a: &Image<'_>,
+    (from, to, address): (&[u8], &[u8], u64),
+    name: &str,
+    explained: &[(u64, u64)],
+    violations: &mut Vec<Violation>,
+) {
+    if from == to {
+        return;
+    }
+    let in_dynamic = |place: u64| {
+        let dynamic = a.elf.program_headers.iter().find(|header| header.p_type == goblin::elf::program_header::PT_DYNAMIC);
+        dynamic.is_some_and(|header| header.p_vaddr <= place && place < header.p_vaddr.saturating_add(header.p_memsz))
+    };
+    let is_explained = |place: u64| {
+        let after = explained.partition_point(|&(start, _)| start <= place);
+        let by_table = explained[..after].last().is_some_and(|&(start, size)| place < start + size);
+        let after = a.slots.partition_point(|&(start, _)| start <= place);
+        by_table || a.slots[..after].last().is_some_and(|&(start, _)| place < start + 8) || in_dynamic(place)
+    };
+    let mut last = None;
+    for offset in (0..from.len()).filter(|&offset| from[offset] != to[offset]) {
+        let place = address + offset as u64;
+        if last.is_some_and(|last| place <= last + 8) {
+            last = last.max(Some(place));
+            continue;
+        }
+        if !is_explained(place) {
+            let message = format!("byte {:#04x} of {name} was {:#04x}", to[offset], from[offset]);
+            violations.push(Violation::new(ViolationKind::DataChanged, place, message));
+            last = Some(place);
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Decoded code by address: length, kind and position of a rip-relative displacement.
+//!
+//! `capstone` gives lengths and instruction ids; its detail mode is several times slower and is wrong about displacement
+//! positions of some VEX and EVEX encodings, so [`Shape`] reads prefixes, opcode and ModRM itself (Intel SDM vol. 2, chapter 2 and appendix A).
+//! Results are cached in 16 bits per byte of code. The cache is filled by several threads: relaxed stores are enough, because
+//! whoever decodes an address decodes the same bytes to the same value.
+
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use capstone::arch::x86::X86Insn;
+use capstone::prelude::*;
+use rayon::prelude::*;
+
+use crate::error::FileError;
+use crate::image::Area;
+
+/// What an instruction does to the flow of control.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Plain,
+    /// Of the recommended encodings: no operand that is read matters.
+    Nop,
+    Jump,
+    IndirectJump,
+    /// `jcc`.
+    Branch,
+    /// `loop`, `jrcxz` and their relatives: 8 bits of reach, no inverse. `xbegin` too.
+    Loop,
+    Call,
+    IndirectCall,
+    Return,
+    /// `ud2`, `hlt`: nothing follows.
+    Stop,
+    /// `int3`: filler, or a trap that returns.
+    Trap,
+    /// `lea`, which makes an address without reading it.
+    Lea,
+    EndBranch,
+}
+
+const KINDS: [Kind; 13] = [
+    Kind::Plain,
+    Kind::Nop,
+    Kind::Jump,
+    Kind::IndirectJump,
+    Kind::Branch,
+    Kind::Loop,
+    Kind::Call,
+    Kind::IndirectCall,
+    Kind::Return,
+    Kind::Stop,
+    Kind::Trap,
+    Kind::Lea,
+    Kind::EndBranch,
+];
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Inst {
+    pub(crate) len: u8,
+    pub(crate) kind: Kind,
+    /// Offset of the displacement of a rip-relative operand, 0 if there is none.
+    pub(crate) disp: u8,
+}
+
+impl Inst {
+    /// Whether the instruction after it is not reached by falling through.
+    pub(crate) fn ends_flow(self) -> bool {
+        matches!(self.kind, Kind::Jump | Kind::IndirectJump | Kind::Return | Kind::Stop)
+    }
+}
+
+const UNKNOWN: u16 = 0;
+const INVALID: u16 = u16::MAX;
+
+/// All executable bytes of a file, numbered from 0 without gaps.
+pub(crate) struct Code<'a> {
+    areas: Vec<Area<'a>>,
+    /// Index of each area's first byte.
+    bases: Vec<u32>,
+    cache: Vec<AtomicU16>,
+}
+
+/// A disassembler of one thread.
+pub(crate) struct Decoder(Capstone);
+
+impl Decoder {
+    pub(crate) fn new() -> Result<Self, FileError> {
+        let engine = Capstone::new().x86().mode(arch::x86::ArchMode::Mode64).build();
+        engine.map(Self).map_err(|error| FileError::Disassembler(error.to_string()))
+    }
+}
+
+impl<'a> Code<'a> {
+    pub(crate) fn new(areas: &[Area<'a>]) -> Self {
+        let mut bases = Vec::with_capacity(areas.len());
+        let mut size = 0u32;
+        for area in areas {
+            bases.push(size);
+            size += u32::try_from(area.bytes.len()).unwrap_or(0);
+        }
+        let cache = (0..size).map(|_| AtomicU16::new(UNKNOWN)).collect();
+        Self { areas: areas.to_vec(), bases, cache }
+    }
+
+    pub(crate) fn areas(&self) -> &[Area<'a>] {
+        &self.areas
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.cache.len()
+    }
+
+    fn locate(&self, address: u64) -> Option<(usize, usize)> {
+        let area = self.areas.partition_point(|area| area.start <= address).checked_sub(1)?;
+        let offset = usize::try_from(address - self.areas[area].start).ok()?;
+        (offset < self.areas[area].bytes.len()).then_some((area, offset))
+    }
+
+    pub(crate) fn index(&self, address: u64) -> Option<usize> {
+        self.locate(address).map(|(area, offset)| self.bases[area] as usize + offset)
+    }
+
+    pub(crate) fn address(&self, index: usize) -> u64 {
+        let area = self.bases.partition_point(|&base| base as usize <= index) - 1;
+        self.areas[area].start + (index - self.bases[area] as usize) as u64
+    }
+
+    /// The bytes from `address` to the end of its area.
+    pub(crate) fn tail(&self, address: u64) -> Option<&'a [u8]> {
+        let (area, offset) = self.locate(address)?;
+        Some(&self.areas[area].bytes[offset..])
+    }
+
+    pub(crate) fn bytes(&self, address: u64, inst: Inst) -> &'a [u8] {
+        self.tail(address).and_then(|tail| tail.get(..usize::from(inst.len))).unwrap_or(&[])
+    }
+
+    /// Decodes what lies in `start..end` one after the other, to fill the cache.
+    fn decode_range(&self, decoder: &Decoder, start: u64, end: u64) {
+        let (Some(first), Some(tail)) = (self.index(start), self.tail(start)) else { return };
+        let size = usize::try_from(end - start).unwrap_or(usize::MAX).min(tail.len());
+        let Ok(mut stream) = decoder.0.disasm_iter(&tail[..size], start) else { return };
+        let mut offset = 0;
+        while offset < size {
+            let packed = match stream.next() {
+                Some(found) => pack(classify(found.id().0, found.bytes())),
+                None => INVALID,
+            };
+            if packed == INVALID {
+                let Some(inst) = self.inst(decoder, start + offset as u64) else { return };
+                offset += usize::from(inst.len);
+                stream.reset(&tail[offset.min(size)..size], start + offset as u64);
+                continue;
+            }
+            self.cache[first + offset].store(packed, Ordering::Relaxed);
+            offset += usize::from(packed & 15);
+        }
+    }
+
+    /// Fills the cache for all ranges, on all threads.
+    pub(crate) fn predecode(&self, ranges: &[(u64, u64)]) {
+        ranges.par_chunks(64).for_each(|chunk| {
+            // Without a disassembler the walk reports the error.
+            let Ok(decoder) = Decoder::new() else { return };
+            for &(start, end) in chunk {
+                self.decode_range(&decoder, start, end);
+            }
+        });
+    }
+
+    pub(crate) fn inst(&self, decoder: &Decoder, address: u64) -> Option<Inst> {
+        let index = self.index(address)?;
+        let mut packed = self.cache[index].load(Ordering::Relaxed);
+        if packed == UNKNOWN {
+            let tail = self.tail(address)?;
+            let window = &tail[..tail.len().min(15)];
+            let found = decoder.0.disasm_count(window, address, 1).ok();
+            let decoded = found.as_ref().and_then(|list| list.iter().next().map(|found| classify(found.id().0, found.bytes())));
+            packed = decoded.or_else(|| fallback(window)).map_or(INVALID, pack);
+            self.cache[index].store(packed, Ordering::Relaxed);
+        }
+        unpack(packed)
+    }
+}
+
+fn pack(inst: Inst) -> u16 {
+    u16::from(inst.len) | (inst.kind as u16) << 4 | u16::from(inst.disp) << 9
+}
+
+fn unpack(packed: u16) -> Option<Inst> {
+    if packed == INVALID {
+        return None;
+    }
+    let kind = *KINDS.get(usize::from(packed >> 4 & 31))?;
+    Some(Inst { len: (packed & 15) as u8, kind, disp: (packed >> 9 & 15) as u8 })
+}
+
+fn classify(id: u32, bytes: &[u8]) -> Inst {
+    let shape = Shape::of(bytes);
+    let len = bytes.len().min(15) as u8;
+    let disp = if shape.is_rip_relative(bytes) { shape.modrm as u8 + 1 } else { 0 };
+    Inst { len, kind: kind_of(id, bytes, &shape), disp }
+}
+
+fn kind_of(id: u32, bytes: &[u8], shape: &Shape) -> Kind {
+    let opcode = bytes.get(shape.opcode).copied().unwrap_or(0);
+    let is = |wanted: X86Insn| id == wanted as u32;
+    if shape.is_nop(bytes) {
+        return Kind::Nop;
+    }
+    match (shape.map, opcode) {
+        (0, 0xeb | 0xe9) => return Kind::Jump,
+        (0, 0xe8) => return Kind::Call,
+        (0, 0x70..=0x7f) | (1, 0x80..=0x8f) if !shape.vector => return Kind::Branch,
+        (0, 0xe0..=0xe3) => return Kind::Loop,
+        _ => {}
+    }
+    if is(X86Insn::X86_INS_XBEGIN) {
+        Kind::Loop
+    } else if is(X86Insn::X86_INS_JMP) || is(X86Insn::X86_INS_LJMP) {
+        Kind::IndirectJump
+    } else if is(X86Insn::X86_INS_CALL) || is(X86Insn::X86_INS_LCALL) {
+        Kind::IndirectCall
+    } else if [
+        X86Insn::X86_INS_RET,
+        X86Insn::X86_INS_RETF,
+        X86Insn::X86_INS_RETFQ,
+        X86Insn::X86_INS_IRET,
+        X86Insn::X86_INS_IRETD,
+        X86Insn::X86_INS_IRETQ,
+    ]
+    .into_iter()
+    .any(is)
+    {
+        Kind::Return
+    } else if is(X86Insn::X86_INS_UD2) || is(X86Insn::X86_INS_HLT) {
+        Kind::Stop
+    } else if is(X86Insn::X86_INS_INT3) {
+        Kind::Trap
+    } else if is(X86Insn::X86_INS_LEA) {
+        Kind::Lea
+    } else if is(X86Insn::X86_INS_ENDBR64) {
+        Kind::EndBranch
+    } else {
+        Kind::Plain
+    }
+}
+
+/// Encodings newer than the disassembler: the maps in which the length follows from the map alone.
+fn fallback(window: &[u8]) -> Option<Inst> {
+    let shape = Shape::of(window);
+    let immediate = match shape.map {
+        2 | 5 | 6 => 0,
+        3 => 1,
+        _ => return None,
+    };
+    let modrm = *window.get(shape.modrm).filter(|_| shape.modrm != 0)?;
+    let (mode, rm) = (modrm >> 6, modrm & 7);
+    let mut len = shape.modrm + 1 + immediate;
+    let mut base = rm;
+    if mode != 3 && rm == 4 {
+        base = window.get(shape.modrm + 1)? & 7;
+        len += 1;
+    }
+    len += match mode {
+        0 if base == 5 => 4,
+        1 => 1,
+        2 => 4,
+        _ => 0,
+    };
+    (len <= window.len()).then(|| Inst {
+        len: len as u8,
+        kind: Kind::Plain,
+        disp: if shape.is_rip_relative(window) { shape.modrm as u8 + 1 } else { 0 },
+    })
+}
+
+/// Where the parts of an encoding are.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Offset of the opcode's last byte.
+    pub(crate) opcode: usize,
+    /// 0: one byte, 1: `0f`, 2: `0f 38`, 3: `0f 3a`, others as in VEX, EVEX, XOP.
+    pub(crate) map: u8,
+    /// Offset of ModRM, 0 if there is none.
+    pub(crate) modrm: usize,
+    /// VEX, EVEX or XOP.
+    pub(crate) vector: bool,
+    rex: u8,
+    repeat: bool,
+}
+
+impl Shape {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
+        let mut shape = Self::default();
+        let mut at = 0;
+        while matches!(byte(at), 0x66 | 0x67 | 0xf0 | 0xf2 | 0xf3 | 0x2e | 0x36 | 0x3e | 0x26 | 0x64 | 0x65) {
+            shape.repeat |= byte(at) == 0xf3;
+            at += 1;
+            if at >= 15 {
+                return shape;
+            }
+        }
+        if byte(at) & 0xf0 == 0x40 {
+            shape.rex = byte(at);
+            at += 1;
+        }
+        let vector = match byte(at) {
+            0xc5 => Some((1, 2)),
+            0xc4 => Some((byte(at + 1) & 0x1f, 3)),
+            0x62 => Some((byte(at + 1) & 7, 4)),
+            0x8f if byte(at + 1) & 0x1f >= 8 => Some((byte(at + 1) & 0x1f, 3)),
+            _ => None,
+        };
+        if let Some((map, size)) = vector {
+            let opcode = at + size;
+            let has_modrm = !(map == 1 && byte(opcode) == 0x77);
+            return Self { opcode, map, modrm: if has_modrm { opcode + 1 } else { 0 }, vector: true, ..shape };
+        }
+        if byte(at) == 0x0f {
+            at += 1;
+            shape.map = 1;
+            if matches!(byte(at), 0x38 | 0x3a) {
+                shape.map = if byte(at) == 0x38 { 2 } else { 3 };
+                at += 1;
+            }
+        }
+        let opcode = byte(at);
+        let has_modrm = match shape.map {
+            0 => {
+                (opcode < 0x40 && opcode & 7 < 4)
+                    || matches!(opcode, 0x63 | 0x69 | 0x6b | 0x80..=0x8f | 0xc0 | 0xc1 | 0xc6 | 0xc7 | 0xd0..=0xd3 | 0xd8..=0xdf)
+                    || matches!(opcode, 0xf6 | 0xf7 | 0xfe | 0xff)
+            }
+            1 => !matches!(
+                opcode,
+                0x05..=0x09 | 0x0b | 0x0e | 0x30..=0x37 | 0x77 | 0x80..=0x8f | 0xa0..=0xa2 | 0xa8..=0xaa | 0xc8..=0xcf
+            ),
+            _ => true,
+        };
+        shape.opcode = at;
+        shape.modrm = if has_modrm { at + 1 } else { 0 };
+        shape
+    }
+
+    pub(crate) fn is_rip_relative(&self, bytes: &[u8]) -> bool {
+        self.modrm != 0 && bytes.get(self.modrm).is_some_and(|modrm| modrm & 0xc7 == 0x05)
+    }
+
+    /// `90` and `0f 1f /0` with any prefixes, but neither `pause` nor `xchg r8, rax`.
+    fn is_nop(&self, bytes: &[u8]) -> bool {
+        let opcode = bytes.get(self.opcode).copied().unwrap_or(0);
+        match self.map {
+            0 => opcode == 0x90 && !self.repeat && self.rex & 1 == 0,
+            1 => opcode == 0x1f && !self.vector && bytes.get(self.modrm).is_some_and(|modrm| modrm & 0x38 == 0),
+            _ => false,
+        }
+    }
+
+    /// Where an absolute 32-bit displacement may stand: ModRM with a SIB byte without base, or a base and a 32-bit displacement.
+    pub(crate) fn wide_displacement(&self, bytes: &[u8]) -> Option<usize> {
+        let modrm = *bytes.get(self.modrm).filter(|_| self.modrm != 0)?;
+        let (mode, rm) = (modrm >> 6, modrm & 7);
+        let after = self.modrm + 1 + usize::from(rm == 4 && mode != 3);
+        let sib_base = bytes.get(self.modrm + 1).map_or(0, |sib| sib & 7);
+        match mode {
+            2 => Some(after),
+            0 if rm == 4 && sib_base == 5 => Some(after),
+            _ => None,
+        }
+    }
+}

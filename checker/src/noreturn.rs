@@ -1,0 +1,227 @@
+//! Which functions of the input never return: after a call to one, whatever follows in the file is not a successor.
+//!
+//! **Method.** A function may return if a `ret`, an indirect jump, or a jump to a function that may return can be reached from its
+//! entry, where what follows a call is reached only if the callee may return. This is the least fixpoint, found with one worklist.
+//! Imported functions are judged by name; a call after which the frame description ends is a witness for its callee.
+//!
+//! **Terminates**: each instruction is visited once, by the function that comes first; others that meet it depend on that function.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::decode::{Inst, Kind};
+use crate::image::Slot;
+use crate::walk::Side;
+
+/// Functions of the C, C++ and Rust run-time libraries that never return.
+const NAMES: &[&str] = &[
+    "abort",
+    "exit",
+    "_exit",
+    "_Exit",
+    "quick_exit",
+    "__assert_fail",
+    "__assert_perror_fail",
+    "__assert",
+    "__assert_rtn",
+    "__stack_chk_fail",
+    "__chk_fail",
+    "__fortify_fail",
+    "__libc_fatal",
+    "__libc_start_main",
+    "longjmp",
+    "_longjmp",
+    "siglongjmp",
+    "__longjmp_chk",
+    "err",
+    "errx",
+    "verr",
+    "verrx",
+    "pthread_exit",
+    "thrd_exit",
+    "_Unwind_Resume",
+    "__cxa_throw",
+    "__cxa_rethrow",
+    "__cxa_bad_cast",
+    "__cxa_bad_typeid",
+    "__cxa_throw_bad_array_new_length",
+    "__cxa_call_unexpected",
+    "__cxa_call_terminate",
+    "__cxa_pure_virtual",
+    "_ZSt9terminatev",
+    "_ZSt10unexpectedv",
+];
+
+#[derive(Default)]
+pub(crate) struct NoReturn {
+    functions: FxHashSet<u64>,
+    /// Cells of the global offset table that hold such a function.
+    cells: FxHashSet<u64>,
+}
+
+fn is_noreturn_name(name: &str) -> bool {
+    let name = name.split('@').next().unwrap_or(name);
+    NAMES.contains(&name) || (name.starts_with("_ZSt") && name.contains("__throw_"))
+}
+
+impl NoReturn {
+    pub(crate) fn compute(side: &Side<'_>) -> Self {
+        let mut found = Self::default();
+        for &(place, slot) in &side.image.slots {
+            if let Slot::Symbol { symbol, .. } = slot
+                && is_noreturn_name(side.image.dynamic_symbol_name(symbol))
+            {
+                found.cells.insert(place);
+            }
+        }
+        let mut search = Search::new(side, &found.cells);
+        for fde in &side.unwind.fdes {
+            search.function(fde.start);
+        }
+        search.run();
+        let mut functions: FxHashSet<u64> = search
+            .starts
+            .iter()
+            .enumerate()
+            .filter(|&(function, _)| !search.returns[function])
+            .map(|(_, &start)| start)
+            .collect();
+        functions.extend(&search.witnessed);
+        found.functions = functions;
+        found
+    }
+
+    /// Whether control does not come back from the call at `address`, as far as the compiler knew.
+    pub(crate) fn ends_at(&self, side: &Side<'_>, address: u64, inst: Inst) -> bool {
+        let after = address + u64::from(inst.len);
+        let ends = side.unwind.fde_at(address).is_some_and(|fde| side.unwind.fdes[fde as usize].end <= after);
+        ends || match inst.kind {
+            Kind::Call => self.functions.contains(&side.target(address, inst)),
+            Kind::IndirectCall if inst.disp != 0 => self.cells.contains(&side.operand(address, inst)),
+            _ => false,
+        }
+    }
+}
+
+struct Search<'s, 'a> {
+    side: &'s Side<'a>,
+    cells: &'s FxHashSet<u64>,
+    /// By code index, the function that visited it plus one.
+    owner: Vec<u32>,
+    ids: FxHashMap<u64, u32>,
+    starts: Vec<u64>,
+    returns: Vec<bool>,
+    /// Functions that return if this one does.
+    tails: Vec<Vec<u32>>,
+    /// Where callers go on if this one returns.
+    continuations: Vec<Vec<(u32, u64)>>,
+    work: Vec<(u32, u64)>,
+    witnessed: Vec<u64>,
+}
+
+impl<'s, 'a> Search<'s, 'a> {
+    fn new(side: &'s Side<'a>, cells: &'s FxHashSet<u64>) -> Self {
+        Self {
+            side,
+            cells,
+            owner: vec![0; side.code.size()],
+            ids: FxHashMap::default(),
+            starts: Vec::new(),
+            returns: Vec::new(),
+            tails: Vec::new(),
+            continuations: Vec::new(),
+            work: Vec::new(),
+            witnessed: Vec::new(),
+        }
+    }
+
+    fn function(&mut self, start: u64) -> u32 {
+        if let Some(&id) = self.ids.get(&start) {
+            return id;
+        }
+        let id = self.starts.len() as u32;
+        self.ids.insert(start, id);
+        self.starts.push(start);
+        // An address outside the code is not ours to judge.
+        self.returns.push(self.side.code.index(start).is_none());
+        self.tails.push(Vec::new());
+        self.continuations.push(Vec::new());
+        self.work.push((id, start));
+        id
+    }
+
+    fn run(&mut self) {
+        while let Some((function, address)) = self.work.pop() {
+            self.visit(function, address);
+        }
+    }
+
+    fn returned(&mut self, function: u32) {
+        let mut pending = vec![function];
+        while let Some(function) = pending.pop() {
+            if std::mem::replace(&mut self.returns[function as usize], true) {
+                continue;
+            }
+            pending.append(&mut self.tails[function as usize]);
+            self.work.append(&mut self.continuations[function as usize]);
+        }
+    }
+
+    /// `function` returns if `other` does.
+    fn depend(&mut self, function: u32, other: u32) {
+        if self.returns[other as usize] {
+            self.returned(function);
+        } else if function != other {
+            self.tails[other as usize].push(function);
+        }
+    }
+
+    fn visit(&mut self, function: u32, start: u64) {
+        let mut address = start;
+        loop {
+            let (Some(index), Some(inst)) = (self.side.code.index(address), self.side.inst(address)) else {
+                return self.returned(function);
+            };
+            match self.owner[index] {
+                0 => self.owner[index] = function + 1,
+                owner if owner == function + 1 => return,
+                owner => return self.depend(function, owner - 1),
+            }
+            let after = address + u64::from(inst.len);
+            match inst.kind {
+                Kind::Return => return self.returned(function),
+                Kind::Stop | Kind::Trap => return,
+                Kind::IndirectJump => {
+                    if inst.disp == 0 || !self.cells.contains(&self.side.operand(address, inst)) {
+                        self.returned(function);
+                    }
+                    return;
+                }
+                Kind::Jump | Kind::Branch | Kind::Loop => {
+                    let target = self.side.target(address, inst);
+                    match self.ids.get(&target).copied() {
+                        Some(other) if other != function => self.depend(function, other),
+                        _ => self.work.push((function, target)),
+                    }
+                    if inst.kind == Kind::Jump {
+                        return;
+                    }
+                }
+                Kind::IndirectCall if inst.disp != 0 && self.cells.contains(&self.side.operand(address, inst)) => return,
+                Kind::Call => {
+                    let callee = self.side.target(address, inst);
+                    let id = self.function(callee);
+                    if self.side.unwind.fde_at(address).is_some_and(|fde| self.side.unwind.fdes[fde as usize].end <= after) {
+                        self.witnessed.push(callee);
+                        return;
+                    }
+                    if !self.returns[id as usize] {
+                        self.continuations[id as usize].push((function, after));
+                        return;
+                    }
+                }
+                _ => {}
+            }
+            address = after;
+        }
+    }
+}

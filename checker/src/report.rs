@@ -1,0 +1,122 @@
+//! What the checker found, as data.
+
+use std::fmt;
+
+/// The rule that was broken.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ViolationKind {
+    /// Two instructions that must correspond have different effects.
+    InstructionMismatch,
+    /// Conditional branches that are neither equal nor inverted.
+    ConditionMismatch,
+    /// An operand names another data address than in the input.
+    OperandMismatch,
+    /// A branch or reference leaves the code, or its target does not decode.
+    BadTarget,
+    /// One input instruction stands for two output instructions, or the other way round.
+    Conflict,
+    /// A code address in the output is still the input's although the code has moved.
+    StaleReference,
+    /// A jump table entry does not lead where the input's leads.
+    JumpTable,
+    /// A word or byte of data differs and nothing explains it.
+    DataChanged,
+    /// A relocation is missing, new, or has another type, symbol or addend.
+    Relocation,
+    /// A dynamic symbol differs in more than a moved address, or a symbol does not name what it named.
+    Symbol,
+    /// Executable bytes of the output that correspond to nothing in the input.
+    Unexplained,
+    /// A function of the input that has no counterpart in the output.
+    MissingFunction,
+    /// The frame description at an instruction differs: presence, personality, or the registers' rules.
+    UnwindRow,
+    /// The exception handling at a call differs: landing pad, actions, types.
+    CallSite,
+    /// The unwind table or its search table is not well-formed.
+    UnwindTable,
+    /// An address that is called or jumped to indirectly lost its `endbr64` although the file claims IBT.
+    IndirectBranchTarget,
+    /// ELF header fields.
+    Header,
+    /// Program headers.
+    Segment,
+    /// Section headers.
+    Section,
+    /// The dynamic section.
+    Dynamic,
+}
+
+/// A broken rule and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    pub kind: ViolationKind,
+    /// An address of the output, unless the message says that it is the input's.
+    pub address: u64,
+    pub message: String,
+}
+
+impl Violation {
+    pub(crate) fn new(kind: ViolationKind, address: u64, message: impl Into<String>) -> Self {
+        Self { kind, address, message: message.into() }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at {:#x}: {}", self.kind, self.address, self.message)
+    }
+}
+
+/// How much was compared.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Instructions that were compared in pairs.
+    pub instructions: u64,
+    /// Of these, at another address than in the input.
+    pub moved_instructions: u64,
+    /// Pairs that a reference, a symbol or a slot gave.
+    pub seeds: u64,
+    pub jump_tables: u64,
+    pub jump_table_entries: u64,
+    /// Instructions at which unwind rows were compared.
+    pub unwind_rows: u64,
+    /// Calls at which landing pads and actions were compared.
+    pub call_sites: u64,
+    /// Pieces of code that no reference reaches and that were matched by content.
+    pub matched_by_content: u64,
+    /// Output code bytes that are explained by nothing but being the same at the same address.
+    pub identical_bytes: u64,
+    pub code_bytes: u64,
+}
+
+/// The outcome of a check.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// By address, then kind: the same on every run.
+    pub violations: Vec<Violation>,
+    pub stats: Stats,
+}
+
+impl Report {
+    pub(crate) fn new(mut violations: Vec<Violation>, stats: Stats) -> Self {
+        violations.sort_by(|a, b| (a.address, a.kind, &a.message).cmp(&(b.address, b.kind, &b.message)));
+        violations.dedup();
+        Self { violations, stats }
+    }
+
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        self.violations.is_empty()
+    }
+
+    /// The first `limit` violations, one line each, and how many were left out.
+    #[must_use]
+    pub fn summary(&self, limit: usize) -> String {
+        let mut text: String = self.violations.iter().take(limit).map(|violation| format!("{violation}\n")).collect();
+        if self.violations.len() > limit {
+            text.push_str(&format!("… and {} more\n", self.violations.len() - limit));
+        }
+        text
+    }
+}

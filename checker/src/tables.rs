@@ -1,0 +1,207 @@
+//! Jump tables: offsets to a base, the one class of code address without metadata.
+//!
+//! **Recognition.** A `lea` of data whose first word, added to the address, meets an instruction of the same function is the base of a table:
+//! the distance from data to a function's instructions is not a value that other data has. The same holds for a table of absolute
+//! addresses in a file at a fixed address. Functions that jump into each other's middle count as one.
+//!
+//! **Extent.** A table ends where its section ends, where the next thing begins that any instruction refers to, or before the first word that
+//! does not meet an instruction of the function. A comparison with a constant shortly before the `lea` bounds it too. Up to that bound, or
+//! without one up to the extent, entries must correspond; what lies between is only tried.
+
+use crate::decode::{Kind, Shape};
+use crate::report::ViolationKind;
+use crate::walk::{Bits, Displaced, Pair, Side, Walk};
+
+/// How many instructions before the `lea` the bounds check is looked for.
+const BOUND_WINDOW: usize = 24;
+
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct TableReference {
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+    /// 4: signed offsets to the table; 8: absolute addresses.
+    pub(crate) width: u8,
+    /// The instruction that names the table, in the input and in the output.
+    pub(crate) from: u64,
+    pub(crate) origin: u64,
+}
+
+/// What one pass over the input's functions tells.
+pub(crate) struct Survey {
+    /// By frame description: the smallest one of its group.
+    groups: Vec<u32>,
+    /// Data addresses that instructions name, sorted.
+    referenced: Vec<u64>,
+    boundaries: Bits,
+}
+
+impl Survey {
+    pub(crate) fn of(side: &Side<'_>) -> Self {
+        let count = side.unwind.fdes.len();
+        let mut survey =
+            Self { groups: (0..count as u32).collect(), referenced: Vec::new(), boundaries: Bits::new(side.code.size()) };
+        let fixed = side.image.is_position_dependent();
+        for (index, fde) in side.unwind.fdes.iter().enumerate() {
+            let mut address = fde.start;
+            while address < fde.end {
+                let (Some(code_index), Some(inst)) = (side.code.index(address), side.inst(address)) else { break };
+                survey.boundaries.insert(code_index);
+                match inst.kind {
+                    Kind::Jump | Kind::Branch => {
+                        let target = side.target(address, inst);
+                        if (target < fde.start || target >= fde.end)
+                            && let Some(other) = side.unwind.fde_at(target)
+                        {
+                            survey.join(index as u32, other);
+                        }
+                    }
+                    _ if inst.disp != 0 => survey.referenced.push(side.operand(address, inst)),
+                    _ if fixed => {
+                        let bytes = side.code.bytes(address, inst);
+                        let named = Shape::of(bytes).wide_displacement(bytes).and_then(|at| bytes.get(at..at + 4));
+                        let value = named.and_then(|field| field.try_into().ok()).map(u32::from_le_bytes);
+                        survey.referenced.extend(value.map(u64::from).filter(|&value| side.image.tail(value).is_some()));
+                    }
+                    _ => {}
+                }
+                address += u64::from(inst.len);
+            }
+        }
+        survey.referenced.sort_unstable();
+        survey.referenced.dedup();
+        survey
+    }
+
+    fn find(&self, mut member: u32) -> u32 {
+        while self.groups[member as usize] != member {
+            member = self.groups[member as usize];
+        }
+        member
+    }
+
+    fn join(&mut self, a: u32, b: u32) {
+        let (a, b) = (self.find(a), self.find(b));
+        let (low, high) = (a.min(b), a.max(b));
+        self.groups[high as usize] = low;
+        // Paths stay short: the members that were asked for point to the root again.
+        for member in [a, b] {
+            self.groups[member as usize] = low;
+        }
+    }
+
+    /// Whether linear decoding of a frame description meets the instruction with this index.
+    pub(crate) fn is_boundary(&self, index: usize) -> bool {
+        self.boundaries.contains(index)
+    }
+
+    fn next_reference(&self, address: u64) -> u64 {
+        let after = self.referenced.partition_point(|&known| known <= address);
+        self.referenced.get(after).copied().unwrap_or(u64::MAX)
+    }
+}
+
+/// Reads a table in both files, and asks for the pairs of its entries.
+pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
+    let entries = input_entries(walk, table);
+    if entries.is_empty() {
+        if table.input != table.output {
+            walk.displaced.push(Displaced { input: table.input, output: table.output, origin: table.origin });
+        }
+        return;
+    }
+    if !walk.tables_seen.insert((table.input, table.output)) {
+        return;
+    }
+    walk.stats.jump_tables += 1;
+    let width = u64::from(table.width);
+    let bound = bound(walk.input, table.from).unwrap_or(usize::MAX);
+    let mut size = 0;
+    for (position, &input) in entries.iter().enumerate() {
+        let place = table.output + position as u64 * width;
+        let output = entry(walk.output, table.output, place, table.width);
+        let is_certain = position < bound;
+        match output.filter(|&output| walk.output.image.in_code(output)) {
+            Some(output) if is_certain => walk.seed_address(input, output, place),
+            Some(output) if walk.attempt(Pair { input, output, origin: place }) => {}
+            _ if is_certain => {
+                let message = format!("entry {position} leads out of the code; the input's leads to {input:#x}");
+                walk.report(ViolationKind::JumpTable, place, message);
+                break;
+            }
+            _ => break,
+        }
+        walk.stats.jump_table_entries += 1;
+        size += width;
+        walk.explained.push((place, width));
+        if let Some(index) = walk.output.code.index(place) {
+            walk.relation.cover_data(index, table.width);
+        }
+    }
+    if table.input != table.output {
+        walk.clones.push((table.input, table.output, size));
+    }
+}
+
+fn entry(side: &Side<'_>, base: u64, place: u64, width: u8) -> Option<u64> {
+    if width == 8 {
+        side.image.u64_at(place)
+    } else {
+        let offset = side.image.u32_at(place)?.cast_signed();
+        Some(base.wrapping_add_signed(i64::from(offset)))
+    }
+}
+
+/// The targets of the input's entries; none if it is not a table.
+fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<u64> {
+    let mut targets = Vec::new();
+    let side = walk.input;
+    let Some(from) = side.unwind.fde_at(table.from) else { return targets };
+    let Some(section_end) = side.image.section_at(table.input).map(|section| section.end()).or_else(|| {
+        let tail = side.image.tail(table.input)?;
+        Some(table.input + tail.len() as u64)
+    }) else {
+        return targets;
+    };
+    let group = walk.survey.find(from);
+    let end = section_end.min(walk.survey.next_reference(table.input));
+    let mut place = table.input;
+    let width = u64::from(table.width);
+    while place + width <= end {
+        let Some(target) = entry(side, table.input, place, table.width) else { break };
+        let in_group = side.unwind.fde_at(target).is_some_and(|fde| walk.survey.find(fde) == group);
+        if !in_group || !side.code.index(target).is_some_and(|index| walk.survey.is_boundary(index)) {
+            break;
+        }
+        targets.push(target);
+        place += width;
+    }
+    targets
+}
+
+/// The number of entries by the nearest comparison or mask before the instruction that names the table.
+fn bound(side: &Side<'_>, from: u64) -> Option<usize> {
+    let fde = &side.unwind.fdes[side.unwind.fde_at(from)? as usize];
+    let mut recent: Vec<u64> = Vec::with_capacity(BOUND_WINDOW);
+    let mut address = fde.start;
+    while address < from {
+        recent.push(address);
+        address += u64::from(side.inst(address)?.len);
+    }
+    let window = recent.len().saturating_sub(BOUND_WINDOW);
+    recent[window..].iter().rev().find_map(|&address| {
+        let bytes = side.code.bytes(address, side.inst(address)?);
+        let shape = Shape::of(bytes);
+        let opcode = *bytes.get(shape.opcode)?;
+        let operation = *bytes.get(shape.modrm)? >> 3 & 7;
+        let byte = u32::from(*bytes.last()?);
+        let immediate = match (shape.map, opcode, operation) {
+            // cmp, and the masks that leave a range from 0.
+            (0, 0x80, 7) | (0, 0x3c, _) => byte,
+            (0, 0x80 | 0x83, 4) if (byte + 1).is_power_of_two() && byte < 0x80 => byte,
+            (0, 0x83, 7) if byte < 0x80 => byte,
+            (0, 0x81, 7) | (0, 0x3d, _) => u32::from_le_bytes(bytes[bytes.len().checked_sub(4)?..].try_into().ok()?),
+            _ => return None,
+        };
+        Some(immediate as usize + 1)
+    })
+}

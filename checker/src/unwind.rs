@@ -1,0 +1,189 @@
+//! The unwind table as the unwinder sees it: for each address the frame description and the rules in force.
+//!
+//! Own reader of `.eh_frame` (LSB Core, "Exception Frames"; DWARF 5 §6.4). Rows of both files are interned in one
+//! [`Rows`], so that comparing the rules of two addresses is comparing two numbers.
+
+mod cfi;
+mod lsda;
+mod reader;
+
+pub(crate) use lsda::CallSites;
+pub(crate) use reader::Reader;
+
+use rustc_hash::FxHashMap;
+
+use crate::error::FileError;
+use crate::image::Image;
+use cfi::Row;
+
+/// Interned rules and frame properties of both files.
+#[derive(Default)]
+pub(crate) struct Rows {
+    rows: FxHashMap<Row, u32>,
+    frames: FxHashMap<Frame, u32>,
+}
+
+impl Rows {
+    fn row(&mut self, row: &Row) -> u32 {
+        if let Some(&id) = self.rows.get(row) {
+            return id;
+        }
+        let id = self.rows.len() as u32;
+        self.rows.insert(row.clone(), id);
+        id
+    }
+
+    fn frame(&mut self, frame: Frame) -> u32 {
+        let id = self.frames.len() as u32;
+        *self.frames.entry(frame).or_insert(id)
+    }
+}
+
+/// What a frame description says apart from ranges and rules.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Frame {
+    personality: Option<(u64, bool)>,
+    has_lsda: bool,
+    is_signal: bool,
+    return_register: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Fde {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) lsda: Option<u64>,
+    /// Address of the entry itself, for the search table.
+    pub(crate) place: u64,
+    frame: u32,
+}
+
+#[derive(Copy, Clone)]
+struct RowEntry {
+    start: u64,
+    row: u32,
+    fde: u32,
+}
+
+/// The rules in force at an address, and how far they hold.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Located {
+    start: u64,
+    end: u64,
+    /// Index of the description, `NONE` outside of any.
+    pub(crate) fde: u32,
+    pub(crate) frame: u32,
+    pub(crate) row: u32,
+}
+
+pub(crate) const NONE: u32 = u32::MAX;
+
+impl Located {
+    pub(crate) fn nowhere() -> Self {
+        Self { start: 0, end: 0, fde: NONE, frame: NONE, row: NONE }
+    }
+
+    pub(crate) fn covers(&self, address: u64) -> bool {
+        self.start <= address && address < self.end
+    }
+}
+
+/// All frame descriptions of a file.
+#[derive(Default)]
+pub(crate) struct Unwind {
+    /// By start. Empty ranges are left out.
+    pub(crate) fdes: Vec<Fde>,
+    entries: Vec<RowEntry>,
+    /// Where the table is.
+    pub(crate) table: Option<(u64, u64)>,
+}
+
+impl Unwind {
+    pub(crate) fn parse(image: &Image<'_>, rows: &mut Rows) -> Result<Self, FileError> {
+        let Some((address, bytes)) = table_of(image) else { return Ok(Self::default()) };
+        let mut cies: FxHashMap<usize, reader::Cie> = FxHashMap::default();
+        let mut found: Vec<(Fde, Vec<(u64, u32)>)> = Vec::new();
+        let mut offset = 0;
+        while let Some(entry) = reader::entry(bytes, offset)? {
+            offset = entry.end;
+            if entry.is_cie() {
+                continue;
+            }
+            let cie_offset = entry.cie_offset()?;
+            if !cies.contains_key(&cie_offset) {
+                cies.insert(cie_offset, reader::cie(image, address, bytes, cie_offset)?);
+            }
+            let cie = &cies[&cie_offset];
+            let fde = reader::fde(image, address, bytes, &entry, cie)?;
+            if fde.start == fde.end {
+                continue;
+            }
+            let table = cfi::rows(cie, &fde, entry.start)?.into_iter().map(|(start, row)| (start, rows.row(&row))).collect();
+            let frame = Frame {
+                personality: cie.personality,
+                has_lsda: fde.lsda.is_some(),
+                is_signal: cie.is_signal,
+                return_register: cie.return_register,
+            };
+            let place = address + entry.start as u64;
+            found.push((Fde { start: fde.start, end: fde.end, lsda: fde.lsda, place, frame: rows.frame(frame) }, table));
+        }
+        found.sort_by_key(|(fde, _)| (fde.start, fde.place));
+        let mut unwind = Self { table: Some((address, address + bytes.len() as u64)), ..Self::default() };
+        for (index, (fde, table)) in found.into_iter().enumerate() {
+            let next = |start, row| RowEntry { start, row, fde: index as u32 };
+            // A gap before this description ends the last row; an overlap is reported by the structure check.
+            unwind.entries.extend(table.into_iter().map(|(start, row)| next(start, row)));
+            unwind.entries.push(RowEntry { start: fde.end, row: NONE, fde: NONE });
+            unwind.fdes.push(fde);
+        }
+        // At equal starts the end marker comes first, so that the description that begins there wins.
+        unwind.entries.sort_by_key(|entry| (entry.start, entry.fde != NONE));
+        Ok(unwind)
+    }
+
+    pub(crate) fn locate(&self, address: u64) -> Located {
+        let after = self.entries.partition_point(|entry| entry.start <= address);
+        let end = self.entries.get(after).map_or(u64::MAX, |entry| entry.start);
+        let Some(entry) = self.entries[..after].last() else { return Located { end, ..Located::nowhere() } };
+        let frame = self.fdes.get(entry.fde as usize).map_or(NONE, |fde| fde.frame);
+        Located { start: entry.start, end, fde: entry.fde, frame, row: entry.row }
+    }
+
+    pub(crate) fn fde_at(&self, address: u64) -> Option<u32> {
+        let after = self.fdes.partition_point(|fde| fde.start <= address);
+        let fde = self.fdes[..after].last()?;
+        (address < fde.end).then(|| after as u32 - 1)
+    }
+}
+
+/// Address and bytes of `.eh_frame`: by section, or by the pointer in the search table's header.
+fn table_of<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
+    if let Some(section) = image.section(".eh_frame").filter(|section| section.is_alloc()) {
+        return Some((section.address, image.section_bytes(section)));
+    }
+    let header = image.elf.program_headers.iter().find(|header| header.p_type == goblin::elf::program_header::PT_GNU_EH_FRAME)?;
+    let bytes = image.at(header.p_vaddr, 8)?;
+    let mut reader = Reader::new(bytes, header.p_vaddr);
+    reader.skip(4);
+    let address = reader.encoded(bytes[1], header.p_vaddr, image)?;
+    Some((address, image.tail(address)?))
+}
+
+/// The entries of the search table (`.eh_frame_hdr`): function start and address of its description.
+pub(crate) fn search_table(image: &Image<'_>) -> Option<Vec<(u64, u64)>> {
+    let header = image.elf.program_headers.iter().find(|header| header.p_type == goblin::elf::program_header::PT_GNU_EH_FRAME)?;
+    let bytes = image.tail(header.p_vaddr)?;
+    let mut reader = Reader::new(bytes, header.p_vaddr);
+    let (version, frame, count, table) = (reader.u8()?, reader.u8()?, reader.u8()?, reader.u8()?);
+    if version != 1 || count == reader::OMIT || table == reader::OMIT {
+        return None;
+    }
+    reader.encoded(frame, header.p_vaddr, image)?;
+    let count = reader.encoded(count, header.p_vaddr, image)?;
+    let mut entries = Vec::new();
+    for _ in 0..count {
+        entries.push((reader.encoded(table, header.p_vaddr, image)?, reader.encoded(table, header.p_vaddr, image)?));
+    }
+    Some(entries)
+}

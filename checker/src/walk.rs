@@ -1,0 +1,506 @@
+//! The product walk: both programs decoded in lock-step from pairs that must correspond.
+//!
+//! **Method.** A pair (input address, output address) is first made canonical: direct jumps are followed and padding is skipped on both
+//! sides, so that a layout's jumps do not count. If it is new, the two instructions are compared; their references and successors are
+//! new pairs. The relation that grows is kept as two dense maps, one per direction.
+//!
+//! *Strict* walks report what does not correspond. *Trials* are guesses (padding that may be code, code that no reference reaches): all
+//! that a trial did is undone if anything in it does not correspond.
+//!
+//! **Invariants.** An output instruction stands for one input instruction. An input instruction stands for one output
+//! instruction, or for two of which one is at the input's own address (old text that a guarded relink keeps). What follows a call is
+//! a successor unless the callee never returns ([`crate::noreturn`]) or the frame description ends there; then it is only tried.
+//!
+//! **Terminates**: each step relates a pair that was not related before; there are finitely many, and a failed trial is not repeated.
+
+mod compare;
+mod relation;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::decode::{Code, Decoder, Inst, Kind};
+use crate::error::FileError;
+use crate::image::Image;
+use crate::noreturn::NoReturn;
+use crate::report::{Stats, Violation, ViolationKind};
+use crate::tables::{self, Survey, TableReference};
+use crate::unwind::{CallSites, Located, Rows, Unwind};
+use compare::Reference;
+use relation::Recorded;
+pub(crate) use relation::{Bits, Relation};
+
+/// A chain of jumps longer than any real one is a cycle.
+const JUMP_CHAIN_MAX: usize = 512;
+
+/// One of the two programs.
+pub(crate) struct Side<'a> {
+    pub(crate) image: Image<'a>,
+    pub(crate) code: Code<'a>,
+    pub(crate) unwind: Unwind,
+    pub(crate) decoder: Decoder,
+    call_sites: RefCell<FxHashMap<u64, Option<Rc<CallSites>>>>,
+}
+
+impl<'a> Side<'a> {
+    pub(crate) fn new(image: Image<'a>, rows: &mut Rows) -> Result<Self, FileError> {
+        let code = Code::new(&image.code);
+        let unwind = Unwind::parse(&image, rows)?;
+        let ranges: Vec<(u64, u64)> = unwind.fdes.iter().map(|fde| (fde.start, fde.end)).collect();
+        code.predecode(&ranges);
+        Ok(Self { image, code, unwind, decoder: Decoder::new()?, call_sites: RefCell::default() })
+    }
+
+    pub(crate) fn inst(&self, address: u64) -> Option<Inst> {
+        self.code.inst(&self.decoder, address)
+    }
+
+    /// Where a direct branch or call goes.
+    pub(crate) fn target(&self, address: u64, inst: Inst) -> u64 {
+        let bytes = self.code.bytes(address, inst);
+        let wide = match bytes.iter().find(|&&byte| !matches!(byte, 0x2e | 0x3e | 0x66 | 0x67 | 0xf2 | 0x40..=0x4f)) {
+            Some(0xe8 | 0xe9 | 0x0f | 0xc7) => 4,
+            _ => 1,
+        };
+        address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(bytes, wide))
+    }
+
+    /// The absolute address of a rip-relative operand.
+    pub(crate) fn operand(&self, address: u64, inst: Inst) -> u64 {
+        let bytes = self.code.bytes(address, inst);
+        let field = &bytes[..(usize::from(inst.disp) + 4).min(bytes.len())];
+        address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(field, 4))
+    }
+
+    fn call_sites(&self, fde: u32) -> Option<Rc<CallSites>> {
+        let fde = &self.unwind.fdes[fde as usize];
+        let address = fde.lsda?;
+        let mut known = self.call_sites.borrow_mut();
+        known.entry(fde.start).or_insert_with(|| CallSites::parse(&self.image, address, fde.start).map(Rc::new)).clone()
+    }
+}
+
+/// The signed little-endian value of the last `size` bytes.
+fn signed_tail(bytes: &[u8], size: usize) -> u64 {
+    let field = &bytes[bytes.len().saturating_sub(size)..];
+    match *field {
+        [a] => i64::from(a.cast_signed()).cast_unsigned(),
+        [a, b, c, d] => i64::from(i32::from_le_bytes([a, b, c, d])).cast_unsigned(),
+        _ => 0,
+    }
+}
+
+/// A pair to be walked, and who asked for it.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Pair {
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+    /// An output address for messages.
+    pub(crate) origin: u64,
+}
+
+/// An input address that the output still names although it may have moved; looked at when all is known.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Unmoved {
+    pub(crate) address: u64,
+    pub(crate) origin: u64,
+}
+
+/// A reference to data at another address than in the input: legal only into a copy of a jump table.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Displaced {
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+    pub(crate) origin: u64,
+}
+
+/// What was found and what is known after the walk.
+pub(crate) struct Finished {
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) stats: Stats,
+    /// Words of the output's data that a jump table or a slot explains: address and size, sorted.
+    pub(crate) explained: Vec<(u64, u64)>,
+}
+
+pub(crate) struct Walk<'w, 'a> {
+    pub(crate) input: &'w Side<'a>,
+    pub(crate) output: &'w Side<'a>,
+    pub(crate) relation: Relation,
+    pub(crate) tables: Vec<TableReference>,
+    pub(crate) tables_seen: FxHashSet<(u64, u64)>,
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) stats: Stats,
+    pub(crate) explained: Vec<(u64, u64)>,
+    pub(crate) unmoved: Vec<Unmoved>,
+    pub(crate) displaced: Vec<Displaced>,
+    /// Moved tables: input start, output start, bytes that were explained.
+    pub(crate) clones: Vec<(u64, u64, u64)>,
+    pub(crate) survey: Survey,
+    noreturn: NoReturn,
+    queue: Vec<Pair>,
+    tries: Vec<Pair>,
+    input_row: Located,
+    output_row: Located,
+    has_ibt: bool,
+}
+
+/// Where following jumps and padding leads.
+enum Canonical {
+    At(u64, Inst),
+    /// Jumps that lead back to themselves.
+    Cycle,
+    /// The address does not decode.
+    Bad(u64),
+}
+
+impl<'w, 'a> Walk<'w, 'a> {
+    pub(crate) fn new(input: &'w Side<'a>, output: &'w Side<'a>) -> Self {
+        Self {
+            input,
+            output,
+            relation: Relation::new(input.code.size(), output.code.size()),
+            tables: Vec::new(),
+            tables_seen: FxHashSet::default(),
+            violations: Vec::new(),
+            stats: Stats { code_bytes: output.code.size() as u64, ..Stats::default() },
+            explained: Vec::new(),
+            unmoved: Vec::new(),
+            displaced: Vec::new(),
+            clones: Vec::new(),
+            survey: Survey::of(input),
+            noreturn: NoReturn::compute(input),
+            queue: Vec::new(),
+            tries: Vec::new(),
+            input_row: Located::nowhere(),
+            output_row: Located::nowhere(),
+            has_ibt: crate::structure::claims_ibt(&input.image),
+        }
+    }
+
+    pub(crate) fn report(&mut self, kind: ViolationKind, address: u64, message: impl Into<String>) {
+        self.violations.push(Violation::new(kind, address, message));
+    }
+
+    /// Asks for a pair that must correspond.
+    pub(crate) fn seed(&mut self, input: u64, output: u64, origin: u64) {
+        self.stats.seeds += 1;
+        self.queue.push(Pair { input, output, origin });
+    }
+
+    /// Asks for a pair of addresses that are called or jumped to indirectly.
+    pub(crate) fn seed_address(&mut self, input: u64, output: u64, origin: u64) {
+        if let Err(violation) = self.reference_code(input, output, origin) {
+            self.violations.push(violation);
+        }
+    }
+
+    /// Walks all that is queued, then reads the jump tables that turned up, until nothing is left.
+    pub(crate) fn settle(&mut self) {
+        loop {
+            while let Some(pair) = self.queue.pop() {
+                if let Err(violation) = self.run(pair) {
+                    self.violations.push(violation);
+                }
+            }
+            if let Some(table) = self.tables.pop() {
+                tables::read(self, table);
+                continue;
+            }
+            let Some(pair) = self.tries.pop() else { return };
+            self.attempt(pair);
+        }
+    }
+
+    /// Walks from a guess; `false`, and nothing has happened, if it is wrong.
+    pub(crate) fn attempt(&mut self, pair: Pair) -> bool {
+        let queue = std::mem::take(&mut self.queue);
+        let marks = (self.tables.len(), self.tries.len(), self.unmoved.len(), self.displaced.len());
+        let (violations, stats) = (self.violations.len(), self.stats);
+        self.relation.begin();
+        self.queue.push(pair);
+        let mut is_right = true;
+        while let Some(next) = self.queue.pop() {
+            if self.run(next).is_err() || self.violations.len() > violations {
+                is_right = false;
+                break;
+            }
+        }
+        if is_right {
+            self.relation.commit();
+        } else {
+            self.relation.undo();
+            self.tables.truncate(marks.0);
+            self.tries.truncate(marks.1);
+            self.unmoved.truncate(marks.2);
+            self.displaced.truncate(marks.3);
+            self.violations.truncate(violations);
+            self.stats = stats;
+        }
+        self.queue = queue;
+        is_right
+    }
+
+    fn canonical(&mut self, is_input: bool, start: u64) -> Canonical {
+        let side = if is_input { self.input } else { self.output };
+        let mut address = start;
+        let mut jumps = 0;
+        loop {
+            let Some(inst) = side.inst(address) else { return Canonical::Bad(address) };
+            if !matches!(inst.kind, Kind::Jump | Kind::Nop) {
+                return Canonical::At(address, inst);
+            }
+            if let Some(index) = side.code.index(address) {
+                self.relation.pass(is_input, index, inst.len);
+            }
+            if inst.kind == Kind::Nop {
+                address += u64::from(inst.len);
+                continue;
+            }
+            address = side.target(address, inst);
+            jumps += 1;
+            if jumps > JUMP_CHAIN_MAX {
+                return Canonical::Cycle;
+            }
+        }
+    }
+
+    /// Where `address` of the output leads through jumps and padding.
+    pub(crate) fn output_leads_to(&mut self, address: u64) -> Option<u64> {
+        match self.canonical(false, address) {
+            Canonical::At(address, _) => Some(address),
+            _ => None,
+        }
+    }
+
+    /// Walks straight on from a pair until something known or an end.
+    fn run(&mut self, pair: Pair) -> Result<(), Violation> {
+        let (mut i, mut o) = (pair.input, pair.output);
+        let mut origin = pair.origin;
+        loop {
+            let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
+            let (a, b);
+            match (self.canonical(true, i), self.canonical(false, o)) {
+                (Canonical::At(input, inst), Canonical::At(output, other)) => {
+                    (i, o) = (input, output);
+                    (a, b) = (inst, other);
+                }
+                (Canonical::Cycle, Canonical::Cycle) => return Ok(()),
+                (Canonical::Bad(input), Canonical::Bad(output)) if self.input.code.index(input).is_none() && input == output => {
+                    return Ok(());
+                }
+                (Canonical::Bad(input), _) if self.input.code.index(input).is_some() => {
+                    return fail(ViolationKind::BadTarget, o, format!("the input does not decode at {input:#x}"));
+                }
+                (_, Canonical::Bad(output)) => {
+                    return fail(ViolationKind::BadTarget, output, format!("not an instruction; the input has {i:#x}"));
+                }
+                _ => return fail(ViolationKind::BadTarget, o, format!("leads elsewhere than the input's {i:#x}")),
+            }
+            let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
+            match self.relation.record((from, i), (to, o), (a.len, b.len)) {
+                Recorded::Known => return Ok(()),
+                Recorded::Conflict(other_input, other_output) => {
+                    let message = match (other_input, other_output) {
+                        (Some(other), _) => {
+                            format!("stands for the input's {:#x} and for its {i:#x}", self.input.code.address(other))
+                        }
+                        (None, other) => format!(
+                            "the input's {i:#x} already stands at {:#x}",
+                            self.output.code.address(other.unwrap_or_default())
+                        ),
+                    };
+                    return fail(ViolationKind::Conflict, o, message);
+                }
+                Recorded::New => {}
+            }
+            self.stats.instructions += 1;
+            self.stats.moved_instructions += u64::from(i != o);
+            self.compare_rows(i, o)?;
+            let references = self.compare(i, a, o, b)?;
+            self.follow(references, i, o)?;
+            origin = o;
+            match self.next(i, a, o, b)? {
+                Some(next) => (i, o) = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// The successor by falling through, after queueing the others.
+    fn next(&mut self, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<(u64, u64)>, Violation> {
+        let (after_i, after_o) = (i + u64::from(a.len), o + u64::from(b.len));
+        let push = |walk: &mut Self, input, output| walk.queue.push(Pair { input, output, origin: o });
+        match a.kind {
+            Kind::Branch => {
+                let (taken_i, taken_o) = (self.input.target(i, a), self.output.target(o, b));
+                if compare::condition(self.input.code.bytes(i, a)) == compare::condition(self.output.code.bytes(o, b)) {
+                    push(self, taken_i, taken_o);
+                    Ok(Some((after_i, after_o)))
+                } else {
+                    push(self, taken_i, after_o);
+                    Ok(Some((after_i, taken_o)))
+                }
+            }
+            Kind::Loop => {
+                push(self, self.input.target(i, a), self.output.target(o, b));
+                Ok(Some((after_i, after_o)))
+            }
+            Kind::Call | Kind::IndirectCall => {
+                self.compare_call_sites(i, o)?;
+                if a.kind == Kind::Call {
+                    push(self, self.input.target(i, a), self.output.target(o, b));
+                }
+                if self.noreturn.ends_at(self.input, i, a) {
+                    self.tries.push(Pair { input: after_i, output: after_o, origin: o });
+                    return Ok(None);
+                }
+                Ok(Some((after_i, after_o)))
+            }
+            Kind::Trap => {
+                self.tries.push(Pair { input: after_i, output: after_o, origin: o });
+                Ok(None)
+            }
+            Kind::IndirectJump | Kind::Return | Kind::Stop => Ok(None),
+            _ => Ok(Some((after_i, after_o))),
+        }
+    }
+
+    /// Queues what an instruction refers to.
+    fn follow(&mut self, reference: Option<Reference>, i: u64, o: u64) -> Result<(), Violation> {
+        match reference {
+            None => Ok(()),
+            Some(Reference::Code(input, output)) => self.reference_code(input, output, o),
+            Some(Reference::Table { input, output, width }) => {
+                self.tables.push(TableReference { input, output, width, from: i, origin: o });
+                Ok(())
+            }
+            Some(Reference::Displaced(input, output)) => {
+                self.displaced.push(Displaced { input, output, origin: o });
+                Ok(())
+            }
+        }
+    }
+
+    /// A code address that the program computes, stores or exports.
+    fn reference_code(&mut self, input: u64, output: u64, origin: u64) -> Result<(), Violation> {
+        if input == output {
+            self.unmoved.push(Unmoved { address: input, origin });
+        }
+        if !self.output.image.in_code(output) {
+            let message = format!("names {output:#x}, which is not code; the input names {input:#x}");
+            return Err(Violation::new(ViolationKind::BadTarget, origin, message));
+        }
+        let is_code = self.input.code.index(input).is_some_and(|index| self.survey.is_boundary(index));
+        if input == output && !is_code {
+            self.tries.push(Pair { input, output, origin });
+            return Ok(());
+        }
+        let begins_with_mark = |side: &Side<'_>, at| side.inst(at).is_some_and(|inst| inst.kind == Kind::EndBranch);
+        if self.has_ibt && begins_with_mark(self.input, input) && !begins_with_mark(self.output, output) {
+            let message = format!("no endbr64 at an address that is taken; the input has one at {input:#x}");
+            return Err(Violation::new(ViolationKind::IndirectBranchTarget, output, message));
+        }
+        self.seed(input, output, origin);
+        Ok(())
+    }
+
+    fn compare_rows(&mut self, i: u64, o: u64) -> Result<(), Violation> {
+        if !self.input_row.covers(i) {
+            self.input_row = self.input.unwind.locate(i);
+        }
+        if !self.output_row.covers(o) {
+            self.output_row = self.output.unwind.locate(o);
+        }
+        self.stats.unwind_rows += 1;
+        let (a, b) = (self.input_row, self.output_row);
+        if a.row == b.row && a.frame == b.frame {
+            return Ok(());
+        }
+        let what = match (a.row == crate::unwind::NONE, b.row == crate::unwind::NONE) {
+            (true, false) => "has a frame description that the input lacks",
+            (false, true) => "lacks a frame description",
+            _ if a.frame != b.frame => "another personality, language-specific data or frame kind",
+            _ => "other rules for the frame or its registers",
+        };
+        // One violation per place, but the walk goes on: what follows may still correspond.
+        self.report(ViolationKind::UnwindRow, o, format!("{what}, unlike the input's {i:#x}"));
+        Ok(())
+    }
+
+    fn compare_call_sites(&mut self, i: u64, o: u64) -> Result<(), Violation> {
+        let (a, b) = (self.input_row.fde, self.output_row.fde);
+        if a == crate::unwind::NONE || b == crate::unwind::NONE {
+            return Ok(());
+        }
+        let fail = |message: &str| {
+            let message = format!("{message}, unlike the input's call at {i:#x}");
+            Err(Violation::new(ViolationKind::CallSite, o, message))
+        };
+        let (a, b) = match (self.input.call_sites(a), self.output.call_sites(b)) {
+            (None, _) => return Ok(()),
+            (Some(_), None) => return fail("its language-specific data cannot be read"),
+            (Some(a), Some(b)) => (a, b),
+        };
+        self.stats.call_sites += 1;
+        match (a.find(i), b.find(o)) {
+            (None, None) => Ok(()),
+            (Some(a), Some(b)) if a.handlers != b.handlers => fail("other handlers"),
+            (Some(a), Some(b)) => match (a.landing_pad, b.landing_pad) {
+                (None, None) => Ok(()),
+                (Some(input), Some(output)) => {
+                    self.queue.push(Pair { input, output, origin: o });
+                    Ok(())
+                }
+                (Some(_), None) => fail("no landing pad"),
+                (None, Some(_)) => fail("a landing pad"),
+            },
+            (Some(_), None) => fail("no call site entry"),
+            (None, Some(_)) => fail("a call site entry"),
+        }
+    }
+
+    /// The end: what could only be judged when everything was known.
+    pub(crate) fn finish(mut self) -> Finished {
+        let mut unmoved = std::mem::take(&mut self.unmoved);
+        unmoved.sort_by_key(|reference| (reference.address, reference.origin));
+        unmoved.dedup_by_key(|reference| reference.address);
+        for Unmoved { address, origin } in unmoved {
+            self.judge_unmoved(address, origin);
+        }
+        for Displaced { input, output, origin } in std::mem::take(&mut self.displaced) {
+            let in_clone = |&(from, to, size): &(u64, u64, u64)| {
+                from <= input && input - from < size && input - from == output.wrapping_sub(to)
+            };
+            if !self.clones.iter().any(in_clone) {
+                let message = format!("names {output:#x}; the input names {input:#x}");
+                self.report(ViolationKind::OperandMismatch, origin, message);
+            }
+        }
+        self.explained.sort_unstable();
+        self.explained.dedup();
+        Finished { violations: self.violations, stats: self.stats, explained: self.explained }
+    }
+
+    fn judge_unmoved(&mut self, address: u64, origin: u64) {
+        let same = |size| self.input.image.at(address, size) == self.output.image.at(address, size);
+        let stale = match self.canonical(true, address) {
+            Canonical::At(input, _) => {
+                let Some(index) = self.input.code.index(input) else { return };
+                match self.relation.output_of(index) {
+                    Some(found) => {
+                        let moved_to = self.output.code.address(found);
+                        self.output_leads_to(address) != Some(moved_to) && self.output_leads_to(address) != Some(input)
+                    }
+                    None => !same(8),
+                }
+            }
+            _ => !same(8),
+        };
+        if stale {
+            let message = format!("still names {address:#x}, but what was there has moved");
+            self.report(ViolationKind::StaleReference, origin, message);
+        }
+    }
+}

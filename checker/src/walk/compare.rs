@@ -1,0 +1,138 @@
+//! Compares two instructions: the same bytes outside the fields that may move.
+
+use super::Walk;
+use crate::decode::{Inst, Kind, Shape};
+use crate::report::{Violation, ViolationKind};
+
+/// What an instruction's field refers to, in both programs.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reference {
+    Code(u64, u64),
+    /// Data that may be a jump table of entries of this width.
+    Table {
+        input: u64,
+        output: u64,
+        width: u8,
+    },
+    /// Data at another address than in the input.
+    Displaced(u64, u64),
+}
+
+/// The condition of a `jcc`, 0 to 15.
+pub(super) fn condition(bytes: &[u8]) -> u8 {
+    let shape = Shape::of(bytes);
+    bytes.get(shape.opcode).map_or(0, |opcode| opcode & 15)
+}
+
+/// The prefixes of a branch without the hints, which do nothing.
+fn prefixes(bytes: &[u8]) -> impl Iterator<Item = &u8> {
+    let shape = Shape::of(bytes);
+    let size = shape.opcode - usize::from(shape.map == 1 && shape.opcode > 0);
+    bytes[..size.min(bytes.len())].iter().filter(|byte| !matches!(byte, 0x2e | 0x3e))
+}
+
+impl Walk<'_, '_> {
+    pub(super) fn compare(&self, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<Reference>, Violation> {
+        let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
+        let fail = |kind, message: &str| {
+            Err(Violation::new(kind, o, format!("{message}, unlike the input's {i:#x}: {y:02x?}, not {x:02x?}")))
+        };
+        let mismatch = || fail(ViolationKind::InstructionMismatch, "another instruction");
+        if a.kind != b.kind {
+            return mismatch();
+        }
+        match a.kind {
+            Kind::Branch => {
+                if condition(x) | 1 != condition(y) | 1 {
+                    return fail(ViolationKind::ConditionMismatch, "another condition");
+                }
+                return if prefixes(x).eq(prefixes(y)) { Ok(None) } else { mismatch() };
+            }
+            Kind::Loop | Kind::Call => {
+                let field = if a.kind == Kind::Call || x.first() == Some(&0xc7) { 4 } else { 1 };
+                let same = x.len() == y.len() && x.len() >= field && x[..x.len() - field] == y[..y.len() - field];
+                return if same { Ok(None) } else { mismatch() };
+            }
+            _ => {}
+        }
+        if a.len != b.len || a.disp != b.disp {
+            return mismatch();
+        }
+        if a.disp == 0 {
+            return if x == y {
+                Ok(self.absolute(x))
+            } else {
+                self.absolute_difference(x, y).map_or_else(mismatch, |found| Ok(Some(found)))
+            };
+        }
+        let disp = usize::from(a.disp);
+        if x.len() < disp + 4 || x[..disp] != y[..disp] || x[disp + 4..] != y[disp + 4..] {
+            return mismatch();
+        }
+        let (to_i, to_o) = (self.input.operand(i, a), self.output.operand(o, b));
+        self.operand(a, to_i, to_o).map_err(|message| Violation::new(ViolationKind::OperandMismatch, o, message))
+    }
+
+    /// A rip-relative operand.
+    fn operand(&self, a: Inst, to_i: u64, to_o: u64) -> Result<Option<Reference>, String> {
+        let is_code = self.input.image.in_code(to_i);
+        match (is_code, a.kind == Kind::Lea) {
+            (true, true) => Ok(Some(Reference::Code(to_i, to_o))),
+            (true, false) if to_i != to_o => Err(format!("reads {to_o:#x}; the input reads {to_i:#x}, in its code")),
+            (true, false) => {
+                let size = [16, 8, 4, 1].into_iter().find(|&size| self.input.image.at(to_i, size).is_some()).unwrap_or(0);
+                if self.input.image.at(to_i, size.min(8)) == self.output.image.at(to_i, size.min(8)) {
+                    Ok(None)
+                } else {
+                    Err(format!("reads {to_i:#x}, in the code, where the output has other bytes"))
+                }
+            }
+            (false, true) => Ok(Some(Reference::Table { input: to_i, output: to_o, width: 4 })),
+            (false, false) if to_i == to_o => Ok(None),
+            (false, false) => Ok(Some(Reference::Displaced(to_i, to_o))),
+        }
+    }
+
+    /// The base of an indexed access that may be a table of absolute addresses, where both have the same bytes.
+    fn absolute(&self, x: &[u8]) -> Option<Reference> {
+        if !self.input.image.is_position_dependent() {
+            return None;
+        }
+        let at = Shape::of(x).wide_displacement(x)?;
+        let value = field(x, at)?;
+        self.may_be_absolute_table(value).then_some(Reference::Table { input: value, output: value, width: 8 })
+    }
+
+    fn may_be_absolute_table(&self, address: u64) -> bool {
+        let first = self.input.image.u64_at(address);
+        !self.input.image.in_code(address) && first.is_some_and(|first| self.input.image.in_code(first))
+    }
+
+    /// In a file at a fixed address, a 32-bit field may hold an address that moved.
+    fn absolute_difference(&self, x: &[u8], y: &[u8]) -> Option<Reference> {
+        if !self.input.image.is_position_dependent() || x.len() != y.len() {
+            return None;
+        }
+        let first = x.iter().zip(y).position(|(a, b)| a != b)?;
+        // Only the displacement and a last immediate can hold an address.
+        let shape = Shape::of(x);
+        let displacement = shape.wide_displacement(x);
+        let immediate = x.len().checked_sub(4);
+        let at = [displacement, immediate].into_iter().flatten().find(|&at| at <= first && first < at + 4)?;
+        if at <= shape.opcode || x[..at] != y[..at] || x.get(at + 4..)? != y.get(at + 4..)? {
+            return None;
+        }
+        let (input, output) = (field(x, at)?, field(y, at)?);
+        if self.input.image.in_code(input) {
+            Some(Reference::Code(input, output))
+        } else if displacement == Some(at) && self.may_be_absolute_table(input) {
+            Some(Reference::Table { input, output, width: 8 })
+        } else {
+            None
+        }
+    }
+}
+
+fn field(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?)))
+}
