@@ -4,7 +4,7 @@ use std::path::Path;
 
 use lifter::elf::Unwind;
 use lifter::ir::Program;
-use lifter::{Image, lift, verify};
+use lifter::{Image, verify};
 use profiles::Weights;
 use rewriter::edit::EditPlan;
 use rewriter::layout::{self, LayoutOptions};
@@ -35,7 +35,7 @@ pub(crate) fn lift<'a>(path: &Path, bytes: &'a [u8], verify: bool, timing: &mut 
         let refuse = |e: lifter::Error| from_lifter(path, &e);
         let image = timing.phase("read ELF", |_| Image::parse(bytes)).map_err(refuse)?;
         let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(refuse)?;
-        let program = timing.phase("find functions, blocks and references", |_| lift::lift(&image, unwind)).map_err(refuse)?;
+        let program = timing.phase("find functions, blocks and references", |_| lifter::lift(&image, unwind)).map_err(refuse)?;
         if verify {
             let violations = timing.phase("verify the program", |_| verify::verify(&image, &program));
             if let Some(first) = violations.first() {
@@ -84,18 +84,12 @@ pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, timing
 }
 
 /// A program that counts: every function in its old order, with counters and recorders between.
-pub(crate) fn instrument(
-    path: &Path,
-    lifted: &Lifted<'_>,
-    profile: &Path,
-    timing: &mut Timing,
-) -> Result<Relinked> {
+pub(crate) fn instrument(path: &Path, lifted: &Lifted<'_>, profile: &Path, timing: &mut Timing) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
     let fail = |e: rewriter::Error| from_rewriter(path, &e);
     let plan = plan(lifted, &Weights::default(), &Order::Original, timing);
-    let mut instrumentation = timing
-        .phase("place counters", |_| instrument::Instrumentation::plan(image, program, profile))
-        .map_err(fail)?;
+    let mut instrumentation =
+        timing.phase("place counters", |_| instrument::Instrumentation::plan(image, program, profile)).map_err(fail)?;
     let edits = instrumentation.edits().map_err(fail)?;
     apply(path, lifted, &Weights::default(), &plan, &edits, Some(&mut instrumentation), timing)
 }

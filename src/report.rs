@@ -149,7 +149,14 @@ impl Report {
     /// The table for people.
     pub(crate) fn to_text(&self, dyno: Option<(&DynoStats, &DynoStats)>, with_phases: bool) -> String {
         let mut text = String::new();
-        let _ = writeln!(text, "{} -> {}  ({} mode{})", self.input, self.output, self.mode, if self.checked { ", checked" } else { "" });
+        let _ = writeln!(
+            text,
+            "{} -> {}  ({} mode{})",
+            self.input,
+            self.output,
+            self.mode,
+            if self.checked { ", checked" } else { "" }
+        );
         let _ = writeln!(text);
         row(&mut text, "", "before", "after", "change");
         size_row(&mut text, "file bytes", self.input_bytes, self.output_bytes);
@@ -189,13 +196,7 @@ impl Report {
         if with_phases {
             text.push_str(&self.phases_text());
         }
-        let _ = writeln!(
-            text,
-            "{:.2} s, {} MB at most, {} threads",
-            self.seconds,
-            self.peak_rss_bytes / 1_000_000,
-            self.threads
-        );
+        let _ = writeln!(text, "{:.2} s, {} MB at most, {} threads", self.seconds, self.peak_rss_bytes / 1_000_000, self.threads);
         text
     }
 

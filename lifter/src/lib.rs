@@ -10,12 +10,9 @@ pub mod elf;
 pub mod entity;
 pub mod error;
 pub mod ir;
-<<<<<<< HEAD
-=======
 pub mod lift;
 mod symbolize;
 pub mod verify;
->>>>>>> cfg
 pub mod x86;
 
 pub use address::{FileOffset, Va};

@@ -6,6 +6,7 @@ use super::{Style, print_json};
 use crate::args::Check;
 use crate::failure::{Failure, Result};
 use crate::files;
+use crate::report::group;
 use crate::timing::Timing;
 
 /// Violations printed before the rest is only counted.
@@ -25,7 +26,16 @@ pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<Exi
         if report.violations.len() > SHOWN_MAX {
             println!("... and {} more", report.violations.len() - SHOWN_MAX);
         }
-        println!("{}", report.stats);
+        let stats = &report.stats;
+        println!(
+            "{} violations; {} instructions compared ({} moved), {} unwind rows, {} jump tables, {} call sites with landing pads",
+            report.violations.len(),
+            group(stats.instructions),
+            group(stats.moved_instructions),
+            group(stats.unwind_rows),
+            group(stats.jump_tables),
+            group(stats.call_sites),
+        );
     }
     Ok(if report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

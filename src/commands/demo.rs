@@ -18,7 +18,10 @@ const TRAINING_SCRIPT: &[u8] = include_bytes!("../../fixtures/demo/train.demo");
 const TEST_SCRIPT: &[u8] = include_bytes!("../../fixtures/demo/test.demo");
 
 pub(crate) fn run(args: &Demo, style: Style, timing: &mut Timing) -> Result<ExitCode> {
-    let scratch = tempfile::Builder::new().prefix("relift-demo-").tempdir().map_err(|e| Failure::new(format!("no scratch folder can be made: {e}")))?;
+    let scratch = tempfile::Builder::new()
+        .prefix("relift-demo-")
+        .tempdir()
+        .map_err(|e| Failure::new(format!("no scratch folder can be made: {e}")))?;
     let folder = args.keep.as_deref().unwrap_or(scratch.path());
     fs::create_dir_all(folder).map_err(|e| Failure::at(folder, e))?;
     let program = put(folder, "demo", PROGRAM)?;
@@ -40,7 +43,10 @@ pub(crate) fn run(args: &Demo, style: Style, timing: &mut Timing) -> Result<Exit
         return Err(Failure::at(&output, "behaves differently from the original on the test script").hint("please report this"));
     }
     if !style.json {
-        println!("\nOn the test script the optimized program printed the same {} bytes and ended with the same status.", before.stdout.len());
+        println!(
+            "\nOn the test script the optimized program printed the same {} bytes and ended with the same status.",
+            before.stdout.len()
+        );
     }
     Ok(status)
 }

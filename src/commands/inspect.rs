@@ -23,7 +23,8 @@ pub(crate) fn run(args: &Inspect, style: Style, timing: &mut Timing) -> Result<E
     match &args.func {
         Some(wanted) => {
             let func = find(&lifted, wanted).ok_or_else(|| {
-                Failure::at(&args.input, format!("no function {wanted}")).hint("give a symbol, an address such as 0x4010, or an id such as fn12")
+                Failure::at(&args.input, format!("no function {wanted}"))
+                    .hint("give a symbol, an address such as 0x4010, or an id such as fn12")
             })?;
             show_function(&lifted, func, args.cfg, style)?;
         }
@@ -70,9 +71,13 @@ fn show_file(lifted: &Lifted<'_>, lists_pinned: bool, style: Style) -> Result<()
     }
     println!("{:?}, {} mode", image.kind, report::mode_name(program));
     let rows = [
-        ("functions", functions.total), ("blocks", program.blocks.len()), ("edges", program.edges.len()),
-        ("references in code", program.refs.len()), ("code addresses in data", program.slots.len()),
-        ("jump tables", program.tables.len()), ("unwind entries", program.unwind.fdes.len()),
+        ("functions", functions.total),
+        ("blocks", program.blocks.len()),
+        ("edges", program.edges.len()),
+        ("references in code", program.refs.len()),
+        ("code addresses in data", program.slots.len()),
+        ("jump tables", program.tables.len()),
+        ("unwind entries", program.unwind.fdes.len()),
         ("exception tables", program.unwind.lsdas.len()),
     ];
     for (what, count) in rows {
@@ -137,13 +142,18 @@ fn terminator(terminator: &Terminator) -> String {
 
 fn block_text(program: &Program, block: Block) -> String {
     let data = &program.blocks[block];
-    let flags = if data.flags.is_empty() { String::new() } else { format!("  [{:?}]", data.flags.0) };
+    let flags: Vec<&str> = data.flags.iter_names().map(|(name, _)| name).collect();
+    let flags = if flags.is_empty() { String::new() } else { format!("  [{}]", flags.join(" ")) };
     format!("{block} {} {} bytes, {} instructions: {}{flags}", data.start, data.len, data.num_insts, terminator(&data.terminator))
 }
 
 fn block_json(program: &Program, block: Block) -> serde_json::Value {
     let data = &program.blocks[block];
-    let successors: Vec<_> = program.block_edges(block).iter().map(|e| json!({ "to": e.target.to_string(), "kind": format!("{:?}", e.kind) })).collect();
+    let successors: Vec<_> = program
+        .block_edges(block)
+        .iter()
+        .map(|e| json!({ "to": e.target.to_string(), "kind": format!("{:?}", e.kind) }))
+        .collect();
     json!({ "block": block.to_string(), "address": data.start.0, "bytes": data.len, "instructions": data.num_insts,
         "terminator": terminator(&data.terminator), "successors": successors })
 }

@@ -99,10 +99,7 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
 
     let dyno = weights.has_counts().then(|| timing.phase("dyno-stats", |_| dyno_stats(&lifted, &weights, &plan, &relinked)));
     if !relinked.dropped_sections.is_empty() {
-        warnings.push(format!(
-            "dropped sections that describe the old code: {}",
-            relinked.dropped_sections.join(", ")
-        ));
+        warnings.push(format!("dropped sections that describe the old code: {}", relinked.dropped_sections.join(", ")));
     }
     if lifted.program.funcs.values().all(|f| !f.is_movable()) {
         warnings.push("no function could be moved: the output differs from the input in nothing that runs".to_owned());
@@ -114,10 +111,7 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         mode: report::mode_name(&lifted.program),
         input_bytes: bytes.len() as u64,
         output_bytes: relinked.bytes.len() as u64,
-        loaded_bytes: report::Change {
-            before: report::loaded_bytes(&bytes),
-            after: report::loaded_bytes(&relinked.bytes),
-        },
+        loaded_bytes: report::Change { before: report::loaded_bytes(&bytes), after: report::loaded_bytes(&relinked.bytes) },
         functions,
         text_bytes,
         transforms: transforms(&plan, &relinked),
@@ -162,7 +156,10 @@ fn dyno_stats(lifted: &Lifted<'_>, weights: &Weights, plan: &LayoutPlan, relinke
     (before, after)
 }
 
-fn transforms(plan: &LayoutPlan, relinked: &Relinked) -> std::collections::BTreeMap<&'static str, std::collections::BTreeMap<&'static str, u64>> {
+fn transforms(
+    plan: &LayoutPlan,
+    relinked: &Relinked,
+) -> std::collections::BTreeMap<&'static str, std::collections::BTreeMap<&'static str, u64>> {
     let count = |temperature: Temperature| plan.fragments.iter().filter(|f| f.temperature == temperature).count() as u64;
     let mut layout = std::collections::BTreeMap::new();
     layout.insert("hot fragments", count(Temperature::Hot));

@@ -76,4 +76,3 @@ fn substitute(word: &str, program: &Path) -> OsString {
     }
     OsStr::from_bytes(&result).to_owned()
 }
-

@@ -129,7 +129,8 @@ impl TableContext<'_> {
     }
 
     fn read_table(&self, body: &Body, trace: &[usize], at: Va, entry_size: u8, result: &mut ClusterJumps) -> Dispatch {
-        let named_at = trace.iter().filter(|&&i| names_address(&body.instructions[i], at)).map(|&i| Va(body.instructions[i].ip()));
+        let named_at =
+            trace.iter().filter(|&&i| names_address(&body.instructions[i], at)).map(|&i| Va(body.instructions[i].ip()));
         if let Some(known) = result.tables.iter_mut().find(|t| t.at == at && t.entry_size == entry_size) {
             known.named_at.extend(named_at);
             known.named_at.sort();
@@ -157,7 +158,8 @@ impl TableContext<'_> {
         }
         let next_table = self.known_tables.partition_point(|&t| t <= at);
         // A biased base may lie inside another table of addresses; differences are never biased.
-        let limit = self.known_tables.get(next_table).filter(|_| entry_size == 4).copied().unwrap_or(section.end()).min(section.end());
+        let limit =
+            self.known_tables.get(next_table).filter(|_| entry_size == 4).copied().unwrap_or(section.end()).min(section.end());
         let mut entries: Vec<Entry> = Vec::new();
         let mut word = at;
         while word + u64::from(entry_size) <= limit {

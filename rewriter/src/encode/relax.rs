@@ -152,7 +152,13 @@ mod tests {
     #[test]
     fn growth_of_one_branch_makes_another_grow() {
         // The first jump just reaches as long as the second one is short.
-        let shapes = [block(0, jump(3)), block(60, jump(4)), block(65, OutTerminator::None), block(63, OutTerminator::None), block(1, OutTerminator::None)];
+        let shapes = [
+            block(0, jump(3)),
+            block(60, jump(4)),
+            block(65, OutTerminator::None),
+            block(63, OutTerminator::None),
+            block(1, OutTerminator::None),
+        ];
         let relaxed = relax(&shapes, &(0..5));
         assert!(relaxed.is_long[1].jump && relaxed.is_long[0].jump);
     }

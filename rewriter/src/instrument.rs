@@ -1,0 +1,174 @@
+//! Instrumentation as edits and a payload: what `profiles` plans, put into the output.
+//!
+//! **Method.** Counters become insertions at block starts (behind an `endbr64`) and on edges; recorded calls become insertions before the call.
+//! Where the flags that an increment writes are live they are saved around it. The payload behind the image holds the start-up stub, the recording
+//! routine, the path of the profile file and the descriptor that makes the file self-contained; the counters themselves lie in zero-filled
+//! memory behind the data, which the stub replaces by the mapped file.
+//!
+//! **Unwinding.** A snippet has the row of the instruction that follows it. In the few instructions of a snippet that move the stack pointer
+//! (saving flags, recording a call) that row is off, which only a profiler or a handler that unwinds from just there would see.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use analysis::flags::FlagLiveness;
+use lifter::Image;
+use lifter::address::Va;
+use lifter::ir::{BlockFlags, Program, RefTarget};
+use lifter::x86::decode_block;
+use profiles::runtime::{COUNTER_LEN, COUNTER_WITH_FLAGS_LEN};
+use profiles::{
+    CounterPlan, CounterSite, Descriptor, RuntimeLayout, build_runtime, call_site_snippet, counter_snippet, runtime_len,
+};
+
+use crate::edit::{BlockInsertion, EdgeInsertion, EditPlan, Snippet};
+use crate::error::{Error, Result};
+use crate::relink::{Addresses, BuiltPayload, Payload};
+
+/// Bytes of an `endbr64`, which has to stay first.
+const ENDBR_LEN: u32 = 4;
+
+/// A recorded call: its instruction, and the place that a rip-relative operand names.
+#[derive(Clone, Debug)]
+struct RecordedCall {
+    instruction: iced_x86::Instruction,
+    rip_target: Option<Va>,
+}
+
+/// All that makes a program count.
+#[derive(Debug)]
+pub struct Instrumentation<'a> {
+    image: &'a Image<'a>,
+    program: &'a Program,
+    plan: CounterPlan,
+    calls: Vec<RecordedCall>,
+    flags: FlagLiveness,
+    path: Vec<u8>,
+    descriptor: Descriptor,
+    layout: Option<RuntimeLayout>,
+}
+
+impl<'a> Instrumentation<'a> {
+    /// Chooses what is counted; the program will count into `profile`, an absolute path.
+    pub fn plan(image: &'a Image<'a>, program: &'a Program, profile: &Path) -> Result<Self> {
+        let path = profile.as_os_str().as_bytes().to_vec();
+        if path.contains(&0) {
+            return Err(Error::Instrument("the profile's path holds a NUL byte".into()));
+        }
+        let mut plan = profiles::plan_counters(image, program);
+        let mut calls = Vec::with_capacity(plan.calls.len());
+        plan.calls.retain(|call| match recorded_call(image, program, call) {
+            Some(recorded) => {
+                calls.push(recorded);
+                true
+            }
+            None => false,
+        });
+        let descriptor = Descriptor::build(image, program, &plan);
+        let flags = FlagLiveness::compute(image, program);
+        Ok(Instrumentation { image, program, plan, calls, flags, path, descriptor, layout: None })
+    }
+
+    /// What is inserted where.
+    pub fn edits(&self) -> Result<EditPlan> {
+        let mut edits = EditPlan::default();
+        for (index, &site) in self.plan.counters.iter().enumerate() {
+            let index = index as u32;
+            match site {
+                CounterSite::Block(block) => {
+                    let preserve_flags = self.flags.live_at_block_start(block);
+                    let begins_with_endbr = self.program.blocks[block].flags.contains(BlockFlags::ENDBR);
+                    let offset = if begins_with_endbr { ENDBR_LEN } else { 0 };
+                    let (len, snippet) = counter(index, preserve_flags);
+                    edits.blocks.push(BlockInsertion { block, offset, len, snippet });
+                }
+                CounterSite::Edge(edge) => {
+                    let (len, snippet) = counter(index, self.flags.live_on_edge(edge));
+                    edits.edges.push(EdgeInsertion { edge, len, snippet });
+                }
+            }
+        }
+        for (site, (call, recorded)) in self.plan.calls.iter().zip(&self.calls).enumerate() {
+            // The length doesn't depend on addresses; these only have to be near enough to each other to be encoded.
+            let near = self.image.low();
+            let snippet =
+                call_site_snippet(&recorded.instruction, recorded.rip_target.map(|_| near), 0, near, near).map_err(failed)?;
+            edits.blocks.push(BlockInsertion {
+                block: call.block,
+                offset: call.offset,
+                len: snippet.len() as u32,
+                snippet: Snippet::RecordCall { site: site as u32 },
+            });
+        }
+        edits.blocks.sort_by_key(|i| (i.block, i.offset));
+        edits.edges.sort_by_key(|i| i.edge);
+        Ok(edits)
+    }
+}
+
+fn counter(index: u32, preserve_flags: bool) -> (u32, Snippet) {
+    let len = if preserve_flags { COUNTER_WITH_FLAGS_LEN } else { COUNTER_LEN };
+    (len as u32, Snippet::Counter { index, preserve_flags })
+}
+
+fn failed(error: profiles::Error) -> Error {
+    Error::Instrument(error.to_string())
+}
+
+/// The call's instruction; `None` where its operand names code that moves, which no call of a compiler does.
+fn recorded_call(image: &Image<'_>, program: &Program, call: &profiles::CallSite) -> Option<RecordedCall> {
+    let start = program.blocks[call.block].start;
+    let instruction =
+        decode_block(image, program, call.block).into_iter().find(|i| i.ip() == start.0 + u64::from(call.offset))?;
+    let rip_target = if instruction.is_ip_rel_memory_operand() {
+        let within = call.offset..call.offset + u32::from(call.len);
+        match program.block_refs(call.block).iter().find(|r| within.contains(&r.offset))?.target {
+            RefTarget::Fixed(va) => Some(va),
+            RefTarget::Block(_) | RefTarget::Table(_) => return None,
+        }
+    } else {
+        None
+    };
+    Some(RecordedCall { instruction, rip_target })
+}
+
+impl Payload for Instrumentation<'_> {
+    fn reserved(&self) -> u64 {
+        self.descriptor.encode().0.counters_len()
+    }
+
+    fn build(&mut self, at: Va, reserved_at: Va, addresses: &Addresses<'_>) -> Result<BuiltPayload> {
+        let image_low = self.image.low();
+        let program = self.program;
+        self.descriptor.set_entries(image_low, |func| Some(addresses.block(program.funcs[func].entry)));
+        let (header, blob) = self.descriptor.encode();
+        let header_blob_at = at + (runtime_len(self.path.len()) as u64).next_multiple_of(8);
+        let original_entry = program.block_at(self.image.e_entry).map_or(self.image.e_entry, |block| addresses.block(block));
+        let layout = RuntimeLayout {
+            at,
+            header_blob_at,
+            counters_at: reserved_at,
+            image_low,
+            image_high: header_blob_at + blob.len() as u64,
+            original_entry,
+        };
+        let mut bytes = build_runtime(&layout, &header, &self.path).map_err(failed)?;
+        bytes.resize((header_blob_at - at) as usize, 0);
+        bytes.extend_from_slice(&blob);
+        self.layout = Some(layout);
+        Ok(BuiltPayload { bytes, entry: at })
+    }
+
+    fn snippet(&self, snippet: Snippet, at: Va) -> Result<Vec<u8>> {
+        let layout = self.layout.as_ref().ok_or_else(|| Error::Inconsistent("a snippet before its runtime".into()))?;
+        match snippet {
+            Snippet::Counter { index, preserve_flags } => {
+                counter_snippet(layout.counter_at(index), at, preserve_flags).map_err(failed)
+            }
+            Snippet::RecordCall { site } => {
+                let call = &self.calls[site as usize];
+                call_site_snippet(&call.instruction, call.rip_target, site, layout.record_at(), at).map_err(failed)
+            }
+        }
+    }
+}
