@@ -56,6 +56,8 @@ __attribute__((noinline)) int middle(int n) {
     return -1;
 }
 __attribute__((noinline)) void silent(int n) noexcept { leaf(n); }
+/* A specification: a negative filter, a list behind the type table. */
+__attribute__((noinline)) void only_some(int n) throw(int, Derived) { leaf(n); }
 int main(int argc, char **) {
     for (int n = 0; n < 10; n++) {
         try {
@@ -64,6 +66,16 @@ int main(int argc, char **) {
             std::printf(" outer %s alive %d\n", e.what(), alive);
         } catch (...) {
             std::printf(" anything alive %d\n", alive);
+        }
+    }
+    std::set_unexpected([] { std::printf(" unexpected"); throw 42; });
+    for (int n = 0; n < 5; n++) {
+        try {
+            only_some(n);
+        } catch (int v) {
+            std::printf(" thrown %d\n", v);
+        } catch (const Derived &d) {
+            std::printf(" derived %d\n", d.value);
         }
     }
     std::set_terminate([] { std::printf("terminated\n"); std::fflush(stdout); std::_Exit(7); });
@@ -184,8 +196,12 @@ fn exceptions_find_their_handlers_through_slivers_of_code() {
         ("clang++", &["-O2", "-no-pie", "-fno-pie"]),
     ];
     for (compiler, arguments) in variants {
-        if let Some(said) = check_variant(compiler, arguments, CPP, "cc") {
-            assert!(said.contains("outer run2") && said.ends_with("terminated\n"), "{said}");
+        let arguments = [arguments, &["-std=c++14", "-w"]].concat();
+        if let Some(said) = check_variant(compiler, &arguments, CPP, "cc") {
+            assert!(
+                said.contains("outer run2") && said.contains("unexpected thrown 42") && said.ends_with("terminated\n"),
+                "{said}"
+            );
         }
     }
 }
