@@ -300,7 +300,8 @@ impl<'b> Evaluator<'b> {
     /// The slot that a memory operand names, if it is one of the frame.
     fn frame_slot(&self, instruction: &Instruction) -> Option<Location> {
         let base = instruction.memory_base();
-        let is_frame = [Register::RSP, Register::RBP].contains(&base) && instruction.memory_index() == Register::None;
+        let is_frame_base = base == Register::RSP || base == Register::RBP && self.body.has_frame_pointer;
+        let is_frame = is_frame_base && instruction.memory_index() == Register::None;
         is_frame.then(|| Location::Slot { base: base.number() as u8, disp: instruction.memory_displacement64() as i64 })
     }
 
