@@ -44,9 +44,10 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 
     // Discover: which bytes are code, and what they name.
     let units = find_units(image, &unwind);
-    let stubs = Stubs::find(image);
+    let mut stubs = Stubs::find(image);
     let surveyor = Surveyor { image, units: &units, stubs: &stubs, use_static_relocs };
     let surveys: Vec<Survey> = units.as_slice().par_iter().map(|unit| surveyor.survey(unit)).collect();
+    stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
     let mut names = names::collect(image, &unwind, &units, &surveys);
     if use_static_relocs && !image.kind.is_position_independent() {
         names = names.extended(slots::static_code_slots(image, &units).map(|(_, target, _)| (target, NamedBy::SLOT)));

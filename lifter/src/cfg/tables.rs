@@ -78,7 +78,7 @@ const MAX_ROUNDS: usize = 40;
 
 impl TableContext<'_> {
     pub(crate) fn analyze(&self, members: &[Unit]) -> ClusterJumps {
-        let mut body = Body::decode(self.image, self.units, members, self.names);
+        let mut body = Body::decode(self.image, self.units, members, self.names, self.stubs);
         let jumps: Vec<usize> = (0..body.instructions.len())
             .filter(|&i| flow_of(&body.instructions[i]) == Flow::IndirectJump && !body.instructions[i].is_ip_rel_memory_operand())
             .collect();

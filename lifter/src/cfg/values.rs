@@ -24,6 +24,8 @@ const MAX_STEPS: u32 = 200_000;
 const RAX: u8 = 0;
 const RDX: u8 = 2;
 const RSP: u8 = 4;
+/// `rbx`, `rbp`, `r12` to `r15`.
+const CALLEE_SAVED: u16 = 1 << 3 | 1 << 5 | 0xf000;
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
@@ -109,6 +111,8 @@ impl<'b> Evaluator<'b> {
         for (definition, location) in self.reaching(location, before) {
             let one = match definition {
                 Definition::At(index) => self.definition(index, location),
+                // What a callee-saved register holds on entry is the caller's: compiled code saves it and never looks at it.
+                Definition::Entry if matches!(location, Location::Register(n) if CALLEE_SAVED >> n & 1 == 1) => Value::Nothing,
                 Definition::Entry => Value::Pointer,
                 Definition::Lost => Value::Other,
             };

@@ -51,6 +51,8 @@ pub(crate) struct Survey {
     pub(crate) problem: Option<PinReason>,
     /// Whether execution may run past the last instruction.
     pub(crate) falls_out: bool,
+    /// The callee of a direct call that is the last instruction of an unwind entry: it did not come back here.
+    pub(crate) last_call: Option<Va>,
     pub(crate) has_indirect_jumps: bool,
     pub(crate) has_indirect_calls: bool,
 }
@@ -146,6 +148,9 @@ impl Surveyor<'_> {
             Flow::Call(target) => {
                 if unit_at(self.units, target).is_some() {
                     note(target, How::Call);
+                }
+                if is_last && unit.fde().is_some() {
+                    survey.last_call = Some(target);
                 }
                 // The end of an unwind entry is the witness that the call does not come back.
                 !is_last && !self.stubs.is_no_return(target)
