@@ -7,6 +7,7 @@ use crate::cfg::build::Builder;
 use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable, TableContext};
 use crate::discover::clusters::{Clusters, join_by_flow};
 use crate::discover::names::{self, NamedBy, Names};
+use crate::discover::no_return::find_no_return;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{Survey, Surveyor};
 use crate::discover::units::{Unit, Units, find_units};
@@ -53,9 +54,11 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         names = names.extended(slots::static_code_slots(image, &units).map(|(_, target, _)| (target, NamedBy::SLOT)));
     }
     let mut clusters = join_by_flow(&units, &surveys, &names);
+    let no_return = find_no_return(&units, &surveys, &stubs, &clusters);
+    stubs.add_no_return(no_return.into_iter());
 
     // Indirect jumps: tables are new names, and may join clusters.
-    let context = Discovered { image, unwind: &unwind, units: &units, surveys: &surveys, stubs: &stubs, use_static_relocs };
+    let context = Discovered { image, unwind: &unwind, units: &units, surveys: &surveys, stubs: &stubs, use_static_relocs, mode };
     let jumps = context.resolve_jumps(&names, &mut clusters);
     let tables = merged_tables(&jumps);
     let names = names.extended(tables.iter().flat_map(|t| &t.targets).map(|&target| (target, NamedBy::TABLE)));
@@ -132,6 +135,7 @@ struct Discovered<'i> {
     surveys: &'i [Survey],
     stubs: &'i Stubs,
     use_static_relocs: bool,
+    mode: RelinkMode,
 }
 
 impl Discovered<'_> {
@@ -189,6 +193,7 @@ impl Discovered<'_> {
             table_names: &table_names,
             dispatches: &dispatches,
             has_labels: false,
+            mode: self.mode,
         };
         clusters
             .members()

@@ -49,6 +49,13 @@ impl Stubs {
         Self { no_return, witnessed: Vec::new() }
     }
 
+    /// Takes note of local functions that can't return.
+    pub(crate) fn add_no_return(&mut self, functions: impl Iterator<Item = Va>) {
+        self.no_return.extend(functions);
+        self.no_return.sort();
+        self.no_return.dedup();
+    }
+
     /// Takes note of callees that did not come back where an unwind entry ends after the call.
     pub(crate) fn add_witnesses(&mut self, callees: impl Iterator<Item = Va>) {
         self.witnessed.extend(callees);
