@@ -65,7 +65,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 
     // Blocks, then pins: from here on no address is named that is not a leader.
     let mut parts = context.build(&names, &clusters, &jumps, &tables);
-    let pin_context = PinContext { image, unwind: &unwind, units: &units, surveys: &surveys, names: &names, clusters: &clusters, mode };
+    let pin_context =
+        PinContext { image, unwind: &unwind, units: &units, surveys: &surveys, names: &names, clusters: &clusters, mode };
     let words = if use_static_relocs { slots::relative_words(image, |word| is_in_table(&tables, word)) } else { Vec::new() };
     let mut pins = pin_context.compute(&jumps, &words);
     for part in parts.iter().filter(|p| p.draft.is_broken) {
@@ -78,8 +79,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 
     // Ids in place of addresses.
     let table_names = table_names(&tables);
-    let assembly =
-        Assembly { image, unwind: &unwind, units: &units, names: &names, tables: &tables, table_names: &table_names };
+    let assembly = Assembly { image, unwind: &unwind, units: &units, names: &names, tables: &tables, table_names: &table_names };
     let mut program = assembly.assemble(parts);
     if mode == RelinkMode::Replace {
         program.slots = slots::collect(image, &units, &program, use_static_relocs);
@@ -166,7 +166,8 @@ impl Discovered<'_> {
                     has_changed |= clusters.join(*unit, other);
                 }
             }
-            let mut found: Vec<Va> = answers.iter().flat_map(|a| &a.1.tables).map(|t| t.at).collect();
+            let mut found: Vec<Va> =
+                answers.iter().flat_map(|a| a.1.seen.iter().copied()).chain(known_tables.iter().copied()).collect();
             found.sort();
             found.dedup();
             if !has_changed && found == known_tables {

@@ -197,7 +197,8 @@ impl Body {
 }
 
 fn sets_frame_pointer(instruction: &Instruction) -> bool {
-    let sets_rbp = instruction.op_count() == 2 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RBP;
+    let sets_rbp =
+        instruction.op_count() == 2 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RBP;
     sets_rbp
         && match instruction.mnemonic() {
             Mnemonic::Mov => instruction.op1_kind() == OpKind::Register && instruction.op1_register() == Register::RSP,

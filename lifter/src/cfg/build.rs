@@ -306,8 +306,7 @@ impl Cutter<'_, '_> {
         match flow_of(instruction) {
             Flow::Call(target) => self.builder.stubs.is_no_return(target),
             _ => {
-                instruction.is_ip_rel_memory_operand()
-                    && self.builder.stubs.is_no_return(Va(instruction.ip_rel_memory_address()))
+                instruction.is_ip_rel_memory_operand() && self.builder.stubs.is_no_return(Va(instruction.ip_rel_memory_address()))
             }
         }
     }
