@@ -1,1 +1,5 @@
 //! What holds of a lifted program: graphs and liveness.
+
+pub mod flags;
+
+pub use flags::FlagLiveness;
