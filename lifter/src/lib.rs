@@ -4,12 +4,18 @@
 //! addresses into references with their evidence, `verify` states and checks the invariants. Nothing here knows of profiles or plans.
 
 pub mod address;
+mod cfg;
+mod discover;
 pub mod elf;
 pub mod entity;
 pub mod error;
 pub mod ir;
+pub mod lift;
+mod symbolize;
+pub mod verify;
 pub mod x86;
 
 pub use address::{FileOffset, Va};
 pub use elf::Image;
 pub use error::{Error, Result};
+pub use lift::lift;

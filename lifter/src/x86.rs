@@ -3,12 +3,12 @@
 //! Level 1 keeps no instructions. A pass that looks into a block asks for them here and drops them after its turn; their addresses
 //! are those of the input, so that `near_branch_target` and rip-relative operands read as the file has them.
 
-use iced_x86::{Decoder, DecoderOptions, Instruction};
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register};
 
 use crate::address::Va;
 use crate::elf::Image;
 use crate::entity::Block;
-use crate::ir::Program;
+use crate::ir::{Condition, Program};
 
 /// The instructions of a block, terminator included, at their input addresses. Bytes that are no instruction (only pinned functions
 /// have any) end the list.
@@ -29,5 +29,77 @@ pub fn decode_bytes(bytes: &[u8], start: Va, instructions: &mut Vec<Instruction>
             break;
         }
         instructions.push(instruction);
+    }
+}
+
+/// What an instruction does to the flow of control.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    Next,
+    Call(Va),
+    IndirectCall,
+    Jump(Va),
+    Branch(Condition, Va),
+    /// `loop*`, `jrcxz`, `jecxz`.
+    Loop(Va),
+    /// `xbegin`: runs on, or aborts to the target.
+    Begin(Va),
+    IndirectJump,
+    Return,
+    Trap,
+}
+
+pub(crate) fn flow_of(instruction: &Instruction) -> Flow {
+    let target = || Va(instruction.near_branch_target());
+    match instruction.flow_control() {
+        FlowControl::UnconditionalBranch => Flow::Jump(target()),
+        FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
+            Flow::Branch(condition_of(instruction.mnemonic()), target())
+        }
+        FlowControl::ConditionalBranch => Flow::Loop(target()),
+        FlowControl::IndirectBranch => Flow::IndirectJump,
+        FlowControl::Return => Flow::Return,
+        FlowControl::Call if instruction.is_call_near() => Flow::Call(target()),
+        FlowControl::IndirectCall => Flow::IndirectCall,
+        FlowControl::Exception => Flow::Trap,
+        FlowControl::XbeginXabortXend if instruction.mnemonic() == Mnemonic::Xbegin => Flow::Begin(target()),
+        _ if instruction.mnemonic() == Mnemonic::Hlt => Flow::Trap,
+        _ => Flow::Next,
+    }
+}
+
+fn condition_of(mnemonic: Mnemonic) -> Condition {
+    Condition(match mnemonic {
+        Mnemonic::Jo => 0,
+        Mnemonic::Jno => 1,
+        Mnemonic::Jb => 2,
+        Mnemonic::Jae => 3,
+        Mnemonic::Je => 4,
+        Mnemonic::Jne => 5,
+        Mnemonic::Jbe => 6,
+        Mnemonic::Ja => 7,
+        Mnemonic::Js => 8,
+        Mnemonic::Jns => 9,
+        Mnemonic::Jp => 10,
+        Mnemonic::Jnp => 11,
+        Mnemonic::Jl => 12,
+        Mnemonic::Jge => 13,
+        Mnemonic::Jle => 14,
+        _ => 15,
+    })
+}
+
+/// Whether an instruction is a direct branch with an 8-bit displacement.
+pub(crate) fn is_short_branch(instruction: &Instruction) -> bool {
+    instruction.is_jcc_short() || instruction.is_jmp_short() || matches!(flow_of(instruction), Flow::Loop(_))
+}
+
+/// Whether an instruction does nothing and may be dropped where it is padding.
+pub(crate) fn is_nop(instruction: &Instruction) -> bool {
+    match instruction.mnemonic() {
+        Mnemonic::Nop => true,
+        // `66 90`
+        Mnemonic::Xchg => instruction.code() == Code::Xchg_r16_AX && instruction.op0_register() == Register::AX,
+        _ => false,
     }
 }

@@ -1,5 +1,9 @@
 //! `.eh_frame`: call frame information, parsed into what it says of each address (DWARF 5 §6.4, LSB 5.0 §10.6).
 
+mod parse;
+#[cfg(test)]
+mod tests;
+
 use crate::address::Va;
 use crate::elf::lsda::Lsda;
 use crate::entity::{Fde, PrimaryMap};
@@ -38,6 +42,8 @@ pub struct FdeData {
     pub end: Va,
     /// Into `Unwind::lsdas`.
     pub lsda: Option<u32>,
+    /// The address of an exception table that is not understood. The code of this entry and the table must stay where they are.
+    pub opaque_lsda: Option<Va>,
     /// In program order, addresses ascending.
     pub ops: Vec<CfiOp>,
 }
@@ -48,6 +54,7 @@ pub struct Unwind {
     pub cies: Vec<CieData>,
     /// Ascending by start.
     pub fdes: PrimaryMap<Fde, FdeData>,
+    /// One per entry that names one; entries that share a table have a copy each, with the same `at`.
     pub lsdas: Vec<Lsda>,
 }
 

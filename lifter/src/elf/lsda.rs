@@ -1,5 +1,7 @@
 //! `.gcc_except_table`: language-specific data areas (Itanium C++ ABI, exception handling tables).
 
+pub(crate) mod parse;
+
 use crate::address::Va;
 
 /// One row of a call-site table.

@@ -1,0 +1,222 @@
+//! A cluster of units decoded for analysis: its instructions, blocks and predecessors. It lives for one cluster's turn only.
+
+use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
+use smallvec::SmallVec;
+
+use crate::address::Va;
+use crate::discover::names::{NamedBy, Names};
+use crate::discover::stubs::Stubs;
+use crate::discover::units::{Unit, Units};
+use crate::elf::{Image, Unwind};
+use crate::x86::{Flow, decode_bytes, flow_of};
+
+/// The sixteen general registers as bits, `rax` lowest, as the processor numbers them.
+pub(crate) type RegisterMask = u16;
+
+/// The number of a general register of any width, `rsp` 4.
+pub(crate) fn general(register: Register) -> Option<u8> {
+    register.is_gpr().then(|| register.full_register().number() as u8)
+}
+
+#[derive(Debug)]
+pub(crate) struct BodyBlock {
+    /// Indices into `Body::instructions`.
+    pub(crate) first: u32,
+    pub(crate) end: u32,
+    pub(crate) preds: SmallVec<[u32; 4]>,
+    pub(crate) named_by: NamedBy,
+    /// The registers that some instruction writes.
+    pub(crate) writes: RegisterMask,
+    /// Execution may arrive from outside the cluster.
+    pub(crate) is_entry: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Body {
+    pub(crate) instructions: Vec<Instruction>,
+    /// The registers that each instruction writes.
+    pub(crate) writes: Vec<RegisterMask>,
+    /// The registers that each instruction reads.
+    pub(crate) reads: Vec<RegisterMask>,
+    /// Ascending by address.
+    pub(crate) blocks: Vec<BodyBlock>,
+    /// Whether `rbp` points into the frame somewhere.
+    pub(crate) has_frame_pointer: bool,
+    leaders: Vec<Va>,
+}
+
+impl Body {
+    /// Decodes a cluster and cuts it at every address that is named so far.
+    pub(crate) fn decode(image: &Image<'_>, units: &Units, members: &[Unit], names: &Names) -> Self {
+        let mut instructions = Vec::new();
+        let mut leaders: Vec<Va> = Vec::new();
+        for &unit in members {
+            let data = &units[unit];
+            decode_bytes(image.read(data.start, data.len()).unwrap_or(&[]), data.start, &mut instructions);
+            leaders.push(data.start);
+            leaders.extend(names.within(data.start, data.end).iter().map(|n| n.0));
+        }
+        for instruction in &instructions {
+            match flow_of(instruction) {
+                Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) => {
+                    leaders.extend([target, Va(instruction.next_ip())]);
+                }
+                Flow::IndirectJump | Flow::Return | Flow::Trap => leaders.push(Va(instruction.next_ip())),
+                _ => {}
+            }
+        }
+        let (writes, reads) = register_masks(&instructions);
+        let has_frame_pointer = instructions.iter().any(sets_frame_pointer);
+        let mut body = Body { has_frame_pointer, instructions, writes, reads, blocks: Vec::new(), leaders };
+        body.cut(&[], names);
+        body
+    }
+
+    /// Cuts the blocks anew, at more addresses.
+    pub(crate) fn cut(&mut self, more: &[Va], names: &Names) {
+        self.leaders.extend_from_slice(more);
+        self.leaders.sort();
+        self.leaders.dedup();
+        let mut starts: Vec<u32> = self.leaders.iter().filter_map(|&va| self.index_of(va)).map(|i| i as u32).collect();
+        // Units are not always adjacent, but each one's start is a leader.
+        starts.dedup();
+        let ends = starts.iter().skip(1).copied().chain([self.instructions.len() as u32]);
+        self.blocks = starts
+            .iter()
+            .zip(ends)
+            .map(|(&first, end)| {
+                let named_by = names.at(Va(self.instructions[first as usize].ip()));
+                BodyBlock {
+                    first,
+                    end,
+                    preds: SmallVec::new(),
+                    named_by,
+                    writes: self.writes[first as usize..end as usize].iter().fold(0, |mask, w| mask | w),
+                    is_entry: false,
+                }
+            })
+            .collect();
+    }
+
+    /// Fills in the predecessors. `table_edges` are the known targets of indirect jumps, as `(jump, target)`; a jump among
+    /// `computed` may go to every address-taken block.
+    pub(crate) fn connect(&mut self, stubs: &Stubs, unwind: &Unwind, table_edges: &[(Va, Va)], computed: &[Va]) {
+        for block in &mut self.blocks {
+            block.preds.clear();
+        }
+        for index in 0..self.blocks.len() {
+            let last = self.instructions[self.blocks[index].end as usize - 1];
+            let next = Va(last.next_ip());
+            match flow_of(&last) {
+                Flow::Jump(target) => self.add_edge(index, target),
+                Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) => {
+                    self.add_edge(index, target);
+                    self.add_edge(index, next);
+                }
+                Flow::IndirectJump | Flow::Return | Flow::Trap => {}
+                Flow::Call(target) if stubs.is_no_return(target) => {}
+                _ => self.add_edge(index, next),
+            }
+        }
+        for &(jump, target) in table_edges {
+            if let Some(source) = self.block_containing(jump) {
+                self.add_edge(source, target);
+            }
+        }
+        for &jump in computed {
+            let Some(source) = self.block_containing(jump) else { continue };
+            let taken = NamedBy::ADDRESS | NamedBy::SLOT;
+            for target in (0..self.blocks.len()).filter(|&i| self.blocks[i].named_by.intersects(taken)).collect::<Vec<_>>() {
+                self.blocks[target].preds.push(source as u32);
+            }
+        }
+        self.connect_landing_pads(unwind);
+        self.mark_entries();
+    }
+
+    /// Execution arrives from outside where a call, a pointer or a symbol names a block, and at the start of a unit that branches of
+    /// other clusters only reach. If there is no such block, the first unit is entered by something unknown. Any other block without
+    /// predecessors is reached through a table that is not known yet, or not at all.
+    fn mark_entries(&mut self) {
+        for block in &mut self.blocks {
+            block.preds.sort();
+            block.preds.dedup();
+            let by = block.named_by;
+            let is_tail_called = by.contains(NamedBy::BRANCH) && by.contains(NamedBy::UNWIND) && block.preds.is_empty();
+            block.is_entry = by.intersects(NamedBy::ENTRY | NamedBy::FUNCTION_SYMBOL) || is_tail_called;
+        }
+        if !self.blocks.iter().any(|b| b.is_entry)
+            && let Some(first) = self.blocks.iter_mut().find(|b| b.preds.is_empty())
+        {
+            first.is_entry = true;
+        }
+    }
+
+    /// Execution comes to a landing pad from the calls of its call sites, with callee-saved registers as they were there.
+    fn connect_landing_pads(&mut self, unwind: &Unwind) {
+        let (Some(first), Some(last)) = (self.instructions.first(), self.instructions.last()) else { return };
+        let (low, high) = (Va(first.ip()), Va(last.next_ip()));
+        if !self.blocks.iter().any(|b| b.named_by.contains(NamedBy::LANDING_PAD)) {
+            return;
+        }
+        let fdes = unwind.fdes.as_slice();
+        let from = fdes.partition_point(|f| f.start < low);
+        for fde in fdes[from..].iter().take_while(|f| f.start < high) {
+            let Some(lsda) = fde.lsda.and_then(|index| unwind.lsdas.get(index as usize)) else { continue };
+            for site in &lsda.call_sites {
+                let Some(pad) = site.landing_pad.and_then(|pad| self.block_at(pad)) else { continue };
+                let begin = self.blocks.partition_point(|b| self.instructions[b.end as usize - 1].ip() < site.start.0);
+                let sources = (begin..self.blocks.len())
+                    .take_while(|&i| self.instructions[self.blocks[i].first as usize].ip() < site.end.0)
+                    .map(|i| i as u32);
+                let sources: Vec<u32> = sources.collect();
+                self.blocks[pad].preds.extend(sources);
+            }
+        }
+    }
+
+    fn add_edge(&mut self, source: usize, target: Va) {
+        if let Some(target) = self.block_at(target) {
+            self.blocks[target].preds.push(source as u32);
+        }
+    }
+
+    pub(crate) fn index_of(&self, va: Va) -> Option<usize> {
+        self.instructions.binary_search_by_key(&va.0, |i| i.ip()).ok()
+    }
+    pub(crate) fn block_of(&self, index: usize) -> usize {
+        self.blocks.partition_point(|b| b.first as usize <= index) - 1
+    }
+    pub(crate) fn block_at(&self, va: Va) -> Option<usize> {
+        self.blocks.binary_search_by_key(&va.0, |b| self.instructions[b.first as usize].ip()).ok()
+    }
+    fn block_containing(&self, va: Va) -> Option<usize> {
+        self.index_of(va).map(|index| self.block_of(index))
+    }
+}
+
+fn sets_frame_pointer(instruction: &Instruction) -> bool {
+    let sets_rbp = instruction.op_count() == 2 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RBP;
+    sets_rbp
+        && match instruction.mnemonic() {
+            Mnemonic::Mov => instruction.op1_kind() == OpKind::Register && instruction.op1_register() == Register::RSP,
+            Mnemonic::Lea => instruction.memory_base() == Register::RSP,
+            _ => false,
+        }
+}
+
+fn register_masks(instructions: &[Instruction]) -> (Vec<RegisterMask>, Vec<RegisterMask>) {
+    let mut factory = InstructionInfoFactory::new();
+    let masks = instructions.iter().map(|instruction| {
+        let (mut writes, mut reads) = (0, 0);
+        for used in factory.info(instruction).used_registers() {
+            let Some(number) = general(used.register()) else { continue };
+            let is_write = !matches!(used.access(), OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess);
+            let is_read = !matches!(used.access(), OpAccess::Write | OpAccess::CondWrite | OpAccess::NoMemAccess);
+            writes |= u16::from(is_write) << number;
+            reads |= u16::from(is_read) << number;
+        }
+        (writes, reads)
+    });
+    masks.unzip()
+}

@@ -1,0 +1,421 @@
+//! Cuts a cluster into blocks, with addresses still in place of ids.
+//!
+//! **Method.** Each unit is decoded once more, front to back. A block ends before every leader (an address that anything names) and
+//! after every instruction that ends the flow. No-ops between a block and an aligned leader, or behind an instruction that never
+//! falls through, are padding and belong to no block; a no-op that something names is never padding.
+
+use iced_x86::{ConstantOffsets, Decoder, DecoderOptions, Instruction, Mnemonic};
+use object::elf;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::address::Va;
+use crate::cfg::tables::Dispatch;
+use crate::discover::clusters::following;
+use crate::discover::names::Names;
+use crate::discover::stubs::Stubs;
+use crate::discover::survey::Survey;
+use crate::discover::units::{Unit, UnitData, Units, unit_at};
+use crate::elf::Image;
+use crate::elf::image::StaticReloc;
+use crate::entity::EntityId;
+use crate::ir::{BlockFlags, Condition, Evidence, RefKind, RefRole, StopKind};
+use crate::x86::{Flow, flow_of, is_nop};
+
+/// How a block ends, by address.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DraftEnd {
+    Fallthrough(Va),
+    Jump(Va),
+    Branch(Condition, Va, Va),
+    Loop(Va, Va),
+    /// Through the table at this address.
+    Table(Va),
+    Stop(StopKind),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct DraftBlock {
+    pub(crate) start: Va,
+    pub(crate) unit: Unit,
+    pub(crate) body_len: u32,
+    pub(crate) len: u32,
+    pub(crate) num_insts: u32,
+    pub(crate) flags: BlockFlags,
+    pub(crate) end: DraftEnd,
+    /// Into the draft's `refs`.
+    pub(crate) refs: std::ops::Range<u32>,
+}
+
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct DraftRef {
+    pub(crate) offset: u32,
+    pub(crate) to_end: u8,
+    pub(crate) kind: RefKind,
+    pub(crate) role: RefRole,
+    pub(crate) evidence: Evidence,
+    pub(crate) target: Va,
+    /// The instruction.
+    pub(crate) at: Va,
+}
+
+/// The blocks of a cluster, ascending by address.
+#[derive(Debug, Default)]
+pub(crate) struct Draft {
+    pub(crate) blocks: Vec<DraftBlock>,
+    pub(crate) refs: Vec<DraftRef>,
+    pub(crate) content_hash: u64,
+    /// Execution runs past the end of the last unit of a section, or an instruction's fields are not understood.
+    pub(crate) is_broken: bool,
+}
+
+#[derive(Copy, Clone)]
+pub(crate) struct Builder<'i> {
+    pub(crate) image: &'i Image<'i>,
+    pub(crate) units: &'i Units,
+    pub(crate) surveys: &'i [Survey],
+    pub(crate) stubs: &'i Stubs,
+    pub(crate) names: &'i Names,
+    pub(crate) use_static_relocs: bool,
+    /// `(instruction, table)`, ascending: fields that hold the address of a table.
+    pub(crate) table_names: &'i [(Va, Va)],
+    /// `(jump, where)`, ascending.
+    pub(crate) dispatches: &'i [(Va, Dispatch)],
+    /// Whether a jump of the closed set may go to an address-taken block inside this cluster.
+    pub(crate) has_labels: bool,
+}
+
+impl Builder<'_> {
+    pub(crate) fn build(&self, members: &[Unit]) -> Draft {
+        let mut draft = Draft::default();
+        for &unit in members {
+            if self.surveys[unit.index()].is_opaque() {
+                self.push_opaque(unit, &mut draft);
+            } else {
+                self.cut_unit(unit, &mut draft);
+            }
+        }
+        draft.content_hash = self.hash(&draft);
+        draft
+    }
+
+    fn push_opaque(&self, unit: Unit, draft: &mut Draft) {
+        let data = &self.units[unit];
+        let at = draft.refs.len() as u32;
+        draft.blocks.push(DraftBlock {
+            start: data.start,
+            unit,
+            body_len: data.len() as u32,
+            len: data.len() as u32,
+            num_insts: 0,
+            flags: BlockFlags::empty(),
+            end: DraftEnd::Stop(StopKind::Unknown),
+            refs: at..at,
+        });
+    }
+
+    fn cut_unit(&self, unit: Unit, draft: &mut Draft) {
+        let data = &self.units[unit];
+        let bytes = self.image.read(data.start, data.len()).unwrap_or(&[]);
+        let leaders = self.leaders(data, bytes);
+        let relocs = if self.use_static_relocs { self.image.static_relocs_in(data.start, data.end) } else { &[] };
+        let mut cutter = Cutter { builder: self, unit, data, relocs, open: None, trailing_nops: (0, 0), draft };
+        let mut next_leader = 0;
+        let mut decoder = Decoder::with_ip(64, bytes, data.start.0, DecoderOptions::NONE);
+        let mut instruction = Instruction::default();
+        while decoder.can_decode() {
+            decoder.decode_out(&mut instruction);
+            let at = Va(instruction.ip());
+            while next_leader < leaders.len() && leaders[next_leader] < at {
+                next_leader += 1;
+            }
+            if leaders.get(next_leader) == Some(&at) {
+                cutter.close_before(at);
+                cutter.open(at);
+            }
+            let offsets = decoder.get_constant_offsets(&instruction);
+            cutter.push(&instruction, &offsets);
+        }
+        cutter.close_at_end();
+    }
+
+    /// The addresses of a unit where a block must begin.
+    fn leaders(&self, data: &UnitData, bytes: &[u8]) -> Vec<Va> {
+        let mut leaders: Vec<Va> = self.names.within(data.start, data.end).iter().map(|n| n.0).collect();
+        leaders.push(data.start);
+        let mut instruction = Instruction::default();
+        let mut decoder = Decoder::with_ip(64, bytes, data.start.0, DecoderOptions::NONE);
+        while decoder.can_decode() {
+            decoder.decode_out(&mut instruction);
+            if let Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) = flow_of(&instruction)
+                && data.start <= target
+                && target < data.end
+            {
+                leaders.push(target);
+            }
+        }
+        leaders.sort_unstable();
+        leaders.dedup();
+        leaders
+    }
+
+    fn stop_kind(&self, instruction: &Instruction) -> DraftEnd {
+        if instruction.is_ip_rel_memory_operand() {
+            return DraftEnd::Stop(StopKind::IndirectTailCall);
+        }
+        let at = Va(instruction.ip());
+        let dispatch = self.dispatches.binary_search_by_key(&at, |d| d.0).map(|i| self.dispatches[i].1);
+        match dispatch {
+            Ok(Dispatch::Table(table)) => DraftEnd::Table(table),
+            Ok(Dispatch::Closed) if self.has_labels => DraftEnd::Stop(StopKind::ComputedJump),
+            Ok(Dispatch::Closed) => DraftEnd::Stop(StopKind::IndirectTailCall),
+            _ => DraftEnd::Stop(StopKind::Unknown),
+        }
+    }
+
+    /// Bytes with references and branch displacements masked, then the shape of the control flow.
+    fn hash(&self, draft: &Draft) -> u64 {
+        let mut hasher = Xxh3::new();
+        let mut bytes = Vec::new();
+        let ordinal = |va: Va| draft.blocks.binary_search_by_key(&va, |b| b.start).map_or(u32::MAX, |i| i as u32);
+        for block in &draft.blocks {
+            bytes.clear();
+            bytes.extend_from_slice(self.image.read(block.start, block.body_len as usize).unwrap_or(&[]));
+            for reference in &draft.refs[block.refs.start as usize..block.refs.end as usize] {
+                let width = if reference.kind == RefKind::Abs64 { 8 } else { 4 };
+                let start = reference.offset as usize;
+                if let Some(field) = bytes.get_mut(start..start + width) {
+                    field.fill(0);
+                }
+            }
+            hasher.update(&bytes);
+            let shape: [u32; 4] = match block.end {
+                DraftEnd::Fallthrough(next) => [0, 0, ordinal(next), 0],
+                DraftEnd::Jump(target) => [1, 0, ordinal(target), 0],
+                DraftEnd::Branch(condition, taken, next) => [2, u32::from(condition.0), ordinal(taken), ordinal(next)],
+                DraftEnd::Loop(taken, next) => [3, block.len - block.body_len, ordinal(taken), ordinal(next)],
+                DraftEnd::Table(_) => [4, 0, 0, 0],
+                DraftEnd::Stop(_) => [5, 0, 0, 0],
+            };
+            for word in shape {
+                hasher.update(&word.to_le_bytes());
+            }
+        }
+        hasher.digest()
+    }
+}
+
+/// The walk over one unit.
+struct Cutter<'b, 'i> {
+    builder: &'b Builder<'i>,
+    unit: Unit,
+    data: &'b UnitData,
+    relocs: &'b [StaticReloc],
+    /// The block that is being filled.
+    open: Option<DraftBlock>,
+    /// No-ops at its end: instructions and bytes.
+    trailing_nops: (u32, u32),
+    draft: &'b mut Draft,
+}
+
+impl Cutter<'_, '_> {
+    fn open(&mut self, at: Va) {
+        self.fall_through_padding_to(at);
+        let refs = self.draft.refs.len() as u32;
+        self.trailing_nops = (0, 0);
+        self.open = Some(DraftBlock {
+            start: at,
+            unit: self.unit,
+            body_len: 0,
+            len: 0,
+            num_insts: 0,
+            flags: BlockFlags::empty(),
+            end: DraftEnd::Stop(StopKind::Unknown),
+            refs: refs..refs,
+        });
+    }
+
+    /// No-ops between a conditional branch and what follows it are padding: the branch falls through to what follows them.
+    fn fall_through_padding_to(&mut self, at: Va) {
+        let Some(block) = self.draft.blocks.last_mut().filter(|b| b.unit == self.unit) else { return };
+        match &mut block.end {
+            DraftEnd::Branch(_, _, next) | DraftEnd::Loop(_, next) => *next = at,
+            _ => {}
+        }
+    }
+
+    fn push(&mut self, instruction: &Instruction, offsets: &ConstantOffsets) {
+        let is_padding = is_nop(instruction);
+        if self.open.is_none() {
+            if is_padding {
+                return;
+            }
+            self.open(Va(instruction.ip()));
+        }
+        self.push_refs(instruction, offsets);
+        let Some(block) = &mut self.open else { return };
+        let len = instruction.len() as u32;
+        if block.num_insts == 0 && instruction.mnemonic() == Mnemonic::Endbr64 {
+            block.flags |= BlockFlags::ENDBR;
+        }
+        block.num_insts += 1;
+        block.len += len;
+        if is_padding {
+            self.trailing_nops = (self.trailing_nops.0 + 1, self.trailing_nops.1 + len);
+        } else {
+            self.trailing_nops = (0, 0);
+        }
+        let next = Va(instruction.next_ip());
+        let is_last = next == self.data.end;
+        let flow = flow_of(instruction);
+        if matches!(flow, Flow::Call(_) | Flow::IndirectCall) {
+            block.flags |= BlockFlags::HAS_CALL;
+        }
+        let end = match flow {
+            Flow::Jump(target) => (DraftEnd::Jump(target), len),
+            Flow::Branch(condition, target) => (DraftEnd::Branch(condition, target, next), len),
+            Flow::Loop(target) => (DraftEnd::Loop(target, next), len),
+            Flow::Return => (DraftEnd::Stop(StopKind::Return), 0),
+            Flow::Trap => (DraftEnd::Stop(StopKind::Trap), 0),
+            Flow::IndirectJump => (self.builder.stop_kind(instruction), 0),
+            Flow::Call(_) | Flow::IndirectCall if is_last || self.is_no_return(instruction) => {
+                (DraftEnd::Stop(StopKind::NoReturnCall), 0)
+            }
+            _ if is_last && instruction.mnemonic() == Mnemonic::Int3 => (DraftEnd::Stop(StopKind::Trap), 0),
+            _ => return,
+        };
+        let successor = match end.0 {
+            DraftEnd::Branch(..) | DraftEnd::Loop(..) if is_last => self.after_unit(),
+            _ => Some(next),
+        };
+        let end = match (end.0, successor) {
+            (DraftEnd::Branch(condition, target, _), Some(next)) => (DraftEnd::Branch(condition, target, next), end.1),
+            (DraftEnd::Loop(target, _), Some(next)) => (DraftEnd::Loop(target, next), end.1),
+            (_, None) => {
+                self.draft.is_broken = true;
+                (DraftEnd::Stop(StopKind::Unknown), 0)
+            }
+            _ => end,
+        };
+        self.close(end.0, end.1);
+    }
+
+    fn is_no_return(&self, instruction: &Instruction) -> bool {
+        match flow_of(instruction) {
+            Flow::Call(target) => self.builder.stubs.is_no_return(target),
+            _ => {
+                instruction.is_ip_rel_memory_operand()
+                    && self.builder.stubs.is_no_return(Va(instruction.ip_rel_memory_address()))
+            }
+        }
+    }
+
+    /// Where execution goes that runs past the unit's end.
+    fn after_unit(&self) -> Option<Va> {
+        following(self.builder.units, self.unit).map(|next| self.builder.units[next].start)
+    }
+
+    fn close(&mut self, end: DraftEnd, terminator_len: u32) {
+        let Some(mut block) = self.open.take() else { return };
+        block.end = end;
+        block.body_len = block.len - terminator_len;
+        block.refs.end = self.draft.refs.len() as u32;
+        self.draft.blocks.push(block);
+    }
+
+    /// A leader follows: the open block falls into it, padding aside.
+    fn close_before(&mut self, leader: Va) {
+        if leader.0 % 8 == 0 {
+            self.trim();
+        }
+        self.close(DraftEnd::Fallthrough(leader), 0);
+    }
+
+    fn trim(&mut self) {
+        let (count, bytes) = self.trailing_nops;
+        if let Some(block) = &mut self.open
+            && block.num_insts > count
+        {
+            block.num_insts -= count;
+            block.len -= bytes;
+        }
+    }
+
+    fn close_at_end(&mut self) {
+        let falls_through = |b: &DraftBlock| matches!(b.end, DraftEnd::Branch(..) | DraftEnd::Loop(..));
+        let is_open = self.open.is_some();
+        if !is_open && !self.draft.blocks.last().is_some_and(falls_through) {
+            return;
+        }
+        match self.after_unit() {
+            Some(next) if is_open => {
+                self.trim();
+                self.close(DraftEnd::Fallthrough(next), 0);
+            }
+            Some(next) => self.fall_through_padding_to(next),
+            None => {
+                self.draft.is_broken = true;
+                self.close(DraftEnd::Stop(StopKind::Unknown), 0);
+            }
+        }
+    }
+
+    fn push_refs(&mut self, instruction: &Instruction, offsets: &ConstantOffsets) {
+        let Some(block) = &self.open else { return };
+        let within = (instruction.ip() - block.start.0) as u32;
+        let len = instruction.len();
+        let at = Va(instruction.ip());
+        let first = self.relocs.partition_point(|r| r.at < at);
+        let count = self.relocs[first..].partition_point(|r| r.at.0 < instruction.next_ip());
+        let relocs = &self.relocs[first..first + count];
+        let evidence = if relocs.is_empty() { Evidence::Derived } else { Evidence::Exact };
+        let flow = flow_of(instruction);
+        let mut push = |offset: usize, kind: RefKind, role: RefRole, target: Va| {
+            let to_end = (len - offset) as u8;
+            self.draft.refs.push(DraftRef { offset: within + offset as u32, to_end, kind, role, evidence, target, at });
+        };
+        if let Flow::Call(target) | Flow::Begin(target) = flow {
+            if offsets.immediate_size() != 4 {
+                self.draft.is_broken = true;
+                return;
+            }
+            let role = if matches!(flow, Flow::Call(_)) { RefRole::Call } else { RefRole::Branch };
+            push(offsets.immediate_offset(), RefKind::Rel32, role, target);
+        } else if instruction.is_ip_rel_memory_operand() {
+            let role = match flow {
+                Flow::IndirectCall | Flow::IndirectJump => RefRole::IndirectThroughSlot,
+                _ if instruction.mnemonic() == Mnemonic::Lea => RefRole::Address,
+                _ => RefRole::Memory,
+            };
+            let target = Va(instruction.ip_rel_memory_address());
+            push(offsets.displacement_offset(), RefKind::Rel32, role, target);
+        }
+        if self.builder.image.kind.is_position_independent() {
+            return;
+        }
+        let named_table = self.builder.table_names.binary_search_by_key(&at, |n| n.0).map(|i| self.builder.table_names[i].1);
+        if let Ok(table) = named_table
+            && !instruction.is_ip_rel_memory_operand()
+        {
+            let (offset, size) = match instruction.memory_displacement64() == table.0 && offsets.has_displacement() {
+                true => (offsets.displacement_offset(), offsets.displacement_size()),
+                false => (offsets.immediate_offset(), offsets.immediate_size()),
+            };
+            let kind = if size == 8 { RefKind::Abs64 } else { RefKind::Abs32S };
+            push(offset, kind, RefRole::Address, table);
+            return;
+        }
+        for reloc in relocs {
+            let (kind, target) = match reloc.r_type {
+                elf::R_X86_64_32 => (RefKind::Abs32, self.builder.image.read_u32(reloc.at).map(u64::from)),
+                elf::R_X86_64_32S => (RefKind::Abs32S, self.builder.image.read_u32(reloc.at).map(|v| v as i32 as i64 as u64)),
+                elf::R_X86_64_64 => (RefKind::Abs64, self.builder.image.read_u64(reloc.at)),
+                _ => continue,
+            };
+            if let Some(target) = target.map(Va)
+                && unit_at(self.builder.units, target).is_some()
+            {
+                push((reloc.at - at) as usize, kind, RefRole::Address, target);
+            }
+        }
+    }
+}

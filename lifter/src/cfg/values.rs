@@ -1,0 +1,431 @@
+//! What a register may hold at an instruction, as far as indirect jumps need to know.
+//!
+//! **Method.** A backward search over the control-flow graph finds *all* definitions of a location (a register, or a spill slot of the
+//! same frame) that reach a point; each is evaluated symbolically, and the results are joined. A value that depends on itself
+//! contributes nothing (the least solution), so a loop that carries a table's base around is no obstacle.
+//!
+//! **The lattice.** `Nothing` below all, `Other` above all; in between an address, an entry of a table, an address plus such
+//! an entry, and `Pointer`: a word that is complete as it is (loaded as 64 bits, passed in, returned), which in the closed set of a
+//! position-independent file can only be an address that something else names.
+//!
+//! Terminates: a search visits each (block, location) once, definitions nest at most `MAX_DEPTH` deep, and a budget bounds the total.
+
+use std::collections::HashSet;
+
+use iced_x86::{Instruction, Mnemonic, OpKind, Register};
+use rustc_hash::FxHashSet;
+
+use crate::address::Va;
+use crate::cfg::body::{Body, general};
+use crate::x86::{Flow, flow_of};
+
+const MAX_DEPTH: u32 = 16;
+const MAX_STEPS: u32 = 200_000;
+const RAX: u8 = 0;
+const RDX: u8 = 2;
+const RSP: u8 = 4;
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    Nothing,
+    Address(Va),
+    /// A 32-bit word of a table at this address, sign-extended to 64 bits if `is_extended`.
+    Entry32 { table: Va, is_extended: bool },
+    /// A 64-bit word of a table at this address.
+    Entry64 { table: Va },
+    /// `base` plus a word of `table`.
+    Sum { base: Va, table: Va },
+    Pointer,
+    Other,
+}
+
+impl Value {
+    fn join(self, other: Value, is_code: &dyn Fn(Va) -> bool) -> Value {
+        use Value::*;
+        match (self, other) {
+            (Nothing, v) | (v, Nothing) => v,
+            (a, b) if a == b => a,
+            (Pointer, Address(va)) | (Address(va), Pointer) if is_code(va) => Pointer,
+            (Address(a), Address(b)) if is_code(a) && is_code(b) => Pointer,
+            (Pointer, Entry64 { .. }) | (Entry64 { .. }, Pointer) => Pointer,
+            _ => Other,
+        }
+    }
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+enum Location {
+    Register(u8),
+    /// `disp(base)` as of the point of the search.
+    Slot { base: u8, disp: i64 },
+}
+
+#[derive(Copy, Clone, Debug)]
+enum Definition {
+    At(usize),
+    /// The value on entry to the function.
+    Entry,
+    /// Written in a way that can't be followed.
+    Lost,
+}
+
+/// One query and what it saw.
+pub(crate) struct Evaluator<'b> {
+    body: &'b Body,
+    is_code: &'b dyn Fn(Va) -> bool,
+    is_fixed_address: bool,
+    steps: u32,
+    in_progress: Vec<(usize, Location)>,
+    /// The instructions that took part: loads, adds, copies and the `lea`s themselves.
+    pub(crate) trace: FxHashSet<usize>,
+}
+
+impl<'b> Evaluator<'b> {
+    pub(crate) fn new(body: &'b Body, is_code: &'b dyn Fn(Va) -> bool, is_fixed_address: bool) -> Self {
+        Self { body, is_code, is_fixed_address, steps: 0, in_progress: Vec::new(), trace: HashSet::default() }
+    }
+
+    /// Where an indirect jump or call goes.
+    pub(crate) fn branch_target(&mut self, index: usize) -> Value {
+        let instruction = &self.body.instructions[index];
+        match instruction.op0_kind() {
+            OpKind::Register => self.register(instruction.op0_register(), index),
+            _ => self.load64(instruction, index),
+        }
+    }
+
+    fn register(&mut self, register: Register, before: usize) -> Value {
+        match general(register) {
+            Some(number) if register.size() == 8 || register.size() == 4 => self.location(Location::Register(number), before),
+            _ => Value::Other,
+        }
+    }
+
+    fn location(&mut self, location: Location, before: usize) -> Value {
+        if self.in_progress.len() as u32 > MAX_DEPTH {
+            return Value::Other;
+        }
+        let mut value = Value::Nothing;
+        for (definition, location) in self.reaching(location, before) {
+            let one = match definition {
+                Definition::At(index) => self.definition(index, location),
+                Definition::Entry => Value::Pointer,
+                Definition::Lost => Value::Other,
+            };
+            value = value.join(one, self.is_code);
+            if value == Value::Other {
+                break;
+            }
+        }
+        value
+    }
+
+    /// All definitions of a location that reach the point before an instruction.
+    fn reaching(&mut self, location: Location, before: usize) -> Vec<(Definition, Location)> {
+        let mut found = Vec::new();
+        let mut seen: FxHashSet<(usize, Location)> = HashSet::default();
+        let mut pending = vec![(self.body.block_of(before), before, location)];
+        while let Some((block, end, location)) = pending.pop() {
+            self.steps += 1;
+            if self.steps > MAX_STEPS {
+                return vec![(Definition::Lost, location)];
+            }
+            let data = &self.body.blocks[block];
+            let location = match self.search_block(data.first as usize, end, data.writes, location) {
+                Ok(definition) => {
+                    found.push(definition);
+                    continue;
+                }
+                Err(location) => location,
+            };
+            if data.is_entry {
+                found.push((Definition::Entry, location));
+            }
+            for &pred in &data.preds {
+                if seen.insert((pred as usize, location)) {
+                    pending.push((pred as usize, self.body.blocks[pred as usize].end as usize, location));
+                }
+            }
+        }
+        found
+    }
+
+    /// Walks back from `end` to `first`; the definition, or the location as it is called at the start of the block.
+    fn search_block(
+        &self,
+        first: usize,
+        end: usize,
+        writes: u16,
+        mut location: Location,
+    ) -> Result<(Definition, Location), Location> {
+        if let Location::Register(number) = location
+            && writes >> number & 1 == 0
+        {
+            // A call writes its result, which the masks do not show.
+            if ![RAX, RDX].contains(&number) {
+                return Err(location);
+            }
+        }
+        for index in (first..end).rev() {
+            let instruction = &self.body.instructions[index];
+            match location {
+                Location::Register(number) => {
+                    let is_call = matches!(flow_of(instruction), Flow::Call(_) | Flow::IndirectCall);
+                    let is_result = is_call && [RAX, RDX].contains(&number);
+                    if is_result || !is_call && self.body.writes[index] >> number & 1 == 1 {
+                        return Ok((Definition::At(index), location));
+                    }
+                }
+                Location::Slot { base, disp } => {
+                    if is_store_to(instruction, base, disp) {
+                        return Ok((Definition::At(index), location));
+                    }
+                    let writes_base = self.body.writes[index] >> base & 1 == 1;
+                    let is_call = matches!(flow_of(instruction), Flow::Call(_) | Flow::IndirectCall);
+                    if writes_base && !is_call {
+                        match stack_step(instruction).filter(|_| base == RSP) {
+                            Some(step) => location = Location::Slot { base, disp: disp + step },
+                            None => return Ok((Definition::Lost, location)),
+                        }
+                    }
+                }
+            }
+        }
+        Err(location)
+    }
+
+    fn definition(&mut self, index: usize, location: Location) -> Value {
+        if self.in_progress.contains(&(index, location)) {
+            return Value::Nothing;
+        }
+        self.in_progress.push((index, location));
+        self.trace.insert(index);
+        let value = match location {
+            Location::Slot { .. } => self.stored(index),
+            Location::Register(_) => self.written(index),
+        };
+        self.in_progress.pop();
+        value
+    }
+
+    /// What a store to a spill slot stores.
+    fn stored(&mut self, index: usize) -> Value {
+        let instruction = &self.body.instructions[index];
+        match (instruction.mnemonic(), instruction.op_count()) {
+            (Mnemonic::Mov, 2) if instruction.op1_kind() == OpKind::Register => self.register(instruction.op1_register(), index),
+            (Mnemonic::Push, 1) if instruction.op0_kind() == OpKind::Register => self.register(instruction.op0_register(), index),
+            _ => Value::Other,
+        }
+    }
+
+    /// What an instruction leaves in the register that it writes.
+    fn written(&mut self, index: usize) -> Value {
+        let instruction = &self.body.instructions[index];
+        if matches!(flow_of(instruction), Flow::Call(_) | Flow::IndirectCall) {
+            return Value::Pointer;
+        }
+        let is_wide = instruction.op0_kind() == OpKind::Register && instruction.op0_register().size() == 8;
+        match instruction.mnemonic() {
+            Mnemonic::Lea if is_wide => self.lea(instruction, index),
+            Mnemonic::Mov => self.mov(instruction, index, is_wide),
+            Mnemonic::Movsxd if is_wide => match instruction.op1_kind() {
+                OpKind::Memory => self.load32(instruction, index, true),
+                _ => extended(self.register(instruction.op1_register(), index)),
+            },
+            Mnemonic::Cdqe => extended(self.location(Location::Register(RAX), index)),
+            Mnemonic::Add if is_wide => {
+                let left = self.register(instruction.op0_register(), index);
+                let right = self.operand1(instruction, index);
+                sum(left, right)
+            }
+            name if is_wide && is_cmov(name) => {
+                let kept = self.register(instruction.op0_register(), index);
+                let moved = self.operand1(instruction, index);
+                kept.join(moved, self.is_code)
+            }
+            _ => Value::Other,
+        }
+    }
+
+    fn operand1(&mut self, instruction: &Instruction, index: usize) -> Value {
+        match instruction.op1_kind() {
+            OpKind::Register => self.register(instruction.op1_register(), index),
+            OpKind::Memory => self.load64(instruction, index),
+            _ => Value::Other,
+        }
+    }
+
+    fn mov(&mut self, instruction: &Instruction, index: usize, is_wide: bool) -> Value {
+        match instruction.op1_kind() {
+            OpKind::Register if is_wide => self.register(instruction.op1_register(), index),
+            OpKind::Register if instruction.op0_register().size() == 4 => match self.register(instruction.op1_register(), index) {
+                Value::Entry32 { table, is_extended: false } => Value::Entry32 { table, is_extended: false },
+                Value::Address(va) if self.is_fixed_address => Value::Address(va),
+                Value::Nothing => Value::Nothing,
+                _ => Value::Other,
+            },
+            OpKind::Memory if is_wide => self.load64(instruction, index),
+            OpKind::Memory if instruction.op0_register().size() == 4 => self.load32(instruction, index, false),
+            OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64 if self.is_fixed_address => {
+                Value::Address(Va(instruction.immediate(1)))
+            }
+            _ => Value::Other,
+        }
+    }
+
+    fn lea(&mut self, instruction: &Instruction, index: usize) -> Value {
+        if instruction.is_ip_rel_memory_operand() {
+            return Value::Address(Va(instruction.ip_rel_memory_address()));
+        }
+        let (base, second) = (instruction.memory_base(), instruction.memory_index());
+        let disp = instruction.memory_displacement64();
+        if base == Register::None || base.size() != 8 {
+            return Value::Other;
+        }
+        let base = self.register(base, index);
+        if second == Register::None {
+            return match base {
+                Value::Address(va) => Value::Address(va + disp),
+                v if disp == 0 => v,
+                _ => Value::Other,
+            };
+        }
+        if instruction.memory_index_scale() != 1 || disp != 0 {
+            return Value::Other;
+        }
+        let second = self.register(second, index);
+        sum(base, second)
+    }
+
+    /// The slot that a memory operand names, if it is one of the frame.
+    fn frame_slot(&self, instruction: &Instruction) -> Option<Location> {
+        let base = instruction.memory_base();
+        let is_frame_base = base == Register::RSP || base == Register::RBP && self.body.has_frame_pointer;
+        let is_frame = is_frame_base && instruction.memory_index() == Register::None;
+        is_frame.then(|| Location::Slot { base: base.number() as u8, disp: instruction.memory_displacement64() as i64 })
+    }
+
+    fn load64(&mut self, instruction: &Instruction, index: usize) -> Value {
+        if instruction.segment_prefix() != Register::None {
+            return Value::Pointer;
+        }
+        if let Some(slot) = self.frame_slot(instruction) {
+            return match self.location(slot, index) {
+                // Nothing in the function stores there: an argument, or an object of the frame.
+                Value::Nothing => Value::Pointer,
+                value => value,
+            };
+        }
+        match self.table_address(instruction, index, 8) {
+            Some(table) => Value::Entry64 { table },
+            None => Value::Pointer,
+        }
+    }
+
+    fn load32(&mut self, instruction: &Instruction, index: usize, is_extended: bool) -> Value {
+        if let Some(slot) = self.frame_slot(instruction) {
+            let value = self.location(slot, index);
+            return if is_extended { extended(value) } else { value };
+        }
+        match self.table_address(instruction, index, 4) {
+            Some(table) => Value::Entry32 { table, is_extended },
+            None => Value::Other,
+        }
+    }
+
+    /// The address of the table that an indexed load reads: `disp(base, index, size)`, `disp(, index, size)`, or `(scaled, table)` in
+    /// either order as unoptimized code has it.
+    fn table_address(&mut self, instruction: &Instruction, index: usize, size: u32) -> Option<Va> {
+        let (base, second) = (instruction.memory_base(), instruction.memory_index());
+        let disp = instruction.memory_displacement64();
+        let scale = instruction.memory_index_scale();
+        if instruction.is_ip_rel_memory_operand() {
+            return None;
+        }
+        let address_in = |this: &mut Self, register: Register| {
+            if register == Register::None {
+                return None;
+            }
+            match this.register(register, index) {
+                Value::Address(va) => Some(va + disp),
+                _ => None,
+            }
+        };
+        if base == Register::None {
+            return (self.is_fixed_address && second != Register::None && scale == size).then_some(Va(disp));
+        }
+        if second == Register::None {
+            // `(base)` where base is the table plus a scaled index.
+            return None;
+        }
+        if scale == size {
+            return address_in(self, base);
+        }
+        if scale != 1 {
+            return None;
+        }
+        let trace = self.trace.clone();
+        address_in(self, base).or_else(|| {
+            self.trace = trace;
+            address_in(self, second)
+        })
+    }
+}
+
+fn extended(value: Value) -> Value {
+    match value {
+        Value::Entry32 { table, .. } => Value::Entry32 { table, is_extended: true },
+        Value::Nothing => Value::Nothing,
+        _ => Value::Other,
+    }
+}
+
+fn sum(left: Value, right: Value) -> Value {
+    match (left, right) {
+        (Value::Address(base), Value::Entry32 { table, is_extended: true })
+        | (Value::Entry32 { table, is_extended: true }, Value::Address(base)) => Value::Sum { base, table },
+        (Value::Nothing, _) | (_, Value::Nothing) => Value::Nothing,
+        _ => Value::Other,
+    }
+}
+
+fn is_cmov(name: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(
+        name,
+        Cmova | Cmovae | Cmovb | Cmovbe | Cmove | Cmovg | Cmovge | Cmovl | Cmovle | Cmovne | Cmovno | Cmovnp | Cmovns | Cmovo | Cmovp | Cmovs
+    )
+}
+
+/// Whether an instruction writes memory at `disp(base)`; `push` writes at `(%rsp)`.
+fn is_store_to(instruction: &Instruction, base: u8, disp: i64) -> bool {
+    if instruction.mnemonic() == Mnemonic::Push {
+        return base == RSP && disp == 0;
+    }
+    let is_memory = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Memory;
+    let reads_only = matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Nop | Mnemonic::Call | Mnemonic::Jmp);
+    is_memory
+        && !reads_only
+        && general(instruction.memory_base()) == Some(base)
+        && instruction.memory_index() == Register::None
+        && instruction.memory_displacement64() as i64 == disp
+}
+
+/// What to add to a displacement from `rsp` to name the same place before the instruction.
+fn stack_step(instruction: &Instruction) -> Option<i64> {
+    let is_rsp = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RSP;
+    let constant = || {
+        let is_constant = matches!(instruction.op1_kind(), OpKind::Immediate8to64 | OpKind::Immediate32to64);
+        is_constant.then(|| instruction.immediate(1) as i64)
+    };
+    match instruction.mnemonic() {
+        Mnemonic::Push => Some(-8),
+        Mnemonic::Pop if !is_rsp => Some(8),
+        Mnemonic::Sub if is_rsp => constant().map(|n| -n),
+        Mnemonic::Add if is_rsp => constant(),
+        Mnemonic::Lea if is_rsp && instruction.memory_base() == Register::RSP && instruction.memory_index() == Register::None => {
+            Some(instruction.memory_displacement64() as i64)
+        }
+        _ => None,
+    }
+}

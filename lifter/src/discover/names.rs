@@ -1,0 +1,148 @@
+//! Every code address that anything names, with what names it: the list behind leaders, entries and address-taken blocks.
+
+use object::elf;
+
+use crate::address::Va;
+use crate::discover::survey::{How, Survey};
+use crate::discover::units::{Units, unit_at};
+use crate::elf::image::SymbolData;
+use crate::elf::{Image, Unwind};
+
+bitflags::bitflags! {
+    /// Who names a code address.
+    #[derive(Copy, Clone, Debug, PartialEq, Eq, Default)]
+    pub(crate) struct NamedBy: u16 {
+        const CALL = 1;
+        /// A branch from another unit.
+        const BRANCH = 1 << 1;
+        /// `lea` or an immediate.
+        const ADDRESS = 1 << 2;
+        /// A relocated word of data.
+        const SLOT = 1 << 3;
+        /// An exported symbol.
+        const EXPORT = 1 << 4;
+        /// `e_entry`, `DT_INIT`, `DT_FINI`.
+        const ROOT = 1 << 5;
+        /// A symbol of `.symtab` for a function.
+        const FUNCTION_SYMBOL = 1 << 6;
+        /// Any other symbol, a probe.
+        const LABEL = 1 << 7;
+        const UNWIND = 1 << 8;
+        const LANDING_PAD = 1 << 9;
+        const TABLE = 1 << 10;
+        /// Its unit reads or writes itself, or another does.
+        const MEMORY = 1 << 11;
+        /// An opaque unit perhaps names it.
+        const PERHAPS = 1 << 12;
+
+        /// Execution comes from outside the unit and its cluster, or may.
+        const ENTRY = Self::CALL.bits() | Self::ADDRESS.bits() | Self::SLOT.bits() | Self::EXPORT.bits() | Self::ROOT.bits()
+            | Self::PERHAPS.bits();
+        /// The address itself is known somewhere.
+        const TAKEN = Self::ADDRESS.bits() | Self::SLOT.bits() | Self::EXPORT.bits() | Self::ROOT.bits() | Self::PERHAPS.bits();
+    }
+}
+
+/// Named code addresses, ascending, each once.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    list: Vec<(Va, NamedBy)>,
+}
+
+impl Names {
+    pub(crate) fn from_unsorted(mut list: Vec<(Va, NamedBy)>) -> Self {
+        list.sort_by_key(|n| n.0);
+        list.dedup_by(|next, kept| {
+            let is_same = next.0 == kept.0;
+            if is_same {
+                kept.1 |= next.1;
+            }
+            is_same
+        });
+        Self { list }
+    }
+    /// Adds names; the result does not depend on their order.
+    pub(crate) fn extended(self, more: impl IntoIterator<Item = (Va, NamedBy)>) -> Self {
+        let mut list = self.list;
+        list.extend(more);
+        Self::from_unsorted(list)
+    }
+    pub(crate) fn at(&self, va: Va) -> NamedBy {
+        self.list.binary_search_by_key(&va, |n| n.0).map_or(NamedBy::default(), |i| self.list[i].1)
+    }
+    /// The names in `start..end`.
+    pub(crate) fn within(&self, start: Va, end: Va) -> &[(Va, NamedBy)] {
+        let first = self.list.partition_point(|n| n.0 < start);
+        let count = self.list[first..].partition_point(|n| n.0 < end);
+        &self.list[first..first + count]
+    }
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Va, NamedBy)> {
+        self.list.iter().copied()
+    }
+}
+
+/// The code addresses that relocated words hold, as `(slot, target)` with the index of the dynamic relocation.
+pub(crate) fn dynamic_code_slots<'i>(image: &'i Image<'_>, units: &'i Units) -> impl Iterator<Item = (usize, Va)> + use<'i> {
+    image.dynamic_relocs.iter().enumerate().filter_map(|(index, reloc)| {
+        let is_relative = [elf::R_X86_64_RELATIVE, elf::R_X86_64_IRELATIVE].contains(&reloc.r_type);
+        let is_absolute = reloc.r_type == elf::R_X86_64_64 && reloc.symbol == 0;
+        let target = Va(reloc.addend as u64);
+        ((is_relative || is_absolute) && unit_at(units, target).is_some()).then_some((index, target))
+    })
+}
+
+/// All names but those of jump tables.
+pub(crate) fn collect(image: &Image<'_>, unwind: &Unwind, units: &Units, surveys: &[Survey]) -> Names {
+    let mut list = Vec::new();
+    for name in surveys.iter().flat_map(|s| &s.names) {
+        let by = match name.how {
+            How::Call => NamedBy::CALL,
+            How::Jump | How::Branch | How::Loop => NamedBy::BRANCH,
+            How::Address => NamedBy::ADDRESS,
+            How::Memory => NamedBy::MEMORY,
+            How::Perhaps => NamedBy::PERHAPS,
+        };
+        list.push((name.target, by));
+    }
+    list.extend(dynamic_code_slots(image, units).map(|(_, target)| (target, NamedBy::SLOT)));
+    for fde in unwind.fdes.values() {
+        list.push((fde.start, NamedBy::UNWIND));
+        let lsda = fde.lsda.and_then(|index| unwind.lsdas.get(index as usize));
+        let pads = lsda.into_iter().flat_map(|l| &l.call_sites).filter_map(|site| site.landing_pad);
+        list.extend(pads.map(|pad| (pad, NamedBy::LANDING_PAD)));
+    }
+    collect_symbols(image, &mut list);
+    list.push((image.e_entry, NamedBy::ROOT));
+    for tag in [elf::DT_INIT, elf::DT_FINI] {
+        list.extend(image.dynamic_value(tag).map(|va| (Va(va), NamedBy::ROOT)));
+    }
+    list.extend(probe_addresses(image).into_iter().map(|va| (va, NamedBy::LABEL)));
+    list.retain(|(va, _)| unit_at(units, *va).is_some());
+    Names::from_unsorted(list)
+}
+
+fn collect_symbols(image: &Image<'_>, list: &mut Vec<(Va, NamedBy)>) {
+    let is_code = |s: &&SymbolData<'_>| s.has_address() && image.is_executable(Va(s.st_value));
+    list.extend(image.dynamic_symbols.iter().filter(is_code).map(|s| (Va(s.st_value), NamedBy::EXPORT)));
+    for symbol in image.symbols.values().filter(is_code) {
+        // A part of a function that the compiler moved away has a symbol too, but nothing arrives there but its own function.
+        let is_function = [elf::STT_FUNC, elf::STT_GNU_IFUNC].contains(&symbol.st_type()) && !symbol.name.contains(".cold");
+        list.push((Va(symbol.st_value), if is_function { NamedBy::FUNCTION_SYMBOL } else { NamedBy::LABEL }));
+    }
+}
+
+/// The program counters of SystemTap probes (`.note.stapsdt`: three words, then strings).
+pub(crate) fn probe_addresses(image: &Image<'_>) -> Vec<Va> {
+    let Some(section) = image.section_named(".note.stapsdt") else { return Vec::new() };
+    let bytes = image.section_bytes(section);
+    let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?) as usize);
+    let mut probes = Vec::new();
+    let mut at = 0usize;
+    while let (Some(name_size), Some(desc_size)) = (word(at), word(at + 4)) {
+        let desc = at.saturating_add(12).saturating_add(name_size.saturating_add(3) & !3);
+        let Some(pc) = bytes.get(desc..desc.saturating_add(8)) else { break };
+        probes.push(Va(u64::from_le_bytes(pc.try_into().unwrap_or_default())));
+        at = desc.saturating_add(desc_size.saturating_add(3) & !3);
+    }
+    probes
+}

@@ -1,0 +1,85 @@
+//! Which imported symbol a PLT stub or a GOT slot stands for, and which of them never return.
+//!
+//! A stub is recognised by its indirect jump through a slot; the slot by its dynamic relocation. A name is a proof only for functions
+//! whose standard says that they do not come back.
+
+use iced_x86::{Code, Decoder, DecoderOptions};
+use object::elf;
+
+use crate::address::Va;
+use crate::discover::units::is_stub_section;
+use crate::elf::Image;
+
+/// The dynamic symbols behind stubs and slots.
+#[derive(Debug, Default)]
+pub(crate) struct Stubs {
+    /// `(address of stub or slot)` of every function that never returns, ascending.
+    no_return: Vec<Va>,
+}
+
+impl Stubs {
+    pub(crate) fn find(image: &Image<'_>) -> Self {
+        let mut no_return: Vec<Va> = image
+            .dynamic_relocs
+            .iter()
+            .filter(|r| [elf::R_X86_64_JUMP_SLOT, elf::R_X86_64_GLOB_DAT].contains(&r.r_type))
+            .filter(|r| image.dynamic_symbols.get(r.symbol as usize).is_some_and(|s| never_returns(s.name)))
+            .map(|r| r.slot)
+            .collect();
+        no_return.sort();
+        let mut stubs = Vec::new();
+        for (id, section) in image.sections.iter().filter(|(_, s)| is_stub_section(s.name) && s.has_bytes()) {
+            let entry_size = if section.sh_entsize == 0 { 16 } else { section.sh_entsize };
+            let mut decoder = Decoder::with_ip(64, image.section_bytes(id), section.sh_addr.0, DecoderOptions::NONE);
+            while decoder.can_decode() {
+                let instruction = decoder.decode();
+                let is_jump = instruction.code() == Code::Jmp_rm64 && instruction.is_ip_rel_memory_operand();
+                if is_jump && no_return.binary_search(&Va(instruction.ip_rel_memory_address())).is_ok() {
+                    let within = instruction.ip().wrapping_sub(section.sh_addr.0);
+                    stubs.push(section.sh_addr + within / entry_size * entry_size);
+                }
+            }
+        }
+        no_return.extend(stubs);
+        no_return.sort();
+        no_return.dedup();
+        Self { no_return }
+    }
+
+    /// Whether a call to this stub, or through this slot, never comes back.
+    pub(crate) fn is_no_return(&self, va: Va) -> bool {
+        self.no_return.binary_search(&va).is_ok()
+    }
+}
+
+fn never_returns(name: &str) -> bool {
+    const NAMES: [&str; 26] = [
+        "_Exit",
+        "_Unwind_Resume",
+        "__assert_fail",
+        "__chk_fail",
+        "__cxa_bad_cast",
+        "__cxa_bad_typeid",
+        "__cxa_call_unexpected",
+        "__cxa_pure_virtual",
+        "__cxa_rethrow",
+        "__cxa_throw",
+        "__cxa_throw_bad_array_new_length",
+        "__fortify_fail",
+        "__libc_start_main",
+        "__longjmp_chk",
+        "__stack_chk_fail",
+        "_exit",
+        "_longjmp",
+        "_ZSt9terminatev",
+        "abort",
+        "exit",
+        "longjmp",
+        "pthread_exit",
+        "quick_exit",
+        "siglongjmp",
+        "thrd_exit",
+        "__assert_perror_fail",
+    ];
+    NAMES.contains(&name) || name.starts_with("_ZSt") && name.contains("__throw_")
+}

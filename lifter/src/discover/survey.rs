@@ -1,0 +1,220 @@
+//! The first look at a unit: decodes it once, linearly, and keeps what it names outside itself.
+//!
+//! **Method.** A clean unit yields the set of its instruction starts (one bit per byte), the code addresses that it names (branches
+//! that stay inside it aside), the data addresses that it names, and how its end is reached. An opaque unit is decoded at *every*
+//! byte, because where its instructions begin is not known: whatever any of those decodes may name is reported as possibly named.
+
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
+use object::elf;
+
+use crate::address::Va;
+use crate::discover::stubs::Stubs;
+use crate::discover::units::{UnitData, Units, unit_at};
+use crate::elf::Image;
+use crate::elf::image::StaticReloc;
+use crate::ir::PinReason;
+use crate::x86::{Flow, flow_of, is_nop, is_short_branch};
+
+/// How an instruction names a code address.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum How {
+    Call,
+    Jump,
+    Branch,
+    /// `loop`, `jrcxz`: 8 bits only.
+    Loop,
+    /// `lea`, or an absolute immediate that a static relocation vouches for.
+    Address,
+    /// Code read or written as data.
+    Memory,
+    /// Decoded in an opaque unit: perhaps.
+    Perhaps,
+}
+
+/// A code address that an instruction names.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CodeName {
+    pub(crate) target: Va,
+    pub(crate) at: Va,
+    pub(crate) how: How,
+    pub(crate) is_short: bool,
+}
+
+/// What one pass over a unit finds.
+#[derive(Debug, Default)]
+pub(crate) struct Survey {
+    /// One bit per byte of the unit: an instruction starts there. Empty if the unit is opaque.
+    starts: Vec<u64>,
+    pub(crate) names: Vec<CodeName>,
+    /// `(target, instruction)`: data addresses, in instruction order.
+    pub(crate) data_names: Vec<(Va, Va)>,
+    pub(crate) problem: Option<PinReason>,
+    /// Whether execution may run past the last instruction.
+    pub(crate) falls_out: bool,
+    pub(crate) has_indirect_jumps: bool,
+    pub(crate) has_indirect_calls: bool,
+}
+
+impl Survey {
+    pub(crate) fn is_opaque(&self) -> bool {
+        self.starts.is_empty()
+    }
+    /// Whether an instruction starts `offset` bytes into the unit.
+    pub(crate) fn is_start(&self, offset: u64) -> bool {
+        self.starts.get((offset / 64) as usize).is_some_and(|word| word >> (offset % 64) & 1 == 1)
+    }
+}
+
+/// The context that all surveys share.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Surveyor<'i> {
+    pub(crate) image: &'i Image<'i>,
+    pub(crate) units: &'i Units,
+    pub(crate) stubs: &'i Stubs,
+    pub(crate) use_static_relocs: bool,
+}
+
+impl Surveyor<'_> {
+    pub(crate) fn survey(&self, unit: &UnitData) -> Survey {
+        let bytes = self.image.read(unit.start, unit.len()).unwrap_or(&[]);
+        if bytes.len() < unit.len() {
+            return Survey { problem: Some(PinReason::Undecodable), ..Survey::default() };
+        }
+        self.survey_clean(unit, bytes).unwrap_or_else(|| self.survey_opaque(unit, bytes))
+    }
+
+    fn survey_clean(&self, unit: &UnitData, bytes: &[u8]) -> Option<Survey> {
+        let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], ..Survey::default() };
+        let mut relocs = self.static_relocs(unit).iter().peekable();
+        let mut decoder = Decoder::with_ip(64, bytes, unit.start.0, DecoderOptions::NONE);
+        let mut instruction = Instruction::default();
+        while decoder.can_decode() {
+            decoder.decode_out(&mut instruction);
+            if instruction.is_invalid() {
+                return None;
+            }
+            let offset = instruction.ip() - unit.start.0;
+            survey.starts[(offset / 64) as usize] |= 1 << (offset % 64);
+            self.note_flow(unit, &instruction, &mut survey);
+            if instruction.is_ip_rel_memory_operand() {
+                let how = if instruction.mnemonic() == Mnemonic::Lea { How::Address } else { How::Memory };
+                self.note_place(unit, &instruction, Va(instruction.ip_rel_memory_address()), how, &mut survey);
+            }
+            while let Some(reloc) = relocs.next_if(|r| r.at.0 < instruction.next_ip()) {
+                if let Some(target) = self.absolute_target(reloc) {
+                    self.note_place(unit, &instruction, target, How::Address, &mut survey);
+                }
+            }
+        }
+        // In-unit branches into the middle of an instruction show only now.
+        let is_torn = survey.names.iter().any(|name| {
+            let is_inside = unit.start <= name.target && name.target < unit.end;
+            is_inside && name.how <= How::Loop && !survey.is_start(name.target - unit.start)
+        });
+        survey.names.retain(|n| {
+            let is_inside = unit.start <= n.target && n.target < unit.end;
+            !is_inside || !matches!(n.how, How::Jump | How::Branch | How::Loop)
+        });
+        survey.problem = is_torn.then_some(PinReason::MidInstructionTarget);
+        Some(survey)
+    }
+
+    fn note_flow(&self, unit: &UnitData, instruction: &Instruction, survey: &mut Survey) {
+        let mut note = |target: Va, how: How| {
+            let is_short = is_short_branch(instruction);
+            survey.names.push(CodeName { target, at: Va(instruction.ip()), how, is_short });
+        };
+        let is_last = instruction.next_ip() == unit.end.0;
+        survey.falls_out = match flow_of(instruction) {
+            Flow::Jump(target) => {
+                note(target, How::Jump);
+                false
+            }
+            Flow::Branch(_, target) => {
+                note(target, How::Branch);
+                true
+            }
+            // The address goes to the processor, which comes back to it from anywhere.
+            Flow::Begin(target) => {
+                note(target, How::Address);
+                true
+            }
+            Flow::Loop(target) => {
+                note(target, How::Loop);
+                true
+            }
+            Flow::Call(target) => {
+                if unit_at(self.units, target).is_some() {
+                    note(target, How::Call);
+                }
+                // The end of an unwind entry is the witness that the call does not come back.
+                !is_last && !self.stubs.is_no_return(target)
+            }
+            Flow::IndirectCall => {
+                survey.has_indirect_calls = true;
+                !is_last
+            }
+            Flow::IndirectJump => {
+                survey.has_indirect_jumps |= !instruction.is_ip_rel_memory_operand();
+                false
+            }
+            Flow::Return | Flow::Trap => false,
+            Flow::Next if is_nop(instruction) || instruction.mnemonic() == Mnemonic::Int3 => survey.falls_out,
+            Flow::Next => true,
+        };
+    }
+
+    fn note_place(&self, unit: &UnitData, instruction: &Instruction, target: Va, how: How, survey: &mut Survey) {
+        let at = Va(instruction.ip());
+        let is_own = unit.start <= target && target < unit.end;
+        if is_own || unit_at(self.units, target).is_some() {
+            survey.names.push(CodeName { target, at, how, is_short: false });
+        } else {
+            survey.data_names.push((target, at));
+        }
+    }
+
+    /// The static relocations of a unit of a file at a fixed address; in others the instructions themselves say it all.
+    fn static_relocs(&self, unit: &UnitData) -> &[StaticReloc] {
+        if !self.use_static_relocs || self.image.kind.is_position_independent() {
+            return &[];
+        }
+        self.image.static_relocs_in(unit.start, unit.end)
+    }
+
+    fn absolute_target(&self, reloc: &StaticReloc) -> Option<Va> {
+        match reloc.r_type {
+            elf::R_X86_64_32 => self.image.read_u32(reloc.at).map(|v| Va(u64::from(v))),
+            elf::R_X86_64_32S => self.image.read_u32(reloc.at).map(|v| Va(v as i32 as i64 as u64)),
+            elf::R_X86_64_64 => self.image.read_u64(reloc.at).map(Va),
+            _ => None,
+        }
+    }
+
+    fn survey_opaque(&self, unit: &UnitData, bytes: &[u8]) -> Survey {
+        let mut survey = Survey { problem: Some(PinReason::Undecodable), falls_out: true, ..Survey::default() };
+        for offset in 0..bytes.len() {
+            let start = unit.start + offset as u64;
+            let instruction = Decoder::with_ip(64, &bytes[offset..], start.0, DecoderOptions::NONE).decode();
+            if instruction.is_invalid() {
+                continue;
+            }
+            let mut perhaps = |target: Va| {
+                let is_own = unit.start <= target && target < unit.end;
+                if !is_own && unit_at(self.units, target).is_some() {
+                    survey.names.push(CodeName { target, at: start, how: How::Perhaps, is_short: false });
+                }
+            };
+            match flow_of(&instruction) {
+                Flow::Call(t) | Flow::Jump(t) | Flow::Branch(_, t) | Flow::Loop(t) | Flow::Begin(t) => perhaps(t),
+                _ => {}
+            }
+            if instruction.is_ip_rel_memory_operand() {
+                let target = Va(instruction.ip_rel_memory_address());
+                perhaps(target);
+                survey.data_names.push((target, start));
+            }
+        }
+        survey
+    }
+}

@@ -1,0 +1,176 @@
+//! Cuts executable sections into units by unwind entries, then by function symbols, then by what is left.
+//!
+//! Terminates because each section is walked once from its start to its end.
+
+use object::elf;
+
+use crate::address::Va;
+use crate::elf::{Image, Unwind};
+use crate::entity::{EntityId, Fde, PrimaryMap, Section, Symbol};
+
+crate::define_id!(
+    /// A contiguous piece of code whose bounds something vouches for, or a gap.
+    Unit, "unit");
+
+/// What vouches for the bounds of a unit.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Bounds {
+    Unwind(Fde),
+    Symbol(Symbol),
+    /// Nothing: it is what lies between units, without leading padding.
+    Gap,
+}
+
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct UnitData {
+    pub(crate) start: Va,
+    pub(crate) end: Va,
+    pub(crate) section: Section,
+    pub(crate) bounds: Bounds,
+}
+
+impl UnitData {
+    pub(crate) fn fde(&self) -> Option<Fde> {
+        match self.bounds {
+            Bounds::Unwind(fde) => Some(fde),
+            _ => None,
+        }
+    }
+    pub(crate) fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+}
+
+pub(crate) type Units = PrimaryMap<Unit, UnitData>;
+
+/// The unit that contains an address.
+pub(crate) fn unit_at(units: &Units, va: Va) -> Option<Unit> {
+    let after = units.as_slice().partition_point(|u| u.start <= va);
+    let index = after.checked_sub(1)?;
+    (va < units.as_slice()[index].end).then(|| Unit::new(index))
+}
+
+/// Stubs that the linker makes: they hold no reference to code that moves, and nothing but calls and jumps names them.
+pub(crate) fn is_stub_section(name: &str) -> bool {
+    [".plt", ".plt.got", ".plt.sec", ".plt.bnd", ".iplt"].contains(&name)
+}
+
+/// All units of the image, ascending by address.
+pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind) -> Units {
+    let mut vouched = vouched_ranges(image, unwind);
+    vouched.sort_by_key(|&(start, end, bounds)| (start, matches!(bounds, Bounds::Symbol(_)), end));
+    let mut sections: Vec<Section> = image
+        .sections
+        .iter()
+        .filter(|(_, s)| s.is_alloc() && s.is_executable() && s.has_bytes() && s.sh_size > 0 && !is_stub_section(s.name))
+        .map(|(id, _)| id)
+        .collect();
+    sections.sort_by_key(|&s| image.sections[s].sh_addr);
+    let mut units = Units::new();
+    let mut next_free = Va(0);
+    for section in sections {
+        let data = &image.sections[section];
+        let (start, end) = (data.sh_addr.max(next_free), data.end());
+        let first = vouched.partition_point(|&(s, _, _)| s < start);
+        let mut at = start;
+        for &(range_start, range_end, bounds) in vouched[first..].iter().take_while(|r| r.0 < end) {
+            // Of two that overlap, the first one counts; unwind entries were sorted before symbols.
+            let (range_start, range_end) = (range_start.max(at), range_end.min(end));
+            if range_start >= range_end {
+                continue;
+            }
+            push_gap(image, &mut units, section, at, range_start);
+            units.push(UnitData { start: range_start, end: range_end, section, bounds });
+            at = range_end;
+        }
+        push_gap(image, &mut units, section, at, end);
+        next_free = end.max(next_free);
+    }
+    units
+}
+
+fn vouched_ranges(image: &Image<'_>, unwind: &Unwind) -> Vec<(Va, Va, Bounds)> {
+    let mut ranges: Vec<(Va, Va, Bounds)> =
+        unwind.fdes.iter().filter(|(_, f)| f.start < f.end).map(|(id, f)| (f.start, f.end, Bounds::Unwind(id))).collect();
+    ranges.sort_by_key(|r| r.0);
+    let by_unwind = ranges.len();
+    for (id, symbol) in image.symbols.iter() {
+        if !symbol.has_address() || symbol.st_type() != elf::STT_FUNC || symbol.st_size == 0 {
+            continue;
+        }
+        let start = Va(symbol.st_value);
+        let end = start + symbol.st_size;
+        // A symbol whose range touches an unwind entry adds nothing, and would make two units of one.
+        let after = ranges[..by_unwind].partition_point(|r| r.0 < end);
+        if end <= start || after > 0 && ranges[after - 1].1 > start {
+            continue;
+        }
+        ranges.push((start, end, Bounds::Symbol(id)));
+    }
+    ranges
+}
+
+fn push_gap(image: &Image<'_>, units: &mut Units, section: Section, start: Va, end: Va) {
+    if start >= end {
+        return;
+    }
+    let bytes = image.read(start, (end - start) as usize).unwrap_or(&[]);
+    let skipped = padding_len(bytes);
+    if skipped < bytes.len() {
+        units.push(UnitData { start: start + skipped as u64, end, section, bounds: Bounds::Gap });
+    }
+}
+
+/// How many bytes at the front are padding: no-ops of any length, `int3`, zero bytes.
+pub(crate) fn padding_len(bytes: &[u8]) -> usize {
+    let mut at = 0;
+    while let Some(len) = padding_instruction_len(&bytes[at..]) {
+        at += len;
+    }
+    at
+}
+
+fn padding_instruction_len(bytes: &[u8]) -> Option<usize> {
+    match bytes.first()? {
+        0x00 | 0xcc => Some(1),
+        _ => nop_len(bytes),
+    }
+}
+
+/// The length of the no-op at the front, if there is one: `90` or `0f 1f /0` under any number of `66`, `2e` and `rex` prefixes as
+/// assemblers emit them.
+pub(crate) fn nop_len(bytes: &[u8]) -> Option<usize> {
+    let prefixes = bytes.iter().take_while(|b| [0x66, 0x2e].contains(b)).count();
+    match bytes.get(prefixes..)? {
+        [0x90, ..] => Some(prefixes + 1),
+        [0x0f, 0x1f, modrm, rest @ ..] if modrm >> 3 & 7 == 0 => {
+            let has_sib = modrm & 7 == 4 && modrm >> 6 != 3;
+            let displacement = match modrm >> 6 {
+                1 => 1,
+                2 => 4,
+                0 if modrm & 7 == 5 => 4,
+                _ => 0,
+            };
+            let operand = usize::from(has_sib) + displacement;
+            (rest.len() >= operand).then_some(prefixes + 3 + operand)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_ends_at_the_first_instruction_that_does_something() {
+        let bytes = [0x66, 0x90, 0x0f, 0x1f, 0x44, 0x00, 0x00, 0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0, 0xcc, 0xc3];
+        assert_eq!(padding_len(&bytes), 19);
+    }
+
+    #[test]
+    fn pause_and_endbr_are_not_padding() {
+        assert_eq!(padding_len(&[0xf3, 0x90]), 0);
+        assert_eq!(padding_len(&[0xf3, 0x0f, 0x1e, 0xfa]), 0);
+    }
+}

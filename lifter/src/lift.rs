@@ -1,0 +1,238 @@
+//! The list of steps from an image to a program.
+
+use rayon::prelude::*;
+
+use crate::address::Va;
+use crate::cfg::build::Builder;
+use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable, TableContext};
+use crate::discover::clusters::{Clusters, join_by_flow};
+use crate::discover::names::{self, NamedBy, Names};
+use crate::discover::stubs::Stubs;
+use crate::discover::survey::{Survey, Surveyor};
+use crate::discover::units::{Unit, Units, find_units};
+use crate::elf::image::FileKind;
+use crate::elf::{Image, Unwind};
+use crate::entity::EntityId;
+use crate::error::{Error, Result};
+use crate::ir::{PinReason, Program, RelinkMode};
+use crate::symbolize::pins::PinContext;
+use crate::symbolize::{Assembly, Cluster, slots};
+
+/// What the lifter may look at.
+#[derive(Copy, Clone, Debug)]
+pub struct LiftOptions {
+    /// Use the relocations that `--emit-relocs` kept. Without them a file is lifted as if it had none.
+    pub use_static_relocs: bool,
+}
+
+impl Default for LiftOptions {
+    fn default() -> Self {
+        Self { use_static_relocs: true }
+    }
+}
+
+/// Lifts a program, using all that the file says.
+pub fn lift(image: &Image<'_>, unwind: Unwind) -> Result<Program> {
+    lift_with(image, unwind, LiftOptions::default())
+}
+
+/// Lifts a program.
+pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Result<Program> {
+    refuse_unsupported(image)?;
+    let use_static_relocs = options.use_static_relocs && covers_text(image);
+    let mode = relink_mode(image, use_static_relocs);
+
+    // Discover: which bytes are code, and what they name.
+    let units = find_units(image, &unwind);
+    let stubs = Stubs::find(image);
+    let surveyor = Surveyor { image, units: &units, stubs: &stubs, use_static_relocs };
+    let surveys: Vec<Survey> = units.as_slice().par_iter().map(|unit| surveyor.survey(unit)).collect();
+    let mut names = names::collect(image, &unwind, &units, &surveys);
+    if use_static_relocs && !image.kind.is_position_independent() {
+        names = names.extended(slots::static_code_slots(image, &units).map(|(_, target, _)| (target, NamedBy::SLOT)));
+    }
+    let mut clusters = join_by_flow(&units, &surveys, &names);
+
+    // Indirect jumps: tables are new names, and may join clusters.
+    let context = Discovered { image, unwind: &unwind, units: &units, surveys: &surveys, stubs: &stubs, use_static_relocs };
+    let jumps = context.resolve_jumps(&names, &mut clusters);
+    let tables = merged_tables(&jumps);
+    let names = names.extended(tables.iter().flat_map(|t| &t.targets).map(|&target| (target, NamedBy::TABLE)));
+
+    // Blocks, then pins: from here on no address is named that is not a leader.
+    let mut parts = context.build(&names, &clusters, &jumps, &tables);
+    let pin_context = PinContext { image, unwind: &unwind, units: &units, surveys: &surveys, names: &names, clusters: &clusters, mode };
+    let words = if use_static_relocs { slots::relative_words(image, |word| is_in_table(&tables, word)) } else { Vec::new() };
+    let mut pins = pin_context.compute(&jumps, &words);
+    for part in parts.iter().filter(|p| p.draft.is_broken) {
+        pins.pin(&clusters, part.members[0], PinReason::Undecodable);
+    }
+    pin_context.spread(&mut pins);
+    for part in &mut parts {
+        part.pin = pins.of(&clusters, part.members[0]);
+    }
+
+    // Ids in place of addresses.
+    let table_names = table_names(&tables);
+    let assembly =
+        Assembly { image, unwind: &unwind, units: &units, names: &names, tables: &tables, table_names: &table_names };
+    let mut program = assembly.assemble(parts);
+    if mode == RelinkMode::Replace {
+        program.slots = slots::collect(image, &units, &program, use_static_relocs);
+    }
+    program.mode = Some(mode);
+    program.unwind = unwind;
+    Ok(program)
+}
+
+fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
+    let unsupported = |why: &str| Err(Error::Unsupported(why.into()));
+    let has_section = |name: &str| image.section_named(name).is_some();
+    if image.kind == FileKind::StaticPie {
+        return unsupported("a static position-independent executable");
+    }
+    if has_section(".gopclntab") || has_section(".note.go.buildid") || has_section(".go.buildinfo") {
+        return unsupported("a Go program: its run time keeps its own tables of code addresses");
+    }
+    if has_section(".bolt.org.text") {
+        return unsupported("the file was already rewritten by BOLT");
+    }
+    if has_section(".ltext") || has_section(".lrodata") || has_section(".ldata") {
+        return unsupported("the medium or large code model");
+    }
+    if image.sections.is_empty() {
+        let head = &image.bytes[..image.bytes.len().min(4096)];
+        if memchr::memmem::find(head, b"UPX!").is_some() {
+            return unsupported("packed with UPX; unpack it first");
+        }
+        return unsupported("no section headers");
+    }
+    Ok(())
+}
+
+/// Whether the linker kept the relocations of the code itself.
+fn covers_text(image: &Image<'_>) -> bool {
+    image.section_named(".rela.text").is_some() && image.has_static_relocs()
+}
+
+fn relink_mode(image: &Image<'_>, use_static_relocs: bool) -> RelinkMode {
+    match image.kind.is_position_independent() || use_static_relocs {
+        true => RelinkMode::Replace,
+        false => RelinkMode::Guard,
+    }
+}
+
+/// What discovery found, for the steps after it.
+#[derive(Copy, Clone)]
+struct Discovered<'i> {
+    image: &'i Image<'i>,
+    unwind: &'i Unwind,
+    units: &'i Units,
+    surveys: &'i [Survey],
+    stubs: &'i Stubs,
+    use_static_relocs: bool,
+}
+
+impl Discovered<'_> {
+    /// What lies behind the indirect jumps of each cluster that has any, by its first unit. Rounds end because each but the last joins clusters.
+    fn resolve_jumps(&self, names: &Names, clusters: &mut Clusters) -> Vec<(Unit, ClusterJumps)> {
+        let mut known_tables: Vec<Va> = Vec::new();
+        loop {
+            let context = TableContext {
+                image: self.image,
+                unwind: self.unwind,
+                units: self.units,
+                surveys: self.surveys,
+                stubs: self.stubs,
+                names,
+                clusters,
+                known_tables: &known_tables,
+                use_static_relocs: self.use_static_relocs,
+            };
+            let answers: Vec<(Unit, ClusterJumps)> = clusters
+                .members()
+                .par_iter()
+                .filter(|members| members.iter().any(|u| self.surveys[u.index()].has_indirect_jumps))
+                .map(|members| (members[0], context.analyze(members)))
+                .collect();
+            let mut has_changed = false;
+            for (unit, answer) in &answers {
+                for &other in &answer.joins {
+                    has_changed |= clusters.join(*unit, other);
+                }
+            }
+            let mut found: Vec<Va> = answers.iter().flat_map(|a| &a.1.tables).map(|t| t.at).collect();
+            found.sort();
+            found.dedup();
+            if !has_changed && found == known_tables {
+                return answers;
+            }
+            known_tables = found;
+        }
+    }
+
+    fn build(&self, names: &Names, clusters: &Clusters, jumps: &[(Unit, ClusterJumps)], tables: &[RawTable]) -> Vec<Cluster> {
+        let table_names = table_names(tables);
+        let dispatches: Vec<(Va, Dispatch)> = {
+            let mut all: Vec<_> = jumps.iter().flat_map(|j| j.1.dispatches.iter().copied()).collect();
+            all.sort_by_key(|d| d.0);
+            all
+        };
+        let builder = Builder {
+            image: self.image,
+            units: self.units,
+            surveys: self.surveys,
+            stubs: self.stubs,
+            names,
+            use_static_relocs: self.use_static_relocs,
+            table_names: &table_names,
+            dispatches: &dispatches,
+            has_labels: false,
+        };
+        clusters
+            .members()
+            .into_par_iter()
+            .map(|members| {
+                let has_labels = members.iter().any(|&u| self.has_labels(names, u));
+                let draft = Builder { has_labels, ..builder }.build(&members);
+                Cluster { members, draft, pin: None }
+            })
+            .collect()
+    }
+
+    /// Whether the address of a place inside the unit is taken.
+    fn has_labels(&self, names: &Names, unit: Unit) -> bool {
+        let data = &self.units[unit];
+        names.within(data.start + 1, data.end).iter().any(|n| n.1.intersects(NamedBy::ADDRESS | NamedBy::SLOT))
+    }
+}
+
+/// All tables, ascending by address, each once.
+fn merged_tables(jumps: &[(Unit, ClusterJumps)]) -> Vec<RawTable> {
+    let mut tables: Vec<RawTable> = jumps.iter().flat_map(|j| j.1.tables.iter().cloned()).collect();
+    tables.sort_by_key(|t| t.at);
+    tables.dedup_by(|next, kept| {
+        let is_same = next.at == kept.at;
+        if is_same {
+            kept.named_at.append(&mut next.named_at);
+            kept.named_at.sort();
+        }
+        is_same
+    });
+    tables
+}
+
+/// `(instruction, table)`, ascending.
+fn table_names(tables: &[RawTable]) -> Vec<(Va, Va)> {
+    let mut names: Vec<(Va, Va)> = tables.iter().flat_map(|t| t.named_at.iter().map(|&at| (at, t.at))).collect();
+    names.sort();
+    names
+}
+
+fn is_in_table(tables: &[RawTable], word: Va) -> bool {
+    let after = tables.partition_point(|t| t.at <= word);
+    after > 0 && {
+        let table = &tables[after - 1];
+        word < table.at + table.targets.len() as u64 * u64::from(table.entry_size)
+    }
+}

@@ -1,0 +1,164 @@
+//! What stays where it is, and why: the obligations of the closed-set argument, each with the reason that its failure gives.
+//!
+//! In a position-independent file whose data does not move, a code address at run time comes from a decoded branch, a return address,
+//! an address computed by a decoded instruction, a relocated word, a symbol, the unwind tables, or a jump table. A function may move if
+//! all of these are known for it. Pinning is always safe, so every doubt pins; a pin spreads only along 8-bit branches, which can't be
+//! stretched in place.
+
+use object::elf;
+use rayon::prelude::*;
+
+use crate::address::Va;
+use crate::cfg::tables::ClusterJumps;
+use crate::discover::clusters::Clusters;
+use crate::discover::names::{NamedBy, Names};
+use crate::discover::survey::Survey;
+use crate::discover::units::{Bounds, Unit, Units, unit_at};
+use crate::elf::{Image, Unwind};
+use crate::entity::EntityId;
+use crate::ir::{PinReason, RelinkMode};
+
+/// Metadata that names code in ways that are not understood, relative to itself and without relocations.
+const UNKNOWN_METADATA: [&str; 6] =
+    ["xray_instr_map", "xray_fn_idx", ".kcfi_traps", "swift5_protocol_conformances", "swift5_types", "swift5_type_metadata"];
+
+/// Pins by cluster; the reason that is first in `PinReason` counts.
+#[derive(Debug)]
+pub(crate) struct Pins {
+    by_root: Vec<Option<PinReason>>,
+}
+
+impl Pins {
+    pub(crate) fn of(&self, clusters: &Clusters, unit: Unit) -> Option<PinReason> {
+        self.by_root[clusters.find(unit).index()]
+    }
+    pub(crate) fn pin(&mut self, clusters: &Clusters, unit: Unit, reason: PinReason) {
+        let slot = &mut self.by_root[clusters.find(unit).index()];
+        *slot = Some(slot.map_or(reason, |old| old.min(reason)));
+    }
+}
+
+/// What the obligations are checked against.
+#[derive(Copy, Clone)]
+pub(crate) struct PinContext<'i> {
+    pub(crate) image: &'i Image<'i>,
+    pub(crate) unwind: &'i Unwind,
+    pub(crate) units: &'i Units,
+    pub(crate) surveys: &'i [Survey],
+    pub(crate) names: &'i Names,
+    pub(crate) clusters: &'i Clusters,
+    pub(crate) mode: RelinkMode,
+}
+
+impl PinContext<'_> {
+    /// `jumps` are the answers by the cluster's first unit; `relative_words` are places that unclaimed pc-relative data may name.
+    pub(crate) fn compute(&self, jumps: &[(Unit, ClusterJumps)], relative_words: &[[Va; 2]]) -> Pins {
+        let mut pins = Pins { by_root: vec![None; self.units.len()] };
+        self.pin_by_unit(&mut pins);
+        self.pin_by_name(&mut pins);
+        if self.mode == RelinkMode::Replace {
+            self.pin_by_jump(jumps, &mut pins);
+            for &va in relative_words.iter().flatten() {
+                if let Some(unit) = unit_at(self.units, va) {
+                    pins.pin(self.clusters, unit, PinReason::UnknownMetadata);
+                }
+            }
+        }
+        pins
+    }
+
+    fn pin_by_unit(&self, pins: &mut Pins) {
+        let has_unknown_metadata = self.image.sections.values().any(|s| s.is_alloc() && UNKNOWN_METADATA.contains(&s.name));
+        for (unit, data) in self.units.iter() {
+            let mut pin = |reason| pins.pin(self.clusters, unit, reason);
+            if !self.image.is_movable_code_section(data.section) {
+                pin(PinReason::LinkerSection);
+            }
+            if data.bounds == Bounds::Gap {
+                pin(PinReason::NoBounds);
+            }
+            if let Some(problem) = self.surveys[unit.index()].problem {
+                pin(problem);
+            }
+            if has_unknown_metadata {
+                pin(PinReason::UnknownMetadata);
+            }
+            let cie = data.fde().and_then(|fde| self.unwind.cies.get(self.unwind.fdes[fde].cie as usize));
+            if cie.is_some_and(|c| c.is_signal_frame) {
+                pin(PinReason::SignalTrampoline);
+            }
+        }
+        let objects = self.image.symbols.values().chain(&self.image.dynamic_symbols);
+        for object in objects.filter(|s| s.has_address() && s.st_type() == elf::STT_OBJECT && s.st_size > 0) {
+            if let Some(unit) = unit_at(self.units, Va(object.st_value)) {
+                pins.pin(self.clusters, unit, PinReason::DataInText);
+            }
+        }
+    }
+
+    fn pin_by_name(&self, pins: &mut Pins) {
+        for (va, by) in self.names.iter() {
+            let Some(unit) = unit_at(self.units, va) else { continue };
+            let mut pin = |reason| pins.pin(self.clusters, unit, reason);
+            let survey = &self.surveys[unit.index()];
+            if !survey.is_opaque() && !survey.is_start(va - self.units[unit].start) {
+                pin(PinReason::MidInstructionTarget);
+            }
+            if by.contains(NamedBy::MEMORY) {
+                pin(PinReason::DataInText);
+            }
+            if by.contains(NamedBy::PERHAPS) {
+                pin(PinReason::Undecodable);
+            }
+        }
+    }
+
+    fn pin_by_jump(&self, jumps: &[(Unit, ClusterJumps)], pins: &mut Pins) {
+        let mut is_any_unresolved = false;
+        for (unit, answer) in jumps {
+            if answer.has_unresolved() {
+                pins.pin(self.clusters, *unit, PinReason::UnresolvedJump);
+                is_any_unresolved = true;
+            }
+        }
+        if !is_any_unresolved {
+            return;
+        }
+        let known = NamedBy::ENTRY | NamedBy::BRANCH | NamedBy::FUNCTION_SYMBOL | NamedBy::TABLE;
+        let mut is_reached = vec![false; self.units.len()];
+        for (va, by) in self.names.iter().filter(|n| n.1.intersects(known)) {
+            if let Some(unit) = unit_at(self.units, va) {
+                is_reached[self.clusters.find(unit).index()] |= !by.is_empty();
+            }
+        }
+        for unit in self.units.keys().filter(|&u| !is_reached[self.clusters.find(u).index()]) {
+            pins.pin(self.clusters, unit, PinReason::MayBeTableTarget);
+        }
+    }
+
+    /// Pins what 8-bit branches of pinned clusters reach; terminates because each round pins at least one more cluster.
+    pub(crate) fn spread(&self, pins: &mut Pins) {
+        let short: Vec<(Unit, Unit)> = self
+            .surveys
+            .par_iter()
+            .enumerate()
+            .flat_map_iter(|(index, survey)| {
+                let targets = survey.names.iter().filter(|n| n.is_short).filter_map(|n| unit_at(self.units, n.target));
+                targets.map(move |target| (Unit::new(index), target))
+            })
+            .filter(|&(source, target)| self.clusters.find(source) != self.clusters.find(target))
+            .collect();
+        loop {
+            let mut has_changed = false;
+            for &(source, target) in &short {
+                if pins.of(self.clusters, source).is_some() && pins.of(self.clusters, target).is_none() {
+                    pins.pin(self.clusters, target, PinReason::ShortReach);
+                    has_changed = true;
+                }
+            }
+            if !has_changed {
+                break;
+            }
+        }
+    }
+}
