@@ -29,6 +29,7 @@ use lifter::Va;
 use crate::error::{Error, Result};
 use crate::format::{Header, PAGE_BYTES};
 
+pub(crate) use snippets::is_recordable;
 pub use snippets::{COUNTER_LEN, COUNTER_WITH_FLAGS_LEN, call_site_snippet, counter_snippet};
 
 /// Where things lie in the instrumented image.
