@@ -153,16 +153,18 @@ pub fn compute(image: &Image<'_>, program: &Program, weights: &Weights, order: O
 struct Layout<'a> {
     program: &'a Program,
     order: Order<'a>,
-    /// For each block that the plan moves: the one behind it in its fragment. `None` also for blocks that are not in the plan.
-    following: SecondaryMap<Block, Option<Block>>,
+    /// For each block that the plan moves: the one behind it in its fragment. `None` for blocks that stay where they are.
+    following: SecondaryMap<Block, Option<Option<Block>>>,
 }
 
 impl<'a> Layout<'a> {
     fn new(program: &'a Program, order: Order<'a>) -> Self {
         let mut following = SecondaryMap::new(program.blocks.len(), None);
         if let Order::Output { plan, .. } = order {
-            for pair in plan.fragments.iter().flat_map(|fragment| fragment.blocks.windows(2)) {
-                following[pair[0].block] = Some(pair[1].block);
+            for fragment in &plan.fragments {
+                let blocks = fragment.blocks.iter().map(|planned| planned.block);
+                let nexts = blocks.clone().skip(1).map(Some).chain([None]);
+                blocks.zip(nexts).for_each(|(block, next)| following[block] = Some(next));
             }
         }
         Self { program, order, following }
@@ -184,9 +186,10 @@ impl<'a> Layout<'a> {
 
     fn execution(&self, block: Block, counts: SuccessorCounts) -> Execution {
         let data = &self.program.blocks[block];
-        let is_moved = matches!(self.order, Order::Output { .. }) && self.program.funcs[data.func].is_movable();
-        let emitted =
-            if is_moved { emit_weighted(&data.terminator, self.following[block], counts) } else { as_in_input(&data.terminator) };
+        let emitted = match self.following[block] {
+            Some(following) => emit_weighted(&data.terminator, following, counts),
+            None => as_in_input(&data.terminator),
+        };
         Execution::of(emitted, &data.terminator, counts)
     }
 }

@@ -119,6 +119,14 @@ fn bodies_are_counted_by_what_they_hold() {
 }
 
 #[test]
+fn what_the_plan_leaves_out_runs_as_it_was() {
+    let (program, weights) = loop_with_test_on_top();
+    let text = text_of(&program);
+    let image = image_of(&text);
+    assert_eq!(after(&image, &program, &weights, &LayoutPlan::default()), compute(&image, &program, &weights, Order::Input));
+}
+
+#[test]
 fn a_tail_call_is_no_branch() {
     let program = ProgramBuilder::default()
         .func(vec![TestBlock::new(10, End::TailCall(1))])

@@ -4,9 +4,11 @@
 //! It gains density of hot code: the bytes that leave. Splits are taken by gain per cost, those of busy functions first, until the
 //! budget is spent. Without a split the cold blocks stay at the function's end, so branches are as good either way.
 //!
-//! A function that the compiler had split costs no new unwind entry; what it has too many is not counted as a gain.
+//! A function that the compiler had split costs no new unwind entry; what it has too many is not counted as a gain. In *guard* mode the old
+//! text keeps the cold blocks anyway, with their unwind entries: there a split only costs longer branches and no budget limits it.
 
-use lifter::ir::Program;
+use lifter::entity::Block;
+use lifter::ir::{Program, RelinkMode};
 use profiles::Weights;
 
 use super::{Group, LayoutOptions, count_of};
@@ -34,11 +36,16 @@ pub(super) fn choose(
     }
     let movable_bytes: u64 = groups.iter().map(|group| bytes(program, &group.hot) + bytes(program, &group.cold)).sum();
     let mut budget = movable_bytes.saturating_mul(options.split_cost_per_mille_max) / 1000;
+    let is_copy = program.mode == Some(RelinkMode::Guard);
+    if is_copy {
+        budget = u64::MAX;
+    }
     // Busy ones first, then by gain per cost, then in input order.
     let mut candidates: Vec<(bool, u64, usize, u64)> = Vec::new();
     for (index, group) in groups.iter().enumerate().filter(|(_, group)| !group.hot.is_empty() && !group.cold.is_empty()) {
-        let (gain, cost) = (bytes(program, &group.cold), cost(program, group));
-        if gain >= COLD_BYTES_MIN.max(cost) {
+        let gain = bytes(program, &group.cold);
+        let cost = branch_cost(program, group) + if is_copy { 0 } else { unwind_cost(program, group) };
+        if gain >= cost.max(if is_copy { 0 } else { COLD_BYTES_MIN }) {
             let is_busy = group.hot.iter().any(|&block| count_of(weights, block) >= busy_count_min);
             candidates.push((!is_busy, u64::MAX - (gain << 16) / cost.max(1), index, cost));
         }
@@ -53,11 +60,11 @@ pub(super) fn choose(
     is_split
 }
 
-fn bytes(program: &Program, blocks: &[lifter::entity::Block]) -> u64 {
+fn bytes(program: &Program, blocks: &[Block]) -> u64 {
     blocks.iter().map(|&block| u64::from(program.blocks[block].len)).sum()
 }
 
-fn cost(program: &Program, group: &Group) -> u64 {
+fn unwind_cost(program: &Program, group: &Group) -> u64 {
     let mut ranges: Vec<u32> = group.hot.iter().chain(&group.cold).map(|&block| program.blocks[block].range).collect();
     ranges.sort_unstable();
     ranges.dedup();
@@ -67,12 +74,16 @@ fn cost(program: &Program, group: &Group) -> u64 {
         cost += fde.map_or(0, |_| UNWIND_ENTRY_BYTES);
         cost += fde.and_then(|fde| fde.lsda).map_or(0, |_| EXCEPTION_TABLE_BYTES);
     }
+    cost
+}
+
+fn branch_cost(program: &Program, group: &Group) -> u64 {
     let mut cold = group.cold.clone();
     cold.sort_unstable();
     let is_cold = |block| cold.binary_search(&block).is_ok();
-    let leaves = |&block: &lifter::entity::Block| {
+    let leaves = |&block: &Block| {
         program.block_edges(block).iter().filter(|edge| is_cold(edge.source) != is_cold(edge.target)).count() as u64
     };
     let num_crossing: u64 = group.hot.iter().chain(&group.cold).map(leaves).sum();
-    cost + LONG_BRANCH_BYTES * num_crossing
+    LONG_BRANCH_BYTES * num_crossing
 }

@@ -168,3 +168,22 @@ fn the_target_of_a_hot_back_edge_is_aligned_and_a_cold_function_is_not() {
     assert_eq!(aligns, [16, 16, 1]);
     assert_eq!(plan.fragments[1].align, 1);
 }
+
+/// Programs of the machine that the tests run on, those that are there.
+const PROGRAMS: [&str; 5] = ["/usr/bin/bash", "/usr/bin/bzip2", "/usr/bin/gdb", "/usr/bin/perl", "/usr/bin/xz"];
+
+#[test]
+fn layouts_of_real_programs_are_legal_and_take_fewer_branches() {
+    for path in PROGRAMS {
+        let Ok(bytes) = std::fs::read(path) else { continue };
+        let image = lifter::Image::parse(&bytes).unwrap();
+        let program = lifter::lift(&image, lifter::elf::Unwind::parse(&image).unwrap()).unwrap();
+        let weights = walk(&program, program.funcs.len() as u64, 1);
+        let plan = compute(&program, &weights, &LayoutOptions::default());
+        for plan in [&plan, &original(&program), &shuffle(&program, 1)] {
+            check_legal(&program, plan);
+        }
+        let (before, after) = (fallthroughs(&program, &weights, &original(&program)), fallthroughs(&program, &weights, &plan));
+        assert!(after > before, "{path}: {before} executions fell through, now {after}");
+    }
+}
