@@ -5,15 +5,15 @@
 //! addresses in a file at a fixed address. Functions that jump into each other's middle count as one.
 //!
 //! **Extent.** A table ends where its section ends, where the next thing begins that any instruction refers to, or before the first word that
-//! does not meet an instruction of the function. A comparison with a constant shortly before the `lea` bounds it too. Up to that bound, or
+//! does not meet an instruction of the function. A comparison with a constant right before the `lea` bounds it too. Up to that bound, or
 //! without one up to the extent, entries must correspond; what lies between is only tried.
 
-use crate::decode::{Kind, Shape};
+use crate::decode::{Inst, Kind, Shape};
 use crate::report::ViolationKind;
 use crate::walk::{Bits, Displaced, Pair, Side, Walk};
 
-/// How many instructions before the `lea` the bounds check is looked for.
-const BOUND_WINDOW: usize = 24;
+/// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
+const BOUND_WINDOW: usize = 8;
 
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct TableReference {
@@ -178,30 +178,60 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<u64> {
     targets
 }
 
-/// The number of entries by the nearest comparison or mask before the instruction that names the table.
+/// The number of entries by a comparison with an unsigned branch, or a mask, right before the instruction that names the table. Only
+/// if the jump follows closely as well: a `lea` that was hoisted has other comparisons around it.
 fn bound(side: &Side<'_>, from: u64) -> Option<usize> {
     let fde = &side.unwind.fdes[side.unwind.fde_at(from)? as usize];
-    let mut recent: Vec<u64> = Vec::with_capacity(BOUND_WINDOW);
+    let mut listing: Vec<(u64, Inst)> = Vec::new();
     let mut address = fde.start;
-    while address < from {
-        recent.push(address);
-        address += u64::from(side.inst(address)?.len);
+    let mut after = 0;
+    while address < fde.end && after <= BOUND_WINDOW {
+        let inst = side.inst(address)?;
+        listing.push((address, inst));
+        after += usize::from(address >= from);
+        address += u64::from(inst.len);
     }
-    let window = recent.len().saturating_sub(BOUND_WINDOW);
-    recent[window..].iter().rev().find_map(|&address| {
-        let bytes = side.code.bytes(address, side.inst(address)?);
-        let shape = Shape::of(bytes);
-        let opcode = *bytes.get(shape.opcode)?;
-        let operation = *bytes.get(shape.modrm)? >> 3 & 7;
-        let byte = u32::from(*bytes.last()?);
-        let immediate = match (shape.map, opcode, operation) {
-            // cmp, and the masks that leave a range from 0.
-            (0, 0x80, 7) | (0, 0x3c, _) => byte,
-            (0, 0x80 | 0x83, 4) if (byte + 1).is_power_of_two() && byte < 0x80 => byte,
-            (0, 0x83, 7) if byte < 0x80 => byte,
-            (0, 0x81, 7) | (0, 0x3d, _) => u32::from_le_bytes(bytes[bytes.len().checked_sub(4)?..].try_into().ok()?),
-            _ => return None,
-        };
-        Some(immediate as usize + 1)
-    })
+    let at = listing.iter().position(|&(address, _)| address == from)?;
+    let jump = listing[at..].iter().position(|(_, inst)| inst.ends_flow() || inst.kind == Kind::Branch)?;
+    if listing[at + jump].1.kind != Kind::IndirectJump {
+        return None;
+    }
+    let window = at.saturating_sub(BOUND_WINDOW);
+    for position in (window..at).rev() {
+        let (address, inst) = listing[position];
+        if inst.ends_flow() {
+            return None;
+        }
+        let next = listing.get(position + 1).map(|&(address, inst)| (side.code.bytes(address, inst), inst.kind));
+        if let Some(found) = entries_by(side.code.bytes(address, inst), next) {
+            return Some(found);
+        }
+    }
+    None
+}
+
+/// The number of values that pass a comparison and the branch after it, or a mask.
+fn entries_by(bytes: &[u8], next: Option<(&[u8], Kind)>) -> Option<usize> {
+    let shape = Shape::of(bytes);
+    let opcode = *bytes.get(shape.opcode)?;
+    let operation = *bytes.get(shape.modrm)? >> 3 & 7;
+    let byte = usize::from(*bytes.last()?);
+    if (shape.map, operation) == (0, 4) && matches!(opcode, 0x80 | 0x83) {
+        return ((byte + 1).is_power_of_two() && byte < 0x80).then_some(byte + 1);
+    }
+    let immediate = match (shape.map, opcode, operation) {
+        (0, 0x80, 7) | (0, 0x3c, _) => byte,
+        (0, 0x83, 7) if byte < 0x80 => byte,
+        (0, 0x81, 7) | (0, 0x3d, _) => {
+            let field = bytes.get(bytes.len().checked_sub(4)?..)?;
+            u32::from_le_bytes(field.try_into().ok()?) as usize
+        }
+        _ => return None,
+    };
+    let (branch, Kind::Branch) = next? else { return None };
+    match branch.get(Shape::of(branch).opcode)? & 15 {
+        2 | 3 => Some(immediate),
+        6 | 7 => Some(immediate.saturating_add(1)),
+        _ => None,
+    }
 }

@@ -180,6 +180,15 @@ fn a_segment_that_is_writable_and_executable_is_seen() {
     assert_seen(&subject.changed_in_file(offset, &[7]), &[ViolationKind::Segment]);
 }
 
+/// A branch into the padding before its target does the same.
+fn leads_to_padding(subject: &Subject, place: u64, byte: u8, (address, inst): (u64, Inst)) -> bool {
+    let mut output = subject.file.clone();
+    output[subject.offset(place)] = byte;
+    let changed = Subject { file: output };
+    let is_branch = matches!(inst.kind, Kind::Branch | Kind::Call);
+    is_branch && changed.with(|side| side.inst(side.target(address, inst)).is_some_and(|target| target.kind == Kind::Nop))
+}
+
 #[test]
 fn any_flipped_bit_of_any_instruction_is_seen() {
     let Some(subject) = Subject::new("/usr/bin/bzip2") else { return };
@@ -194,6 +203,9 @@ fn any_flipped_bit_of_any_instruction_is_seen() {
         let place = address + (random >> 20) % u64::from(inst.len);
         let byte = subject.with(|side| side.image.at(place, 1).unwrap()[0]);
         let report = subject.changed(place, &[byte ^ 1 << (random >> 50 & 7)]);
+        if leads_to_padding(&subject, place, byte ^ 1 << (random >> 50 & 7), (address, inst)) {
+            continue;
+        }
         assert!(!report.is_ok(), "bit {} of {place:#x}, in the instruction at {address:#x}", random >> 50 & 7);
     }
 }
