@@ -118,17 +118,10 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     let mut size = 0;
     for (position, &input) in entries.iter().enumerate() {
         let place = table.output + position as u64 * width;
-        let output = entry(walk.output, table.output, place, table.width);
         let is_certain = position < bound;
-        match output.filter(|&output| walk.output.image.in_code(output)) {
-            Some(output) if is_certain => walk.seed_address(input, output, place),
-            Some(output) if walk.attempt(Pair { input, output, origin: place }) => {}
-            _ if is_certain => {
-                let message = format!("entry {position} leads out of the code; the input's leads to {input:#x}");
-                walk.report(ViolationKind::JumpTable, place, message);
-                break;
-            }
-            _ => break,
+        let output = entry(walk.output, table.output, place, table.width);
+        if !read_entry(walk, place, input, output, is_certain) {
+            break;
         }
         walk.stats.jump_table_entries += 1;
         size += width;
@@ -142,6 +135,22 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     }
 }
 
+/// Asks for the pair of one entry; `false` if the table ends before it.
+fn read_entry(walk: &mut Walk<'_, '_>, place: u64, input: Entry, output: Option<u64>, is_certain: bool) -> bool {
+    let Entry::To(input) = input else { return output.is_some() };
+    match output.filter(|&output| walk.output.image.in_code(output)) {
+        Some(output) if is_certain => walk.seed_address(input, output, place),
+        Some(output) => return walk.attempt(Pair { input, output, origin: place }),
+        None if is_certain => {
+            let message = format!("the entry leads out of the code; the input's leads to {input:#x}");
+            walk.report(ViolationKind::JumpTable, place, message);
+            return false;
+        }
+        None => return false,
+    }
+    true
+}
+
 fn entry(side: &Side<'_>, base: u64, place: u64, width: u8) -> Option<u64> {
     if width == 8 {
         side.image.u64_at(place)
@@ -151,8 +160,15 @@ fn entry(side: &Side<'_>, base: u64, place: u64, width: u8) -> Option<u64> {
     }
 }
 
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Entry {
+    To(u64),
+    /// LLVM lets entries that the program cannot select point at the function's end.
+    Unreachable,
+}
+
 /// The targets of the input's entries; none if it is not a table.
-fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<u64> {
+fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     let mut targets = Vec::new();
     let side = walk.input;
     let Some(from) = side.unwind.fde_at(table.from) else { return targets };
@@ -168,11 +184,14 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<u64> {
     let width = u64::from(table.width);
     while place + width <= end {
         let Some(target) = entry(side, table.input, place, table.width) else { break };
-        let in_group = side.unwind.fde_at(target).is_some_and(|fde| walk.survey.find(fde) == group);
-        if !in_group || !side.code.index(target).is_some_and(|index| walk.survey.is_boundary(index)) {
+        let in_group = |address| side.unwind.fde_at(address).is_some_and(|fde| walk.survey.find(fde) == group);
+        if in_group(target) && side.code.index(target).is_some_and(|index| walk.survey.is_boundary(index)) {
+            targets.push(Entry::To(target));
+        } else if !targets.is_empty() && !in_group(target) && target > 0 && in_group(target - 1) {
+            targets.push(Entry::Unreachable);
+        } else {
             break;
         }
-        targets.push(target);
         place += width;
     }
     targets
