@@ -177,7 +177,14 @@ fn try_variant(source: &Path, directives: &Directives, variant: &Variant, seed: 
     rewrite_and_compare(&mut shuffle, &input, &shuffled, &original, scratch)?;
     let trained = scratch.join("trained");
     let mut train = support::relift();
-    train.arg("train").arg("--verify").arg(&input).arg("-o").arg(&trained).args(["--", "sh", "-c", "\"$1\"; test $? = 42", "sh", "{}"]);
+    train.arg("train").arg("--verify").arg(&input).arg("-o").arg(&trained).args([
+        "--",
+        "sh",
+        "-c",
+        "\"$1\"; test $? = 42",
+        "sh",
+        "{}",
+    ]);
     rewrite_and_compare(&mut train, &input, &trained, &original, scratch)
 }
 

@@ -58,16 +58,7 @@ const PROGRAMS: [Program; 4] = [
         name: "bzip2",
         package: "bzip2",
         prepare: &[],
-        sources: &[
-            "blocksort.c",
-            "huffman.c",
-            "crctable.c",
-            "randtable.c",
-            "compress.c",
-            "decompress.c",
-            "bzlib.c",
-            "bzip2.c",
-        ],
+        sources: &["blocksort.c", "huffman.c", "crctable.c", "randtable.c", "compress.c", "decompress.c", "bzlib.c", "bzip2.c"],
         excluded: &[],
         compile_flags: &["-D_FILE_OFFSET_BITS=64"],
         link_flags: &[],
@@ -128,7 +119,13 @@ const FORMS: [Form; 9] = [
     Form { name: "relocs", setting: &GCC_PIE, link_flags: &["-pie", "-Wl,--emit-relocs"], strip: false, variant: false },
     Form { name: "plain", setting: &GCC_PIE, link_flags: &["-pie"], strip: false, variant: false },
     Form { name: "stripped", setting: &GCC_PIE, link_flags: &["-pie"], strip: true, variant: false },
-    Form { name: "nonpie-relocs", setting: &GCC_NO_PIE, link_flags: &["-no-pie", "-Wl,--emit-relocs"], strip: false, variant: false },
+    Form {
+        name: "nonpie-relocs",
+        setting: &GCC_NO_PIE,
+        link_flags: &["-no-pie", "-Wl,--emit-relocs"],
+        strip: false,
+        variant: false,
+    },
     Form { name: "nonpie", setting: &GCC_NO_PIE, link_flags: &["-no-pie"], strip: false, variant: false },
     Form { name: "clang-relocs", setting: &CLANG_PIE, link_flags: &["-pie", "-Wl,--emit-relocs"], strip: false, variant: true },
     Form { name: "clang", setting: &CLANG_PIE, link_flags: &["-pie"], strip: false, variant: true },
@@ -148,7 +145,8 @@ pub(crate) fn run(args: &CorpusArgs) -> Result {
         return Err(format!("no program \"{unknown}\" in the corpus; there are {}", known.join(", ")));
     }
     shell::create_folder(&directory)?;
-    let directory = std::path::absolute(&directory).map_err(|error| format!("cannot resolve {}: {error}", directory.display()))?;
+    let directory =
+        std::path::absolute(&directory).map_err(|error| format!("cannot resolve {}: {error}", directory.display()))?;
     for program in &PROGRAMS {
         if args.programs.is_empty() || args.programs.iter().any(|name| name == program.name) {
             build_program(program, &directory)?;

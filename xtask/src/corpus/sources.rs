@@ -20,7 +20,9 @@ pub(super) fn unpacked(package: &str, program: &str, prepare: &[&[&str]], direct
     }
     for tool in ["apt-get", "dpkg-source", "gcc", "make", "strip"] {
         if shell::find_program(tool).is_none() {
-            return Err(format!("the corpus is built from Debian source packages and needs {tool}: run `apt-get install dpkg-dev gcc make`"));
+            return Err(format!(
+                "the corpus is built from Debian source packages and needs {tool}: run `apt-get install dpkg-dev gcc make`"
+            ));
         }
     }
     shell::create_folder(&folder)?;
@@ -78,7 +80,9 @@ fn copy_package_sources(parts: &Path) -> Result {
         let style = file.extension().map(|extension| extension.to_string_lossy().into_owned()).unwrap_or_default();
         let text = String::from_utf8_lossy(&shell::read_file(file)?).into_owned();
         let changed: Vec<String> = match style.as_str() {
-            "sources" => text.lines().map(|line| if line.starts_with("Types:") { "Types: deb-src".into() } else { line.into() }).collect(),
+            "sources" => {
+                text.lines().map(|line| if line.starts_with("Types:") { "Types: deb-src".into() } else { line.into() }).collect()
+            }
             "list" => text.lines().filter_map(|line| line.strip_prefix("deb ")).map(|rest| format!("deb-src {rest}")).collect(),
             _ => continue,
         };
