@@ -22,13 +22,6 @@ pub(crate) struct Lifted<'a> {
     pub(crate) program: Program,
 }
 
-/// What is looked at besides the input.
-#[derive(Copy, Clone, Debug)]
-pub(crate) struct Checks {
-    pub(crate) verify: bool,
-    pub(crate) check: bool,
-}
-
 /// Bytes to program.
 pub(crate) fn lift<'a>(path: &Path, bytes: &'a [u8], verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
     timing.phase("lift", |timing| {

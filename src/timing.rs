@@ -11,6 +11,7 @@ pub(crate) struct Phase {
     pub(crate) total: Duration,
     /// `total` less what the phases inside took.
     pub(crate) own: Duration,
+    children: Duration,
 }
 
 /// The clock of one command. Phases are listed in the order in which they began.
@@ -31,17 +32,18 @@ impl Timing {
     /// Runs a phase; phases that `body` runs are its children.
     pub(crate) fn phase<T>(&mut self, name: &'static str, body: impl FnOnce(&mut Self) -> T) -> T {
         let index = self.phases.len();
-        self.phases.push(Phase { name, depth: self.open.len(), total: Duration::ZERO, own: Duration::ZERO });
+        self.phases.push(Phase { name, depth: self.open.len(), total: Duration::ZERO, own: Duration::ZERO, children: Duration::ZERO });
         self.open.push(index);
         self.progress.begin(name);
         let started = Instant::now();
         let result = body(self);
         let total = started.elapsed();
         self.open.pop();
-        self.phases[index].total = total;
-        self.phases[index].own += total;
+        let phase = &mut self.phases[index];
+        phase.total = total;
+        phase.own = total.saturating_sub(phase.children);
         if let Some(&parent) = self.open.last() {
-            self.phases[parent].own = self.phases[parent].own.saturating_sub(total);
+            self.phases[parent].children += total;
         }
         result
     }
