@@ -187,8 +187,11 @@ impl Assembly<'_> {
 
     fn resolve_func(&self, program: &Program, func: Func, draft: &Draft) -> Vec<Resolved> {
         let data = &program.funcs[func];
-        let labels: Vec<Block> =
-            data.blocks.iter().filter(|&b| b != data.entry && program.blocks[b].flags.contains(BlockFlags::ADDRESS_TAKEN)).collect();
+        let labels: Vec<Block> = data
+            .blocks
+            .iter()
+            .filter(|&b| b != data.entry && program.blocks[b].flags.contains(BlockFlags::ADDRESS_TAKEN))
+            .collect();
         let blocks = data.blocks.iter().zip(&draft.blocks);
         blocks.map(|(id, block)| self.resolve_block(program, func, id, block, draft, &labels)).collect()
     }

@@ -118,7 +118,8 @@ impl Verifier<'_> {
         if data.terminator == Terminator::Stop(StopKind::Unknown) && !is_pinned {
             self.report(data.start, func, "a block of a movable function is not understood");
         }
-        let is_made_anew = matches!(data.terminator, Terminator::Jump { .. } | Terminator::Branch { .. } | Terminator::Loop { .. });
+        let is_made_anew =
+            matches!(data.terminator, Terminator::Jump { .. } | Terminator::Branch { .. } | Terminator::Loop { .. });
         if is_made_anew != (data.body_len < data.len) {
             self.report(data.start, func, "the body must leave out exactly the branch that is made anew");
         }

@@ -47,7 +47,7 @@ pub(crate) struct Body {
 
 impl Body {
     /// Decodes a cluster and cuts it at every address that is named so far.
-    pub(crate) fn decode(image: &Image<'_>, units: &Units, members: &[Unit], names: &Names) -> Self {
+    pub(crate) fn decode(image: &Image<'_>, units: &Units, members: &[Unit], names: &Names, stubs: &Stubs) -> Self {
         let mut instructions = Vec::new();
         let mut leaders: Vec<Va> = Vec::new();
         for &unit in members {
@@ -62,6 +62,7 @@ impl Body {
                     leaders.extend([target, Va(instruction.next_ip())]);
                 }
                 Flow::IndirectJump | Flow::Return | Flow::Trap => leaders.push(Va(instruction.next_ip())),
+                Flow::Call(target) if stubs.is_likely_no_return(target) => leaders.push(Va(instruction.next_ip())),
                 _ => {}
             }
         }
@@ -114,7 +115,7 @@ impl Body {
                     self.add_edge(index, next);
                 }
                 Flow::IndirectJump | Flow::Return | Flow::Trap => {}
-                Flow::Call(target) if stubs.is_no_return(target) => {}
+                Flow::Call(target) if stubs.is_likely_no_return(target) => {}
                 _ => self.add_edge(index, next),
             }
         }
@@ -196,7 +197,8 @@ impl Body {
 }
 
 fn sets_frame_pointer(instruction: &Instruction) -> bool {
-    let sets_rbp = instruction.op_count() == 2 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RBP;
+    let sets_rbp =
+        instruction.op_count() == 2 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RBP;
     sets_rbp
         && match instruction.mnemonic() {
             Mnemonic::Mov => instruction.op1_kind() == OpKind::Register && instruction.op1_register() == Register::RSP,

@@ -24,17 +24,27 @@ const MAX_STEPS: u32 = 200_000;
 const RAX: u8 = 0;
 const RDX: u8 = 2;
 const RSP: u8 = 4;
+/// `rbx`, `rbp`, `r12` to `r15`.
+const CALLEE_SAVED: u16 = 1 << 3 | 1 << 5 | 0xf000;
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
     Nothing,
     Address(Va),
     /// A 32-bit word of a table at this address, sign-extended to 64 bits if `is_extended`.
-    Entry32 { table: Va, is_extended: bool },
+    Entry32 {
+        table: Va,
+        is_extended: bool,
+    },
     /// A 64-bit word of a table at this address.
-    Entry64 { table: Va },
+    Entry64 {
+        table: Va,
+    },
     /// `base` plus a word of `table`.
-    Sum { base: Va, table: Va },
+    Sum {
+        base: Va,
+        table: Va,
+    },
     Pointer,
     Other,
 }
@@ -57,7 +67,10 @@ impl Value {
 enum Location {
     Register(u8),
     /// `disp(base)` as of the point of the search.
-    Slot { base: u8, disp: i64 },
+    Slot {
+        base: u8,
+        disp: i64,
+    },
 }
 
 #[derive(Copy, Clone, Debug)]
@@ -109,6 +122,8 @@ impl<'b> Evaluator<'b> {
         for (definition, location) in self.reaching(location, before) {
             let one = match definition {
                 Definition::At(index) => self.definition(index, location),
+                // What a callee-saved register holds on entry is the caller's: compiled code saves it and never looks at it.
+                Definition::Entry if matches!(location, Location::Register(n) if CALLEE_SAVED >> n & 1 == 1) => Value::Nothing,
                 Definition::Entry => Value::Pointer,
                 Definition::Lost => Value::Other,
             };
@@ -258,12 +273,14 @@ impl<'b> Evaluator<'b> {
     fn mov(&mut self, instruction: &Instruction, index: usize, is_wide: bool) -> Value {
         match instruction.op1_kind() {
             OpKind::Register if is_wide => self.register(instruction.op1_register(), index),
-            OpKind::Register if instruction.op0_register().size() == 4 => match self.register(instruction.op1_register(), index) {
-                Value::Entry32 { table, is_extended: false } => Value::Entry32 { table, is_extended: false },
-                Value::Address(va) if self.is_fixed_address => Value::Address(va),
-                Value::Nothing => Value::Nothing,
-                _ => Value::Other,
-            },
+            OpKind::Register if instruction.op0_register().size() == 4 => {
+                match self.register(instruction.op1_register(), index) {
+                    Value::Entry32 { table, is_extended: false } => Value::Entry32 { table, is_extended: false },
+                    Value::Address(va) if self.is_fixed_address => Value::Address(va),
+                    Value::Nothing => Value::Nothing,
+                    _ => Value::Other,
+                }
+            }
             OpKind::Memory if is_wide => self.load64(instruction, index),
             OpKind::Memory if instruction.op0_register().size() == 4 => self.load32(instruction, index, false),
             OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64 if self.is_fixed_address => {
@@ -393,7 +410,22 @@ fn is_cmov(name: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(
         name,
-        Cmova | Cmovae | Cmovb | Cmovbe | Cmove | Cmovg | Cmovge | Cmovl | Cmovle | Cmovne | Cmovno | Cmovnp | Cmovns | Cmovo | Cmovp | Cmovs
+        Cmova
+            | Cmovae
+            | Cmovb
+            | Cmovbe
+            | Cmove
+            | Cmovg
+            | Cmovge
+            | Cmovl
+            | Cmovle
+            | Cmovne
+            | Cmovno
+            | Cmovnp
+            | Cmovns
+            | Cmovo
+            | Cmovp
+            | Cmovs
     )
 }
 
@@ -403,7 +435,8 @@ fn is_store_to(instruction: &Instruction, base: u8, disp: i64) -> bool {
         return base == RSP && disp == 0;
     }
     let is_memory = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Memory;
-    let reads_only = matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Nop | Mnemonic::Call | Mnemonic::Jmp);
+    let reads_only =
+        matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Nop | Mnemonic::Call | Mnemonic::Jmp);
     is_memory
         && !reads_only
         && general(instruction.memory_base()) == Some(base)
@@ -413,7 +446,8 @@ fn is_store_to(instruction: &Instruction, base: u8, disp: i64) -> bool {
 
 /// What to add to a displacement from `rsp` to name the same place before the instruction.
 fn stack_step(instruction: &Instruction) -> Option<i64> {
-    let is_rsp = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RSP;
+    let is_rsp =
+        instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RSP;
     let constant = || {
         let is_constant = matches!(instruction.op1_kind(), OpKind::Immediate8to64 | OpKind::Immediate32to64);
         is_constant.then(|| instruction.immediate(1) as i64)

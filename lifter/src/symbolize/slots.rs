@@ -14,7 +14,10 @@ fn is_rebuilt(name: &str) -> bool {
 }
 
 /// `(word, target, kind)` of every data word of a file at a fixed address that a static relocation says holds a code address.
-pub(crate) fn static_code_slots<'i>(image: &'i Image<'_>, units: &'i Units) -> impl Iterator<Item = (Va, Va, SlotKind)> + use<'i> {
+pub(crate) fn static_code_slots<'i>(
+    image: &'i Image<'_>,
+    units: &'i Units,
+) -> impl Iterator<Item = (Va, Va, SlotKind)> + use<'i> {
     let data_sections = image.sections.values().filter(|s| s.is_alloc() && !s.is_executable() && !is_rebuilt(s.name));
     let relocs = data_sections.flat_map(|s| image.static_relocs_in(s.sh_addr, s.end()));
     relocs.filter_map(|reloc| {
