@@ -1,22 +1,24 @@
 //! Where the arithmetic flags are live: before which blocks a flag may still be read that was written earlier.
 //!
-//! **Problem.** Code inserted between blocks may change flags only where nobody reads them afterward. The psABI has flags dead at calls and
-//! returns, but calls inside one file need not follow it: gcc's `-fipa-ra` knows the callee's code, and hand-written assembly returns conditions in
-//! CF and ZF. So liveness is computed from the code, across calls.
+//! **Problem.** Code inserted between blocks may change flags only where nobody reads them afterward. The psABI has flags dead
+//! at calls and returns, but calls inside one file need not follow it: gcc's `-fipa-ra` knows the callee's code, and
+//! hand-written assembly returns conditions in CF and ZF. So liveness is computed from the code, across calls.
 //!
-//! **Method.** Backward data flow over sets of flags. Each block is decoded once, in parallel, into *segments* between its calls: what a segment reads before it
-//! writes (gen) and what it surely writes (kill). Then one worklist over all blocks:
+//! **Method.** Backward data flow over sets of flags. Each block is decoded once, in parallel, into *segments* between its
+//! calls: what a segment reads before it writes (gen) and what it surely writes (kill). Then one worklist over all blocks:
 //! * before a direct call, what is live at the callee's entry;
-//! * after a call, what the caller goes on to read is live at the callee's returns, and at those of whatever the callee ends in by a tail call;
-//! * into a call that is not known (indirect, through the PLT) no compiler passes flags: it could not see through it. But what is read after one,
-//!   nonetheless, is taken to be live before it, and at the returns of each function that has a block whose address is taken.
+//! * after a call, what the caller goes on to read is live at the callee's returns, and at those of whatever the callee ends in
+//!   by a tail call;
+//! * into a call that is not known (indirect, through the PLT) no compiler passes flags: it could not see through it. But what
+//!   is read after one, nonetheless, is taken to be live before it, and at the returns of each function that has a block whose
+//!   address is taken.
 //!
-//! **What counts as a write** is only what surely happens and is defined: shifts and rotates by CL and repeated string compares leave
-//! flags alone at a count of zero, and a flag that is documented as undefined may in practice be kept. A block that can't be decoded, or leaves
-//! to where nothing is known, reads everything.
+//! **What counts as a write** is only what surely happens and is defined: shifts and rotates by CL and repeated string compares
+//! leave flags alone at a count of zero, and a flag that is documented as undefined may in practice be kept. A block that can't
+//! be decoded, or leaves to where nothing is known, reads everything.
 //!
-//! **Invariant**: sets only grow, so each block is looked at again at most six times for each thing that it depends on: linear in edges and calls. The result is
-//! the least fixpoint, hence independent of the order and of the number of threads.
+//! **Invariant**: sets only grow, so each block is looked at again at most six times for each thing that it depends on: linear
+//! in edges and calls. The result is the least fixpoint, hence independent of the order and of the number of threads.
 
 mod summary;
 
@@ -105,7 +107,8 @@ impl<'p> Solver<'p> {
             has_taken_block,
             dependents: Dependents::build(program, summaries),
             asks_taken: program.blocks.keys().filter(asks_taken).collect(),
-            // The last block first comes off the stack last: most edges lead forward, so most blocks are looked at after their successors.
+            // The last block first comes off the stack last: most edges lead forward, so most blocks are looked at after their
+            // successors.
             worklist: program.blocks.keys().collect(),
             is_queued: vec![true; program.blocks.len()],
         }

@@ -1,4 +1,5 @@
-//! Flag liveness on programs of this machine, against what can be told from the first instruction of a block that has to do with flags.
+//! Flag liveness on programs of this machine, against what can be told from the first instruction of a block that has to do with
+//! flags.
 
 use analysis::FlagLiveness;
 use iced_x86::{ConditionCode, FlowControl, Instruction, Mnemonic};

@@ -1,9 +1,9 @@
 //! A profile file's counts carried over to a program.
 //!
-//! Where the profile was made from the program at hand, functions correspond by position. Otherwise they are matched by name and content hash
-//! together, then by content hash alone; of several that are equal, the first with the first, and so on. Within a matched function, sites are
-//! found by their offsets. A function whose sites are not all found is not matched: half its counters would derive wrong counts. What is left
-//! unmatched is told in [`Quality`].
+//! Where the profile was made from the program at hand, functions correspond by position. Otherwise they are matched by name and
+//! content hash together, then by content hash alone; of several that are equal, the first with the first, and so on. Within a
+//! matched function, sites are found by their offsets. A function whose sites are not all found is not matched: half its
+//! counters would derive wrong counts. What is left unmatched is told in [`Quality`].
 
 use lifter::Image;
 use lifter::entity::{Block, EntityId, Func};

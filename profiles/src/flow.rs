@@ -1,14 +1,14 @@
 //! A function as a flow network: what counter placement, derivation and inference agree on.
 //!
-//! Each block is split into an *in* node and an *out* node, joined by the *block arc* that carries the block's count. CFG edges join out nodes to
-//! in nodes. One *outside* node stands for everything that is not the function: arcs from it lead to the blocks where execution may arrive
-//! other than by an edge (entries, landing pads, blocks whose address is taken), arcs to it come from the blocks that leave. In a run in which every
-//! call returns, the flow into each node is the flow out of it (Knuth and Stevenson, "Optimal measurement points for program
-//! frequency counts", 1973).
+//! Each block is split into an *in* node and an *out* node, joined by the *block arc* that carries the block's count. CFG edges
+//! join out nodes to in nodes. One *outside* node stands for everything that is not the function: arcs from it lead to the
+//! blocks where execution may arrive other than by an edge (entries, landing pads, blocks whose address is taken), arcs to it
+//! come from the blocks that leave. In a run in which every call returns, the flow into each node is the flow out of it (Knuth
+//! and Stevenson, "Optimal measurement points for program frequency counts", 1973).
 //!
-//! **Invariant**: every node is reachable from the outside node and reaches it. Blocks that no edge and no flag explains get an arrival, and
-//! each loop that nothing leaves gets a departure (the process ends inside it), so that any imbalance can be routed to the outside.
-//! Construction is two graph searches, linear in arcs.
+//! **Invariant**: every node is reachable from the outside node and reaches it. Blocks that no edge and no flag explains get an
+//! arrival, and each loop that nothing leaves gets a departure (the process ends inside it), so that any imbalance can be routed
+//! to the outside. Construction is two graph searches, linear in arcs.
 
 use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{BlockFlags, CodeTarget, EdgeKind, Program, StopKind, Terminator};
@@ -91,7 +91,8 @@ impl FlowGraph {
         self.arcs.push(Arc { from: out_node(i), to: self.outside(), kind: ArcKind::Departure(i) });
     }
 
-    /// Establishes the invariant: each search is resumed at the first block that it has not seen, after joining that block to the outside.
+    /// Establishes the invariant: each search is resumed at the first block that it has not seen, after joining that block to
+    /// the outside.
     fn connect(&mut self) {
         let forward = Adjacency::build(self.num_nodes(), self.arcs.iter().map(|a| a.from));
         let backward = Adjacency::build(self.num_nodes(), self.arcs.iter().map(|a| a.to));

@@ -7,13 +7,13 @@
 //! calls       for each recorded call: 4 times {target, count}, then the count of all other targets
 //! ```
 //!
-//! All numbers are little-endian. The descriptor makes the file readable without the program, and lets it survive a rebuild: functions
-//! go by name and content hash, places in them by their offset from the function's start, never by address. The only addresses
-//! are the entries in the instrumented image, by which recorded targets are told apart. The magic number is what a process writes last when it creates
-//! the file, so a file without it is one that is being made.
+//! All numbers are little-endian. The descriptor makes the file readable without the program, and lets it survive a rebuild:
+//! functions go by name and content hash, places in them by their offset from the function's start, never by address. The only
+//! addresses are the entries in the instrumented image, by which recorded targets are told apart. The magic number is what a
+//! process writes last when it creates the file, so a file without it is one that is being made.
 //!
-//! Reading checks every size and index against the bytes that are there; what is allocated is bounded by the file's length. The file may be
-//! growing counts while it is read: each counter is then some value between those before and after.
+//! Reading checks every size and index against the bytes that are there; what is allocated is bounded by the file's length. The
+//! file may be growing counts while it is read: each counter is then some value between those before and after.
 
 mod descriptor;
 mod header;

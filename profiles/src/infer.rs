@@ -1,19 +1,22 @@
 //! Raw counts to consistent weights, function by function.
 //!
-//! **Problem.** What counters and conservation say may be negative or contradictory where calls did not return, counters were lost or a profile
-//! comes from another build, and it leaves out the arcs on cycles of uncountable ones. `Weights` promises conservation.
+//! **Problem.** What counters and conservation say may be negative or contradictory where calls did not return, counters were
+//! lost or a profile comes from another build, and it leaves out the arcs on cycles of uncountable ones. `Weights` promises
+//! conservation.
 //!
-//! **Method.** Functions whose counts are known and balanced pass through as they are, in time linear in their arcs. For the rest, three steps:
-//! 1. Arcs without a count that lead from blocks with flow to spare to blocks that lack some share it in proportion to the lack, which
-//!    is how often each target of a table or of a computed goto runs.
-//! 2. The imbalance that is left is routed by successive shortest paths (Levin, Newman and Haber, "Complementing missing and inaccurate profiling using
-//!    a minimum cost circulation algorithm", 2008): raising a count is cheaper than lowering one, and changing what was never
-//!    counted is cheapest.
-//! 3. Past a bound on the work, each node passes what it has too much along one fixed tree to the outside, and takes what it lacks from
-//!    there along another: not minimal, but consistent, in linear time.
+//! **Method.** Functions whose counts are known and balanced pass through as they are, in time linear in their arcs. For the
+//! rest, three steps:
+//! 1. Arcs without a count that lead from blocks with flow to spare to blocks that lack some share it in proportion to the lack,
+//!    which is how often each target of a table or of a computed goto runs.
+//! 2. The imbalance that is left is routed by successive shortest paths (Levin, Newman and Haber, "Complementing missing and
+//!    inaccurate profiling using a minimum cost circulation algorithm", 2008): raising a count is cheaper than lowering one, and
+//!    changing what was never counted is cheapest.
+//! 3. Past a bound on the work, each node passes what it has too much along one fixed tree to the outside, and takes what it
+//!    lacks from there along another: not minimal, but consistent, in linear time.
 //!
-//! **Result**: for each block, the counts of its incoming edges add up to at most its own, and to exactly that where nothing but edges leads to it;
-//! likewise for outgoing edges. **Termination**: step 1 visits each arc a fixed number of times, step 2 is cut off by a budget, step 3 visits each node once.
+//! **Result**: for each block, the counts of its incoming edges add up to at most its own, and to exactly that where nothing but
+//! edges leads to it; likewise for outgoing edges. **Termination**: step 1 visits each arc a fixed number of times, step 2 is
+//! cut off by a budget, step 3 visits each node once.
 
 mod network;
 mod share;

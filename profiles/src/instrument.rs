@@ -1,12 +1,12 @@
 //! Which blocks and edges get a counter, which calls record their targets, and how the counts of everything else follow.
 //!
-//! **Method.** In the flow network of a function the arcs off a spanning tree determine those on it (Knuth and Stevenson 1973; Ball and
-//! Larus, "Optimally profiling and tracing programs", 1994). A *maximum* spanning tree by expected cost leaves the cheapest arcs to
-//! count. Arcs that can't hold a counter weigh infinitely much: they enter the tree first, and only where they close a cycle among
-//! themselves (two jumps through tables that share targets, a computed goto) is anything left to inference.
+//! **Method.** In the flow network of a function the arcs off a spanning tree determine those on it (Knuth and Stevenson 1973;
+//! Ball and Larus, "Optimally profiling and tracing programs", 1994). A *maximum* spanning tree by expected cost leaves the
+//! cheapest arcs to count. Arcs that can't hold a counter weigh infinitely much: they enter the tree first, and only where they
+//! close a cycle among themselves (two jumps through tables that share targets, a computed goto) is anything left to inference.
 //!
-//! **Invariants.** Only movable functions have counters. Counters are ordered by function, then blocks before edges, ascending. The plan depends on the program
-//! alone. Kruskal's algorithm: O(arcs log arcs) a function, functions in parallel.
+//! **Invariants.** Only movable functions have counters. Counters are ordered by function, then blocks before edges, ascending.
+//! The plan depends on the program alone. Kruskal's algorithm: O(arcs log arcs) a function, functions in parallel.
 
 mod calls;
 mod derive;
@@ -94,10 +94,11 @@ fn place_counters(program: &Program, func: Func) -> Vec<CounterSite> {
     sites
 }
 
-/// What a counter on each arc would cost: how often it is expected to run, times what one increment there costs. `u64::MAX`: can't be counted.
+/// What a counter on each arc would cost: how often it is expected to run, times what one increment there costs. `u64::MAX`:
+/// can't be counted.
 ///
-/// At equal frequency a block is cheaper than an edge (an increment in place), and an edge that falls through cheaper than a taken
-/// one (which needs a jump there and back).
+/// At equal frequency a block is cheaper than an edge (an increment in place), and an edge that falls through cheaper than a
+/// taken one (which needs a jump there and back).
 fn arc_costs(program: &Program, graph: &FlowGraph) -> Vec<u64> {
     const BLOCK_COST: u64 = 4;
     const FALLTHROUGH_COST: u64 = 5;

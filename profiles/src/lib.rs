@@ -1,8 +1,8 @@
 //! Profiles: where counters go, the file they live in, and consistent flow from them.
 //!
-//! `instrument` chooses the counters and derives what they leave out, `runtime` makes the code that counts, `format` is the file that an
-//! instrumented process maps and that profiles are stored in, `attribute` carries a file's counts over to a program, `infer` makes
-//! flow consistent. `flow` is the network that all of them agree on. Nothing here does I/O.
+//! `instrument` chooses the counters and derives what they leave out, `runtime` makes the code that counts, `format` is the file
+//! that an instrumented process maps and that profiles are stored in, `attribute` carries a file's counts over to a program,
+//! `infer` makes flow consistent. `flow` is the network that all of them agree on. Nothing here does I/O.
 
 pub mod attribute;
 pub mod error;

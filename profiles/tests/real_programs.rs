@@ -1,5 +1,5 @@
-//! Counter placement, derivation, inference and the file format on programs of this machine: walks through their lifted control flow stand in
-//! for runs, so that every true count is known.
+//! Counter placement, derivation, inference and the file format on programs of this machine: walks through their lifted control
+//! flow stand in for runs, so that every true count is known.
 
 use lifter::elf::Unwind;
 use lifter::entity::{EntityId, Func};
@@ -21,8 +21,8 @@ impl Random {
     }
 }
 
-/// True counts of walks through every movable function. A walk that has not left its function after some hundred steps is taken back, as if it had
-/// never been made.
+/// True counts of walks through every movable function. A walk that has not left its function after some hundred steps is taken
+/// back, as if it had never been made.
 fn walk(program: &Program) -> (Vec<u64>, Vec<u64>) {
     let (mut blocks, mut edges) = (vec![0; program.blocks.len()], vec![0; program.edges.len()]);
     let mut random = Random(0x9e37_79b9_7f4a_7c15);

@@ -1,11 +1,11 @@
 //! The part of a profile file that says what its counters count.
 //!
 //! Function by function: name, content hash, size, and for each counter and recorded call its place as an offset from the
-//! function's start. Offsets run over the function's ranges in one fixed order (the primary first, the others ascending), so that they are the same
-//! wherever the linker puts a `.cold` part. Counters are numbered through in the order they are listed.
+//! function's start. Offsets run over the function's ranges in one fixed order (the primary first, the others ascending), so
+//! that they are the same wherever the linker puts a `.cold` part. Counters are numbered through in the order they are listed.
 //!
-//! Entry addresses have a fixed width: they are known last, when the instrumented image is laid out, and the image contains the descriptor; so its
-//! length may not depend on them.
+//! Entry addresses have a fixed width: they are known last, when the instrumented image is laid out, and the image contains the
+//! descriptor; so its length may not depend on them.
 
 use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{EdgeKind, Program};

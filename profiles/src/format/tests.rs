@@ -136,6 +136,9 @@ fn files_that_are_no_profile_say_so() {
 }
 
 proptest! {
+    // No file of past failures: a failing case belongs here as a test of its own.
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn any_plan_reads_back(ends in arbitrary_ends(24)) {
         let file = profile_of(&[ends]);

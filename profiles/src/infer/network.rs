@@ -1,9 +1,9 @@
 //! Minimum-cost repair of a flow that is not balanced.
 //!
-//! The cost of an arc is convex and piecewise linear in its flow, zero at the expected value, so successive shortest paths in the residual
-//! network find the minimum, and with potentials all reduced costs stay non-negative (Edmonds and Karp 1972). One search starts at all nodes with too
-//! much at once and stops at the first that lacks flow. Its cost is bounded by the arcs it relaxes; when the budget is spent, the
-//! remaining imbalance goes along trees to and from the outside.
+//! The cost of an arc is convex and piecewise linear in its flow, zero at the expected value, so successive shortest paths in
+//! the residual network find the minimum, and with potentials all reduced costs stay non-negative (Edmonds and Karp 1972). One
+//! search starts at all nodes with too much at once and stops at the first that lacks flow. Its cost is bounded by the arcs it
+//! relaxes; when the budget is spent, the remaining imbalance goes along trees to and from the outside.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -124,8 +124,8 @@ impl Network {
         if step.is_forward { arc.from } else { arc.to }
     }
 
-    /// Sends what every node has too much to the outside along a tree, and what it lacks from there along another. Flows only grow, so none
-    /// becomes negative; the outside, last, is balanced because all balances add up to zero.
+    /// Sends what every node has too much to the outside along a tree, and what it lacks from there along another. Flows only
+    /// grow, so none becomes negative; the outside, last, is balanced because all balances add up to zero.
     fn drain(&mut self) {
         let (order, parents) = self.tree(&self.incoming, |arc| arc.from);
         for &node in order.iter().rev() {
@@ -143,7 +143,8 @@ impl Network {
         }
     }
 
-    /// Nodes by distance from the outside, and the arc that leads each one nearer. All nodes are reached (`FlowGraph`'s invariant).
+    /// Nodes by distance from the outside, and the arc that leads each one nearer. All nodes are reached (`FlowGraph`'s
+    /// invariant).
     fn tree(&self, adjacency: &Adjacency, far_end: impl Fn(Arc) -> u32) -> (Vec<u32>, Vec<u32>) {
         let mut parents = vec![UNREACHED; self.excess.len()];
         let mut is_reached = vec![false; self.excess.len()];
@@ -193,7 +194,8 @@ impl Search {
         self.heap.clear();
         *budget = budget.checked_sub(network.excess.len() as u64)?;
         for node in (0..network.excess.len() as u32).filter(|&n| network.excess[n as usize] > 0) {
-            // All sources hang off one imagined node: its potential is that of the sources' lowest, zero, as they are never relaxed below it.
+            // All sources hang off one imagined node: its potential is that of the sources' lowest, zero, as they are never
+            // relaxed below it.
             self.distances[node as usize] = -self.potentials[node as usize];
             self.heap.push(Reverse((self.distances[node as usize], node)));
         }

@@ -1,8 +1,8 @@
 //! First guesses for arcs without a count: a gravity model, made exact by a greedy pass.
 //!
-//! A node with flow to spare gives each target that lacks flow a share in proportion to the lack; what rounding leaves goes to the first
-//! targets that still lack some. Edges come before arrivals and departures: a label that both a computed goto and the outside may reach is
-//! taken to be reached by the goto. Each pass looks at each arc at most twice.
+//! A node with flow to spare gives each target that lacks flow a share in proportion to the lack; what rounding leaves goes to
+//! the first targets that still lack some. Edges come before arrivals and departures: a label that both a computed goto and the
+//! outside may reach is taken to be reached by the goto. Each pass looks at each arc at most twice.
 
 use super::network::Network;
 use crate::flow::{ArcKind, FlowGraph};
@@ -14,7 +14,8 @@ pub(super) fn share_unknown(graph: &FlowGraph, network: &mut Network) {
             pour(graph, network, arc);
         }
     }
-    // The outside has as much as is asked of it; what it gives and takes need not balance here, since all other nodes' balances add up to its own.
+    // The outside has as much as is asked of it; what it gives and takes need not balance here, since all other nodes' balances
+    // add up to its own.
     for arc in 0..graph.arcs.len() {
         let excess = match graph.arcs[arc].kind {
             ArcKind::Arrival(_) => -network.excess[graph.arcs[arc].to as usize],

@@ -1,7 +1,8 @@
 //! Which indirect calls are worth recording: those whose target is not fixed once the program is loaded.
 //!
-//! `call *slot(%rip)` through a slot that the loader fills and then protects, or that holds an imported symbol, always goes to the same place; its
-//! target would say nothing. Jumps through tables and computed gotos are edges, not calls. A call whose operand can't be read beforehand is left out too.
+//! `call *slot(%rip)` through a slot that the loader fills and then protects, or that holds an imported symbol, always goes to
+//! the same place; its target would say nothing. Jumps through tables and computed gotos are edges, not calls. A call whose
+//! operand can't be read beforehand is left out too.
 
 use iced_x86::{FlowControl, Instruction};
 use lifter::entity::Func;

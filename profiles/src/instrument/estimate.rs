@@ -1,12 +1,14 @@
 //! How often each block and edge runs, guessed from the shape of the control flow.
 //!
-//! A block runs as often as the forward edges into it, eight times that if it heads a loop. A branch divides its block's frequency between its
-//! targets, by how deep in loops each is (a loop is rarely left) and a little in favor of falling through. One pass in reverse postorder.
+//! A block runs as often as the forward edges into it, eight times that if it heads a loop. A branch divides its block's
+//! frequency between its targets, by how deep in loops each is (a loop is rarely left) and a little in favor of falling through.
+//! One pass in reverse postorder.
 //!
-//! Loop nesting is found as by Havlak ("Nesting of reducible and irreducible loops", 1997): headers are taken innermost first, by descending
-//! depth-first number; the body of each is what reaches its back edges backward without passing the header, and a body once found
-//! is collapsed into its header by union-find, so that every block is walked once: near-linear. Irreducible entries are not walked
-//! through, which at worst makes a guess low. Terminates because each step collapses a block that was not collapsed before.
+//! Loop nesting is found as by Havlak ("Nesting of reducible and irreducible loops", 1997): headers are taken innermost first,
+//! by descending depth-first number; the body of each is what reaches its back edges backward without passing the header, and a
+//! body once found is collapsed into its header by union-find, so that every block is walked once: near-linear. Irreducible
+//! entries are not walked through, which at worst makes a guess low. Terminates because each step collapses a block that was not
+//! collapsed before.
 
 use crate::flow::Adjacency;
 

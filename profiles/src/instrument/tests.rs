@@ -33,6 +33,16 @@ fn a_loop_with_a_branch_counts_one_side_of_it_in_place() {
 }
 
 #[test]
+fn tables_that_share_targets_leave_no_block_open() {
+    let (one, other) = (vec![4, 5], vec![5, 4]);
+    let ends = vec![End::Branch(2), End::Table(one), End::Table(other), End::Return, End::Branch(0), End::Branch(3), End::Return];
+    let program = program(&[ends]);
+    let plan = plan_counters(&empty_image(), &program);
+    let counts = derive(&program, &plan, &vec![0; plan.counters.len()]);
+    assert!(counts.blocks.iter().all(|count| count.get() == Some(0)), "{counts:?}");
+}
+
+#[test]
 fn pinned_functions_have_no_counters() {
     let mut program = program(&[vec![End::Return], vec![End::Return]]);
     program.funcs[Func::new(0)].pin = Some(lifter::ir::PinReason::NoBounds);
@@ -52,6 +62,9 @@ fn counts_beyond_a_lifetime_are_scaled_down_not_overflowed() {
 }
 
 proptest! {
+    // No file of past failures: a failing case belongs here as a test of its own.
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn derive_reproduces_the_counts_of_walks_exactly(
         ends in arbitrary_ends(24),

@@ -1,9 +1,9 @@
 //! The routine that counts where an indirect call goes.
 //!
-//! It is called with the target's address and the site number on the stack, and takes both off. Each site has four slots {target, count} and a
-//! count of all else. A slot is claimed with `lock cmpxchg` on its target, zero before; a slot once claimed keeps its target. So
-//! threads, signal handlers that interrupt it anywhere, and processes that share the file can all be in it at once. At most four
-//! slots are looked at: it terminates.
+//! It is called with the target's address and the site number on the stack, and takes both off. Each site has four slots
+//! {target, count} and a count of all else. A slot is claimed with `lock cmpxchg` on its target, zero before; a slot once
+//! claimed keeps its target. So threads, signal handlers that interrupt it anywhere, and processes that share the file can all
+//! be in it at once. At most four slots are looked at: it terminates.
 //!
 //! Targets are stored relative to the image's lowest address, plus one; what lies outside the image as [`EXTERNAL_TARGET`].
 

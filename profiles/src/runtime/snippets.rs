@@ -19,7 +19,8 @@ pub const COUNTER_LEN: usize = 8;
 /// The length of one that does not.
 pub const COUNTER_WITH_FLAGS_LEN: usize = COUNTER_LEN + SKIP_RED_ZONE.len() + BACK_OVER_RED_ZONE.len() + 2;
 
-/// `lock inc qword [rip + counter]` at `at`, with the flags kept where asked. Otherwise OF, SF, ZF, AF and PF change; CF never does.
+/// `lock inc qword [rip + counter]` at `at`, with the flags kept where asked. Otherwise OF, SF, ZF, AF and PF change; CF never
+/// does.
 pub fn counter_snippet(counter_va: Va, at: Va, preserve_flags: bool) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(COUNTER_WITH_FLAGS_LEN);
     if preserve_flags {
@@ -41,10 +42,11 @@ pub fn counter_snippet(counter_va: Va, at: Va, preserve_flags: bool) -> Result<V
 /// lea rsp, [rsp-128];  push target;  push site;  call record;  lea rsp, [rsp+128]
 /// ```
 ///
-/// `record` takes both words off, so calls and returns stay paired. No register and no flag changes, and what lies in the red zone stays. The target
-/// is read as the instruction will read it: an operand relative to `rsp` is shifted by what `rsp` has moved, a rip-relative one goes to
-/// `rip_target`, or to the address it has in the input. The length depends on the instruction alone. Operands that can't be pushed as
-/// they are (`rsp` itself, 32-bit stack or instruction pointers, far and 16-bit calls) are an error: such a call is left unrecorded.
+/// `record` takes both words off, so calls and returns stay paired. No register and no flag changes, and what lies in the red
+/// zone stays. The target is read as the instruction will read it: an operand relative to `rsp` is shifted by what `rsp` has
+/// moved, a rip-relative one goes to `rip_target`, or to the address it has in the input. The length depends on the instruction
+/// alone. Operands that can't be pushed as they are (`rsp` itself, 32-bit stack or instruction pointers, far and 16-bit calls)
+/// are an error: such a call is left unrecorded.
 pub fn call_site_snippet(
     instruction: &Instruction,
     rip_target: Option<Va>,

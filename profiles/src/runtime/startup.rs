@@ -1,16 +1,18 @@
 //! The start-up stub: creates the profile file or opens it, checks that it is ours, and maps it over the counters.
 //!
-//! **Several processes at once.** All of one instrumented program write the same header and descriptor, and the magic number last; a
-//! file of the right size without a magic number is one that another process is making, and is filled again with the same bytes. A file lock keeps
-//! out programs of another plan that create the same path at the same moment; where locks are not supported, the rest still holds.
+//! **Several processes at once.** All of one instrumented program write the same header and descriptor, and the magic number
+//! last; a file of the right size without a magic number is one that another process is making, and is filled again with the
+//! same bytes. A file lock keeps out programs of another plan that create the same path at the same moment; where locks are not
+//! supported, the rest still holds.
 //!
-//! **Not mapped** is a file that is no regular file, has another size or another header (another program's, or of another plan), or that there is
-//! no room for: blocks are reserved before mapping, since a hole that the disk has no room for would be a `SIGBUS` at an increment, and
-//! the file size limit is asked for first, since exceeding it would be a `SIGXFSZ`. Where the final `mmap` fails the zero pages that
-//! it may have unmapped are put back.
+//! **Not mapped** is a file that is no regular file, has another size or another header (another program's, or of another plan),
+//! or that there is no room for: blocks are reserved before mapping, since a hole that the disk has no room for would be a
+//! `SIGBUS` at an increment, and the file size limit is asked for first, since exceeding it would be a `SIGXFSZ`. Where the
+//! final `mmap` fails the zero pages that it may have unmapped are put back.
 //!
-//! **State.** At the entry of a process `rsp` points to the argument count and `rdx` holds a function for `atexit` (psABI §3.4.1): all registers
-//! and flags are restored, and memory above `rsp` is not written. System calls change `rax`, `rcx` and `r11` (psABI §A.2.1).
+//! **State.** At the entry of a process `rsp` points to the argument count and `rdx` holds a function for `atexit` (psABI
+//! §3.4.1): all registers and flags are restored, and memory above `rsp` is not written. System calls change `rax`, `rcx` and
+//! `r11` (psABI §A.2.1).
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;

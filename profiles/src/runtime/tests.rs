@@ -90,7 +90,8 @@ fn decode(bytes: &[u8]) -> Instruction {
     Decoder::with_ip(64, bytes, 0x1234, DecoderOptions::NONE).decode()
 }
 
-/// Counts 1000 loops with both kinds of counter and records three calls in each, checking that registers, flags, red zone and stack stay.
+/// Counts 1000 loops with both kinds of counter and records three calls in each, checking that registers, flags, red zone and
+/// stack stay.
 fn program(ending: Ending) -> Vec<u8> {
     let mut text = Text { bytes: Vec::new() };
     text.asm(|a| exit(a, 9));
