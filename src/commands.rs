@@ -12,7 +12,7 @@ mod train;
 use std::process::ExitCode;
 
 use crate::args::{Cli, Command};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::progress::Progress;
 use crate::timing::Timing;
 
@@ -41,9 +41,18 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
     result
 }
 
+/// Prints a text. A reader that has seen enough (`| head`) is no failure.
+fn print(text: &str) -> Result<()> {
+    use std::io::{ErrorKind, Write};
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Failure::new(format!("can't write to standard output: {e}"))),
+        _ => Ok(()),
+    }
+}
+
 /// Prints a serializable value.
 fn print_json(value: &impl serde::Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value).map_err(|e| crate::failure::Failure::new(format!("can't print JSON: {e}")))?;
-    println!("{text}");
-    Ok(())
+    let text = serde_json::to_string_pretty(value).map_err(|e| Failure::new(format!("can't print JSON: {e}")))?;
+    print(&(text + "\n"))
 }

@@ -177,7 +177,14 @@ fn try_variant(source: &Path, directives: &Directives, variant: &Variant, seed: 
     rewrite_and_compare(&mut shuffle, &input, &shuffled, &original, scratch)?;
     let trained = scratch.join("trained");
     let mut train = support::relift();
-    train.arg("train").arg("--verify").arg(&input).arg("-o").arg(&trained).args(["--", "sh", "-c", "{}; test $? = 42"]);
+    train.arg("train").arg("--verify").arg(&input).arg("-o").arg(&trained).args([
+        "--",
+        "sh",
+        "-c",
+        "\"$1\"; test $? = 42",
+        "sh",
+        "{}",
+    ]);
     rewrite_and_compare(&mut train, &input, &trained, &original, scratch)
 }
 
@@ -219,7 +226,31 @@ macro_rules! behaviors {
 }
 
 behaviors! {
-BEHAVIOR_LIST
+    alloca_vla,
+    big_function,
+    cold_paths,
+    computed_goto,
+    constructors,
+    cpp_containers,
+    cpp_exceptions,
+    cpp_virtual,
+    fork_ten,
+    function_tables,
+    ifunc,
+    inline_asm,
+    longjmp,
+    private_calls,
+    qsort_callbacks,
+    return_address,
+    self_address,
+    signals_backtrace,
+    static_init,
+    switch_tables,
+    switch_unbounded,
+    tail_calls,
+    threads_tls,
+    varargs_float,
+    weak_undefined,
 }
 
 #[test]

@@ -8,8 +8,8 @@
 //! writes (gen) and what it surely writes (kill). Then one worklist over all blocks:
 //! * before a direct call, what is live at the callee's entry;
 //! * after a call, what the caller goes on to read is live at the callee's returns, and at those of whatever the callee ends in by a tail call;
-//! * a call that is not known (indirect, through the PLT) may leave flags as they are, and may go to any block whose address is taken: what is live after it
-//!   is live before it and at the returns of each function that has such a block.
+//! * into a call that is not known (indirect, through the PLT) no compiler passes flags: it could not see through it. But what is read after one,
+//!   nonetheless, is taken to be live before it, and at the returns of each function that has a block whose address is taken.
 //!
 //! **What counts as a write** is only what surely happens and is defined: shifts and rotates by CL and repeated string compares leave
 //! flags alone at a count of zero, and a flag that is documented as undefined may in practice be kept. A block that can't be decoded, or leaves
@@ -75,7 +75,7 @@ struct Solver<'p> {
     live_in: Vec<FlagSet>,
     /// By function: live where it returns to.
     at_return: Vec<FlagSet>,
-    /// Live at the start of some block whose address is taken.
+    /// Live at the start of some block, no function's entry, whose address is taken.
     at_taken: FlagSet,
     /// Live after some call that is not known.
     after_unknown: FlagSet,
@@ -94,12 +94,7 @@ impl<'p> Solver<'p> {
         for data in program.blocks.values().filter(|b| b.flags.contains(BlockFlags::ADDRESS_TAKEN)) {
             has_taken_block[data.func.index()] = true;
         }
-        let asks_taken = |block: &Block| {
-            let is_unknown = |callee: &Callee| *callee == Callee::Unknown;
-            let stop = program.blocks[*block].terminator;
-            matches!(stop, Terminator::Stop(StopKind::IndirectTailCall | StopKind::ComputedJump))
-                || summaries[block.index()].calls().any(|callee| is_unknown(&callee))
-        };
+        let asks_taken = |block: &Block| program.blocks[*block].terminator == Terminator::Stop(StopKind::ComputedJump);
         Solver {
             program,
             summaries,
@@ -127,13 +122,19 @@ impl<'p> Solver<'p> {
             for index in self.dependents.range(block) {
                 self.enqueue(self.dependents.blocks[index]);
             }
-            if self.program.blocks[block].flags.contains(BlockFlags::ADDRESS_TAKEN) && self.at_taken | live_in != self.at_taken {
+            if self.is_taken_label(block) && self.at_taken | live_in != self.at_taken {
                 self.at_taken |= live_in;
                 for index in 0..self.asks_taken.len() {
                     self.enqueue(self.asks_taken[index]);
                 }
             }
         }
+    }
+
+    /// Whether a computed jump may go to a block, from its function or another.
+    fn is_taken_label(&self, block: Block) -> bool {
+        let data = &self.program.blocks[block];
+        data.flags.contains(BlockFlags::ADDRESS_TAKEN) && self.program.funcs[data.func].entry != block
     }
 
     /// What is live at a block's start, given what is known so far; tells the functions that it calls what is live after them.
@@ -150,7 +151,7 @@ impl<'p> Solver<'p> {
                 }
                 Callee::Unknown => {
                     self.raise_unknown(live);
-                    live | self.at_taken
+                    live
                 }
             };
             live = segment.reads | (live & !segment.writes);
@@ -179,7 +180,7 @@ impl<'p> Solver<'p> {
             Terminator::Stop(StopKind::IndirectTailCall) => {
                 let after = self.at_return[func.index()];
                 self.raise_unknown(after);
-                after | self.at_taken
+                after
             }
             Terminator::Stop(StopKind::NoReturnCall | StopKind::Trap) => 0,
             Terminator::Stop(StopKind::Unknown) => FlagSet::MAX,

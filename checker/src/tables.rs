@@ -5,15 +5,15 @@
 //! addresses in a file at a fixed address. Functions that jump into each other's middle count as one.
 //!
 //! **Extent.** A table ends where its section ends, where the next thing begins that any instruction refers to, or before the first word that
-//! does not meet an instruction of the function. A comparison with a constant shortly before the `lea` bounds it too. Up to that bound, or
+//! does not meet an instruction of the function. A comparison with a constant right before the `lea` bounds it too. Up to that bound, or
 //! without one up to the extent, entries must correspond; what lies between is only tried.
 
-use crate::decode::{Kind, Shape};
+use crate::decode::{Inst, Kind, Shape};
 use crate::report::ViolationKind;
 use crate::walk::{Bits, Displaced, Pair, Side, Walk};
 
-/// How many instructions before the `lea` the bounds check is looked for.
-const BOUND_WINDOW: usize = 24;
+/// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
+const BOUND_WINDOW: usize = 8;
 
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct TableReference {
@@ -118,17 +118,10 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     let mut size = 0;
     for (position, &input) in entries.iter().enumerate() {
         let place = table.output + position as u64 * width;
-        let output = entry(walk.output, table.output, place, table.width);
         let is_certain = position < bound;
-        match output.filter(|&output| walk.output.image.in_code(output)) {
-            Some(output) if is_certain => walk.seed_address(input, output, place),
-            Some(output) if walk.attempt(Pair { input, output, origin: place }) => {}
-            _ if is_certain => {
-                let message = format!("entry {position} leads out of the code; the input's leads to {input:#x}");
-                walk.report(ViolationKind::JumpTable, place, message);
-                break;
-            }
-            _ => break,
+        let output = entry(walk.output, table.output, place, table.width);
+        if !read_entry(walk, place, input, output, is_certain) {
+            break;
         }
         walk.stats.jump_table_entries += 1;
         size += width;
@@ -142,6 +135,22 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     }
 }
 
+/// Asks for the pair of one entry; `false` if the table ends before it.
+fn read_entry(walk: &mut Walk<'_, '_>, place: u64, input: Entry, output: Option<u64>, is_certain: bool) -> bool {
+    let Entry::To(input) = input else { return output.is_some() };
+    match output.filter(|&output| walk.output.image.in_code(output)) {
+        Some(output) if is_certain => walk.seed_address(input, output, place),
+        Some(output) => return walk.attempt(Pair { input, output, origin: place }),
+        None if is_certain => {
+            let message = format!("the entry leads out of the code; the input's leads to {input:#x}");
+            walk.report(ViolationKind::JumpTable, place, message);
+            return false;
+        }
+        None => return false,
+    }
+    true
+}
+
 fn entry(side: &Side<'_>, base: u64, place: u64, width: u8) -> Option<u64> {
     if width == 8 {
         side.image.u64_at(place)
@@ -151,8 +160,15 @@ fn entry(side: &Side<'_>, base: u64, place: u64, width: u8) -> Option<u64> {
     }
 }
 
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Entry {
+    To(u64),
+    /// LLVM lets entries that the program cannot select point at the function's end.
+    Unreachable,
+}
+
 /// The targets of the input's entries; none if it is not a table.
-fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<u64> {
+fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     let mut targets = Vec::new();
     let side = walk.input;
     let Some(from) = side.unwind.fde_at(table.from) else { return targets };
@@ -168,40 +184,73 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<u64> {
     let width = u64::from(table.width);
     while place + width <= end {
         let Some(target) = entry(side, table.input, place, table.width) else { break };
-        let in_group = side.unwind.fde_at(target).is_some_and(|fde| walk.survey.find(fde) == group);
-        if !in_group || !side.code.index(target).is_some_and(|index| walk.survey.is_boundary(index)) {
+        let in_group = |address| side.unwind.fde_at(address).is_some_and(|fde| walk.survey.find(fde) == group);
+        if in_group(target) && side.code.index(target).is_some_and(|index| walk.survey.is_boundary(index)) {
+            targets.push(Entry::To(target));
+        } else if !targets.is_empty() && !in_group(target) && target > 0 && in_group(target - 1) {
+            targets.push(Entry::Unreachable);
+        } else {
             break;
         }
-        targets.push(target);
         place += width;
     }
     targets
 }
 
-/// The number of entries by the nearest comparison or mask before the instruction that names the table.
+/// The number of entries by a comparison with an unsigned branch, or a mask, right before the instruction that names the table. Only
+/// if the jump follows closely as well: a `lea` that was hoisted has other comparisons around it.
 fn bound(side: &Side<'_>, from: u64) -> Option<usize> {
     let fde = &side.unwind.fdes[side.unwind.fde_at(from)? as usize];
-    let mut recent: Vec<u64> = Vec::with_capacity(BOUND_WINDOW);
+    let mut listing: Vec<(u64, Inst)> = Vec::new();
     let mut address = fde.start;
-    while address < from {
-        recent.push(address);
-        address += u64::from(side.inst(address)?.len);
+    let mut after = 0;
+    while address < fde.end && after <= BOUND_WINDOW {
+        let inst = side.inst(address)?;
+        listing.push((address, inst));
+        after += usize::from(address >= from);
+        address += u64::from(inst.len);
     }
-    let window = recent.len().saturating_sub(BOUND_WINDOW);
-    recent[window..].iter().rev().find_map(|&address| {
-        let bytes = side.code.bytes(address, side.inst(address)?);
-        let shape = Shape::of(bytes);
-        let opcode = *bytes.get(shape.opcode)?;
-        let operation = *bytes.get(shape.modrm)? >> 3 & 7;
-        let byte = u32::from(*bytes.last()?);
-        let immediate = match (shape.map, opcode, operation) {
-            // cmp, and the masks that leave a range from 0.
-            (0, 0x80, 7) | (0, 0x3c, _) => byte,
-            (0, 0x80 | 0x83, 4) if (byte + 1).is_power_of_two() && byte < 0x80 => byte,
-            (0, 0x83, 7) if byte < 0x80 => byte,
-            (0, 0x81, 7) | (0, 0x3d, _) => u32::from_le_bytes(bytes[bytes.len().checked_sub(4)?..].try_into().ok()?),
-            _ => return None,
-        };
-        Some(immediate as usize + 1)
-    })
+    let at = listing.iter().position(|&(address, _)| address == from)?;
+    let jump = listing[at..].iter().position(|(_, inst)| inst.ends_flow() || inst.kind == Kind::Branch)?;
+    if listing[at + jump].1.kind != Kind::IndirectJump {
+        return None;
+    }
+    let window = at.saturating_sub(BOUND_WINDOW);
+    for position in (window..at).rev() {
+        let (address, inst) = listing[position];
+        if inst.ends_flow() {
+            return None;
+        }
+        let next = listing.get(position + 1).map(|&(address, inst)| (side.code.bytes(address, inst), inst.kind));
+        if let Some(found) = entries_by(side.code.bytes(address, inst), next) {
+            return Some(found);
+        }
+    }
+    None
+}
+
+/// The number of values that pass a comparison and the branch after it, or a mask.
+fn entries_by(bytes: &[u8], next: Option<(&[u8], Kind)>) -> Option<usize> {
+    let shape = Shape::of(bytes);
+    let opcode = *bytes.get(shape.opcode)?;
+    let operation = *bytes.get(shape.modrm)? >> 3 & 7;
+    let byte = usize::from(*bytes.last()?);
+    if (shape.map, operation) == (0, 4) && matches!(opcode, 0x80 | 0x83) {
+        return ((byte + 1).is_power_of_two() && byte < 0x80).then_some(byte + 1);
+    }
+    let immediate = match (shape.map, opcode, operation) {
+        (0, 0x80, 7) | (0, 0x3c, _) => byte,
+        (0, 0x83, 7) if byte < 0x80 => byte,
+        (0, 0x81, 7) | (0, 0x3d, _) => {
+            let field = bytes.get(bytes.len().checked_sub(4)?..)?;
+            u32::from_le_bytes(field.try_into().ok()?) as usize
+        }
+        _ => return None,
+    };
+    let (branch, Kind::Branch) = next? else { return None };
+    match branch.get(Shape::of(branch).opcode)? & 15 {
+        2 | 3 => Some(immediate),
+        6 | 7 => Some(immediate.saturating_add(1)),
+        _ => None,
+    }
 }

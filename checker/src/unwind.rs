@@ -10,6 +10,8 @@ mod reader;
 pub(crate) use lsda::CallSites;
 pub(crate) use reader::Reader;
 
+use std::collections::hash_map::Entry;
+
 use rustc_hash::FxHashMap;
 
 use crate::error::FileError;
@@ -110,10 +112,10 @@ impl Unwind {
                 continue;
             }
             let cie_offset = entry.cie_offset()?;
-            if !cies.contains_key(&cie_offset) {
-                cies.insert(cie_offset, reader::cie(image, address, bytes, cie_offset)?);
-            }
-            let cie = &cies[&cie_offset];
+            let cie = match cies.entry(cie_offset) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(reader::cie(image, address, bytes, cie_offset)?),
+            };
             let fde = reader::fde(image, address, bytes, &entry, cie)?;
             if fde.start == fde.end {
                 continue;

@@ -47,6 +47,9 @@ fn report(path: &str) -> Result<String, Box<dyn std::error::Error>> {
             }
         }
     }
+    for block in program.blocks.values().filter(|b| b.terminator == Terminator::Stop(StopKind::Unknown)).take(12) {
+        println!("  unresolved: jump that ends at {} in {}", block.end(), block.func);
+    }
     let pins: Vec<String> = pins.iter().map(|(r, (count, size))| format!("{} {count}/{size}B", r.name())).collect();
     Ok(format!(
         "{:.2}% of {total} moved, {} funcs {} blocks {} tables ({} proven) {} unknown stops {} slots {:?}; pins [{}]; parse {parsed:.1?} all {elapsed:.1?}; {} violations",

@@ -7,6 +7,7 @@ use crate::cfg::build::Builder;
 use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable, TableContext};
 use crate::discover::clusters::{Clusters, join_by_flow};
 use crate::discover::names::{self, NamedBy, Names};
+use crate::discover::no_return::find_no_return;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{Survey, Surveyor};
 use crate::discover::units::{Unit, Units, find_units};
@@ -44,17 +45,20 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 
     // Discover: which bytes are code, and what they name.
     let units = find_units(image, &unwind);
-    let stubs = Stubs::find(image);
+    let mut stubs = Stubs::find(image);
     let surveyor = Surveyor { image, units: &units, stubs: &stubs, use_static_relocs };
     let surveys: Vec<Survey> = units.as_slice().par_iter().map(|unit| surveyor.survey(unit)).collect();
+    stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
     let mut names = names::collect(image, &unwind, &units, &surveys);
     if use_static_relocs && !image.kind.is_position_independent() {
         names = names.extended(slots::static_code_slots(image, &units).map(|(_, target, _)| (target, NamedBy::SLOT)));
     }
     let mut clusters = join_by_flow(&units, &surveys, &names);
+    let no_return = find_no_return(&units, &surveys, &stubs, &clusters);
+    stubs.add_no_return(no_return.into_iter());
 
     // Indirect jumps: tables are new names, and may join clusters.
-    let context = Discovered { image, unwind: &unwind, units: &units, surveys: &surveys, stubs: &stubs, use_static_relocs };
+    let context = Discovered { image, unwind: &unwind, units: &units, surveys: &surveys, stubs: &stubs, use_static_relocs, mode };
     let jumps = context.resolve_jumps(&names, &mut clusters);
     let tables = merged_tables(&jumps);
     let names = names.extended(tables.iter().flat_map(|t| &t.targets).map(|&target| (target, NamedBy::TABLE)));
@@ -131,6 +135,7 @@ struct Discovered<'i> {
     surveys: &'i [Survey],
     stubs: &'i Stubs,
     use_static_relocs: bool,
+    mode: RelinkMode,
 }
 
 impl Discovered<'_> {
@@ -161,7 +166,8 @@ impl Discovered<'_> {
                     has_changed |= clusters.join(*unit, other);
                 }
             }
-            let mut found: Vec<Va> = answers.iter().flat_map(|a| &a.1.tables).map(|t| t.at).collect();
+            let mut found: Vec<Va> =
+                answers.iter().flat_map(|a| a.1.seen.iter().copied()).chain(known_tables.iter().copied()).collect();
             found.sort();
             found.dedup();
             if !has_changed && found == known_tables {
@@ -188,6 +194,7 @@ impl Discovered<'_> {
             table_names: &table_names,
             dispatches: &dispatches,
             has_labels: false,
+            mode: self.mode,
         };
         clusters
             .members()

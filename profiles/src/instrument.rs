@@ -74,8 +74,8 @@ fn place_counters(program: &Program, func: Func) -> Vec<CounterSite> {
     let graph = FlowGraph::build(program, func);
     let costs = arc_costs(program, &graph);
     let mut order: Vec<u32> = (0..graph.arcs.len() as u32).collect();
-    // A stable sort keeps arcs of equal cost in arc order: of two equally dear blocks the first is on the tree.
-    order.sort_by_key(|&arc| std::cmp::Reverse(costs[arc as usize]));
+    // Of two equally dear blocks the later one is on the tree and the earlier one is counted: a call between them may not return.
+    order.sort_by_key(|&arc| std::cmp::Reverse((costs[arc as usize], arc)));
     let mut trees = DisjointSets::new(graph.num_nodes());
     let mut sites: Vec<CounterSite> = order
         .into_iter()

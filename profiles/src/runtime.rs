@@ -29,6 +29,7 @@ use lifter::Va;
 use crate::error::{Error, Result};
 use crate::format::{Header, PAGE_BYTES};
 
+pub(crate) use snippets::is_recordable;
 pub use snippets::{COUNTER_LEN, COUNTER_WITH_FLAGS_LEN, call_site_snippet, counter_snippet};
 
 /// Where things lie in the instrumented image.
@@ -68,7 +69,7 @@ pub fn runtime_len(path_len: usize) -> usize {
 /// The start-up stub, the recording routine behind it, and the path of the profile file. `path` should be absolute (the program may be
 /// started anywhere) and has no NUL in it; what is behind one is not used.
 pub fn build_runtime(layout: &RuntimeLayout, header: &Header, path: &[u8]) -> Result<Vec<u8>> {
-    if layout.counters_at.0 % PAGE_BYTES != 0 {
+    if !layout.counters_at.0.is_multiple_of(PAGE_BYTES) {
         return Err(Error::NotPageAligned { what: "the counters' segment", at: layout.counters_at });
     }
     let mut bytes = startup::build(layout, header)?;

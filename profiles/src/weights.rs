@@ -16,8 +16,9 @@ pub struct IndirectTargets {
 
 /// Execution counts by block and by edge, indexed like `Program::blocks` and `Program::edges`.
 ///
-/// Invariant: for each block that is neither an entry nor left by a call that does not return, the counts of its incoming edges add up to
-/// its own, and so do those of its outgoing edges.
+/// Invariant: the counts of a block's incoming edges add up to its own, unless execution may come to it from outside its function (an entry, a
+/// landing pad, a block whose address is taken): then to at most that. Likewise those of its outgoing edges, unless execution may leave the
+/// function at its end. `flow::FlowGraph` says which blocks these are; `infer::first_inconsistent` checks it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Weights {
     pub blocks: Vec<u64>,

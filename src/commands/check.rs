@@ -1,8 +1,9 @@
 //! `relift check`: exit status 0 where the checker finds nothing, 1 with all that it finds.
 
+use std::fmt::Write;
 use std::process::ExitCode;
 
-use super::{Style, print_json};
+use super::{Style, print, print_json};
 use crate::args::Check;
 use crate::failure::{Failure, Result};
 use crate::files;
@@ -22,12 +23,16 @@ pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<Exi
         let violations: Vec<_> = report.violations.iter().map(ToString::to_string).collect();
         print_json(&serde_json::json!({ "violations": violations, "seconds": timing.total().as_secs_f64() }))?;
     } else {
-        report.violations.iter().take(SHOWN_MAX).for_each(|v| println!("{v}"));
+        let mut text = String::new();
+        for violation in report.violations.iter().take(SHOWN_MAX) {
+            let _ = writeln!(text, "{violation}");
+        }
         if report.violations.len() > SHOWN_MAX {
-            println!("... and {} more", report.violations.len() - SHOWN_MAX);
+            let _ = writeln!(text, "... and {} more", report.violations.len() - SHOWN_MAX);
         }
         let stats = &report.stats;
-        println!(
+        let _ = writeln!(
+            text,
             "{} violations; {} instructions compared ({} moved), {} unwind rows, {} jump tables, {} call sites with landing pads",
             report.violations.len(),
             group(stats.instructions),
@@ -36,6 +41,7 @@ pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<Exi
             group(stats.jump_tables),
             group(stats.call_sites),
         );
+        print(&text)?;
     }
     Ok(if report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

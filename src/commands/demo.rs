@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
 
-use super::{Style, train};
+use super::{Style, print, train};
 use crate::args::{Demo, Rewrite, Train, Transforms};
 use crate::failure::{Failure, Result};
 use crate::timing::Timing;
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Demo, style: Style, timing: &mut Timing) -> Result<Exit
     let test = put(folder, "test.demo", TEST_SCRIPT)?;
     let output = folder.join("demo.relift");
     if !style.json {
-        println!("Training an interpreter on one script, optimizing it, and comparing it with the original on another.\n");
+        print("Training an interpreter on one script, optimizing it, and comparing it with the original on another.\n\n")?;
     }
     let job = Train {
         rewrite: Rewrite { input: program.clone(), output: output.clone(), verify: true, no_check: false, strip: false },
@@ -43,10 +43,10 @@ pub(crate) fn run(args: &Demo, style: Style, timing: &mut Timing) -> Result<Exit
         return Err(Failure::at(&output, "behaves differently from the original on the test script").hint("please report this"));
     }
     if !style.json {
-        println!(
-            "\nOn the test script the optimized program printed the same {} bytes and ended with the same status.",
+        print(&format!(
+            "\nOn the test script the optimized program printed the same {} bytes and ended with the same status.\n",
             before.stdout.len()
-        );
+        ))?;
     }
     Ok(status)
 }

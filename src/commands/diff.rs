@@ -1,12 +1,13 @@
 //! `relift diff`: two files beside each other, section by section.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::process::ExitCode;
 
 use lifter::Image;
 use serde_json::json;
 
-use super::{Style, print_json};
+use super::{Style, print, print_json};
 use crate::args::Diff;
 use crate::failure::{Result, from_lifter};
 use crate::files;
@@ -22,12 +23,14 @@ pub(crate) fn run(args: &Diff, style: Style) -> Result<ExitCode> {
         print_json(&json!({ "bytes": { "before": before.len(), "after": after.len() }, "sections": rows }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{:<24} {:>14} {:>14}", "section", "before", "after");
+    let mut text = String::new();
+    let _ = writeln!(text, "{:<24} {:>14} {:>14}", "section", "before", "after");
     for (name, old, new) in &rows {
         let show = |size: &Option<u64>| size.map_or("-".to_owned(), group);
-        println!("{name:<24} {:>14} {:>14}", show(old), show(new));
+        let _ = writeln!(text, "{name:<24} {:>14} {:>14}", show(old), show(new));
     }
-    println!("{:<24} {:>14} {:>14}", "file", group(before.len() as u64), group(after.len() as u64));
+    let _ = writeln!(text, "{:<24} {:>14} {:>14}", "file", group(before.len() as u64), group(after.len() as u64));
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

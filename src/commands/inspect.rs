@@ -1,6 +1,7 @@
 //! `relift inspect`: what was lifted, what is pinned and why, and the control flow of a function.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::process::ExitCode;
 
 use lifter::Va;
@@ -8,7 +9,7 @@ use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{CodeTarget, Program, Terminator};
 use serde_json::json;
 
-use super::{Style, print_json};
+use super::{Style, print, print_json};
 use crate::args::{CfgForm, Inspect};
 use crate::driver::{self, Lifted};
 use crate::failure::{Failure, Result};
@@ -56,7 +57,8 @@ fn label(lifted: &Lifted<'_>, func: Func) -> String {
 
 fn show_file(lifted: &Lifted<'_>, lists_pinned: bool, style: Style) -> Result<()> {
     let Lifted { image, program } = lifted;
-    let (functions, text) = report::coverage(program, None);
+    let (functions, code) = report::coverage(program, None);
+    let mut text = String::new();
     if style.json {
         let pinned: Vec<_> = pinned(program)
             .map(|(func, reason)| json!({ "function": func.to_string(), "name": name(lifted, func).map(|n| n.1),
@@ -64,12 +66,12 @@ fn show_file(lifted: &Lifted<'_>, lists_pinned: bool, style: Style) -> Result<()
             .collect();
         return print_json(&json!({
             "kind": format!("{:?}", image.kind), "mode": report::mode_name(program),
-            "functions": functions, "text_bytes": text, "blocks": program.blocks.len(), "edges": program.edges.len(),
+            "functions": functions, "text_bytes": code, "blocks": program.blocks.len(), "edges": program.edges.len(),
             "references": program.refs.len(), "slots": program.slots.len(), "tables": program.tables.len(),
             "unwind_entries": program.unwind.fdes.len(), "exception_tables": program.unwind.lsdas.len(), "pinned_functions": pinned,
         }));
     }
-    println!("{:?}, {} mode", image.kind, report::mode_name(program));
+    let _ = writeln!(text, "{:?}, {} mode", image.kind, report::mode_name(program));
     let rows = [
         ("functions", functions.total),
         ("blocks", program.blocks.len()),
@@ -81,19 +83,19 @@ fn show_file(lifted: &Lifted<'_>, lists_pinned: bool, style: Style) -> Result<()
         ("exception tables", program.unwind.lsdas.len()),
     ];
     for (what, count) in rows {
-        println!("{:>12} {what}", group(count as u64));
+        let _ = writeln!(text, "{:>12} {what}", group(count as u64));
     }
-    println!("{:>12} bytes of code, {} movable", group(text.total), percent(text.moved, text.total));
+    let _ = writeln!(text, "{:>12} bytes of code, {} movable", group(code.total), percent(code.moved, code.total));
     for (reason, count) in &functions.pinned {
-        println!("{:>12} functions pinned: {reason} ({} bytes)", group(*count as u64), group(text.pinned[reason]));
+        let _ = writeln!(text, "{:>12} functions pinned: {reason} ({} bytes)", group(*count as u64), group(code.pinned[reason]));
     }
     if lists_pinned {
         for (func, reason) in pinned(program) {
             let start = program.blocks[program.funcs[func].entry].start;
-            println!("{start} {:>8} {reason:<22} {}", program.func_size(func), label(lifted, func));
+            let _ = writeln!(text, "{start} {:>8} {reason:<22} {}", program.func_size(func), label(lifted, func));
         }
     }
-    Ok(())
+    print(&text)
 }
 
 fn pinned(program: &Program) -> impl Iterator<Item = (Func, &'static str)> {
@@ -109,18 +111,21 @@ fn show_function(lifted: &Lifted<'_>, func: Func, form: Option<CfgForm>, style: 
         return print_json(&json!({ "function": func.to_string(), "name": name(lifted, func).map(|n| n.1),
             "pin": data.pin.map(|p| p.name()), "bytes": program.func_size(func), "blocks": blocks }));
     }
+    let mut text = String::new();
     match form {
-        Some(CfgForm::Dot) => print!("{}", dot(program, func, &blocks)),
+        Some(CfgForm::Dot) => text = dot(program, func, &blocks),
         Some(CfgForm::Text) | None => {
             let state = data.pin.map_or("movable".to_owned(), |p| format!("pinned: {}", p.name()));
-            println!("{} ({} bytes, {state})", label(lifted, func), program.func_size(func));
+            let _ = writeln!(text, "{} ({} bytes, {state})", label(lifted, func), program.func_size(func));
             for range in program.func_ranges(func) {
-                println!("  range {}..{} class {}", range.start, range.end, range.unwind_class);
+                let _ = writeln!(text, "  range {}..{} class {}", range.start, range.end, range.unwind_class);
             }
-            blocks.iter().for_each(|&block| println!("  {}", block_text(program, block)));
+            for &block in &blocks {
+                let _ = writeln!(text, "  {}", block_text(program, block));
+            }
         }
     }
-    Ok(())
+    print(&text)
 }
 
 fn target(target: CodeTarget) -> String {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::{Style, print_json};
+use super::{Style, print, print_json};
 use crate::args::{Instrument, Rewrite};
 use crate::driver;
 use crate::failure::{Failure, Result};
@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Instrument, style: Style, timing: &mut Timing) -> Resul
             "input": args.rewrite.input, "output": args.rewrite.output, "profile": profile, "seconds": timing.total().as_secs_f64(),
         }))?;
     } else {
-        println!("{} counts into {}", args.rewrite.output.display(), profile.display());
+        print(&format!("{} counts into {}\n", args.rewrite.output.display(), profile.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -10,7 +10,7 @@ use rewriter::layout::LayoutOptions;
 use rewriter::plan::{LayoutPlan, Temperature};
 use rewriter::relink::Relinked;
 
-use super::{Style, print_json, profile};
+use super::{Style, print, print_json, profile};
 use crate::args::{Optimize, Rewrite, Transform, Transforms};
 use crate::driver::{self, Lifted, Order};
 use crate::failure::Result;
@@ -68,8 +68,7 @@ impl Done {
         if style.json {
             return print_json(&self.report);
         }
-        print!("{}", self.report.to_text(self.dyno.as_ref().map(|(before, after)| (before, after)), style.time));
-        Ok(())
+        print(&self.report.to_text(self.dyno.as_ref().map(|(before, after)| (before, after)), style.time))
     }
 }
 

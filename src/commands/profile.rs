@@ -1,12 +1,13 @@
 //! `relift profile show` and `merge`, and profiles as inputs of other commands.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use profiles::{ProfileFile, Weights};
 use serde_json::json;
 
-use super::{Style, print_json};
+use super::{Style, print, print_json};
 use crate::args::ProfileCommand;
 use crate::driver::Lifted;
 use crate::failure::{Failure, Result};
@@ -60,6 +61,7 @@ fn merge(paths: &[PathBuf], output: &Path) -> Result<()> {
 fn show(path: &Path, top: usize, style: Style) -> Result<()> {
     let profile = read(path)?;
     let summary = profile.summary();
+    let mut text = String::new();
     let name =
         |name: &str| if name.is_empty() { "(no name)".to_owned() } else { format!("{:#}", rustc_demangle::demangle(name)) };
     if style.json {
@@ -75,7 +77,8 @@ fn show(path: &Path, top: usize, style: Style) -> Result<()> {
         return print_json(&json!({ "functions_total": summary.num_functions, "functions_executed": summary.functions.len(),
             "counters": summary.num_counters, "counters_nonzero": summary.num_nonzero, "counted": summary.counted, "functions": functions }));
     }
-    println!(
+    let _ = writeln!(
+        text,
         "{} of {} functions ran; {} of {} counters count; {} counts",
         group(summary.functions.len() as u64),
         group(summary.num_functions as u64),
@@ -83,9 +86,10 @@ fn show(path: &Path, top: usize, style: Style) -> Result<()> {
         group(summary.num_counters as u64),
         group(summary.counted),
     );
-    println!("{:>16} {:>7} {:>8}  function", "counts", "share", "bytes");
+    let _ = writeln!(text, "{:>16} {:>7} {:>8}  function", "counts", "share", "bytes");
     for f in summary.functions.iter().take(top) {
-        println!(
+        let _ = writeln!(
+            text,
             "{:>16} {:>7} {:>8}  {} {:016x}",
             group(f.counted),
             percent(f.counted, summary.counted),
@@ -94,5 +98,5 @@ fn show(path: &Path, top: usize, style: Style) -> Result<()> {
             f.content_hash
         );
     }
-    Ok(())
+    print(&text)
 }

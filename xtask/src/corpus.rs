@@ -181,7 +181,7 @@ fn compile(program: &Program, setting: &Setting, tree: &Path, directory: &Path) 
     let mut objects = Vec::new();
     let mut missing = VecDeque::new();
     for source in source_files(program, tree)? {
-        let object = folder.join(source.replace('/', "-")).with_added_extension("o");
+        let object = folder.join(source.replace('/', "-") + ".o");
         if !object.is_file() {
             missing.push_back((source, object.clone()));
         }

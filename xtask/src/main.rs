@@ -4,7 +4,9 @@
 //! to use relift, and none of them links any of its libraries: `e2e` drives the `relift` program exactly as a user would.
 
 mod corpus;
+mod e2e;
 mod shell;
+mod workload;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,11 +24,14 @@ struct Args {
 enum Command {
     /// Fetch and build the real programs that relift is proved on (a Debian machine with deb sources is needed)
     Corpus(corpus::CorpusArgs),
+    /// Train, check and compare relift's output on these programs, and write a record
+    E2e(e2e::E2eArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Corpus(args) => corpus::run(&args),
+        Command::E2e(args) => e2e::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,6 +1,6 @@
 //! A cluster of units decoded for analysis: its instructions, blocks and predecessors. It lives for one cluster's turn only.
 
-use iced_x86::{Instruction, InstructionInfoFactory, OpAccess, Register};
+use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 use smallvec::SmallVec;
 
 use crate::address::Va;
@@ -40,12 +40,14 @@ pub(crate) struct Body {
     pub(crate) reads: Vec<RegisterMask>,
     /// Ascending by address.
     pub(crate) blocks: Vec<BodyBlock>,
+    /// Whether `rbp` points into the frame somewhere.
+    pub(crate) has_frame_pointer: bool,
     leaders: Vec<Va>,
 }
 
 impl Body {
     /// Decodes a cluster and cuts it at every address that is named so far.
-    pub(crate) fn decode(image: &Image<'_>, units: &Units, members: &[Unit], names: &Names) -> Self {
+    pub(crate) fn decode(image: &Image<'_>, units: &Units, members: &[Unit], names: &Names, stubs: &Stubs) -> Self {
         let mut instructions = Vec::new();
         let mut leaders: Vec<Va> = Vec::new();
         for &unit in members {
@@ -60,11 +62,13 @@ impl Body {
                     leaders.extend([target, Va(instruction.next_ip())]);
                 }
                 Flow::IndirectJump | Flow::Return | Flow::Trap => leaders.push(Va(instruction.next_ip())),
+                Flow::Call(target) if stubs.is_likely_no_return(target) => leaders.push(Va(instruction.next_ip())),
                 _ => {}
             }
         }
         let (writes, reads) = register_masks(&instructions);
-        let mut body = Body { instructions, writes, reads, blocks: Vec::new(), leaders };
+        let has_frame_pointer = instructions.iter().any(sets_frame_pointer);
+        let mut body = Body { has_frame_pointer, instructions, writes, reads, blocks: Vec::new(), leaders };
         body.cut(&[], names);
         body
     }
@@ -111,7 +115,7 @@ impl Body {
                     self.add_edge(index, next);
                 }
                 Flow::IndirectJump | Flow::Return | Flow::Trap => {}
-                Flow::Call(target) if stubs.is_no_return(target) => {}
+                Flow::Call(target) if stubs.is_likely_no_return(target) => {}
                 _ => self.add_edge(index, next),
             }
         }
@@ -128,13 +132,24 @@ impl Body {
             }
         }
         self.connect_landing_pads(unwind);
-        // A unit that nothing known reaches is reached by something unknown.
-        let first = self.blocks.first().map(|b| b.first);
+        self.mark_entries();
+    }
+
+    /// Execution arrives from outside where a call, a pointer or a symbol names a block, and at the start of a unit that branches of
+    /// other clusters only reach. If there is no such block, the first unit is entered by something unknown. Any other block without
+    /// predecessors is reached through a table that is not known yet, or not at all.
+    fn mark_entries(&mut self) {
         for block in &mut self.blocks {
-            let starts_unit = block.named_by.contains(NamedBy::UNWIND) || Some(block.first) == first;
-            block.is_entry = block.named_by.intersects(NamedBy::ENTRY) || block.preds.is_empty() && starts_unit;
             block.preds.sort();
             block.preds.dedup();
+            let by = block.named_by;
+            let is_tail_called = by.contains(NamedBy::BRANCH) && by.contains(NamedBy::UNWIND) && block.preds.is_empty();
+            block.is_entry = by.intersects(NamedBy::ENTRY | NamedBy::FUNCTION_SYMBOL) || is_tail_called;
+        }
+        if !self.blocks.iter().any(|b| b.is_entry)
+            && let Some(first) = self.blocks.iter_mut().find(|b| b.preds.is_empty())
+        {
+            first.is_entry = true;
         }
     }
 
@@ -179,6 +194,17 @@ impl Body {
     fn block_containing(&self, va: Va) -> Option<usize> {
         self.index_of(va).map(|index| self.block_of(index))
     }
+}
+
+fn sets_frame_pointer(instruction: &Instruction) -> bool {
+    let sets_rbp =
+        instruction.op_count() == 2 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RBP;
+    sets_rbp
+        && match instruction.mnemonic() {
+            Mnemonic::Mov => instruction.op1_kind() == OpKind::Register && instruction.op1_register() == Register::RSP,
+            Mnemonic::Lea => instruction.memory_base() == Register::RSP,
+            _ => false,
+        }
 }
 
 fn register_masks(instructions: &[Instruction]) -> (Vec<RegisterMask>, Vec<RegisterMask>) {

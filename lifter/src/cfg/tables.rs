@@ -56,6 +56,8 @@ pub(crate) struct ClusterJumps {
     pub(crate) tables: Vec<RawTable>,
     /// Units outside the cluster that a table's entries reach.
     pub(crate) joins: Vec<Unit>,
+    /// Every table of differences that any round met. Ascending.
+    pub(crate) seen: Vec<Va>,
 }
 
 /// What all clusters share.
@@ -78,18 +80,19 @@ const MAX_ROUNDS: usize = 40;
 
 impl TableContext<'_> {
     pub(crate) fn analyze(&self, members: &[Unit]) -> ClusterJumps {
-        let mut body = Body::decode(self.image, self.units, members, self.names);
+        let mut body = Body::decode(self.image, self.units, members, self.names, self.stubs);
         let jumps: Vec<usize> = (0..body.instructions.len())
             .filter(|&i| flow_of(&body.instructions[i]) == Flow::IndirectJump && !body.instructions[i].is_ip_rel_memory_operand())
             .collect();
         let mut result = ClusterJumps::default();
+        let mut seen = Vec::new();
         for _ in 0..MAX_ROUNDS {
             let edges = result.edges();
             let targets: Vec<Va> = edges.iter().map(|e| e.1).collect();
             body.cut(&targets, self.names);
             body.connect(self.stubs, self.unwind, &edges, &result.closed_jumps());
-            let next = self.round(&body, &jumps);
-            let is_stable = next.dispatches == result.dispatches && next.tables == result.tables;
+            let next = self.round(&body, &jumps, &mut seen);
+            let is_stable = next.dispatches == result.dispatches && next.tables == result.tables && next.seen == result.seen;
             result = next;
             if is_stable {
                 return result;
@@ -101,16 +104,28 @@ impl TableContext<'_> {
         result
     }
 
-    fn round(&self, body: &Body, jumps: &[usize]) -> ClusterJumps {
-        let mut result = ClusterJumps::default();
+    /// Asks every jump once. Tables are read after all jumps have answered: each ends at the latest where another one starts.
+    fn round(&self, body: &Body, jumps: &[usize], seen: &mut Vec<Va>) -> ClusterJumps {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
         let is_fixed = !self.image.kind.is_position_independent();
+        let mut answers: Vec<(usize, Value, Vec<usize>)> = Vec::new();
         for &jump in jumps {
-            let at = Va(body.instructions[jump].ip());
             let mut evaluator = Evaluator::new(body, &is_code, is_fixed);
             let value = evaluator.branch_target(jump);
             let mut trace: Vec<usize> = evaluator.trace.iter().copied().chain([jump]).collect();
             trace.sort();
+            if let Value::Sum { base, table } = value
+                && base == table
+            {
+                seen.push(table);
+            }
+            answers.push((jump, value, trace));
+        }
+        seen.sort();
+        seen.dedup();
+        let mut result = ClusterJumps { seen: seen.clone(), ..ClusterJumps::default() };
+        for (jump, value, trace) in answers {
+            let at = Va(body.instructions[jump].ip());
             let dispatch = match value {
                 Value::Sum { base, table } if base == table => self.read_table(body, &trace, table, 4, &mut result),
                 Value::Entry64 { table } if is_fixed => self.read_table(body, &trace, table, 8, &mut result),
@@ -140,7 +155,7 @@ impl TableContext<'_> {
         let named_at: Vec<Va> = named_at.collect();
         let cluster = self.clusters.find(unit_at(self.units, Va(body.instructions[0].ip())).unwrap_or(Unit::new(0)));
         let mut joins = Vec::new();
-        let targets = self.read_entries(cluster, at, entry_size, &mut joins);
+        let targets = self.read_entries(cluster, at, entry_size, &result.seen, &mut joins);
         if targets.is_empty() || named_at.is_empty() {
             return Dispatch::Unresolved;
         }
@@ -150,16 +165,18 @@ impl TableContext<'_> {
     }
 
     /// The targets of all words from the table's start that may be entries of it.
-    fn read_entries(&self, cluster: Unit, at: Va, entry_size: u8, joins: &mut Vec<Unit>) -> Vec<Va> {
+    fn read_entries(&self, cluster: Unit, at: Va, entry_size: u8, seen: &[Va], joins: &mut Vec<Unit>) -> Vec<Va> {
         let Some(section) = self.image.section_at(at) else { return Vec::new() };
         let section = &self.image.sections[section];
         if section.is_executable() || section.is_writable() && entry_size == 4 || !section.has_bytes() {
             return Vec::new();
         }
-        let next_table = self.known_tables.partition_point(|&t| t <= at);
+        let after = |tables: &[Va]| tables.get(tables.partition_point(|&t| t <= at)).copied().unwrap_or(section.end());
         // A biased base may lie inside another table of addresses; differences are never biased.
-        let limit =
-            self.known_tables.get(next_table).filter(|_| entry_size == 4).copied().unwrap_or(section.end()).min(section.end());
+        let limit = match entry_size {
+            4 => section.end().min(after(self.known_tables)).min(after(seen)),
+            _ => section.end(),
+        };
         let mut entries: Vec<Entry> = Vec::new();
         let mut word = at;
         while word + u64::from(entry_size) <= limit {

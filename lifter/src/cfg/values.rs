@@ -24,6 +24,8 @@ const MAX_STEPS: u32 = 200_000;
 const RAX: u8 = 0;
 const RDX: u8 = 2;
 const RSP: u8 = 4;
+/// `rbx`, `rbp`, `r12` to `r15`.
+const CALLEE_SAVED: u16 = 1 << 3 | 1 << 5 | 0xf000;
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
@@ -120,6 +122,8 @@ impl<'b> Evaluator<'b> {
         for (definition, location) in self.reaching(location, before) {
             let one = match definition {
                 Definition::At(index) => self.definition(index, location),
+                // What a callee-saved register holds on entry is the caller's: compiled code saves it and never looks at it.
+                Definition::Entry if matches!(location, Location::Register(n) if CALLEE_SAVED >> n & 1 == 1) => Value::Nothing,
                 Definition::Entry => Value::Pointer,
                 Definition::Lost => Value::Other,
             };
@@ -313,7 +317,8 @@ impl<'b> Evaluator<'b> {
     /// The slot that a memory operand names, if it is one of the frame.
     fn frame_slot(&self, instruction: &Instruction) -> Option<Location> {
         let base = instruction.memory_base();
-        let is_frame = [Register::RSP, Register::RBP].contains(&base) && instruction.memory_index() == Register::None;
+        let is_frame_base = base == Register::RSP || base == Register::RBP && self.body.has_frame_pointer;
+        let is_frame = is_frame_base && instruction.memory_index() == Register::None;
         is_frame.then(|| Location::Slot { base: base.number() as u8, disp: instruction.memory_displacement64() as i64 })
     }
 

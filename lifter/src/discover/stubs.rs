@@ -1,4 +1,5 @@
-//! Which imported symbol a PLT stub or a GOT slot stands for, and which of them never return.
+//! Which calls never return: those of imported functions that are known not to, by the stub or slot that stands for them, and those that a
+//! witness speaks for.
 //!
 //! A stub is recognised by its indirect jump through a slot; the slot by its dynamic relocation. A name is a proof only for functions
 //! whose standard says that they do not come back.
@@ -15,6 +16,8 @@ use crate::elf::Image;
 pub(crate) struct Stubs {
     /// `(address of stub or slot)` of every function that never returns, ascending.
     no_return: Vec<Va>,
+    /// Functions and stubs whose call ends some unwind entry, ascending.
+    witnessed: Vec<Va>,
 }
 
 impl Stubs {
@@ -43,7 +46,27 @@ impl Stubs {
         no_return.extend(stubs);
         no_return.sort();
         no_return.dedup();
-        Self { no_return }
+        Self { no_return, witnessed: Vec::new() }
+    }
+
+    /// Takes note of local functions that can't return.
+    pub(crate) fn add_no_return(&mut self, functions: impl Iterator<Item = Va>) {
+        self.no_return.extend(functions);
+        self.no_return.sort();
+        self.no_return.dedup();
+    }
+
+    /// Takes note of callees that did not come back where an unwind entry ends after the call.
+    pub(crate) fn add_witnesses(&mut self, callees: impl Iterator<Item = Va>) {
+        self.witnessed.extend(callees);
+        self.witnessed.sort();
+        self.witnessed.dedup();
+    }
+
+    /// Whether calls of this function came to nothing somewhere. That is no proof that another call of it does not return (`error` does or
+    /// does not by its first argument), so no edge of the program may be left out for it; what registers hold may be asked without the edge.
+    pub(crate) fn is_likely_no_return(&self, va: Va) -> bool {
+        self.is_no_return(va) || self.witnessed.binary_search(&va).is_ok()
     }
 
     /// Whether a call to this stub, or through this slot, never comes back.

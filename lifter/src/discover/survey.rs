@@ -51,6 +51,10 @@ pub(crate) struct Survey {
     pub(crate) problem: Option<PinReason>,
     /// Whether execution may run past the last instruction.
     pub(crate) falls_out: bool,
+    /// The callee of a direct call that is the last instruction of an unwind entry: it did not come back here.
+    pub(crate) last_call: Option<Va>,
+    /// Contains an instruction that may go back to a caller: a return, or any indirect jump.
+    pub(crate) may_return: bool,
     pub(crate) has_indirect_jumps: bool,
     pub(crate) has_indirect_calls: bool,
 }
@@ -78,7 +82,7 @@ impl Surveyor<'_> {
     pub(crate) fn survey(&self, unit: &UnitData) -> Survey {
         let bytes = self.image.read(unit.start, unit.len()).unwrap_or(&[]);
         if bytes.len() < unit.len() {
-            return Survey { problem: Some(PinReason::Undecodable), ..Survey::default() };
+            return Survey { problem: Some(PinReason::Undecodable), may_return: true, ..Survey::default() };
         }
         self.survey_clean(unit, bytes).unwrap_or_else(|| self.survey_opaque(unit, bytes))
     }
@@ -147,6 +151,9 @@ impl Surveyor<'_> {
                 if unit_at(self.units, target).is_some() {
                     note(target, How::Call);
                 }
+                if is_last && unit.fde().is_some() {
+                    survey.last_call = Some(target);
+                }
                 // The end of an unwind entry is the witness that the call does not come back.
                 !is_last && !self.stubs.is_no_return(target)
             }
@@ -156,9 +163,14 @@ impl Surveyor<'_> {
             }
             Flow::IndirectJump => {
                 survey.has_indirect_jumps |= !instruction.is_ip_rel_memory_operand();
+                survey.may_return = true;
                 false
             }
-            Flow::Return | Flow::Trap => false,
+            Flow::Return => {
+                survey.may_return = true;
+                false
+            }
+            Flow::Trap => false,
             Flow::Next if is_nop(instruction) || instruction.mnemonic() == Mnemonic::Int3 => survey.falls_out,
             Flow::Next => true,
         };
@@ -192,7 +204,7 @@ impl Surveyor<'_> {
     }
 
     fn survey_opaque(&self, unit: &UnitData, bytes: &[u8]) -> Survey {
-        let mut survey = Survey { problem: Some(PinReason::Undecodable), falls_out: true, ..Survey::default() };
+        let mut survey = Survey { problem: Some(PinReason::Undecodable), falls_out: true, may_return: true, ..Survey::default() };
         for offset in 0..bytes.len() {
             let start = unit.start + offset as u64;
             let instruction = Decoder::with_ip(64, &bytes[offset..], start.0, DecoderOptions::NONE).decode();

@@ -122,7 +122,7 @@ impl Header {
         if self.num_counters > file_len || self.num_calls > file_len || self.counters_offset > file_len {
             return malformed("there are more counters than the file has room for");
         }
-        if self.counters_offset % PAGE_BYTES != 0 || self.file_len() > file_len {
+        if !self.counters_offset.is_multiple_of(PAGE_BYTES) || self.file_len() > file_len {
             return malformed("the counters do not lie in the file");
         }
         let descriptor_end = self.descriptor_offset.checked_add(self.descriptor_len);

@@ -1,7 +1,7 @@
 //! Which indirect calls are worth recording: those whose target is not fixed once the program is loaded.
 //!
 //! `call *slot(%rip)` through a slot that the loader fills and then protects, or that holds an imported symbol, always goes to the same place; its
-//! target would say nothing. Jumps through tables and computed gotos are edges, not calls.
+//! target would say nothing. Jumps through tables and computed gotos are edges, not calls. A call whose operand can't be read beforehand is left out too.
 
 use iced_x86::{FlowControl, Instruction};
 use lifter::entity::Func;
@@ -11,6 +11,7 @@ use lifter::{Image, Va};
 use object::elf;
 
 use super::CallSite;
+use crate::runtime::is_recordable;
 
 /// Words that hold the same code address from start-up on.
 pub(super) struct ConstantSlots {
@@ -50,7 +51,7 @@ pub(super) fn recorded_calls(image: &Image<'_>, program: &Program, func: Func, c
                 FlowControl::IndirectBranch => is_tail_call,
                 _ => false,
             };
-            if is_recorded && !reads_constant_slot(&instruction, constant) {
+            if is_recorded && is_recordable(&instruction) && !reads_constant_slot(&instruction, constant) {
                 let offset = (Va(instruction.ip()) - data.start) as u32;
                 calls.push(CallSite { block, offset, len: instruction.len() as u8 });
             }

@@ -66,6 +66,11 @@ pub fn call_site_snippet(
     Ok(bytes)
 }
 
+/// Whether `call_site_snippet` has a way to record an instruction's target.
+pub(crate) fn is_recordable(instruction: &Instruction) -> bool {
+    push_of(instruction, None).is_ok()
+}
+
 /// The instruction that pushes what the call or jump goes to.
 fn push_of(instruction: &Instruction, rip_target: Option<Va>) -> Result<Instruction> {
     let refused = || Error::NotRecordable { at: Va(instruction.ip()) };

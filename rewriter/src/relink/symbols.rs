@@ -9,6 +9,7 @@ use lifter::address::Va;
 use lifter::entity::Section;
 use lifter::ir::Program;
 use object::elf;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::encode::FragmentCode;
 use crate::materialize::OutProgram;
@@ -114,7 +115,10 @@ fn write_fragment_symbols(
     strings: &mut Vec<u8>,
     bytes: &mut Vec<u8>,
 ) {
-    let mut parts = rustc_hash::FxHashMap::<lifter::entity::Func, u32>::default();
+    // The compiler may have named a part of the function so itself.
+    let is_suffixed = |name: &&str| name.contains(".cold") || name.contains(".part.");
+    let mut taken: FxHashSet<String> = image.symbols.values().map(|s| s.name).filter(is_suffixed).map(str::to_owned).collect();
+    let mut parts = FxHashMap::<lifter::entity::Func, u32>::default();
     for (index, fragment) in placed.out.fragments.iter().enumerate() {
         let func = &placed.program.funcs[fragment.func];
         let Some(name) = func.symbol.and_then(|s| image.symbols.get(s)).map(|s| s.name) else { continue };
@@ -125,15 +129,19 @@ fn write_fragment_symbols(
             continue;
         }
         let part = parts.entry(fragment.func).or_default();
-        let suffix = match (fragment.temperature, *part) {
-            (Temperature::Cold, 0) => ".cold".to_owned(),
-            (Temperature::Cold, n) => format!(".cold.{n}"),
-            (_, n) => format!(".part.{n}"),
+        let part_name = loop {
+            let candidate = match (fragment.temperature, *part) {
+                (Temperature::Cold, 0) => format!("{name}.cold"),
+                (Temperature::Cold, n) => format!("{name}.cold.{n}"),
+                (_, n) => format!("{name}.part.{n}"),
+            };
+            *part += 1;
+            if taken.insert(candidate.clone()) {
+                break candidate;
+            }
         };
-        *part += 1;
         let st_name = strings.len() as u32;
-        strings.extend_from_slice(name.as_bytes());
-        strings.extend_from_slice(suffix.as_bytes());
+        strings.extend_from_slice(part_name.as_bytes());
         strings.push(0);
         RawSymbol {
             st_name,

@@ -142,3 +142,125 @@ fn damaged_tables_never_panic() {
     }
     assert!(refused > 0);
 }
+
+/// An image of a code segment at 0x1000 and of read-only bytes at 0x2000.
+fn image_of(bytes: &[u8]) -> Image<'_> {
+    use crate::FileOffset;
+    use crate::elf::image::{FileKind, Segment};
+    let segment = |p_flags, p_vaddr, p_filesz| Segment {
+        p_type: object::elf::PT_LOAD,
+        p_flags,
+        p_offset: FileOffset(0),
+        p_vaddr,
+        p_filesz,
+        p_memsz: 0x1000,
+        p_align: 1,
+    };
+    Image {
+        bytes,
+        kind: FileKind::FixedExecutable,
+        e_entry: Va(0),
+        e_phoff: FileOffset(0),
+        segments: vec![segment(object::elf::PF_X, Va(0x1000), 0), segment(object::elf::PF_R, Va(0x2000), bytes.len() as u64)],
+        sections: Default::default(),
+        symbols: Default::default(),
+        dynamic_symbols: Vec::new(),
+        dynamic: Vec::new(),
+        dynamic_relocs: Vec::new(),
+        static_relocs: Vec::new(),
+        build_id: None,
+        has_ibt: false,
+    }
+}
+
+/// Parses a section of one common entry and the frame entries with these instructions, each for 0x400 bytes of code from 0x1000 on.
+fn parse_entries(entries: &[&[u8]]) -> crate::Result<Unwind> {
+    let mut bytes = vec![16, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 2, 0x78, 16, 1, 0x03, 0x0c, 7, 8];
+    for (index, instructions) in entries.iter().enumerate() {
+        let start = 0x1000 + 0x400 * index as u32;
+        let back = bytes.len() as u32 + 4;
+        bytes.extend((13 + instructions.len() as u32).to_le_bytes());
+        bytes.extend([back, start, 0x400].map(u32::to_le_bytes).concat());
+        bytes.push(0);
+        bytes.extend(*instructions);
+    }
+    let mut image = image_of(&bytes);
+    image.sections.push(SectionData {
+        name: ".eh_frame",
+        sh_name: 0,
+        sh_type: object::elf::SHT_PROGBITS,
+        sh_flags: u64::from(object::elf::SHF_ALLOC),
+        sh_addr: Va(0x2000),
+        sh_offset: crate::FileOffset(0),
+        sh_size: bytes.len() as u64,
+        sh_link: 0,
+        sh_info: 0,
+        sh_addralign: 8,
+        sh_entsize: 0,
+    });
+    Unwind::parse(&image)
+}
+
+#[test]
+fn advances_of_all_sizes_are_folded_into_addresses() {
+    // The code alignment factor is 2.
+    let instructions = [
+        &[0x0a, 0x41, 0x0e, 16, 0x02, 0x10, 0x86, 2][..],
+        &[0x03, 0x20, 0x00, 0x00, 0x0d, 6, 0x04, 1, 0, 0, 0, 0x0f, 1, 0x00],
+        &[0x01, 0x00, 0x11, 0, 0, 0x0b, 0x2e, 32, 0x00, 0x00],
+    ]
+    .concat();
+    let unwind = parse_entries(&[&instructions]).unwrap();
+    let ops: Vec<(u64, &[u8])> = unwind.fdes.values().flat_map(|f| &f.ops).map(|op| (op.at.0, &op.bytes[..])).collect();
+    let expected: [(u64, &[u8]); 7] = [
+        (0x1000, &[0x0a]),
+        (0x1002, &[0x0e, 16]),
+        (0x1022, &[0x86, 2]),
+        (0x1062, &[0x0d, 6]),
+        (0x1064, &[0x0f, 1, 0]),
+        (0x1100, &[0x0b]),
+        (0x1100, &[0x2e, 32]),
+    ];
+    assert_eq!(ops, expected);
+}
+
+#[test]
+fn what_is_ambiguous_or_unknown_is_an_error() {
+    assert!(parse_entries(&[&[0x00], &[0x0e, 16]]).is_ok());
+    let unbalanced: &[u8] = &[0x0b];
+    let unknown: &[u8] = &[0x3f];
+    let cut_off: &[u8] = &[0x0f, 9, 0];
+    let descending: &[u8] = &[0x41, 0x01, 0x00, 0x10, 0, 0];
+    for instructions in [unbalanced, unknown, cut_off, descending] {
+        assert!(parse_entries(&[instructions]).is_err(), "{instructions:x?}");
+    }
+}
+
+#[test]
+fn an_exception_table_of_fixed_size_fields_is_read() {
+    use crate::elf::lsda::parse::Budget;
+    use crate::elf::lsda::{CallSite, Lsda};
+    let mut bytes = vec![0x03, 0x00, 0x11, 0x00, 0x00]; // pads count from 0x1100
+    bytes.extend([0x03, 50, 0x03, 26]); // types and call sites in four bytes
+    for site in [[0x10u32, 0x10, 0x20], [0x40, 0x08, 0]] {
+        bytes.extend(site.map(u32::to_le_bytes).concat());
+        bytes.push(if site[2] == 0 { 0 } else { 3 });
+    }
+    // Type 1, the last; specification 1, then the record before.
+    bytes.extend([1, 0, 0x7f, 0x7d]);
+    assert_eq!(bytes.len(), 39);
+    bytes.resize(57 - 8, 0);
+    bytes.extend([0u32, 0x2222].map(u32::to_le_bytes).concat()); // type 2 is anything, type 1 at 0x2222
+    bytes.extend([2, 1, 0]);
+    let image = image_of(&bytes);
+    let lsda = Lsda::parse(&image, Va(0x2000), Va(0x1000)..Va(0x1400), &Budget::for_file(&image)).unwrap();
+    let sites = [
+        CallSite { start: Va(0x1010), end: Va(0x1020), landing_pad: Some(Va(0x1120)), action: 3 },
+        CallSite { start: Va(0x1040), end: Va(0x1048), landing_pad: None, action: 0 },
+    ];
+    assert_eq!(lsda.call_sites, sites);
+    assert_eq!(lsda.actions, [1, 0, 0x7f, 0x7d]);
+    assert_eq!(lsda.types, [Some(Va(0x2222)), None]);
+    assert_eq!(lsda.specifications, [2, 1, 0]);
+    assert_eq!(lsda.len, bytes.len() as u64);
+}

@@ -18,8 +18,8 @@ use lifter::elf::eh_frame::{CieData, FdeData};
 use crate::relink::eh_frame::UnwindError;
 use crate::relink::lsda::{push_sleb, push_uleb};
 
-/// No more than x86-64 has (psABI figure 3.36 ends at 125).
-const MAX_REGISTERS: usize = 126;
+/// Far more than any frame saves.
+const MAX_REGISTERS: usize = 128;
 const MAX_DEPTH: usize = 16;
 
 /// How the canonical frame address is computed.

@@ -1,0 +1,210 @@
+//! The same program in two layouts, made with the assembler: nothing of the producer is involved.
+
+use std::process::Command;
+
+use super::*;
+
+/// Code of a program without libraries. The functions come in some order, then filler up to a fixed size, so that data stays.
+const FRAME: &str = r#"
+    .text
+    .globl _start
+    .type _start, @function
+_start:
+    .cfi_startproc
+    .cfi_undefined rip
+    lea handlers(%rip), %rbx
+    mov $2, %edi
+    call *(%rbx)
+    mov %eax, %edi
+    call classify
+    mov $60, %eax
+    xor %edi, %edi
+    syscall
+    hlt
+    .cfi_endproc
+    .size _start, . - _start
+
+@FUNCTIONS@
+
+    .org 0x400, 0xcc
+
+    .section .rodata, "a"
+    .balign 16
+message:
+    .asciz "a string that nobody prints"
+    .balign 4
+table:
+@TABLE@
+    .data
+    .balign 8
+handlers:
+    .quad twice
+    .quad unused
+"#;
+
+const TWICE: &str = r#"
+    .type twice, @function
+twice:
+    .cfi_startproc
+    endbr64
+    lea (%rdi,%rdi), %eax
+    ret
+    .cfi_endproc
+    .size twice, . - twice
+"#;
+
+const UNUSED: &str = r#"
+    .type unused, @function
+unused:
+    .cfi_startproc
+    endbr64
+    lea message(%rip), %rax
+    ret
+    .cfi_endproc
+    .size unused, . - unused
+"#;
+
+/// As a compiler lays it out.
+const CLASSIFY: &str = r#"
+    .type classify, @function
+classify:
+    .cfi_startproc
+    push %rbx
+    .cfi_def_cfa_offset 16
+    .cfi_offset rbx, -16
+    cmp $4, %edi
+    ja 9f
+    lea table(%rip), %rdx
+    movslq (%rdx,%rdi,4), %rax
+    add %rdx, %rax
+    jmp *%rax
+.Lzero:
+    mov $10, %ebx
+    jmp 8f
+    .balign 16
+.Lone:
+    lea message(%rip), %rbx
+    test %edi, %edi
+    jne 8f
+.Ltwo:
+    call twice
+    mov %eax, %ebx
+8:
+    mov %ebx, %eax
+    pop %rbx
+    .cfi_def_cfa_offset 8
+    ret
+9:
+    .cfi_def_cfa_offset 16
+    xor %ebx, %ebx
+    jmp 8b
+    .cfi_endproc
+.Lend:
+    .size classify, . - classify
+"#;
+
+/// Blocks in another order, a condition inverted, jumps added and removed, padding dropped.
+const RELAID: &str = r#"
+    .type classify, @function
+classify:
+    .cfi_startproc
+    push %rbx
+    .cfi_def_cfa_offset 16
+    .cfi_offset rbx, -16
+    cmp $4, %edi
+    jbe 7f
+    xor %ebx, %ebx
+8:
+    mov %ebx, %eax
+    pop %rbx
+    .cfi_def_cfa_offset 8
+    ret
+.Ltwo:
+    .cfi_def_cfa_offset 16
+    call twice
+    mov %eax, %ebx
+    jmp 8b
+.Lone:
+    lea message(%rip), %rbx
+    test %edi, %edi
+    @CONDITION@ .Ltwo
+    jmp 8b
+7:
+    lea table(%rip), %rdx
+    movslq (%rdx,%rdi,4), %rax
+    add %rdx, %rax
+    jmp *%rax
+.Lzero:
+    mov $10, %ebx
+    jmp 8b
+    .cfi_endproc
+.Lend:
+    .size classify, . - classify
+"#;
+
+/// The third entry cannot be selected, as far as LLVM knows, and points behind the function.
+const TABLE: &str = ".long .Lzero - table, .Lone - table, .Lend - table, .Ltwo - table, .Lone - table\n";
+
+fn build(functions: &[&str], table: &str) -> Option<Vec<u8>> {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("a.s"), folder.path().join("a"));
+    std::fs::write(&source, FRAME.replace("@FUNCTIONS@", &functions.concat()).replace("@TABLE@", table)).unwrap();
+    let command = Command::new("gcc").args(["-nostdlib", "-pie", "-Wl,--eh-frame-hdr", "-o"]).arg(&program).arg(&source).output();
+    let Ok(done) = command else {
+        skipped("layouts made with the assembler", "no gcc");
+        return None;
+    };
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Some(std::fs::read(program).unwrap())
+}
+
+fn relaid(condition: &str) -> String {
+    RELAID.replace("@CONDITION@", condition)
+}
+
+fn compare(functions: &[&str], table: &str) -> Option<Report> {
+    let input = build(&[CLASSIFY, TWICE, UNUSED], TABLE)?;
+    let output = build(functions, table)?;
+    Some(check(&input, &output).unwrap())
+}
+
+#[test]
+fn another_layout_of_the_same_program_corresponds() {
+    let Some(report) = compare(&[UNUSED, TWICE, &relaid("je")], TABLE) else { return };
+    assert!(report.is_ok(), "{}", report.summary(20));
+    assert!(report.stats.moved_instructions > 20 && report.stats.jump_table_entries == 5, "{:?}", report.stats);
+}
+
+#[test]
+fn a_branch_that_should_have_been_inverted_is_seen() {
+    let Some(report) = compare(&[UNUSED, TWICE, &relaid("jne")], TABLE) else { return };
+    assert!(!report.is_ok());
+}
+
+#[test]
+fn a_jump_that_was_forgotten_is_seen() {
+    let wrong = relaid("je").replace("mov %eax, %ebx\n    jmp 8b", "mov %eax, %ebx");
+    let Some(report) = compare(&[UNUSED, TWICE, &wrong], TABLE) else { return };
+    assert!(!report.is_ok());
+}
+
+#[test]
+fn a_table_that_was_not_updated_is_seen() {
+    let swapped = TABLE.replace(".Ltwo - table, .Lone", ".Lone - table, .Ltwo");
+    let Some(report) = compare(&[UNUSED, TWICE, &relaid("je")], &swapped) else { return };
+    assert!(!report.is_ok());
+}
+
+#[test]
+fn another_unwind_rule_is_seen() {
+    let wrong = relaid("je").replace(".Ltwo:\n    .cfi_def_cfa_offset 16", ".Ltwo:\n    .cfi_def_cfa_offset 8");
+    let Some(report) = compare(&[UNUSED, TWICE, &wrong], TABLE) else { return };
+    assert_eq!(kinds(&report), [ViolationKind::UnwindRow], "{}", report.summary(10));
+}
+
+#[test]
+fn code_that_corresponds_to_nothing_is_seen() {
+    let extra = format!("{UNUSED}\n    mov $5, %eax\n    ret\n");
+    let Some(report) = compare(&[&extra, TWICE, &relaid("je")], TABLE) else { return };
+    assert_eq!(kinds(&report), [ViolationKind::Unexplained], "{}", report.summary(10));
+}

@@ -1,0 +1,282 @@
+//! What relift cannot work on gets one clear line on standard error, exit status 1, and leaves no output file.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{End, only_line, relift, run};
+use tempfile::TempDir;
+
+/// Offsets of the ELF header's fields (gABI, "ELF Header").
+const E_IDENT_CLASS: usize = 4;
+const E_MACHINE: usize = 18;
+const E_PHOFF: usize = 32;
+const E_SHOFF: usize = 40;
+const E_SHNUM: usize = 60;
+/// Offset of `sh_offset` in a section header, and a header's size.
+const SH_OFFSET: usize = 24;
+const SECTION_HEADER_SIZE: usize = 64;
+
+const EM_386: u16 = 3;
+const EM_AARCH64: u16 = 183;
+
+const PROGRAM: &str = r#"
+#include <stdio.h>
+static __attribute__((noinline)) int step(int x) { return x % 3 ? x * 5 + 1 : x / 3; }
+int main(int argc, char **argv) {
+    int value = argc;
+    for (int i = 0; i < 1000; i++) value = step(value) & 0xffff;
+    printf("%d\n", value);
+    return 0;
+}
+"#;
+
+fn scratch() -> TempDir {
+    tempfile::tempdir().expect("a scratch folder can be made")
+}
+
+/// A sound program to spoil.
+fn sound_program(folder: &Path) -> PathBuf {
+    support::compile_text(PROGRAM, &["-O2", "-fPIE", "-pie"], folder, "sound")
+}
+
+/// Fails unless `command` refuses with one line that contains one of `words`, and `output` does not exist afterwards, nor anything
+/// that was begun beside it.
+fn refuses(command: &mut Command, output: &Path, folder: &Path, words: &[&str]) {
+    let before = names(folder);
+    let refused = run(command, folder);
+    assert_eq!(refused.end, End::Exit(1), "{command:?}: {refused:?}");
+    let line = only_line(&refused);
+    assert!(words.iter().any(|word| line.contains(word)), "{command:?} says \"{line}\", which has none of {words:?} in it");
+    assert!(!output.exists(), "{command:?} left {}", output.display());
+    let mut after = names(folder);
+    after.retain(|name| !name.starts_with("run."));
+    let left: Vec<&String> = after.iter().filter(|name| !before.contains(name)).collect();
+    assert!(left.is_empty(), "{command:?} left {left:?} behind");
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("the scratch folder can be listed");
+    entries.map(|entry| entry.expect("the scratch folder can be listed").file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Every command that reads a program and writes one refuses `bytes`.
+fn every_command_refuses(bytes: &[u8], words: &[&str]) {
+    let folder = scratch();
+    let input = folder.path().join("input");
+    let output = folder.path().join("output");
+    fs::write(&input, bytes).expect("the scratch folder can be written");
+    fs::set_permissions(&input, fs::Permissions::from_mode(0o755)).expect("the mode can be set");
+    refuses(relift().arg("optimize").arg(&input).arg("-o").arg(&output), &output, folder.path(), words);
+    let mut instrument = relift();
+    instrument.arg("instrument").arg(&input).arg("-o").arg(&output).arg("--profile").arg(folder.path().join("counters"));
+    refuses(&mut instrument, &output, folder.path(), words);
+    refuses(relift().arg("train").arg(&input).arg("-o").arg(&output).args(["--", "{}"]), &output, folder.path(), words);
+    refuses(relift().arg("inspect").arg(&input), &output, folder.path(), words);
+}
+
+/// The bytes of a sound program with a change.
+fn spoiled(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let folder = scratch();
+    let mut bytes = fs::read(sound_program(folder.path())).expect("the program can be read");
+    change(&mut bytes);
+    bytes
+}
+
+fn get_u64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+fn put_u64(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
+    bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
+}
+
+#[test]
+fn a_text_file_is_refused() {
+    every_command_refuses(
+        b"#!/bin/sh\necho this is a script, and long enough to hold the header of a program if it were one\n",
+        &["ELF"],
+    );
+}
+
+#[test]
+fn an_empty_file_is_refused() {
+    every_command_refuses(b"", &["empty", "ELF", "short", "truncated"]);
+}
+
+#[test]
+fn a_missing_file_is_refused() {
+    let folder = scratch();
+    let output = folder.path().join("output");
+    refuses(
+        relift().arg("optimize").arg(folder.path().join("missing")).arg("-o").arg(&output),
+        &output,
+        folder.path(),
+        &["missing"],
+    );
+}
+
+#[test]
+fn a_folder_is_refused() {
+    let folder = scratch();
+    let output = folder.path().join("output");
+    refuses(
+        relift().arg("optimize").arg(folder.path()).arg("-o").arg(&output),
+        &output,
+        folder.path(),
+        &["directory", "folder", "file"],
+    );
+}
+
+#[test]
+fn a_32_bit_program_is_refused() {
+    let bytes = spoiled(|bytes| {
+        bytes[E_IDENT_CLASS] = 1;
+        put_u16(bytes, E_MACHINE, EM_386);
+    });
+    every_command_refuses(&bytes, &["32", "64-bit"]);
+}
+
+#[test]
+fn a_program_for_another_processor_is_refused() {
+    let bytes = spoiled(|bytes| put_u16(bytes, E_MACHINE, EM_AARCH64));
+    every_command_refuses(&bytes, &["x86-64", "machine", "aarch64", "AArch64"]);
+}
+
+#[test]
+fn an_object_file_is_refused() {
+    let folder = scratch();
+    let object = support::compile_text(PROGRAM, &["-O2", "-c"], folder.path(), "object");
+    every_command_refuses(&fs::read(object).expect("the object can be read"), &["relocatable", "object", "ET_REL", "type"]);
+}
+
+#[test]
+fn a_truncated_program_is_refused_wherever_it_ends() {
+    let whole = spoiled(|_| {});
+    for part in [1, 10, 52, 63, 64, 100, whole.len() / 4, whole.len() / 2, whole.len() * 9 / 10, whole.len() - 1] {
+        let folder = scratch();
+        let (input, output) = (folder.path().join("input"), folder.path().join("output"));
+        fs::write(&input, &whole[..part]).expect("the scratch folder can be written");
+        refuses(relift().arg("optimize").arg(&input).arg("-o").arg(&output), &output, folder.path(), &[""]);
+    }
+}
+
+#[test]
+fn a_section_header_table_past_the_end_is_refused() {
+    every_command_refuses(&spoiled(|bytes| put_u64(bytes, E_SHOFF, 1 << 40)), &["section"]);
+}
+
+#[test]
+fn a_program_header_table_past_the_end_is_refused() {
+    every_command_refuses(&spoiled(|bytes| put_u64(bytes, E_PHOFF, 1 << 40)), &["program header", "segment"]);
+}
+
+#[test]
+fn section_offsets_past_the_end_are_refused() {
+    let bytes = spoiled(|bytes| {
+        let table = get_u64(bytes, E_SHOFF) as usize;
+        let count = u16::from_le_bytes([bytes[E_SHNUM], bytes[E_SHNUM + 1]]) as usize;
+        for index in 1..count {
+            put_u64(bytes, table + index * SECTION_HEADER_SIZE + SH_OFFSET, u64::MAX - 4096);
+        }
+    });
+    every_command_refuses(&bytes, &["section", "past the end", "outside"]);
+}
+
+#[test]
+fn no_single_spoiled_header_byte_makes_relift_crash() {
+    let whole = spoiled(|_| {});
+    let folder = scratch();
+    let (input, output) = (folder.path().join("input"), folder.path().join("output"));
+    for at in 0..64 {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0xff;
+        fs::write(&input, &bytes).expect("the scratch folder can be written");
+        let ended = run(relift().arg("optimize").arg(&input).arg("-o").arg(&output), folder.path());
+        assert!(matches!(ended.end, End::Exit(0 | 1)), "byte {at} of the header inverted: {ended:?}");
+        if ended.end == End::Exit(1) {
+            only_line(&ended);
+        }
+        assert_eq!(ended.end == End::Exit(0), output.exists(), "byte {at} of the header inverted: {ended:?}");
+        let _removed = fs::remove_file(&output);
+    }
+}
+
+/// Instruments `input`, runs it once and returns the profile.
+fn profile_of(input: &Path, folder: &Path) -> PathBuf {
+    let (instrumented, profile) = (folder.join("instrumented"), folder.join("counters.rlp"));
+    support::relift_succeeds(
+        relift().arg("instrument").arg(input).arg("-o").arg(&instrumented).arg("--profile").arg(&profile),
+        folder,
+    );
+    assert_eq!(run(&mut Command::new(&instrumented), folder).end, End::Exit(0));
+    profile
+}
+
+#[test]
+fn a_profile_of_another_program_is_refused() {
+    let folder = scratch();
+    let profile = profile_of(&sound_program(folder.path()), folder.path());
+    let other = "int main(int c, char **v) { volatile long x = 1; while (x < 99999 * c) x += x * 3 % 7 + 1; return (int)x & 1; }";
+    let input = support::compile_text(other, &["-O2", "-fPIE", "-pie"], folder.path(), "other");
+    let output = folder.path().join("output");
+    let mut optimize = relift();
+    optimize.arg("optimize").arg(&input).arg("-o").arg(&output).arg("-p").arg(&profile);
+    refuses(&mut optimize, &output, folder.path(), &["profile"]);
+}
+
+#[test]
+fn a_file_that_is_no_profile_is_refused() {
+    let folder = scratch();
+    let input = sound_program(folder.path());
+    let output = folder.path().join("output");
+    for (name, bytes) in [("text", b"not a profile at all".as_slice()), ("empty", b""), ("zeros", &[0; 4096])] {
+        let profile = folder.path().join(name);
+        fs::write(&profile, bytes).expect("the scratch folder can be written");
+        let mut optimize = relift();
+        optimize.arg("optimize").arg(&input).arg("-o").arg(&output).arg("-p").arg(&profile);
+        refuses(&mut optimize, &output, folder.path(), &[name, "profile"]);
+        refuses(relift().args(["profile", "show"]).arg(&profile), &output, folder.path(), &[name, "profile"]);
+    }
+}
+
+#[test]
+fn an_output_path_that_cannot_be_written_is_refused() {
+    let folder = scratch();
+    let input = sound_program(folder.path());
+    let output = folder.path().join("no/such/folder/output");
+    refuses(relift().arg("optimize").arg(&input).arg("-o").arg(&output), &output, folder.path(), &["no/such/folder"]);
+    let onto_a_folder = folder.path().join("taken");
+    fs::create_dir(&onto_a_folder).expect("the scratch folder can be written");
+    let refused = run(relift().arg("optimize").arg(&input).arg("-o").arg(&onto_a_folder), folder.path());
+    assert_eq!(refused.end, End::Exit(1), "{refused:?}");
+    assert!(only_line(&refused).contains("taken"), "{refused:?}");
+    assert!(names(&onto_a_folder).is_empty());
+}
+
+#[test]
+fn an_output_that_exists_is_left_alone_when_the_input_is_refused() {
+    let folder = scratch();
+    let (input, output) = (folder.path().join("input"), folder.path().join("output"));
+    fs::write(&input, b"nothing of use").expect("the scratch folder can be written");
+    fs::write(&output, b"precious").expect("the scratch folder can be written");
+    let refused = run(relift().arg("optimize").arg(&input).arg("-o").arg(&output), folder.path());
+    assert_eq!(refused.end, End::Exit(1), "{refused:?}");
+    assert_eq!(fs::read(&output).expect("the file is still there"), b"precious");
+}
+
+#[test]
+fn wrong_usage_exits_with_two() {
+    let folder = scratch();
+    for arguments in [&["optimize"][..], &["nonsense"], &["optimize", "a", "--no-such-flag"], &["train", "a", "-o"]] {
+        let ended = run(relift().args(arguments), folder.path());
+        assert_eq!(ended.end, End::Exit(2), "{arguments:?}: {ended:?}");
+    }
+}
