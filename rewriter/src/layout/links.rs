@@ -98,3 +98,52 @@ impl Links {
         std::mem::take(&mut link.jumps)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::layout::Random;
+
+    #[test]
+    fn links_are_those_that_the_jumps_give_after_any_merges() {
+        for seed in 0..50 {
+            let mut random = Random::new(seed);
+            let num_chains = 2 + random.below(30);
+            let any = |random: &mut Random| random.below(num_chains) as u32;
+            let jumps: Vec<(u32, u32)> = (0..60).map(|_| (any(&mut random), any(&mut random))).collect();
+            let mut chain_of: Vec<u32> = (0..num_chains as u32).collect();
+            let pairs = (0..).zip(&jumps).filter(|(_, (a, b))| a != b).map(|(index, &(a, b))| (a, b, index)).collect();
+            let mut links = Links::new(num_chains as usize, pairs);
+            for _ in 0..num_chains {
+                let (x, y) = (chain_of[any(&mut random) as usize], chain_of[any(&mut random) as usize]);
+                if x == y {
+                    continue;
+                }
+                chain_of.iter_mut().filter(|chain| **chain == y).for_each(|chain| *chain = x);
+                let renewed = links.merge(x, y);
+                assert!(
+                    renewed.iter().all(|renewed| links.get(renewed.link).chains == (x.min(renewed.other), x.max(renewed.other)))
+                );
+
+                let mut expected: BTreeMap<(u32, u32), Vec<u32>> = BTreeMap::new();
+                for (index, &(a, b)) in (0..).zip(&jumps) {
+                    let (a, b) = (chain_of[a as usize], chain_of[b as usize]);
+                    if a != b {
+                        expected.entry((a.min(b), a.max(b))).or_default().push(index);
+                    }
+                }
+                let live = links.links.iter().filter(|link| !link.jumps.is_empty());
+                let found: BTreeMap<(u32, u32), Vec<u32>> = live
+                    .map(|link| {
+                        let mut jumps = link.jumps.clone();
+                        jumps.sort_unstable();
+                        (link.chains, jumps)
+                    })
+                    .collect();
+                assert_eq!(found, expected);
+            }
+        }
+    }
+}
