@@ -124,6 +124,8 @@ pub(crate) enum Transform {
     ReorderFunctions,
     /// Align the headers of hot loops.
     AlignLoops,
+    /// Copy the few instructions behind a hot jump that leave the function.
+    DuplicateTails,
 }
 
 #[derive(Debug, Args)]

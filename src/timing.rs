@@ -32,7 +32,13 @@ impl Timing {
     /// Runs a phase; phases that `body` runs are its children.
     pub(crate) fn phase<T>(&mut self, name: &'static str, body: impl FnOnce(&mut Self) -> T) -> T {
         let index = self.phases.len();
-        self.phases.push(Phase { name, depth: self.open.len(), total: Duration::ZERO, own: Duration::ZERO, children: Duration::ZERO });
+        self.phases.push(Phase {
+            name,
+            depth: self.open.len(),
+            total: Duration::ZERO,
+            own: Duration::ZERO,
+            children: Duration::ZERO,
+        });
         self.open.push(index);
         self.progress.begin(name);
         let started = Instant::now();

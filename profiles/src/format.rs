@@ -67,6 +67,8 @@ pub struct FuncSummary<'a> {
     pub size: u64,
     /// The sum of its counters.
     pub counted: u64,
+    /// How often its entry block ran, where that has a counter of its own.
+    pub entered: Option<u64>,
     pub num_counters: usize,
     /// How many of its counters are not zero.
     pub num_nonzero: usize,
@@ -148,6 +150,7 @@ impl ProfileFile {
                 content_hash: func.content_hash,
                 size: func.size,
                 counted: sum(counters),
+                entered: entry_site(func).and_then(|site| counters.get(site).copied()),
                 num_counters: counters.len(),
                 num_nonzero: nonzero(counters),
             });
@@ -165,6 +168,11 @@ impl ProfileFile {
             calls_counted: self.calls.iter().fold(0, |sum, call| sum.saturating_add(calls_of(call))),
         }
     }
+}
+
+/// The number, among a function's counters, of the one at its entry.
+fn entry_site(func: &FuncDescriptor) -> Option<usize> {
+    func.sites.iter().position(|site| matches!(site, Site::Block { offset } if *offset == func.entry_offset))
 }
 
 impl CallCounts {

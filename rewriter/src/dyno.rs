@@ -19,6 +19,7 @@ use lifter::x86::decode_block;
 use profiles::Weights;
 use rayon::prelude::*;
 
+use crate::layout::duplicate::copy_counts;
 use crate::plan::LayoutPlan;
 use crate::terminator::{Execution, SuccessorCounts, as_in_input, emit_weighted};
 
@@ -155,11 +156,14 @@ struct Layout<'a> {
     order: Order<'a>,
     /// For each block that the plan moves: the one behind it in its fragment. `None` for blocks that stay where they are.
     following: SecondaryMap<Block, Option<Option<Block>>>,
+    /// How often copies of a block run; they are followed by the block's only successor.
+    copied: SecondaryMap<Block, u64>,
 }
 
 impl<'a> Layout<'a> {
     fn new(program: &'a Program, order: Order<'a>) -> Self {
         let mut following = SecondaryMap::new(program.blocks.len(), None);
+        let mut copied: SecondaryMap<Block, u64> = SecondaryMap::new(0, 0);
         if let Order::Output { plan, .. } = order {
             for fragment in &plan.fragments {
                 let blocks = fragment.blocks.iter().map(|planned| planned.block);
@@ -184,8 +188,16 @@ impl<'a> Layout<'a> {
         }
     }
 
-    fn execution(&self, block: Block, counts: SuccessorCounts) -> Execution {
+    fn execution(&self, block: Block, mut counts: SuccessorCounts) -> Execution {
         let data = &self.program.blocks[block];
+        let runs_on = |next: Block| self.program.func_of(next) == data.func;
+        match data.terminator {
+            Terminator::Fallthrough { next } if runs_on(next) => counts.next = counts.next.saturating_sub(self.copied[block]),
+            Terminator::Jump { target: CodeTarget::Block(next) } if runs_on(next) => {
+                counts.taken = counts.taken.saturating_sub(self.copied[block]);
+            }
+            _ => {}
+        }
         let emitted = match self.following[block] {
             Some(following) => emit_weighted(&data.terminator, following, counts),
             None => as_in_input(&data.terminator),

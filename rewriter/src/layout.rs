@@ -19,6 +19,7 @@ use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 
 mod align;
 mod chains;
+pub(crate) mod duplicate;
 mod ext_tsp;
 mod functions;
 mod links;
@@ -43,6 +44,10 @@ pub struct LayoutOptions {
     pub split_cost_per_mille_max: u64,
     /// Whether hot loops are aligned.
     pub align_loops: bool,
+    /// Whether hot jumps to a few instructions that leave the function become a copy of them.
+    pub duplicate_tails: bool,
+    /// The most that such copies may take, in thousandths of the bytes of movable code.
+    pub duplicate_per_mille_max: u64,
 }
 
 impl Default for LayoutOptions {
@@ -54,6 +59,8 @@ impl Default for LayoutOptions {
             cold_count_max: 0,
             split_cost_per_mille_max: 20,
             align_loops: true,
+            duplicate_tails: true,
+            duplicate_per_mille_max: 10,
         }
     }
 }
@@ -98,6 +105,9 @@ pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) ->
         if options.reorder_functions { functions::order(program, weights, hot) } else { by_address(program, hot) };
     fragments.extend(by_address(program, cold));
     align::apply(program, weights, options, busy_count_min, &mut fragments);
+    if options.duplicate_tails {
+        duplicate::apply(program, weights, busy_count_min, options.duplicate_per_mille_max, &mut fragments);
+    }
     LayoutPlan { fragments }
 }
 
@@ -115,7 +125,7 @@ pub fn original(program: &Program) -> LayoutPlan {
 }
 
 fn fragment(func: Func, temperature: Temperature, blocks: &[Block]) -> FragmentPlan {
-    let blocks = blocks.iter().map(|&block| PlannedBlock { block, align: 1 }).collect();
+    let blocks = blocks.iter().map(|&block| PlannedBlock { block, align: 1, copy: None }).collect();
     FragmentPlan { func, temperature, align: 1, blocks }
 }
 

@@ -5,8 +5,8 @@
 //! are made by `terminator::emit`, with the block that follows in the fragment in view.
 //!
 //! **Invariants.** Output blocks of a fragment have consecutive ids in output order. The successors of an output block, seen through
-//! edge blocks, are those of its origin. In *replace* mode every block of a movable function is placed exactly once; in *guard* mode at
-//! most once.
+//! edge blocks, are those of its origin. In *replace* mode every block of a movable function is placed exactly once, in *guard* mode at
+//! most once; copies of a block are not its place: nothing names them, what stands before one runs into it.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use rustc_hash::FxHashMap;
 
 use crate::edit::{EditPlan, Snippet};
 use crate::error::{Error, Result};
-use crate::plan::{LayoutPlan, Temperature};
+use crate::plan::{LayoutPlan, PlannedBlock, Temperature};
 use crate::terminator::{Emitted, SuccessorCounts, emit_weighted};
 
 lifter::define_id!(
@@ -160,7 +160,7 @@ impl Skeleton {
             let start = skeleton.entries.len() as u32;
             let mut out_of_line = Vec::new();
             for planned in &plan.blocks {
-                skeleton.place(program, planned.block, planned.align)?;
+                skeleton.place(program, planned)?;
                 if edits.edges.is_empty() {
                     continue;
                 }
@@ -184,15 +184,18 @@ impl Skeleton {
         Ok(skeleton)
     }
 
-    fn place(&mut self, program: &Program, block: Block, align: u8) -> Result<()> {
+    fn place(&mut self, program: &Program, planned: &PlannedBlock) -> Result<()> {
+        let PlannedBlock { block, align, copy } = *planned;
         let func = program.func_of(block);
         if !program.funcs[func].is_movable() {
             return Err(Error::PlacedPinned(block, func));
         }
-        if self.placed[block].is_some() {
-            return Err(Error::PlacedTwice(block));
+        if copy.is_none() {
+            if self.placed[block].is_some() {
+                return Err(Error::PlacedTwice(block));
+            }
+            self.placed[block] = Some(Out::new(self.entries.len()));
         }
-        self.placed[block] = Some(Out::new(self.entries.len()));
         self.entries.push(Entry::Body { block, align });
         Ok(())
     }

@@ -19,6 +19,8 @@ pub struct PlannedBlock {
     pub block: Block,
     /// A power of two, 1 for none. Never above the fragment's.
     pub align: u8,
+    /// `None` for the block itself; for a copy that only the block before it runs into, how often that happens.
+    pub copy: Option<u64>,
 }
 
 /// A contiguous piece of output code: blocks of one function, all of the same unwind class.
@@ -32,7 +34,7 @@ pub struct FragmentPlan {
     pub blocks: Vec<PlannedBlock>,
 }
 
-/// The order of everything that moves. Each block of each function that moves occurs exactly once.
+/// The order of everything that moves. Each block of each function that moves occurs exactly once, copies aside.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayoutPlan {
     /// In output order.

@@ -315,7 +315,8 @@ fn block_places(program: &Program, out: &OutProgram, codes: &[FragmentCode], add
     let mut places: Vec<(Va, u32)> = program.blocks.values().map(|b| (b.start, b.len)).collect();
     for (fragment, code) in out.fragments.iter().zip(codes) {
         for (index, (id, block)) in out.fragment_blocks(fragment).enumerate() {
-            if block.copies_body {
+            // Of a block and its copies, the place is the block's own.
+            if block.copies_body && out.placed[block.origin] == Some(id) {
                 let end = code.offsets.get(index + 1).copied().unwrap_or(code.bytes.len() as u32);
                 let place = (addresses.out(id), end - code.offsets[index]);
                 let origin: Block = block.origin;

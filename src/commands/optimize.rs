@@ -38,6 +38,7 @@ pub(crate) fn options(transforms: &Transforms) -> LayoutOptions {
         reorder_functions: transforms.is_on(Transform::ReorderFunctions),
         split: transforms.is_on(Transform::SplitFunctions),
         align_loops: transforms.is_on(Transform::AlignLoops),
+        duplicate_tails: transforms.is_on(Transform::DuplicateTails),
         ..LayoutOptions::default()
     }
 }
@@ -164,6 +165,8 @@ fn transforms(
     layout.insert("hot fragments", count(Temperature::Hot));
     layout.insert("cold fragments", count(Temperature::Cold));
     layout.insert("other fragments", count(Temperature::Unknown));
+    let copies = plan.fragments.iter().flat_map(|f| &f.blocks).filter(|b| b.copy.is_some()).count();
+    layout.insert("duplicated blocks", copies as u64);
     layout.insert("bytes behind the image", relinked.overflow_bytes);
     if relinked.redirected_entries > 0 {
         layout.insert("redirected entries", relinked.redirected_entries as u64);

@@ -35,6 +35,15 @@ pub(crate) fn load(paths: &[PathBuf], lifted: &Lifted<'_>) -> Result<(Weights, P
         let path = paths.first().map_or(Path::new("profile"), PathBuf::as_path);
         Failure::at(path, e).hint("give a profile of this program")
     })?;
+    // Start-up code is the same in all programs; a profile that has only that in common is another program's.
+    const MATCHED_PERCENT_MIN: u64 = 10;
+    let found = &attribution.quality;
+    if found.counts_matched.saturating_mul(100) < found.counts_total.saturating_mul(MATCHED_PERCENT_MIN) {
+        let path = paths.first().map_or(Path::new("profile"), PathBuf::as_path);
+        let share = percent(found.counts_matched, found.counts_total);
+        return Err(Failure::at(path, format!("a profile of another program: {share} of its counts match"))
+            .hint("give a profile of this program"));
+    }
     let quality = ProfileQuality {
         functions_matched: attribution.quality.functions_matched as u64,
         functions_total: attribution.quality.functions_total as u64,
@@ -71,7 +80,7 @@ fn show(path: &Path, top: usize, style: Style) -> Result<()> {
             .take(top)
             .map(|f| {
                 json!({ "name": name(f.name), "content_hash": format!("{:016x}", f.content_hash), "bytes": f.size,
-                "counted": f.counted, "counters": f.num_counters })
+                "counted": f.counted, "calls": f.entered, "counters": f.num_counters })
             })
             .collect();
         return print_json(&json!({ "functions_total": summary.num_functions, "functions_executed": summary.functions.len(),

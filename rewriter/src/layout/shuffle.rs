@@ -55,7 +55,8 @@ pub fn shuffle(program: &Program, seed: u64) -> LayoutPlan {
             let mut rest = &blocks[..];
             while !rest.is_empty() {
                 let len = 1 + (1..rest.len()).take_while(|_| random.below(cut_odds + 1) != 0).count();
-                let planned = |&block| PlannedBlock { block, align: random.align().max(align::demanded(program, block)) };
+                let planned =
+                    |&block| PlannedBlock { block, align: random.align().max(align::demanded(program, block)), copy: None };
                 let planned: Vec<PlannedBlock> = rest[..len].iter().map(planned).collect();
                 let align = planned.iter().map(|planned| planned.align).max().unwrap_or(1);
                 fragments.push(FragmentPlan { func, temperature: Temperature::Hot, align, blocks: planned });

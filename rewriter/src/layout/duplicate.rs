@@ -1,0 +1,144 @@
+//! Tail duplication: a hot jump to a few instructions that leave the function is replaced by a copy of them.
+//!
+//! **Problem.** Compilers share epilogues and, in interpreters, the dispatch (`fetch; jmp *table`), so that hot paths end in a jump to it. Only one
+//! path can run into the shared block; all others pay a taken branch, and the one indirect jump has to predict for all of them.
+//!
+//! **Method.** After layout, wherever a block still ends in an unconditional jump that runs often, follow the target through blocks with one
+//! successor. If that ends, within `CHAIN_BYTES_MAX`, in a return, an indirect jump or a jump out of the function, copy the chain behind the block.
+//! The hottest jumps come first, until the budget is used up.
+//!
+//! **Why it is safe.** A copy is the same instructions with the same references, entered from the one place that jumped to the original. The
+//! original stays for everyone else. Unwind rows and call sites follow the input addresses that both stand for.
+//!
+//! **Why it pays.** A taken branch less for each execution of the jump, at a cost in bytes that is bounded and only spent on code that runs often.
+//! (Mueller and Whalley, "Avoiding unconditional jumps by code replication", PLDI 1992.)
+
+use lifter::entity::{Block, EntityId, SecondaryMap};
+use lifter::ir::{CodeTarget, Program, StopKind, Terminator};
+use profiles::Weights;
+
+use crate::plan::{FragmentPlan, PlannedBlock};
+use crate::terminator::{Emitted, SuccessorCounts, emit_weighted};
+
+/// The longest chain worth copying.
+const CHAIN_BYTES_MAX: u32 = 64;
+const CHAIN_BLOCKS_MAX: usize = 6;
+
+/// A jump that may be replaced.
+struct Candidate {
+    /// Position of the fragment and, in it, of the block that ends in the jump.
+    fragment: usize,
+    position: usize,
+    count: u64,
+    bytes: u32,
+    chain: Vec<Block>,
+}
+
+/// Copies tails behind jumps that run at least `busy_count_min` times, for at most `per_mille_max` thousandths of the bytes of movable
+/// code. Returns how many were copied.
+pub(super) fn apply(
+    program: &Program,
+    weights: &Weights,
+    busy_count_min: u64,
+    per_mille_max: u64,
+    fragments: &mut [FragmentPlan],
+) -> usize {
+    let movable: u64 = program.blocks.values().filter(|b| program.funcs[b.func].is_movable()).map(|b| u64::from(b.len)).sum();
+    let mut budget = movable * per_mille_max / 1000;
+    let mut candidates = Vec::new();
+    for (index, fragment) in fragments.iter().enumerate() {
+        for position in 0..fragment.blocks.len() {
+            candidates.extend(candidate(program, weights, busy_count_min, fragment, index, position));
+        }
+    }
+    // Most executions saved per byte first; equal ones in output order.
+    candidates
+        .sort_by_key(|c| (std::cmp::Reverse(u128::from(c.count) * 1024 / u128::from(c.bytes.max(1))), c.fragment, c.position));
+    candidates.retain(|c| {
+        let fits = u64::from(c.bytes) <= budget;
+        budget -= if fits { u64::from(c.bytes) } else { 0 };
+        fits
+    });
+    let count = candidates.len();
+    insert(fragments, candidates);
+    count
+}
+
+fn candidate(
+    program: &Program,
+    weights: &Weights,
+    busy_count_min: u64,
+    fragment: &FragmentPlan,
+    index: usize,
+    position: usize,
+) -> Option<Candidate> {
+    let block = fragment.blocks[position].block;
+    let following = fragment.blocks.get(position + 1).map(|next| next.block);
+    let counts = SuccessorCounts::of(program, weights, block);
+    let (target, count) = match emit_weighted(&program.blocks[block].terminator, following, counts) {
+        Emitted::Jump { target } => (target, counts.taken.saturating_add(counts.next)),
+        Emitted::BranchAndJump { next, .. } => (next, counts.taken.min(counts.next)),
+        Emitted::None | Emitted::Branch { .. } | Emitted::Loop { .. } => return None,
+    };
+    if count < busy_count_min.max(1) {
+        return None;
+    }
+    let CodeTarget::Block(target) = target else { return None };
+    let chain = chain(program, block, target)?;
+    let bytes = chain.iter().map(|&b| program.blocks[b].len).sum();
+    Some(Candidate { fragment: index, position, count, bytes, chain })
+}
+
+/// The blocks from `target` to where control leaves the function, if that is near.
+fn chain(program: &Program, from: Block, target: Block) -> Option<Vec<Block>> {
+    let class_of = |block: Block| program.ranges[program.blocks[block].range as usize].unwind_class;
+    let func = program.func_of(from);
+    let mut chain = Vec::new();
+    let (mut block, mut bytes) = (target, 0);
+    loop {
+        let data = &program.blocks[block];
+        bytes += data.len;
+        if data.func != func || class_of(block) != class_of(from) || bytes > CHAIN_BYTES_MAX || chain.len() == CHAIN_BLOCKS_MAX {
+            return None;
+        }
+        chain.push(block);
+        match data.terminator {
+            Terminator::Stop(StopKind::Return | StopKind::ComputedJump | StopKind::TableJump(_) | StopKind::IndirectTailCall) => {
+                return Some(chain);
+            }
+            Terminator::Jump { target: CodeTarget::Block(next) } if program.func_of(next) != func => return Some(chain),
+            Terminator::Jump { target: CodeTarget::Fixed(_) } => return Some(chain),
+            Terminator::Jump { target: CodeTarget::Block(next) } | Terminator::Fallthrough { next } => block = next,
+            Terminator::Branch { .. } | Terminator::Loop { .. } | Terminator::Stop(_) => return None,
+        }
+    }
+}
+
+fn insert(fragments: &mut [FragmentPlan], mut candidates: Vec<Candidate>) {
+    candidates.sort_by_key(|c| (c.fragment, c.position));
+    for group in candidates.chunk_by(|a, b| a.fragment == b.fragment) {
+        let old = std::mem::take(&mut fragments[group[0].fragment].blocks);
+        let mut wanted = group.iter().peekable();
+        let mut blocks = Vec::with_capacity(old.len() + 2 * group.len());
+        for (position, planned) in old.into_iter().enumerate() {
+            blocks.push(planned);
+            if let Some(candidate) = wanted.next_if(|c| c.position == position) {
+                let copy = |&block: &Block| PlannedBlock { block, align: 1, copy: Some(candidate.count) };
+                blocks.extend(candidate.chain.iter().map(copy));
+            }
+        }
+        fragments[group[0].fragment].blocks = blocks;
+    }
+}
+
+/// How often the copies of each block run.
+pub(crate) fn copy_counts(program: &Program, fragments: &[FragmentPlan]) -> SecondaryMap<Block, u64> {
+    let mut counts: SecondaryMap<Block, u64> = SecondaryMap::new(program.blocks.len(), 0);
+    for planned in fragments.iter().flat_map(|f| &f.blocks) {
+        debug_assert!(planned.block.index() < program.blocks.len());
+        if let Some(count) = planned.copy {
+            counts[planned.block] = counts[planned.block].saturating_add(count);
+        }
+    }
+    counts
+}
