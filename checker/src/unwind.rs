@@ -12,7 +12,7 @@ pub(crate) use reader::Reader;
 
 use std::collections::hash_map::Entry;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::FileError;
 use crate::image::Image;
@@ -93,9 +93,11 @@ impl Located {
 /// All frame descriptions of a file.
 #[derive(Default)]
 pub(crate) struct Unwind {
-    /// By start. Empty ranges are left out.
+    /// By start. Empty ranges are left out, and so is what the search table, if there is one, does not list.
     pub(crate) fdes: Vec<Fde>,
     entries: Vec<RowEntry>,
+    /// Starts of descriptions that the search table leaves out: an unwinder that uses it does not see them.
+    pub(crate) unlisted: Vec<u64>,
     /// Where the table is.
     pub(crate) table: Option<(u64, u64)>,
 }
@@ -132,6 +134,12 @@ impl Unwind {
         }
         found.sort_by_key(|(fde, _)| (fde.start, fde.place));
         let mut unwind = Self { table: Some((address, address + bytes.len() as u64)), ..Self::default() };
+        if let Some(entries) = search_table(image) {
+            let listed: FxHashSet<u64> = entries.into_iter().map(|(_, place)| place).collect();
+            let (used, rest) = found.into_iter().partition(|(fde, _)| listed.contains(&fde.place));
+            found = used;
+            unwind.unlisted = Vec::into_iter(rest).map(|(fde, _)| fde.start).collect();
+        }
         for (index, (fde, table)) in found.into_iter().enumerate() {
             let next = |start, row| RowEntry { start, row, fde: index as u32 };
             // A gap before this description ends the last row; an overlap is reported by the structure check.
