@@ -138,6 +138,8 @@ pub(crate) struct Walk<'w, 'a> {
     /// Moved tables: input start, output start, bytes that were explained.
     pub(crate) clones: Vec<(u64, u64, u64)>,
     pub(crate) survey: Survey,
+    /// Places in the input's code where the linker put an absolute address.
+    absolute_fields: FxHashSet<u64>,
     noreturn: NoReturn,
     queue: Vec<Pair>,
     tries: Vec<Pair>,
@@ -170,6 +172,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             displaced: Vec::new(),
             clones: Vec::new(),
             survey: Survey::of(input),
+            absolute_fields: crate::data::absolute_fields(&input.image),
             noreturn: NoReturn::compute(input),
             queue: Vec::new(),
             tries: Vec::new(),
@@ -196,7 +199,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
-    /// Walks all that is queued, then reads the jump tables that turned up, until nothing is left.
+    /// Walks all that is queued, then reads the jump tables that turned up, until nothing is left but guesses.
     pub(crate) fn settle(&mut self) {
         loop {
             while let Some(pair) = self.queue.pop() {
@@ -204,12 +207,17 @@ impl<'w, 'a> Walk<'w, 'a> {
                     self.violations.push(violation);
                 }
             }
-            if let Some(table) = self.tables.pop() {
-                tables::read(self, table);
-                continue;
+            let Some(table) = self.tables.pop() else { return };
+            tables::read(self, table);
+        }
+    }
+
+    /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data.
+    pub(crate) fn settle_tries(&mut self) {
+        while let Some(pair) = self.tries.pop() {
+            if self.attempt(pair) {
+                self.settle();
             }
-            let Some(pair) = self.tries.pop() else { return };
-            self.attempt(pair);
         }
     }
 
