@@ -295,9 +295,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                     (a, b) = (inst, other);
                 }
                 (Canonical::Cycle, Canonical::Cycle) => return Ok(()),
-                (Canonical::Bad(input), Canonical::Bad(output)) if self.input.code.index(input).is_none() && input == output => {
-                    return Ok(());
-                }
+                (Canonical::Bad(input), Canonical::Bad(output)) if self.is_same_unknown(input, output) => return Ok(()),
                 (Canonical::Bad(input), _) if self.input.code.index(input).is_some() => {
                     return fail(ViolationKind::BadTarget, o, format!("the input does not decode at {input:#x}"));
                 }
@@ -334,6 +332,12 @@ impl<'w, 'a> Walk<'w, 'a> {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// Whether what neither side can decode is the same: outside of all code, or untouched.
+    fn is_same_unknown(&self, input: u64, output: u64) -> bool {
+        let bytes = |side: &Side<'a>| side.code.tail(input).map(|tail| &tail[..tail.len().min(15)]);
+        input == output && bytes(self.input) == bytes(self.output)
     }
 
     /// The successor by falling through, after queueing the others.
