@@ -86,7 +86,10 @@ fn seed_dynamic_symbols(walk: &mut Walk<'_, '_>) {
         let same = name == other_name && from.st_info == to.st_info && from.st_other == to.st_other;
         let same_place = (from.st_shndx == 0) == (to.st_shndx == 0);
         let is_code = from.st_shndx != 0 && a.in_code(from.st_value);
-        if !same || !same_place || !is_code && from.st_value != to.st_value {
+        // A copy relocation takes the object's size from here.
+        let same_object = is_code || from.st_value == to.st_value && from.st_size == to.st_size;
+        let same_section = a.section_name(from.st_shndx) == b.section_name(to.st_shndx) || is_code;
+        if !same || !same_place || !same_object || !same_section {
             let message = format!("dynamic symbol {index} ({other_name}) differs from the input's ({name})");
             walk.report(ViolationKind::Symbol, to.st_value, message);
         } else if is_code {

@@ -41,6 +41,9 @@ impl Rows {
     }
 }
 
+/// Stands for any personality in the file's own code; the walk compares which.
+const LOCAL: Option<(u64, bool)> = Some((0, false));
+
 /// What a frame description says apart from ranges and rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Frame {
@@ -55,6 +58,8 @@ pub(crate) struct Fde {
     pub(crate) start: u64,
     pub(crate) end: u64,
     pub(crate) lsda: Option<u64>,
+    /// The personality where it is code of this file and so may move.
+    pub(crate) local_personality: Option<u64>,
     /// Address of the entry itself, for the search table.
     pub(crate) place: u64,
     frame: u32,
@@ -123,14 +128,17 @@ impl Unwind {
                 continue;
             }
             let table = cfi::rows(cie, &fde, entry.start)?.into_iter().map(|(start, row)| (start, rows.row(&row))).collect();
+            let local_personality = cie.personality.filter(|&(target, is_cell)| !is_cell && image.in_code(target));
             let frame = Frame {
-                personality: cie.personality,
+                personality: if local_personality.is_some() { LOCAL } else { cie.personality },
                 has_lsda: fde.lsda.is_some(),
                 is_signal: cie.is_signal,
                 return_register: cie.return_register,
             };
             let place = address + entry.start as u64;
-            found.push((Fde { start: fde.start, end: fde.end, lsda: fde.lsda, place, frame: rows.frame(frame) }, table));
+            let (start, end, lsda) = (fde.start, fde.end, fde.lsda);
+            let local_personality = local_personality.map(|(target, _)| target);
+            found.push((Fde { start, end, lsda, local_personality, place, frame: rows.frame(frame) }, table));
         }
         found.sort_by_key(|(fde, _)| (fde.start, fde.place));
         let mut unwind = Self { table: Some((address, address + bytes.len() as u64)), ..Self::default() };

@@ -11,7 +11,8 @@
 //! instruction, or for two of which one is at the input's own address (old text that a guarded relink keeps). What follows a call is
 //! a successor unless the callee never returns ([`crate::noreturn`]) or the frame description ends there; then it is only tried.
 //!
-//! **Terminates**: each step relates a pair that was not related before; there are finitely many, and a failed trial is not repeated.
+//! **Terminates**: each step relates a pair that was not related before; there are finitely many, and a failed trial is
+//! repeated at most once per round of [`crate::leftover`].
 
 mod compare;
 mod relation;
@@ -419,14 +420,18 @@ impl<'w, 'a> Walk<'w, 'a> {
     }
 
     fn compare_rows(&mut self, i: u64, o: u64) -> Result<(), Violation> {
-        if !self.input_row.covers(i) {
+        let is_known = self.input_row.covers(i) && self.output_row.covers(o);
+        if !is_known {
             self.input_row = self.input.unwind.locate(i);
-        }
-        if !self.output_row.covers(o) {
             self.output_row = self.output.unwind.locate(o);
         }
         self.stats.unwind_rows += 1;
         let (a, b) = (self.input_row, self.output_row);
+        let personality =
+            |side: &Side<'_>, located: &Located| side.unwind.fdes.get(located.fde as usize).and_then(|fde| fde.local_personality);
+        if !is_known && let (Some(input), Some(output)) = (personality(self.input, &a), personality(self.output, &b)) {
+            self.queue.push(Pair { input, output, origin: o });
+        }
         if a.row == b.row && a.frame == b.frame {
             return Ok(());
         }
