@@ -101,7 +101,9 @@ fn seed_dynamic_symbols(walk: &mut Walk<'_, '_>) {
 fn seed_arrays(walk: &mut Walk<'_, '_>) {
     let (input, output) = (walk.input, walk.output);
     for section in &input.image.sections {
-        if !matches!(section.sh_type, SHT_INIT_ARRAY | SHT_FINI_ARRAY | SHT_PREINIT_ARRAY) {
+        // Each word of the global offset table is an address; in a static file no relocation is left to say so.
+        let is_array = matches!(section.sh_type, SHT_INIT_ARRAY | SHT_FINI_ARRAY | SHT_PREINIT_ARRAY);
+        if !is_array && section.name != ".got" {
             continue;
         }
         for place in (section.address..section.end()).step_by(8) {

@@ -457,7 +457,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         };
         let (a, b) = match (self.input.call_sites(a), self.output.call_sites(b)) {
             (None, _) => return Ok(()),
-            (Some(_), None) => return fail("its language-specific data cannot be read"),
+            (Some(_), None) => return fail("its language-specific data is missing or cannot be read"),
             (Some(a), Some(b)) => (a, b),
         };
         self.stats.call_sites += 1;
