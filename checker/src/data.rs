@@ -6,10 +6,10 @@
 
 use goblin::elf::dynamic::{DT_FINI, DT_INIT};
 use goblin::elf::reloc::{R_X86_64_32, R_X86_64_32S, R_X86_64_64};
-use goblin::elf::section_header::{SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_RELA};
+use goblin::elf::section_header::{SHF_ALLOC, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_RELA};
 use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC};
 use goblin::elf::{Dynamic, Sym};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::image::{Image, Section, Slot};
 use crate::report::{Violation, ViolationKind};
@@ -86,7 +86,10 @@ fn seed_dynamic_symbols(walk: &mut Walk<'_, '_>) {
         let same = name == other_name && from.st_info == to.st_info && from.st_other == to.st_other;
         let same_place = (from.st_shndx == 0) == (to.st_shndx == 0);
         let is_code = from.st_shndx != 0 && a.in_code(from.st_value);
-        if !same || !same_place || !is_code && from.st_value != to.st_value {
+        // A copy relocation takes the object's size from here.
+        let same_object = is_code || from.st_value == to.st_value && from.st_size == to.st_size;
+        let same_section = a.section_name(from.st_shndx) == b.section_name(to.st_shndx) || is_code;
+        if !same || !same_place || !same_object || !same_section {
             let message = format!("dynamic symbol {index} ({other_name}) differs from the input's ({name})");
             walk.report(ViolationKind::Symbol, to.st_value, message);
         } else if is_code {
@@ -98,7 +101,9 @@ fn seed_dynamic_symbols(walk: &mut Walk<'_, '_>) {
 fn seed_arrays(walk: &mut Walk<'_, '_>) {
     let (input, output) = (walk.input, walk.output);
     for section in &input.image.sections {
-        if !matches!(section.sh_type, SHT_INIT_ARRAY | SHT_FINI_ARRAY | SHT_PREINIT_ARRAY) {
+        // Each word of the global offset table is an address; in a static file no relocation is left to say so.
+        let is_array = matches!(section.sh_type, SHT_INIT_ARRAY | SHT_FINI_ARRAY | SHT_PREINIT_ARRAY);
+        if !is_array && section.name != ".got" {
             continue;
         }
         for place in (section.address..section.end()).step_by(8) {
@@ -118,6 +123,21 @@ fn seed_word(walk: &mut Walk<'_, '_>, input: &Side<'_>, output: &Side<'_>, place
     }
 }
 
+/// Where `--emit-relocs` says that code holds an absolute address.
+pub(crate) fn absolute_fields(image: &Image<'_>) -> FxHashSet<u64> {
+    let mut fields = FxHashSet::default();
+    for (index, relocations) in &image.elf.shdr_relocs {
+        let Some(header) = image.elf.section_headers.get(*index) else { continue };
+        let is_code = image.sections.get(header.sh_info as usize).is_some_and(Section::is_code);
+        if header.sh_type == SHT_RELA && header.sh_flags & u64::from(SHF_ALLOC) == 0 && is_code {
+            let absolute =
+                relocations.iter().filter(|relocation| matches!(relocation.r_type, R_X86_64_64 | R_X86_64_32 | R_X86_64_32S));
+            fields.extend(absolute.map(|relocation| relocation.r_offset));
+        }
+    }
+    fields
+}
+
 /// What `--emit-relocs` left in the input.
 fn seed_linker_relocations(walk: &mut Walk<'_, '_>) {
     let (input, output) = (walk.input, walk.output);
@@ -125,7 +145,7 @@ fn seed_linker_relocations(walk: &mut Walk<'_, '_>) {
         let Some(header) = input.image.elf.section_headers.get(*index) else { continue };
         let applies_to = input.image.sections.get(header.sh_info as usize);
         let is_data = applies_to.is_some_and(|section| section.is_alloc() && !section.is_code());
-        if header.sh_type != SHT_RELA || header.sh_flags & 2 != 0 || !is_data {
+        if header.sh_type != SHT_RELA || header.sh_flags & u64::from(SHF_ALLOC) != 0 || !is_data {
             continue;
         }
         for relocation in relocations.iter() {
@@ -141,15 +161,21 @@ fn seed_linker_relocations(walk: &mut Walk<'_, '_>) {
 /// Asks for the pairs that same-named functions of the symbol tables give. A name that occurs several times gives guesses.
 pub(crate) fn seed_symbols(walk: &mut Walk<'_, '_>) {
     let (from, to) = (functions(walk.input), functions(walk.output));
-    let mut names: Vec<&str> = from.keys().copied().collect();
+    let mut names: Vec<&str> = from.keys().copied().filter(|name| to.contains_key(name)).collect();
     names.sort_unstable();
-    for name in names {
-        let (a, Some(b)) = (&from[name], to.get(name)) else { continue };
-        if let ([input], [output]) = (a.as_slice(), b.as_slice()) {
+    for name in &names {
+        if let ([input], [output]) = (from[name].as_slice(), to[name].as_slice()) {
             walk.seed(*input, *output, *output);
-        } else if a.len() == b.len() {
+        }
+    }
+    // Guesses come when all that is certain is known.
+    walk.settle();
+    for name in &names {
+        let (a, b) = (&from[name], &to[name]);
+        if a.len() > 1 && a.len() == b.len() {
             for (&input, &output) in a.iter().zip(b) {
                 walk.attempt(Pair { input, output, origin: output });
+                walk.settle();
             }
         }
     }
@@ -182,6 +208,28 @@ pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, explained: &[(u64, u6
     }
     if a.sections.is_empty() {
         compare_segments(a, b, explained, violations);
+    }
+    explain_new_sections(a, b, explained, violations);
+}
+
+/// Data that the input does not have: copies of jump tables, or nothing.
+fn explain_new_sections(a: &Image<'_>, b: &Image<'_>, explained: &[(u64, u64)], violations: &mut Vec<Violation>) {
+    for section in b.sections.iter().filter(|section| section.is_alloc() && !section.is_code()) {
+        let is_new = a.section_at(section.address).is_none() && a.section(section.name).is_none_or(|_| !is_movable(section));
+        if !is_new || section.sh_type == SHT_NOBITS || BY_MEANING.contains(&section.name) {
+            continue;
+        }
+        let is_explained = |place: u64| {
+            let after = explained.partition_point(|&(start, _)| start <= place);
+            explained[..after].last().is_some_and(|&(start, size)| place < start + size)
+        };
+        let bytes = b.section_bytes(section);
+        let strange =
+            bytes.iter().zip(section.address..).find(|&(&byte, place)| !matches!(byte, 0 | 0xcc) && !is_explained(place));
+        if let Some((_, place)) = strange {
+            let message = format!("{} is new, and nothing in the input corresponds to its content", section.name);
+            violations.push(Violation::new(ViolationKind::Unexplained, place, message));
+        }
     }
 }
 

@@ -25,7 +25,11 @@ const FINGERPRINT_MAX: usize = 16;
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     for _ in 0..ROUNDS {
         let lost = match_in_place(walk);
-        if lost.is_empty() || !match_by_content(walk, &lost) {
+        // Code that has only one possible counterpart tells where the code that it calls has gone.
+        let mut found = match_by_content(walk, &lost, 1);
+        walk.settle_tries();
+        found |= match_by_content(walk, &lost, CANDIDATES_MAX);
+        if !found {
             break;
         }
     }
@@ -58,7 +62,10 @@ fn match_in_place(walk: &mut Walk<'_, '_>) -> Vec<u64> {
     lost
 }
 
-fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64]) -> bool {
+fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], candidates_max: usize) -> bool {
+    if lost.is_empty() {
+        return false;
+    }
     let mut candidates: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
     for address in leaders(walk.output, &walk.relation.covered) {
         if let Some(print) = fingerprint(walk.output, address) {
@@ -73,7 +80,8 @@ fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64]) -> bool {
         let Some(print) = fingerprint(walk.input, address) else { continue };
         let Some(list) = candidates.get_mut(&print) else { continue };
         list.retain(|&output| walk.output.code.index(output).is_some_and(|index| !walk.relation.covered.contains(index)));
-        any |= list.iter().take(CANDIDATES_MAX).any(|&output| try_pair(walk, address, output));
+        let tried = if candidates_max == 1 && list.len() > 1 { &[][..] } else { &list[..list.len().min(candidates_max)] };
+        any |= tried.iter().any(|&output| try_pair(walk, address, output));
     }
     any
 }
@@ -196,6 +204,14 @@ fn report_unexplained(walk: &mut Walk<'_, '_>) {
             let Some(index) = output.code.index(address) else { break };
             if walk.relation.covered.contains(index) {
                 address += 1;
+                continue;
+            }
+            // An old entry that now jumps to the function's copy.
+            if output.inst(address).is_some_and(|inst| inst.kind == Kind::Jump)
+                && walk.input.code.index(address).is_some_and(|index| walk.survey.is_boundary(index))
+                && walk.attempt(Pair { input: address, output: address, origin: address })
+                && walk.relation.covered.contains(index)
+            {
                 continue;
             }
             if let Some(size) = explained_size(walk, address, area.end()) {

@@ -199,15 +199,15 @@ fn unwind_flaws(side: &Side<'_>, flaws: &mut Vec<Violation>) {
         flaw(pair[1].0, "the search table is not sorted");
     }
     let by_place: rustc_hash::FxHashMap<u64, u64> = fdes.iter().map(|fde| (fde.place, fde.start)).collect();
-    let mut named = rustc_hash::FxHashSet::default();
     for (start, place) in entries {
-        named.insert(place);
         if by_place.get(&place).is_some_and(|&found| found != start) {
             flaw(start, "an entry of the search table points to another function's description");
         }
     }
-    for fde in fdes.iter().filter(|fde| !named.contains(&fde.place)) {
-        flaw(fde.start, "a frame description is not in the search table");
+    for &start in &side.unwind.unlisted {
+        if side.unwind.fde_at(start).is_none() {
+            flaw(start, "a frame description is not in the search table");
+        }
     }
     if let Some((from, _)) = side.unwind.table
         && side.image.section(".eh_frame").is_some_and(|section| section.address != from)

@@ -49,3 +49,28 @@ fn a_file_that_is_not_elf_is_an_error_and_never_a_panic() {
         }
     }
 }
+
+#[test]
+fn a_damaged_file_is_never_a_panic() {
+    let Some(file) = stock("/usr/bin/bzip2") else { return };
+    let image = Image::parse(&file).unwrap();
+    // Headers, tables and unwind data; code is damaged elsewhere.
+    let mut areas = vec![(0, 4096), (file.len() - 2048, file.len())];
+    for name in [".eh_frame", ".eh_frame_hdr", ".dynamic", ".dynsym", ".rela.dyn"] {
+        let section = image.section(name).unwrap();
+        areas.push((section.offset as usize, (section.offset + section.size) as usize));
+    }
+    let mut random = 7u64;
+    for round in 0..400 {
+        let mut damaged = file.clone();
+        for _ in 0..1 + round % 3 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (start, end) = areas[(random >> 40) as usize % areas.len()];
+            let place = start + (random >> 20) as usize % (end - start);
+            damaged[place] = if random >> 60 & 1 == 0 { 0xff } else { (random >> 52) as u8 };
+        }
+        // Whatever it says, it says it.
+        let _ = check(&file, &damaged);
+        let _ = check(&damaged, &file);
+    }
+}

@@ -12,7 +12,7 @@ pub(crate) use reader::Reader;
 
 use std::collections::hash_map::Entry;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::FileError;
 use crate::image::Image;
@@ -41,6 +41,9 @@ impl Rows {
     }
 }
 
+/// Stands for any personality in the file's own code; the walk compares which.
+const LOCAL: Option<(u64, bool)> = Some((0, false));
+
 /// What a frame description says apart from ranges and rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Frame {
@@ -55,6 +58,8 @@ pub(crate) struct Fde {
     pub(crate) start: u64,
     pub(crate) end: u64,
     pub(crate) lsda: Option<u64>,
+    /// The personality where it is code of this file and so may move.
+    pub(crate) local_personality: Option<u64>,
     /// Address of the entry itself, for the search table.
     pub(crate) place: u64,
     frame: u32,
@@ -93,9 +98,11 @@ impl Located {
 /// All frame descriptions of a file.
 #[derive(Default)]
 pub(crate) struct Unwind {
-    /// By start. Empty ranges are left out.
+    /// By start. Empty ranges are left out, and so is what the search table, if there is one, does not list.
     pub(crate) fdes: Vec<Fde>,
     entries: Vec<RowEntry>,
+    /// Starts of descriptions that the search table leaves out: an unwinder that uses it does not see them.
+    pub(crate) unlisted: Vec<u64>,
     /// Where the table is.
     pub(crate) table: Option<(u64, u64)>,
 }
@@ -121,17 +128,26 @@ impl Unwind {
                 continue;
             }
             let table = cfi::rows(cie, &fde, entry.start)?.into_iter().map(|(start, row)| (start, rows.row(&row))).collect();
+            let local_personality = cie.personality.filter(|&(target, is_cell)| !is_cell && image.in_code(target));
             let frame = Frame {
-                personality: cie.personality,
+                personality: if local_personality.is_some() { LOCAL } else { cie.personality },
                 has_lsda: fde.lsda.is_some(),
                 is_signal: cie.is_signal,
                 return_register: cie.return_register,
             };
             let place = address + entry.start as u64;
-            found.push((Fde { start: fde.start, end: fde.end, lsda: fde.lsda, place, frame: rows.frame(frame) }, table));
+            let (start, end, lsda) = (fde.start, fde.end, fde.lsda);
+            let local_personality = local_personality.map(|(target, _)| target);
+            found.push((Fde { start, end, lsda, local_personality, place, frame: rows.frame(frame) }, table));
         }
         found.sort_by_key(|(fde, _)| (fde.start, fde.place));
         let mut unwind = Self { table: Some((address, address + bytes.len() as u64)), ..Self::default() };
+        if let Some(entries) = search_table(image) {
+            let listed: FxHashSet<u64> = entries.into_iter().map(|(_, place)| place).collect();
+            let (used, rest) = found.into_iter().partition(|(fde, _)| listed.contains(&fde.place));
+            found = used;
+            unwind.unlisted = Vec::into_iter(rest).map(|(fde, _)| fde.start).collect();
+        }
         for (index, (fde, table)) in found.into_iter().enumerate() {
             let next = |start, row| RowEntry { start, row, fde: index as u32 };
             // A gap before this description ends the last row; an overlap is reported by the structure check.

@@ -11,7 +11,8 @@
 //! instruction, or for two of which one is at the input's own address (old text that a guarded relink keeps). What follows a call is
 //! a successor unless the callee never returns ([`crate::noreturn`]) or the frame description ends there; then it is only tried.
 //!
-//! **Terminates**: each step relates a pair that was not related before; there are finitely many, and a failed trial is not repeated.
+//! **Terminates**: each step relates a pair that was not related before; there are finitely many, and a failed trial is
+//! repeated at most once per round of [`crate::leftover`].
 
 mod compare;
 mod relation;
@@ -138,6 +139,8 @@ pub(crate) struct Walk<'w, 'a> {
     /// Moved tables: input start, output start, bytes that were explained.
     pub(crate) clones: Vec<(u64, u64, u64)>,
     pub(crate) survey: Survey,
+    /// Places in the input's code where the linker put an absolute address.
+    absolute_fields: FxHashSet<u64>,
     noreturn: NoReturn,
     queue: Vec<Pair>,
     tries: Vec<Pair>,
@@ -170,6 +173,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             displaced: Vec::new(),
             clones: Vec::new(),
             survey: Survey::of(input),
+            absolute_fields: crate::data::absolute_fields(&input.image),
             noreturn: NoReturn::compute(input),
             queue: Vec::new(),
             tries: Vec::new(),
@@ -196,7 +200,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
-    /// Walks all that is queued, then reads the jump tables that turned up, until nothing is left.
+    /// Walks all that is queued, then reads the jump tables that turned up, until nothing is left but guesses.
     pub(crate) fn settle(&mut self) {
         loop {
             while let Some(pair) = self.queue.pop() {
@@ -204,12 +208,17 @@ impl<'w, 'a> Walk<'w, 'a> {
                     self.violations.push(violation);
                 }
             }
-            if let Some(table) = self.tables.pop() {
-                tables::read(self, table);
-                continue;
+            let Some(table) = self.tables.pop() else { return };
+            tables::read(self, table);
+        }
+    }
+
+    /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data.
+    pub(crate) fn settle_tries(&mut self) {
+        while let Some(pair) = self.tries.pop() {
+            if self.attempt(pair) {
+                self.settle();
             }
-            let Some(pair) = self.tries.pop() else { return };
-            self.attempt(pair);
         }
     }
 
@@ -287,9 +296,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                     (a, b) = (inst, other);
                 }
                 (Canonical::Cycle, Canonical::Cycle) => return Ok(()),
-                (Canonical::Bad(input), Canonical::Bad(output)) if self.input.code.index(input).is_none() && input == output => {
-                    return Ok(());
-                }
+                (Canonical::Bad(input), Canonical::Bad(output)) if self.is_same_unknown(input, output) => return Ok(()),
                 (Canonical::Bad(input), _) if self.input.code.index(input).is_some() => {
                     return fail(ViolationKind::BadTarget, o, format!("the input does not decode at {input:#x}"));
                 }
@@ -326,6 +333,12 @@ impl<'w, 'a> Walk<'w, 'a> {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// Whether what neither side can decode is the same: outside of all code, or untouched.
+    fn is_same_unknown(&self, input: u64, output: u64) -> bool {
+        let bytes = |side: &Side<'a>| side.code.tail(input).map(|tail| &tail[..tail.len().min(15)]);
+        input == output && bytes(self.input) == bytes(self.output)
     }
 
     /// The successor by falling through, after queueing the others.
@@ -407,14 +420,18 @@ impl<'w, 'a> Walk<'w, 'a> {
     }
 
     fn compare_rows(&mut self, i: u64, o: u64) -> Result<(), Violation> {
-        if !self.input_row.covers(i) {
+        let is_known = self.input_row.covers(i) && self.output_row.covers(o);
+        if !is_known {
             self.input_row = self.input.unwind.locate(i);
-        }
-        if !self.output_row.covers(o) {
             self.output_row = self.output.unwind.locate(o);
         }
         self.stats.unwind_rows += 1;
         let (a, b) = (self.input_row, self.output_row);
+        let personality =
+            |side: &Side<'_>, located: &Located| side.unwind.fdes.get(located.fde as usize).and_then(|fde| fde.local_personality);
+        if !is_known && let (Some(input), Some(output)) = (personality(self.input, &a), personality(self.output, &b)) {
+            self.queue.push(Pair { input, output, origin: o });
+        }
         if a.row == b.row && a.frame == b.frame {
             return Ok(());
         }
@@ -440,7 +457,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         };
         let (a, b) = match (self.input.call_sites(a), self.output.call_sites(b)) {
             (None, _) => return Ok(()),
-            (Some(_), None) => return fail("its language-specific data cannot be read"),
+            (Some(_), None) => return fail("its language-specific data is missing or cannot be read"),
             (Some(a), Some(b)) => (a, b),
         };
         self.stats.call_sites += 1;

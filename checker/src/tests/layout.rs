@@ -27,6 +27,7 @@ _start:
 @FUNCTIONS@
 
     .org 0x400, 0xcc
+@COPIES@
 
     .section .rodata, "a"
     .balign 16
@@ -145,10 +146,18 @@ classify:
 /// The third entry cannot be selected, as far as LLVM knows, and points behind the function.
 const TABLE: &str = ".long .Lzero - table, .Lone - table, .Lend - table, .Ltwo - table, .Lone - table\n";
 
+fn text(functions: &[&str], table: &str, copies: &str) -> String {
+    FRAME.replace("@FUNCTIONS@", &functions.concat()).replace("@TABLE@", table).replace("@COPIES@", copies)
+}
+
 fn build(functions: &[&str], table: &str) -> Option<Vec<u8>> {
+    build_with_copies(functions, table, "")
+}
+
+fn build_with_copies(functions: &[&str], table: &str, copies: &str) -> Option<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let (source, program) = (folder.path().join("a.s"), folder.path().join("a"));
-    std::fs::write(&source, FRAME.replace("@FUNCTIONS@", &functions.concat()).replace("@TABLE@", table)).unwrap();
+    std::fs::write(&source, text(functions, table, copies)).unwrap();
     let command = Command::new("gcc").args(["-nostdlib", "-pie", "-Wl,--eh-frame-hdr", "-o"]).arg(&program).arg(&source).output();
     let Ok(done) = command else {
         skipped("layouts made with the assembler", "no gcc");
@@ -207,4 +216,30 @@ fn code_that_corresponds_to_nothing_is_seen() {
     let extra = format!("{UNUSED}\n    mov $5, %eax\n    ret\n");
     let Some(report) = compare(&[&extra, TWICE, &relaid("je")], TABLE) else { return };
     assert_eq!(kinds(&report), [ViolationKind::Unexplained], "{}", report.summary(10));
+}
+
+/// Old text that stays, with a jump at the entry of what was copied; the copy has its own table, in an executable section.
+fn guarded(copy: &str, table: &str) -> Option<Report> {
+    let entry = "push %rbx\n    .cfi_def_cfa_offset 16\n    .cfi_offset rbx, -16\n    cmp $4, %edi\n    ja 9f";
+    let jump = ".byte 0xe9\n .cfi_def_cfa_offset 16\n .cfi_offset rbx, -16\n .long classify_copy - . - 4\n .byte 0x90";
+    assert!(CLASSIFY.contains(entry));
+    let rename = |text: &str| text.replace("classify", "classify_copy").replace("table", "table_copy").replace(".L", ".Lc");
+    let copies = format!("    .section .copies, \"ax\"\n{}\n    .balign 4\ntable_copy:\n{}", rename(copy), rename(table));
+    let input = build(&[CLASSIFY, TWICE, UNUSED], TABLE)?;
+    let output = build_with_copies(&[&CLASSIFY.replace(entry, jump), TWICE, UNUSED], TABLE, &copies)?;
+    Some(check(&input, &output).unwrap())
+}
+
+#[test]
+fn a_copy_behind_a_jump_at_the_old_entry_corresponds() {
+    let Some(report) = guarded(&relaid("je"), TABLE) else { return };
+    assert!(report.is_ok(), "{}", report.summary(20));
+    assert!(report.stats.moved_instructions > 10 && report.stats.jump_table_entries >= 5, "{:?}", report.stats);
+}
+
+#[test]
+fn a_copied_table_with_a_wrong_entry_is_seen() {
+    let swapped = TABLE.replace(".Ltwo - table, .Lone", ".Lone - table, .Ltwo");
+    let Some(report) = guarded(&relaid("je"), &swapped) else { return };
+    assert!(!report.is_ok());
 }

@@ -48,8 +48,13 @@ impl Walk<'_, '_> {
                 }
                 return if prefixes(x).eq(prefixes(y)) { Ok(None) } else { mismatch() };
             }
-            Kind::Loop | Kind::Call => {
-                let field = if a.kind == Kind::Call || x.first() == Some(&0xc7) { 4 } else { 1 };
+            Kind::Call => {
+                // A linker pads a call that it relaxed with an address-size prefix, which does nothing here.
+                let significant = |bytes| prefixes(bytes).filter(|&&byte| byte != 0x67);
+                return if significant(x).eq(significant(y)) { Ok(None) } else { mismatch() };
+            }
+            Kind::Loop => {
+                let field = if x.first() == Some(&0xc7) { 4 } else { 1 };
                 let same = x.len() == y.len() && x.len() >= field && x[..x.len() - field] == y[..y.len() - field];
                 return if same { Ok(None) } else { mismatch() };
             }
@@ -59,6 +64,9 @@ impl Walk<'_, '_> {
             return mismatch();
         }
         if a.disp == 0 {
+            if let Some(found) = self.linked_address(i, x, y) {
+                return Ok(Some(found));
+            }
             return if x == y {
                 Ok(self.absolute(x))
             } else {
@@ -91,6 +99,21 @@ impl Walk<'_, '_> {
             (false, false) if to_i == to_o => Ok(None),
             (false, false) => Ok(Some(Reference::Displaced(to_i, to_o))),
         }
+    }
+
+    /// The code address in a field that the input's relocations name, if nothing else differs.
+    fn linked_address(&self, i: u64, x: &[u8], y: &[u8]) -> Option<Reference> {
+        if self.absolute_fields.is_empty() {
+            return None;
+        }
+        let at = (1..x.len()).find(|&at| self.absolute_fields.contains(&(i + at as u64)))?;
+        // `movabs` alone has a field of eight bytes.
+        let size = if x.len() >= at + 8 { 8 } else { 4 };
+        let read =
+            |bytes: &[u8]| Some(bytes.get(at..at + size)?.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)));
+        let (input, output) = (read(x)?, read(y)?);
+        let same = x.len() == y.len() && x[..at] == y[..at] && x[at + size..] == y[at + size..];
+        (same && self.input.image.in_code(input)).then_some(Reference::Code(input, output))
     }
 
     /// The base of an indexed access that may be a table of absolute addresses, where both have the same bytes.
