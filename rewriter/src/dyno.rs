@@ -166,12 +166,13 @@ impl<'a> Layout<'a> {
         let mut copied: SecondaryMap<Block, u64> = SecondaryMap::new(0, 0);
         if let Order::Output { plan, .. } = order {
             for fragment in &plan.fragments {
-                let blocks = fragment.blocks.iter().map(|planned| planned.block);
-                let nexts = blocks.clone().skip(1).map(Some).chain([None]);
-                blocks.zip(nexts).for_each(|(block, next)| following[block] = Some(next));
+                let nexts = fragment.blocks.iter().skip(1).map(|planned| Some(planned.block)).chain([None]);
+                let placed = fragment.blocks.iter().zip(nexts).filter(|(planned, _)| planned.copy.is_none());
+                placed.for_each(|(planned, next)| following[planned.block] = Some(next));
             }
+            copied = copy_counts(program, &plan.fragments);
         }
-        Self { program, order, following }
+        Self { program, order, following, copied }
     }
 
     fn placement(&self, block: Block) -> (Va, u32) {
