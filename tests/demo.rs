@@ -47,7 +47,7 @@ fn relift_demo_does_the_whole_job() {
     let taken = |side: &str| {
         report["dyno"][side]["taken_branches"].as_u64().unwrap_or_else(|| panic!("no taken branches {side} in {report}"))
     };
-    assert!(taken("after") * 2 < taken("before"), "taken branches: {} before, {} after", taken("before"), taken("after"));
+    assert!(taken("after") * 4 < taken("before") * 3, "taken branches: {} before, {} after", taken("before"), taken("after"));
     assert!(
         report["output_bytes"].as_u64() <= report["input_bytes"].as_u64().map(|bytes| bytes * 103 / 100),
         "the output grew: {report}"

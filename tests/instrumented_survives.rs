@@ -24,20 +24,26 @@ fn instrumented(text: &str, flags: &[&str], folder: &Path) -> (PathBuf, PathBuf)
     (output, profile)
 }
 
-/// What `relift profile show --json` says of a profile.
-fn shown(profile: &Path, folder: &Path) -> serde_json::Value {
-    let said = relift_succeeds(relift().args(["profile", "show", "--json"]).arg(profile), folder);
-    serde_json::from_slice(&said.stdout).unwrap_or_else(|error| panic!("profile show --json printed no JSON ({error}): {said:?}"))
+/// The sum of the counters of a function, from what `relift profile show --json` prints. Which places of the function have a counter is
+/// relift's choice, so tests compare sums with those of another run and expect no number.
+fn counted_in(function: &str, profile: &Path, folder: &Path) -> u64 {
+    let said = relift_succeeds(relift().args(["profile", "show", "--json", "--top", "1000"]).arg(profile), folder);
+    let shown: serde_json::Value = serde_json::from_slice(&said.stdout)
+        .unwrap_or_else(|error| panic!("profile show --json printed no JSON ({error}): {said:?}"));
+    let functions = shown["functions"].as_array().unwrap_or_else(|| panic!("no list of functions in {shown}"));
+    let found = functions.iter().find(|entry| entry["name"] == function).unwrap_or_else(|| panic!("no {function} in {shown}"));
+    found["counted"].as_u64().unwrap_or_else(|| panic!("no sum of counters in {found}"))
 }
 
-/// How often the function was entered, from the list of functions that `profile show --json` prints.
-fn calls_of(profile: &serde_json::Value, function: &str) -> u64 {
-    let functions = profile["functions"].as_array().unwrap_or_else(|| panic!("no list of functions in {profile}"));
-    let found = functions.iter().find(|entry| entry["name"] == function).unwrap_or_else(|| panic!("no {function} in {profile}"));
-    found["calls"].as_u64().unwrap_or_else(|| panic!("no number of calls in {found}"))
+/// The same for a fresh profile of one run with `argument`, which must end like that.
+fn counted_by_a_run(argument: &str, end: End, functions: &[&str], flags: &[&str]) -> Vec<u64> {
+    let folder = scratch();
+    let (program, profile) = instrumented(COUNTED, flags, folder.path());
+    assert_eq!(run(Command::new(&program).arg(argument), folder.path()).end, end);
+    functions.iter().map(|function| counted_in(function, &profile, folder.path())).collect()
 }
 
-/// A program with a function that is called as often as its argument says, and that can end in several ways.
+/// A program that does the same work in several ways and ends in several ways.
 const COUNTED: &str = r#"
 #include <signal.h>
 #include <stdio.h>
@@ -74,14 +80,17 @@ int main(int argc, char **argv) {
         }
         while (wait(0) > 0) {}
         return 0;
+    case 'w': /* the work of the ten children, without children */
+        for (unsigned i = 0; i < 10; i++) in_child(i);
+        return 0;
     case 'x':
-        for (unsigned i = 0; i < 250; i++) value = counted(value);
+        in_child(3);
         _exit(5);
     case 'a':
-        for (unsigned i = 0; i < 250; i++) value = counted(value);
+        in_child(3);
         abort();
     default:
-        for (unsigned i = 0; i < 1000; i++) value = counted(value);
+        in_child(3);
         printf("%u\n", value);
         return 0;
     }
@@ -91,13 +100,16 @@ int main(int argc, char **argv) {
 const PIE: &[&str] = &["-O2", "-fPIE", "-pie"];
 
 #[test]
-fn a_finished_run_is_counted_exactly_and_two_runs_add_up() {
+fn two_runs_add_up() {
     let folder = scratch();
     let (program, profile) = instrumented(COUNTED, PIE, folder.path());
-    for times in 1..=2 {
+    let mut sums = Vec::new();
+    for _ in 0..3 {
         assert_eq!(run(&mut Command::new(&program), folder.path()).end, End::Exit(0));
-        assert_eq!(calls_of(&shown(&profile, folder.path()), "counted"), 1000 * times);
+        sums.push(counted_in("counted", &profile, folder.path()));
     }
+    assert!(sums[0] > 0);
+    assert_eq!(sums, [sums[0], sums[0] * 2, sums[0] * 3]);
 }
 
 #[test]
@@ -115,36 +127,30 @@ fn a_program_killed_halfway_leaves_a_profile() {
     child.kill().expect("a child of ours can be killed");
     let status = child.wait().expect("a child of ours can be waited for");
     assert_eq!(support::end_of(status), End::Signal(9));
-    assert!(calls_of(&shown(&profile, folder.path()), "counted") > 1000);
+    assert!(counted_in("counted", &profile, folder.path()) > 1000);
 }
 
 #[test]
 fn ten_forked_children_are_all_counted() {
-    let folder = scratch();
-    let (program, profile) = instrumented(COUNTED, PIE, folder.path());
-    assert_eq!(run(Command::new(&program).arg("f"), folder.path()).end, End::Exit(0));
-    let counts = shown(&profile, folder.path());
-    assert_eq!(calls_of(&counts, "in_child"), 10);
-    assert_eq!(calls_of(&counts, "counted"), 1000);
+    let functions = ["in_child", "counted"];
+    let alone = counted_by_a_run("w", End::Exit(0), &functions, PIE);
+    assert!(alone[1] > 0);
+    assert_eq!(counted_by_a_run("f", End::Exit(0), &functions, PIE), alone);
 }
 
 #[test]
 fn an_end_without_cleaning_up_loses_nothing() {
-    for (argument, end) in [("x", End::Exit(5)), ("a", End::Signal(6))] {
-        let folder = scratch();
-        let (program, profile) = instrumented(COUNTED, PIE, folder.path());
-        assert_eq!(run(Command::new(&program).arg(argument), folder.path()).end, end);
-        assert_eq!(calls_of(&shown(&profile, folder.path()), "counted"), 250);
-    }
+    let functions = ["in_child", "counted"];
+    let clean = counted_by_a_run("e", End::Exit(0), &functions, PIE);
+    assert_eq!(counted_by_a_run("x", End::Exit(5), &functions, PIE), clean);
+    assert_eq!(counted_by_a_run("a", End::Signal(6), &functions, PIE), clean);
 }
 
 #[test]
-fn a_program_linked_without_a_position_and_with_relocations_is_counted_too() {
+fn a_program_linked_at_a_fixed_place_or_with_relocations_is_counted_too() {
     for flags in [&["-O2", "-fno-pie", "-no-pie", "-Wl,--emit-relocs"][..], &["-O2", "-fPIE", "-pie", "-Wl,--emit-relocs"]] {
-        let folder = scratch();
-        let (program, profile) = instrumented(COUNTED, flags, folder.path());
-        assert_eq!(run(&mut Command::new(&program), folder.path()).end, End::Exit(0));
-        assert_eq!(calls_of(&shown(&profile, folder.path()), "counted"), 1000);
+        let counted = counted_by_a_run("w", End::Exit(0), &["counted"], flags);
+        assert!(counted[0] > 0, "{flags:?}");
     }
 }
 
@@ -189,6 +195,7 @@ fn threads_lose_few_counts_and_behave_the_same() {
     let (program, profile) = instrumented(text, &["-O2", "-fPIE", "-pie", "-pthread"], folder.path());
     let expected = run(&mut Command::new(folder.path().join("original")), folder.path());
     assert_eq!(run(&mut Command::new(&program), folder.path()), expected);
-    let calls = calls_of(&shown(&profile, folder.path()), "counted");
-    assert!((40_000..=80_000).contains(&calls), "{calls} calls were counted of 80000");
+    let sum = |profile: &Path| counted_in("counted", profile, folder.path());
+    // Counters are not atomic, and threads that meet may lose some; most of 80000 calls are there.
+    assert!(sum(&profile) > 10_000, "80000 calls in four threads leave a sum of {}", sum(&profile));
 }

@@ -152,6 +152,7 @@ pub(crate) fn run(args: &CorpusArgs) -> Result {
             build_program(program, &directory)?;
         }
     }
+    shell::say(&format!("the corpus is complete: {}", directory.display()));
     Ok(())
 }
 

@@ -254,3 +254,25 @@ impl Bench {
         self.same_behavior(subject, workload, original, &output)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_a_first_and_a_last_number() {
+        assert_eq!(parse_seeds("1..50"), Ok((1, 50)));
+        assert_eq!(parse_seeds("7..7"), Ok((7, 7)));
+        assert!(parse_seeds("7").is_err());
+        assert!(parse_seeds("one..two").is_err());
+    }
+
+    #[test]
+    fn every_program_has_a_training_workload_and_others() {
+        for (program, _) in PROGRAMS {
+            let workloads = workload::workloads_of(program).unwrap_or_else(|problem| panic!("{problem}"));
+            assert_eq!(workloads[0].name, "train");
+            assert!(workloads.len() > 1, "{program} has only the training workload");
+        }
+    }
+}

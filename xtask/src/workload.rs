@@ -155,3 +155,42 @@ fn collect_files(folder: &Path, root: &Path, files: &mut BTreeMap<PathBuf, Vec<u
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn behavior(stdout: &str, end: &str) -> Behavior {
+        Behavior { stdout: stdout.into(), stderr: Vec::new(), end: end.into(), files: BTreeMap::new() }
+    }
+
+    #[test]
+    fn a_difference_is_told_by_its_first_line_or_its_end_or_its_file() {
+        let original = behavior("same\nleft\n", "exit status 0");
+        assert_eq!(original.difference(&original.clone()), None);
+        let other = behavior("same\nright\n", "exit status 0").difference(&original);
+        assert_eq!(other.as_deref(), Some("standard output differs: line 2 is \"left\" in place of \"right\""));
+        assert_eq!(
+            original.difference(&behavior("same\nleft\n", "signal 11")).as_deref(),
+            Some("ends with signal 11 in place of exit status 0")
+        );
+        let mut wrote = original.clone();
+        wrote.files.insert("made".into(), b"bytes".to_vec());
+        assert_eq!(original.difference(&wrote).as_deref(), Some("the file made differs"));
+        assert_eq!(wrote.difference(&original).as_deref(), Some("the file made differs"));
+    }
+
+    #[test]
+    fn what_a_workload_does_is_seen_whole() {
+        let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
+        let script = folder.path().join("script.sh");
+        fs::write(&script, "\"$1\" out; echo err >&2; echo file > made; exit 3").unwrap_or_else(|error| panic!("{error}"));
+        let workload = Workload { name: "test".into(), script };
+        let echo = shell::find_program("echo").unwrap_or_else(|| panic!("there is an echo"));
+        let seen = observe(&workload, "echo", &echo, folder.path()).unwrap_or_else(|problem| panic!("{problem}"));
+        assert_eq!(seen.stdout, b"out\n");
+        assert_eq!(seen.stderr, b"err\n");
+        assert_eq!(seen.end, "exit status 3");
+        assert_eq!(seen.files.get(Path::new("made")).map(Vec::as_slice), Some(b"file\n".as_slice()));
+    }
+}
