@@ -19,7 +19,6 @@ use lifter::x86::decode_block;
 use profiles::Weights;
 use rayon::prelude::*;
 
-use crate::layout::duplicate::copy_counts;
 use crate::plan::LayoutPlan;
 use crate::terminator::{Execution, SuccessorCounts, as_in_input, emit_weighted};
 
@@ -156,23 +155,27 @@ struct Layout<'a> {
     order: Order<'a>,
     /// For each block that the plan moves: the one behind it in its fragment. `None` for blocks that stay where they are.
     following: SecondaryMap<Block, Option<Option<Block>>>,
-    /// How often copies of a block run; they are followed by the block's only successor.
-    copied: SecondaryMap<Block, u64>,
+    /// Copies of blocks, ascending by block: what follows each in its fragment, and how often it runs.
+    copies: Vec<(Block, Option<Block>, u64)>,
 }
 
 impl<'a> Layout<'a> {
     fn new(program: &'a Program, order: Order<'a>) -> Self {
         let mut following = SecondaryMap::new(program.blocks.len(), None);
-        let mut copied: SecondaryMap<Block, u64> = SecondaryMap::new(0, 0);
+        let mut copies = Vec::new();
         if let Order::Output { plan, .. } = order {
             for fragment in &plan.fragments {
                 let nexts = fragment.blocks.iter().skip(1).map(|planned| Some(planned.block)).chain([None]);
-                let placed = fragment.blocks.iter().zip(nexts).filter(|(planned, _)| planned.copy.is_none());
-                placed.for_each(|(planned, next)| following[planned.block] = Some(next));
+                for (planned, next) in fragment.blocks.iter().zip(nexts) {
+                    match planned.copy {
+                        None => following[planned.block] = Some(next),
+                        Some(count) => copies.push((planned.block, next, count)),
+                    }
+                }
             }
-            copied = copy_counts(program, &plan.fragments);
+            copies.sort_unstable();
         }
-        Self { program, order, following, copied }
+        Self { program, order, following, copies }
     }
 
     fn placement(&self, block: Block) -> (Va, u32) {
@@ -189,21 +192,27 @@ impl<'a> Layout<'a> {
         }
     }
 
-    fn execution(&self, block: Block, mut counts: SuccessorCounts) -> Execution {
+    /// How the terminators of a block and of its copies run.
+    fn executions(&self, block: Block, counts: SuccessorCounts) -> Vec<Execution> {
         let data = &self.program.blocks[block];
-        let runs_on = |next: Block| self.program.func_of(next) == data.func;
-        match data.terminator {
-            Terminator::Fallthrough { next } if runs_on(next) => counts.next = counts.next.saturating_sub(self.copied[block]),
-            Terminator::Jump { target: CodeTarget::Block(next) } if runs_on(next) => {
-                counts.taken = counts.taken.saturating_sub(self.copied[block]);
-            }
-            _ => {}
-        }
-        let emitted = match self.following[block] {
-            Some(following) => emit_weighted(&data.terminator, following, counts),
-            None => as_in_input(&data.terminator),
+        let following = match self.order {
+            Order::Input => None,
+            Order::Output { .. } => self.following[block],
         };
-        Execution::of(emitted, &data.terminator, counts)
+        let Some(following) = following else {
+            return vec![Execution::of(as_in_input(&data.terminator), &data.terminator, counts)];
+        };
+        let first = self.copies.partition_point(|copy| copy.0 < block);
+        let copies = self.copies[first..].iter().take_while(|copy| copy.0 == block);
+        let mut left = counts;
+        let mut executions = Vec::new();
+        for &(_, next, count) in copies {
+            let share = counts.share(count);
+            left = left.less(share);
+            executions.push(Execution::of(emit_weighted(&data.terminator, next, counts), &data.terminator, share));
+        }
+        executions.push(Execution::of(emit_weighted(&data.terminator, following, counts), &data.terminator, left));
+        executions
     }
 }
 
@@ -262,7 +271,12 @@ fn count_terminator(program: &Program, weights: &Weights, layout: &Layout<'_>, b
         }
         _ => {}
     }
-    let execution = layout.execution(block, SuccessorCounts::of(program, weights, block));
+    for execution in layout.executions(block, SuccessorCounts::of(program, weights, block)) {
+        *stats += counted(program, layout, block, execution);
+    }
+}
+
+fn counted(program: &Program, layout: &Layout<'_>, block: Block, execution: Execution) -> DynoStats {
     let mut more = DynoStats::default();
     if let Some(branch) = execution.conditional {
         let runs = branch.taken.saturating_add(branch.not_taken);
@@ -284,7 +298,7 @@ fn count_terminator(program: &Program, weights: &Weights, layout: &Layout<'_>, b
             more.tail_calls = runs;
         }
     }
-    *stats += more;
+    more
 }
 
 /// The fewest blocks that make up 99 % of the executed instructions: their bytes, pages and lines.

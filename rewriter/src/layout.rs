@@ -19,7 +19,7 @@ use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 
 mod align;
 mod chains;
-pub(crate) mod duplicate;
+mod duplicate;
 mod ext_tsp;
 mod functions;
 mod links;

@@ -68,6 +68,20 @@ impl SuccessorCounts {
     }
 }
 
+impl SuccessorCounts {
+    /// What falls to `count` of all executions, both ways in the proportion of the whole.
+    pub fn share(self, count: u64) -> Self {
+        let all = u128::from(self.taken) + u128::from(self.next);
+        let part =
+            |whole: u64| (u128::from(whole) * u128::from(count)).checked_div(all).map_or(0, |p| p.min(u128::from(whole)) as u64);
+        Self { taken: part(self.taken), next: part(self.next) }
+    }
+    /// What is left when `other` is taken away.
+    pub fn less(self, other: Self) -> Self {
+        Self { taken: self.taken.saturating_sub(other.taken), next: self.next.saturating_sub(other.next) }
+    }
+}
+
 /// A conditional branch or `loop` as executed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ConditionalExecution {

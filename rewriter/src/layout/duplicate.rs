@@ -3,9 +3,10 @@
 //! **Problem.** Compilers share epilogues and, in interpreters, the dispatch (`fetch; jmp *table`), so that hot paths end in a jump to it. Only one
 //! path can run into the shared block; all others pay a taken branch, and the one indirect jump has to predict for all of them.
 //!
-//! **Method.** After layout, wherever a block still ends in an unconditional jump that runs often, follow the target through blocks with one
-//! successor. If that ends, within `CHAIN_BYTES_MAX`, in a return, an indirect jump or a jump out of the function, copy the chain behind the block.
-//! The hottest jumps come first, until the budget is used up.
+//! **Method.** After layout, wherever a block still ends in an unconditional jump that runs often, follow the target along the more frequent
+//! successors. If that ends, within `CHAIN_BYTES_MAX`, in a return, an indirect jump or a jump out of the function, copy the chain behind the block;
+//! its branches lead from the copy to the originals of what they leave the chain for. The jumps with the most executions saved per byte come first,
+//! until the budget is used up.
 //!
 //! **Why it is safe.** A copy is the same instructions with the same references, entered from the one place that jumped to the original. The
 //! original stays for everyone else. Unwind rows and call sites follow the input addresses that both stand for.
@@ -13,7 +14,7 @@
 //! **Why it pays.** A taken branch less for each execution of the jump, at a cost in bytes that is bounded and only spent on code that runs often.
 //! (Mueller and Whalley, "Avoiding unconditional jumps by code replication", PLDI 1992.)
 
-use lifter::entity::{Block, EntityId, SecondaryMap};
+use lifter::entity::Block;
 use lifter::ir::{CodeTarget, Program, StopKind, Terminator};
 use profiles::Weights;
 
@@ -31,7 +32,8 @@ struct Candidate {
     position: usize,
     count: u64,
     bytes: u32,
-    chain: Vec<Block>,
+    /// Each block to copy, with how often that copy is expected to run.
+    chain: Vec<(Block, u64)>,
 }
 
 /// Copies tails behind jumps that run at least `busy_count_min` times, for at most `per_mille_max` thousandths of the bytes of movable
@@ -84,24 +86,26 @@ fn candidate(
         return None;
     }
     let CodeTarget::Block(target) = target else { return None };
-    let chain = chain(program, block, target)?;
-    let bytes = chain.iter().map(|&b| program.blocks[b].len).sum();
+    let chain = chain(program, weights, block, target, count)?;
+    let bytes = chain.iter().map(|&(b, _)| program.blocks[b].len).sum();
     Some(Candidate { fragment: index, position, count, bytes, chain })
 }
 
-/// The blocks from `target` to where control leaves the function, if that is near.
-fn chain(program: &Program, from: Block, target: Block) -> Option<Vec<Block>> {
+/// The blocks from `target` to where control leaves the function, if that is near; `count` is how often the copy is entered.
+fn chain(program: &Program, weights: &Weights, from: Block, target: Block, mut count: u64) -> Option<Vec<(Block, u64)>> {
     let class_of = |block: Block| program.ranges[program.blocks[block].range as usize].unwind_class;
     let func = program.func_of(from);
-    let mut chain = Vec::new();
+    let mut chain: Vec<(Block, u64)> = Vec::new();
     let (mut block, mut bytes) = (target, 0);
     loop {
         let data = &program.blocks[block];
         bytes += data.len;
-        if data.func != func || class_of(block) != class_of(from) || bytes > CHAIN_BYTES_MAX || chain.len() == CHAIN_BLOCKS_MAX {
+        let is_elsewhere = data.func != func || class_of(block) != class_of(from);
+        let comes_back = block == from || chain.iter().any(|&(known, _)| known == block);
+        if is_elsewhere || comes_back || bytes > CHAIN_BYTES_MAX || chain.len() == CHAIN_BLOCKS_MAX {
             return None;
         }
-        chain.push(block);
+        chain.push((block, count));
         match data.terminator {
             Terminator::Stop(StopKind::Return | StopKind::ComputedJump | StopKind::TableJump(_) | StopKind::IndirectTailCall) => {
                 return Some(chain);
@@ -109,6 +113,13 @@ fn chain(program: &Program, from: Block, target: Block) -> Option<Vec<Block>> {
             Terminator::Jump { target: CodeTarget::Block(next) } if program.func_of(next) != func => return Some(chain),
             Terminator::Jump { target: CodeTarget::Fixed(_) } => return Some(chain),
             Terminator::Jump { target: CodeTarget::Block(next) } | Terminator::Fallthrough { next } => block = next,
+            Terminator::Branch { taken: CodeTarget::Block(taken), next, .. } => {
+                let counts = SuccessorCounts::of(program, weights, block);
+                let (more, frequent) = if counts.taken > counts.next { (taken, counts.taken) } else { (next, counts.next) };
+                let all = counts.taken.saturating_add(counts.next).max(1);
+                count = (u128::from(count) * u128::from(frequent) / u128::from(all)) as u64;
+                block = more;
+            }
             Terminator::Branch { .. } | Terminator::Loop { .. } | Terminator::Stop(_) => return None,
         }
     }
@@ -123,22 +134,10 @@ fn insert(fragments: &mut [FragmentPlan], mut candidates: Vec<Candidate>) {
         for (position, planned) in old.into_iter().enumerate() {
             blocks.push(planned);
             if let Some(candidate) = wanted.next_if(|c| c.position == position) {
-                let copy = |&block: &Block| PlannedBlock { block, align: 1, copy: Some(candidate.count) };
+                let copy = |&(block, count): &(Block, u64)| PlannedBlock { block, align: 1, copy: Some(count) };
                 blocks.extend(candidate.chain.iter().map(copy));
             }
         }
         fragments[group[0].fragment].blocks = blocks;
     }
-}
-
-/// How often the copies of each block run.
-pub(crate) fn copy_counts(program: &Program, fragments: &[FragmentPlan]) -> SecondaryMap<Block, u64> {
-    let mut counts: SecondaryMap<Block, u64> = SecondaryMap::new(program.blocks.len(), 0);
-    for planned in fragments.iter().flat_map(|f| &f.blocks) {
-        debug_assert!(planned.block.index() < program.blocks.len());
-        if let Some(count) = planned.copy {
-            counts[planned.block] = counts[planned.block].saturating_add(count);
-        }
-    }
-    counts
 }
