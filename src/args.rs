@@ -19,7 +19,7 @@ pub(crate) struct Cli {
     /// Print where the time went.
     #[arg(long, global = true)]
     pub(crate) time: bool,
-    /// Say more of what is done.
+    /// Name every pinned function too.
     #[arg(long, short, global = true)]
     pub(crate) verbose: bool,
 }
@@ -61,9 +61,6 @@ pub(crate) struct Rewrite {
     /// Write the output without the independent check.
     #[arg(long)]
     pub(crate) no_check: bool,
-    /// Drop symbols too (debug sections that would be false are always dropped).
-    #[arg(long, hide = true)]
-    pub(crate) strip: bool,
 }
 
 #[derive(Debug, Args)]

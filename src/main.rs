@@ -1,5 +1,7 @@
 //! The command line: exit status 0 done, 1 refused or failed with one line that says why, 2 wrong usage.
 
+#![expect(clippy::print_stderr, reason = "warnings and refusals go to standard error; this is the command line")]
+
 mod args;
 mod commands;
 mod driver;

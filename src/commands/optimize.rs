@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use lifter::entity::{Block, EntityId};
+use lifter::entity::{Block, EntityId, Func};
+use lifter::ir::FuncData;
 use profiles::Weights;
 use rewriter::dyno::{self, DynoStats};
 use rewriter::layout::LayoutOptions;
@@ -57,6 +58,8 @@ pub(crate) struct Job<'a> {
 pub(crate) struct Done {
     pub(crate) report: Report,
     dyno: Option<(DynoStats, DynoStats)>,
+    /// One line for each pinned function.
+    pinned: Vec<String>,
 }
 
 impl Done {
@@ -65,6 +68,9 @@ impl Done {
         self.report.set_timing(timing);
         for warning in &self.report.warnings {
             eprintln!("relift: warning: {warning}");
+        }
+        if style.verbose {
+            self.pinned.iter().for_each(|line| eprintln!("relift: pinned: {line}"));
         }
         if style.json {
             return print_json(&self.report);
@@ -128,7 +134,17 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     if let Some((before, after)) = &dyno {
         report.set_dyno(before, after);
     }
-    Ok(Done { report, dyno })
+    Ok(Done { report, dyno, pinned: pinned(&lifted) })
+}
+
+fn pinned(lifted: &Lifted<'_>) -> Vec<String> {
+    let Lifted { image, program } = lifted;
+    let line = |(func, data): (Func, &FuncData)| {
+        let name = data.symbol.and_then(|symbol| image.symbols.get(symbol)).map_or("", |s| s.name);
+        let start = program.blocks[data.entry].start;
+        Some(format!("{start} {} bytes, {}: {func} {name}", program.func_size(func), data.pin?.name()))
+    };
+    program.funcs.iter().filter_map(line).collect()
 }
 
 /// Keeps the first `fuel` functions of the plan and lays out the others as they were.

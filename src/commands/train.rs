@@ -21,13 +21,8 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
     let counting = scratch.path().join(name);
     // Always a new file: what an earlier training left in the one that is kept must not be added to this one.
     let profile = scratch.path().join("profile.rlp");
-    let rewrite = Rewrite {
-        input: args.rewrite.input.clone(),
-        output: counting.clone(),
-        verify: args.rewrite.verify,
-        no_check: true,
-        strip: false,
-    };
+    let rewrite =
+        Rewrite { input: args.rewrite.input.clone(), output: counting.clone(), verify: args.rewrite.verify, no_check: true };
     instrument::instrument(&rewrite, &profile, timing)?;
     let status = timing.phase("train", |_| run_workload(&args.workload, &counting))?;
     if !status.success() && !style.json {
