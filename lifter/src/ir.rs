@@ -344,6 +344,13 @@ pub struct TableData {
     pub is_exclusive: bool,
 }
 
+impl TableData {
+    /// Its size in bytes.
+    pub fn byte_len(&self) -> u64 {
+        u64::from(self.entry_size) * self.targets.len() as u64
+    }
+}
+
 /// The lifted program, level 1.
 #[derive(Debug, Default)]
 pub struct Program {

@@ -151,7 +151,7 @@ pub fn relink(
     let segments = headers::build(image, &changes, &|va| file.offset_of(va));
     let moved_address =
         |va: Va| moved_head.filter(|&(start, end, _)| start <= va && va < end).map(|(start, _, to)| to + (va - start));
-    let added = overflow_sections(image, &placement, &codes, built.as_ref().map(|(at, b, _)| (*at, b.bytes.len() as u64)), &file);
+    let added = overflow_sections(image, program, &placement, &codes, built.as_ref().map(|(at, b, _)| (*at, b.bytes.len() as u64)), &file);
     let mut table = SectionTable::new(image, added, |id, section| {
         edit_section(image, id, section, &places, &moved_address, reserved, reserved_at, &file);
     });
@@ -222,6 +222,7 @@ fn write_unwind(
 /// Section headers for what lies in the overflow, unwind sections and moved notes aside: those keep their own.
 fn overflow_sections(
     image: &Image<'_>,
+    program: &Program,
     placement: &Placement,
     codes: &[FragmentCode],
     payload: Option<(Va, u64)>,
@@ -243,9 +244,9 @@ fn overflow_sections(
     };
     let mut sections = Vec::new();
     let code_ends = codes.iter().zip(&placement.fragments).map(|(code, &at)| at + code.bytes.len() as u64);
-    let table_ends = placement.tables.values().filter_map(|place| match *place {
-        place::TablePlace::CopiedTo(va) => Some(va + 4),
-        _ => None,
+    let table_ends = program.tables.iter().filter_map(|(table, data)| match placement.tables[table] {
+        place::TablePlace::CopiedTo(va) => Some(va + data.byte_len()),
+        place::TablePlace::Untouched | place::TablePlace::InPlace => None,
     });
     let end = code_ends.chain(table_ends).filter(|&end| end > overflow.start).max();
     if let Some(end) = end.filter(|_| !image.sections.is_empty()) {

@@ -67,8 +67,7 @@ pub(crate) fn place(
         } else if program.is_replaceable() && data.is_exclusive && data.bound == TableBound::Proven {
             TablePlace::InPlace
         } else {
-            let len = u64::from(data.entry_size) * data.targets.len() as u64;
-            TablePlace::CopiedTo(space.take_anywhere(len, u64::from(data.entry_size)))
+            TablePlace::CopiedTo(space.take_anywhere(data.byte_len(), u64::from(data.entry_size)))
         };
     }
     Placement { fragments, tables, space }
