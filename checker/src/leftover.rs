@@ -13,7 +13,7 @@ use rustc_hash::{FxHashMap, FxHasher};
 
 use crate::decode::{Inst, Kind, Shape};
 use crate::report::ViolationKind;
-use crate::walk::{Bits, Pair, Side, Walk};
+use crate::walk::{Bits, Pair, Reach, Side, Walk};
 
 const CANDIDATES_MAX: usize = 64;
 /// Matched code may hold jump tables that reach more code; a third round never found anything.
@@ -38,7 +38,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
 }
 
 fn try_pair(walk: &mut Walk<'_, '_>, input: u64, output: u64) -> bool {
-    let is_right = walk.attempt(Pair { input, output, origin: output });
+    let is_right = walk.attempt(Pair { input, output, origin: output, reach: Reach::Flow });
     if is_right {
         walk.stats.matched_by_content += 1;
         walk.settle();
@@ -209,7 +209,7 @@ fn report_unexplained(walk: &mut Walk<'_, '_>) {
             // An old entry that now jumps to the function's copy.
             if output.inst(address).is_some_and(|inst| inst.kind == Kind::Jump)
                 && walk.input.code.index(address).is_some_and(|index| walk.survey.is_boundary(index))
-                && walk.attempt(Pair { input: address, output: address, origin: address })
+                && walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow })
                 && walk.relation.covered.contains(index)
             {
                 continue;

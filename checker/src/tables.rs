@@ -10,7 +10,7 @@
 
 use crate::decode::{Inst, Kind, Shape};
 use crate::report::ViolationKind;
-use crate::walk::{Bits, Displaced, Pair, Side, Walk};
+use crate::walk::{Bits, Displaced, Pair, Reach, Side, Walk};
 
 /// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
 const BOUND_WINDOW: usize = 8;
@@ -140,7 +140,7 @@ fn read_entry(walk: &mut Walk<'_, '_>, place: u64, input: Entry, output: Option<
     let Entry::To(input) = input else { return output.is_some() };
     match output.filter(|&output| walk.output.image.in_code(output)) {
         Some(output) if is_certain => walk.seed_address(input, output, place),
-        Some(output) => return walk.attempt(Pair { input, output, origin: place }),
+        Some(output) => return walk.attempt(Pair { input, output, origin: place, reach: Reach::Pointer }),
         None if is_certain => {
             let message = format!("the entry leads out of the code; the input's leads to {input:#x}");
             walk.report(ViolationKind::JumpTable, place, message);
