@@ -295,6 +295,42 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
+    /// Where `address` of the input leads through padding.
+    pub(crate) fn input_leads_to(&self, mut address: u64) -> u64 {
+        while let Some(inst) = self.input.inst(address).filter(|inst| inst.kind == Kind::Nop) {
+            address += u64::from(inst.len);
+        }
+        address
+    }
+
+    /// The input's name for what a call calls, if that is known.
+    pub(crate) fn known_callee(&self, is_input: bool, address: u64, inst: Inst) -> Option<u64> {
+        if is_input {
+            let callee = self.input.target(address, inst);
+            return self.relation.is_called(callee).then_some(callee);
+        }
+        self.relation.named(self.output.target(address, inst))
+    }
+
+    pub(crate) fn is_noreturn(&self, callee: u64) -> bool {
+        self.noreturn.contains(callee)
+    }
+
+    /// Whether a call goes through a cell that holds a function that never returns.
+    pub(crate) fn is_noreturn_cell(&self, is_input: bool, address: u64, inst: Inst) -> bool {
+        let side = if is_input { self.input } else { self.output };
+        inst.disp != 0 && self.noreturn.is_cell(side.operand(address, inst))
+    }
+
+    /// Whether nothing comes back from an instruction, as far as both sides know.
+    pub(crate) fn never_comes_back(&self, is_input: bool, address: u64, inst: Inst) -> bool {
+        match inst.kind {
+            Kind::Call => self.known_callee(is_input, address, inst).is_none_or(|callee| self.is_noreturn(callee)),
+            Kind::IndirectCall => self.is_noreturn_cell(is_input, address, inst),
+            _ => false,
+        }
+    }
+
     /// Walks straight on from a pair until something known or an end.
     fn run(&mut self, pair: Pair) -> Result<(), Violation> {
         let (mut i, mut o) = (pair.input, pair.output);
