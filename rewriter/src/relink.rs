@@ -151,7 +151,14 @@ pub fn relink(
     let segments = headers::build(image, &changes, &|va| file.offset_of(va));
     let moved_address =
         |va: Va| moved_head.filter(|&(start, end, _)| start <= va && va < end).map(|(start, _, to)| to + (va - start));
-    let added = overflow_sections(image, program, &placement, &codes, built.as_ref().map(|(at, b, _)| (*at, b.bytes.len() as u64)), &file);
+    let added = overflow_sections(
+        image,
+        program,
+        &placement,
+        &codes,
+        built.as_ref().map(|(at, b, _)| (*at, b.bytes.len() as u64)),
+        &file,
+    );
     let mut table = SectionTable::new(image, added, |id, section| {
         edit_section(image, id, section, &places, &moved_address, reserved, reserved_at, &file);
     });
