@@ -11,7 +11,9 @@
 
 mod fingerprint;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
 
 use crate::decode::Kind;
 use crate::report::ViolationKind;
@@ -29,16 +31,19 @@ enum Pass {
     Clear,
     Functions,
     Pieces,
-    /// Code that has a counterpart already.
+    /// Functions and pieces that have a counterpart already.
+    CopiedFunctions,
     Copies,
 }
+
+const PASSES: [Pass; 5] = [Pass::Clear, Pass::Functions, Pass::Pieces, Pass::CopiedFunctions, Pass::Copies];
 
 /// Matches what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     let mut left = match_in_place(walk);
     for _ in 0..ROUNDS_MAX {
         // The most certain matches may make others certain.
-        let found = [Pass::Clear, Pass::Functions, Pass::Pieces, Pass::Copies].into_iter().any(|pass| {
+        let found = PASSES.into_iter().any(|pass| {
             let found = match_by_content(walk, &left, pass);
             walk.settle_tries();
             found
@@ -86,10 +91,11 @@ fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
     if candidates.is_empty() {
         return false;
     }
-    let functions: FxHashSet<u64> = walk.input.unwind.fdes.iter().map(|fde| walk.input_leads_to(fde.start)).collect();
+    let functions: BTreeSet<u64> = walk.input.unwind.fdes.iter().map(|fde| walk.input_leads_to(fde.start)).collect();
     let wanted: Vec<u64> = match pass {
         Pass::Clear | Pass::Functions => lost.iter().copied().filter(|address| functions.contains(address)).collect(),
         Pass::Pieces => lost.to_vec(),
+        Pass::CopiedFunctions => functions.into_iter().collect(),
         Pass::Copies => leaders(walk, Of::Input, &Bits::default()),
     };
     // All prints are taken before the first match, because matches change them.
@@ -102,7 +108,7 @@ fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
         list.retain(|&output| walk.output.code.index(output).is_some_and(|index| !walk.relation.covered.contains(index)));
         let size = list.len().min(CANDIDATES_MAX);
         match pass {
-            Pass::Copies => {
+            Pass::CopiedFunctions | Pass::Copies => {
                 for &output in &list[..size] {
                     any |= try_pair(walk, address, output);
                 }
@@ -232,6 +238,9 @@ fn explained_size(walk: &mut Walk<'_, '_>, address: u64, end: u64) -> Option<u64
         && (matches!(inst.kind, Kind::Nop | Kind::Trap) || walk.output.code.bytes(address, inst) == [0x0f, 0x0b])
         && address + u64::from(inst.len) <= end
     {
+        return Some(u64::from(inst.len));
+    }
+    if let Some(inst) = inst.filter(|inst| inst.kind == Kind::Jump && walk.leads_nowhere(address, *inst)) {
         return Some(u64::from(inst.len));
     }
     let byte = walk.output.image.at(address, 1)?;

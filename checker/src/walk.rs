@@ -303,6 +303,14 @@ impl<'w, 'a> Walk<'w, 'a> {
         address
     }
 
+    /// Whether a jump of the output leads to what is no code of the input: LLVM lets what follows a call that never returns jump to the
+    /// function's end.
+    pub(crate) fn leads_nowhere(&self, address: u64, inst: Inst) -> bool {
+        let target = self.output.target(address, inst);
+        self.input.code.index(target).is_none_or(|index| !self.survey.is_boundary(index))
+            && self.input.unwind.fde_at(target).is_none()
+    }
+
     /// The input's name for what a call calls, if that is known.
     pub(crate) fn known_callee(&self, is_input: bool, address: u64, inst: Inst) -> Option<u64> {
         if is_input {
