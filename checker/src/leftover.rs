@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 use crate::decode::Kind;
 use crate::report::ViolationKind;
 use crate::walk::{Bits, Pair, Reach, Side, Walk};
-use fingerprint::{Of, fingerprint};
+use fingerprint::{Detail, Of, fingerprint};
 
 const CANDIDATES_MAX: usize = 64;
 /// Matched code tells what its callees are, and so what their other callers are.
@@ -68,6 +68,12 @@ fn try_pair(walk: &mut Walk<'_, '_>, input: u64, output: u64) -> bool {
 
 /// Tries unreached input code at its own address; gives what is elsewhere.
 fn match_in_place(walk: &mut Walk<'_, '_>) -> Vec<u64> {
+    for address in leaders(walk, Of::Output, &walk.relation.covered) {
+        let is_free = walk.output.code.index(address).is_some_and(|index| !walk.relation.covered.contains(index));
+        if is_free && walk.is_untouched(address) {
+            try_pair(walk, address, address);
+        }
+    }
     let mut lost = Vec::new();
     for address in leaders(walk, Of::Input, &walk.relation.seen) {
         if walk.input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index)) {
@@ -83,8 +89,14 @@ fn match_in_place(walk: &mut Walk<'_, '_>) -> Vec<u64> {
 
 fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
     let mut candidates: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
+    let is_copy = matches!(pass, Pass::CopiedFunctions | Pass::Copies);
+    let detail = if is_copy { Detail::WithoutCallees } else { Detail::Full };
     for address in leaders(walk, Of::Output, &walk.relation.covered) {
-        if let Some(print) = fingerprint(walk, Of::Output, address) {
+        // What is untouched needs no other origin.
+        if is_copy && walk.is_untouched(address) {
+            continue;
+        }
+        if let Some(print) = fingerprint(walk, Of::Output, detail, address) {
             candidates.entry(print).or_default().push(address);
         }
     }
@@ -100,7 +112,7 @@ fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
     };
     // All prints are taken before the first match, because matches change them.
     let prints: Vec<(u64, u64)> =
-        wanted.into_iter().filter_map(|address| Some((address, fingerprint(walk, Of::Input, address)?))).collect();
+        wanted.into_iter().filter_map(|address| Some((address, fingerprint(walk, Of::Input, detail, address)?))).collect();
     let mut any = false;
     for (address, print) in prints {
         let is_seen = walk.input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index));

@@ -311,6 +311,13 @@ impl<'w, 'a> Walk<'w, 'a> {
             && self.input.unwind.fde_at(target).is_none()
     }
 
+    /// Whether an address holds the same instruction in both programs.
+    pub(crate) fn is_untouched(&self, address: u64) -> bool {
+        let bytes = |side: &Side<'a>| side.inst(address).map(|inst| side.code.bytes(address, inst));
+        self.input.code.index(address).is_some_and(|index| self.survey.is_boundary(index))
+            && bytes(self.input).is_some_and(|same| bytes(self.output) == Some(same))
+    }
+
     /// The input's name for what a call calls, if that is known.
     pub(crate) fn known_callee(&self, is_input: bool, address: u64, inst: Inst) -> Option<u64> {
         if is_input {

@@ -23,8 +23,15 @@ pub(super) enum Of {
     Output,
 }
 
+/// Whether it counts what is known of callees. A function that stands twice has two names, so copies are looked for without.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Detail {
+    Full,
+    WithoutCallees,
+}
+
 /// `None` where nothing can be decoded.
-pub(super) fn fingerprint(walk: &Walk<'_, '_>, of: Of, start: u64) -> Option<u64> {
+pub(super) fn fingerprint(walk: &Walk<'_, '_>, of: Of, detail: Detail, start: u64) -> Option<u64> {
     let side = if of == Of::Input { walk.input } else { walk.output };
     let mut hasher = FxHasher::default();
     let mut numbers: FxHashMap<u64, usize> = FxHashMap::default();
@@ -51,6 +58,7 @@ pub(super) fn fingerprint(walk: &Walk<'_, '_>, of: Of, start: u64) -> Option<u64
                     continue;
                 }
                 Kind::Loop => ways.push(side.target(at, inst)),
+                Kind::Call if detail == Detail::WithoutCallees => break,
                 Kind::Call | Kind::IndirectCall if !goes_on(walk, of, at, inst, &mut hasher) => break,
                 Kind::Trap => break,
                 _ if inst.ends_flow() => break,
