@@ -13,7 +13,7 @@ mod fingerprint;
 
 use std::collections::BTreeSet;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::decode::Kind;
 use crate::report::ViolationKind;
@@ -31,12 +31,13 @@ enum Pass {
     Clear,
     Functions,
     Pieces,
-    /// Functions and pieces that have a counterpart already.
+    /// Functions and pieces that have a counterpart already; first what no other unreached code leads to.
+    CopiedRoots,
     CopiedFunctions,
     Copies,
 }
 
-const PASSES: [Pass; 5] = [Pass::Clear, Pass::Functions, Pass::Pieces, Pass::CopiedFunctions, Pass::Copies];
+const PASSES: [Pass; 6] = [Pass::Clear, Pass::Functions, Pass::Pieces, Pass::CopiedRoots, Pass::CopiedFunctions, Pass::Copies];
 
 /// Matches what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
@@ -89,11 +90,12 @@ fn match_in_place(walk: &mut Walk<'_, '_>) -> Vec<u64> {
 
 fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
     let mut candidates: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
-    let is_copy = matches!(pass, Pass::CopiedFunctions | Pass::Copies);
+    let is_copy = matches!(pass, Pass::CopiedRoots | Pass::CopiedFunctions | Pass::Copies);
     let detail = if is_copy { Detail::WithoutCallees } else { Detail::Full };
+    let inner = if pass == Pass::CopiedRoots { led_to(walk) } else { FxHashSet::default() };
     for address in leaders(walk, Of::Output, &walk.relation.covered) {
         // What is untouched needs no other origin.
-        if is_copy && walk.is_untouched(address) {
+        if is_copy && walk.is_untouched(address) || inner.contains(&address) {
             continue;
         }
         if let Some(print) = fingerprint(walk, Of::Output, detail, address) {
@@ -107,7 +109,7 @@ fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
     let wanted: Vec<u64> = match pass {
         Pass::Clear | Pass::Functions => lost.iter().copied().filter(|address| functions.contains(address)).collect(),
         Pass::Pieces => lost.to_vec(),
-        Pass::CopiedFunctions => functions.into_iter().collect(),
+        Pass::CopiedRoots | Pass::CopiedFunctions => functions.into_iter().collect(),
         Pass::Copies => leaders(walk, Of::Input, &Bits::default()),
     };
     // All prints are taken before the first match, because matches change them.
@@ -120,7 +122,7 @@ fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
         list.retain(|&output| walk.output.code.index(output).is_some_and(|index| !walk.relation.covered.contains(index)));
         let size = list.len().min(CANDIDATES_MAX);
         match pass {
-            Pass::CopiedFunctions | Pass::Copies => {
+            Pass::CopiedRoots | Pass::CopiedFunctions | Pass::Copies => {
                 for &output in &list[..size] {
                     any |= try_pair(walk, address, output);
                 }
@@ -131,6 +133,33 @@ fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
         }
     }
     any
+}
+
+/// Where unreached code of the output jumps, and what follows its calls.
+fn led_to(walk: &Walk<'_, '_>) -> FxHashSet<u64> {
+    let side = walk.output;
+    let mut found = FxHashSet::default();
+    for (start, end) in ranges(side) {
+        let mut address = start;
+        while address < end {
+            let Some(index) = side.code.index(address) else { break };
+            let Some(inst) = side.inst(address) else {
+                address += 1;
+                continue;
+            };
+            let after = address + u64::from(inst.len);
+            if !walk.relation.covered.contains(index) {
+                match inst.kind {
+                    Kind::Jump | Kind::Branch | Kind::Loop => drop(found.insert(side.target(address, inst))),
+                    Kind::Call => found.extend([side.target(address, inst), after]),
+                    Kind::IndirectCall => drop(found.insert(after)),
+                    _ => {}
+                }
+            }
+            address = after;
+        }
+    }
+    found
 }
 
 /// The frame descriptions and the gaps between them, by address.
