@@ -243,7 +243,12 @@ impl<'w, 'a> Walk<'w, 'a> {
         self.queue.push(pair);
         let mut is_right = true;
         while let Some(next) = self.queue.pop() {
-            if self.run(next).is_err() || self.violations.len() > violations {
+            // Other data is a copied table in code that must correspond, and a wrong guess otherwise.
+            let names_other_data = |walk: &Self| {
+                walk.displaced.len() > marks.3
+                    || walk.tables[marks.0.min(walk.tables.len())..].iter().any(|&table| !tables::may_be_moved(walk, table))
+            };
+            if self.run(next).is_err() || self.violations.len() > violations || names_other_data(self) {
                 is_right = false;
                 break;
             }
