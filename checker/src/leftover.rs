@@ -91,7 +91,7 @@ fn match_in_place(walk: &mut Walk<'_, '_>) -> Vec<u64> {
 fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
     let mut candidates: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
     let is_copy = matches!(pass, Pass::CopiedRoots | Pass::CopiedFunctions | Pass::Copies);
-    let detail = if is_copy { Detail::Shape } else { Detail::Full };
+    let detail = if is_copy || pass == Pass::Pieces { Detail::Shape } else { Detail::Full };
     let inner = if pass == Pass::CopiedRoots { led_to(walk) } else { FxHashSet::default() };
     for address in leaders(walk, Of::Output, &walk.relation.covered) {
         // What is untouched needs no other origin.
