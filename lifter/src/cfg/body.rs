@@ -126,9 +126,8 @@ impl Body {
         }
         for &jump in computed {
             let Some(source) = self.block_containing(jump) else { continue };
-            let taken = NamedBy::ADDRESS | NamedBy::SLOT;
-            for target in (0..self.blocks.len()).filter(|&i| self.blocks[i].named_by.intersects(taken)).collect::<Vec<_>>() {
-                self.blocks[target].preds.push(source as u32);
+            for block in self.blocks.iter_mut().filter(|b| is_label(b.named_by)) {
+                block.preds.push(source as u32);
             }
         }
         self.connect_landing_pads(unwind);
@@ -194,6 +193,11 @@ impl Body {
     fn block_containing(&self, va: Va) -> Option<usize> {
         self.index_of(va).map(|index| self.block_of(index))
     }
+}
+
+/// Whether a block is a label whose address is taken. The start of a unit is a function: a jump there is a call, with its arguments anew.
+fn is_label(by: NamedBy) -> bool {
+    by.intersects(NamedBy::ADDRESS | NamedBy::SLOT) && !by.contains(NamedBy::UNWIND)
 }
 
 fn sets_frame_pointer(instruction: &Instruction) -> bool {
