@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use crate::address::Va;
 use crate::cfg::build::Builder;
+use crate::cfg::escape::misused_targets;
 use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable, TableContext};
 use crate::discover::clusters::{Clusters, join_by_flow};
 use crate::discover::names::{self, NamedBy, Names};
@@ -69,6 +70,9 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         PinContext { image, unwind: &unwind, units: &units, surveys: &surveys, names: &names, clusters: &clusters, mode };
     let words = if use_static_relocs { slots::relative_words(image, |word| is_in_table(&tables, word)) } else { Vec::new() };
     let mut pins = pin_context.compute(&jumps, &words);
+    for va in context.misused_addresses(&names, &clusters, &jumps) {
+        pin_context.pin_at(va, PinReason::AddressArithmetic, &mut pins);
+    }
     for part in parts.iter().filter(|p| p.draft.is_broken) {
         pins.pin(&clusters, part.members[0], PinReason::Undecodable);
     }
@@ -143,17 +147,7 @@ impl Discovered<'_> {
     fn resolve_jumps(&self, names: &Names, clusters: &mut Clusters) -> Vec<(Unit, ClusterJumps)> {
         let mut known_tables: Vec<Va> = Vec::new();
         loop {
-            let context = TableContext {
-                image: self.image,
-                unwind: self.unwind,
-                units: self.units,
-                surveys: self.surveys,
-                stubs: self.stubs,
-                names,
-                clusters,
-                known_tables: &known_tables,
-                use_static_relocs: self.use_static_relocs,
-            };
+            let context = self.table_context(names, clusters, &known_tables);
             let answers: Vec<(Unit, ClusterJumps)> = clusters
                 .members()
                 .par_iter()
@@ -175,6 +169,30 @@ impl Discovered<'_> {
             }
             known_tables = found;
         }
+    }
+
+    fn table_context<'c>(&'c self, names: &'c Names, clusters: &'c Clusters, known_tables: &'c [Va]) -> TableContext<'c> {
+        TableContext {
+            image: self.image,
+            unwind: self.unwind,
+            units: self.units,
+            surveys: self.surveys,
+            stubs: self.stubs,
+            names,
+            clusters,
+            known_tables,
+            use_static_relocs: self.use_static_relocs,
+        }
+    }
+
+    /// Code addresses that instructions count with. In guard mode the old code stays, so nobody can tell.
+    fn misused_addresses(&self, names: &Names, clusters: &Clusters, jumps: &[(Unit, ClusterJumps)]) -> Vec<Va> {
+        if self.mode == RelinkMode::Guard {
+            return Vec::new();
+        }
+        let context = self.table_context(names, clusters, &[]);
+        let answer = |unit: Unit| jumps.binary_search_by_key(&unit, |j| j.0).ok().map(|i| &jumps[i].1);
+        clusters.members().par_iter().flat_map_iter(|members| misused_targets(&context, members, answer(members[0]))).collect()
     }
 
     fn build(&self, names: &Names, clusters: &Clusters, jumps: &[(Unit, ClusterJumps)], tables: &[RawTable]) -> Vec<Cluster> {

@@ -24,6 +24,7 @@ pub(crate) struct BodyBlock {
     pub(crate) first: u32,
     pub(crate) end: u32,
     pub(crate) preds: SmallVec<[u32; 4]>,
+    succs: SmallVec<[u32; 2]>,
     pub(crate) named_by: NamedBy,
     /// The registers that some instruction writes.
     pub(crate) writes: RegisterMask,
@@ -91,6 +92,7 @@ impl Body {
                     first,
                     end,
                     preds: SmallVec::new(),
+                    succs: SmallVec::new(),
                     named_by,
                     writes: self.writes[first as usize..end as usize].iter().fold(0, |mask, w| mask | w),
                     is_entry: false,
@@ -132,6 +134,19 @@ impl Body {
         }
         self.connect_landing_pads(unwind);
         self.mark_entries();
+        for block in &mut self.blocks {
+            block.succs.clear();
+        }
+        for target in 0..self.blocks.len() {
+            for pred in std::mem::take(&mut self.blocks[target].preds) {
+                self.blocks[pred as usize].succs.push(target as u32);
+                self.blocks[target].preds.push(pred);
+            }
+        }
+    }
+
+    pub(crate) fn successors(&self, block: usize) -> &[u32] {
+        &self.blocks[block].succs
     }
 
     /// Execution arrives from outside where a call, a pointer or a symbol names a block, and at the start of a unit that branches of

@@ -248,7 +248,7 @@ enum Entry {
 }
 
 impl ClusterJumps {
-    fn edges(&self) -> Vec<(Va, Va)> {
+    pub(crate) fn edges(&self) -> Vec<(Va, Va)> {
         let mut edges = Vec::new();
         for &(jump, dispatch) in &self.dispatches {
             let Dispatch::Table(at) = dispatch else { continue };
@@ -261,7 +261,7 @@ impl ClusterJumps {
         edges.dedup();
         edges
     }
-    fn closed_jumps(&self) -> Vec<Va> {
+    pub(crate) fn closed_jumps(&self) -> Vec<Va> {
         self.dispatches.iter().filter(|d| d.1 == Dispatch::Closed).map(|d| d.0).collect()
     }
     pub(crate) fn has_unresolved(&self) -> bool {

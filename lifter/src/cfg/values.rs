@@ -414,7 +414,7 @@ fn sum(left: Value, right: Value) -> Value {
     }
 }
 
-fn is_cmov(name: Mnemonic) -> bool {
+pub(crate) fn is_cmov(name: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(
         name,
