@@ -8,7 +8,7 @@ use crate::discover::names::{NamedBy, Names};
 use crate::discover::stubs::Stubs;
 use crate::discover::units::{Unit, Units};
 use crate::elf::{Image, Unwind};
-use crate::x86::{Flow, decode_bytes, flow_of};
+use crate::x86::{Flow, decode_bytes, flow_of, is_nop};
 
 /// The sixteen general registers as bits, `rax` lowest, as the processor numbers them.
 pub(crate) type RegisterMask = u16;
@@ -44,6 +44,8 @@ pub(crate) struct Body {
     /// Whether `rbp` points into the frame somewhere.
     pub(crate) has_frame_pointer: bool,
     leaders: Vec<Va>,
+    /// Where calls return although they came to nothing elsewhere. Ascending.
+    returned_to: Vec<Va>,
 }
 
 impl Body {
@@ -69,7 +71,8 @@ impl Body {
         }
         let (writes, reads) = register_masks(&instructions);
         let has_frame_pointer = instructions.iter().any(sets_frame_pointer);
-        let mut body = Body { has_frame_pointer, instructions, writes, reads, blocks: Vec::new(), leaders };
+        let mut body =
+            Body { has_frame_pointer, instructions, writes, reads, blocks: Vec::new(), leaders, returned_to: Vec::new() };
         body.cut(&[], names);
         body
     }
@@ -117,7 +120,7 @@ impl Body {
                     self.add_edge(index, next);
                 }
                 Flow::IndirectJump | Flow::Return | Flow::Trap => {}
-                Flow::Call(target) if stubs.is_likely_no_return(target) => {}
+                Flow::Call(target) if stubs.is_likely_no_return(target) && self.returned_to.binary_search(&next).is_err() => {}
                 _ => self.add_edge(index, next),
             }
         }
@@ -188,6 +191,33 @@ impl Body {
                 self.blocks[pad].preds.extend(sources);
             }
         }
+    }
+
+    /// Blocks that do something and that nothing known reaches.
+    fn orphans(&self) -> impl Iterator<Item = Va> {
+        let is_orphan = |b: &&BodyBlock| {
+            let instructions = &self.instructions[b.first as usize..b.end as usize];
+            let is_named = b.named_by.intersects(NamedBy::LANDING_PAD) || is_label(b.named_by);
+            b.preds.is_empty() && !b.is_entry && !is_named && !instructions.iter().all(is_nop)
+        };
+        self.blocks.iter().filter(is_orphan).map(|b| Va(self.instructions[b.first as usize].ip()))
+    }
+
+    pub(crate) fn first_orphan(&self) -> Option<Va> {
+        self.orphans().next()
+    }
+
+    /// Lets calls return that are followed by orphans, whatever was said of them. Says whether there are any.
+    pub(crate) fn let_calls_return(&mut self) -> bool {
+        let follows_call = |va: &Va| {
+            let before = self.index_of(*va).and_then(|index| index.checked_sub(1)).map(|index| &self.instructions[index]);
+            before.is_some_and(|i| Va(i.next_ip()) == *va && matches!(flow_of(i), Flow::Call(_)))
+        };
+        let more: Vec<Va> =
+            self.orphans().filter(follows_call).filter(|va| self.returned_to.binary_search(va).is_err()).collect();
+        self.returned_to.extend_from_slice(&more);
+        self.returned_to.sort();
+        !more.is_empty()
     }
 
     fn add_edge(&mut self, source: usize, target: Va) {
