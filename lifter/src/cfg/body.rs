@@ -193,11 +193,11 @@ impl Body {
         }
     }
 
-    /// Blocks that do something and that nothing known reaches.
+    /// Blocks that do something and that nothing known reaches, whole functions that nothing calls aside.
     fn orphans(&self) -> impl Iterator<Item = Va> {
         let is_orphan = |b: &&BodyBlock| {
             let instructions = &self.instructions[b.first as usize..b.end as usize];
-            let is_named = b.named_by.intersects(NamedBy::LANDING_PAD) || is_label(b.named_by);
+            let is_named = b.named_by.intersects(NamedBy::LANDING_PAD | NamedBy::UNWIND) || is_label(b.named_by);
             b.preds.is_empty() && !b.is_entry && !is_named && !instructions.iter().all(is_nop)
         };
         self.blocks.iter().filter(is_orphan).map(|b| Va(self.instructions[b.first as usize].ip()))
