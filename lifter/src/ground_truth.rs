@@ -136,13 +136,13 @@ impl Comparison<'_> {
         let Some(id) = after.checked_sub(1).map(Table::new) else { return false };
         let table = &self.program.tables[id];
         let index = (at - table.at) / 4;
-        let is_own = table.entry_size == 4 && table.base == TableBase::Own && (at - table.at) % 4 == 0;
+        let is_own = table.entry_size == 4 && table.base == TableBase::Own && (at - table.at).is_multiple_of(4);
         let target = self.program.targets_of(id).get(index as usize).filter(|_| is_own);
         target.is_some_and(|&t| stored.map(|stored| table.at.offset(stored)) == Some(self.program.blocks[t].start))
     }
 
     fn compare_slots(&self, truth: &mut GroundTruth) {
-        let is_relocated = |va: Va| self.image.static_relocs_in(va, va + 1).first().is_some();
+        let is_relocated = |va: Va| !self.image.static_relocs_in(va, va + 1).is_empty();
         for slot in self.program.slots.iter().filter(|s| !matches!(s.kind, SlotKind::Dynamic(_))) {
             if !is_relocated(slot.at) {
                 truth.invented_slots.push(slot.at);

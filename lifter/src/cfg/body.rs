@@ -203,8 +203,8 @@ impl Body {
         self.blocks.iter().filter(is_orphan).map(|b| Va(self.instructions[b.first as usize].ip()))
     }
 
-    pub(crate) fn first_orphan(&self) -> Option<Va> {
-        self.orphans().next()
+    pub(crate) fn has_orphans(&self) -> bool {
+        self.orphans().next().is_some()
     }
 
     /// Lets calls return that are followed by orphans, whatever was said of them. Says whether there are any.

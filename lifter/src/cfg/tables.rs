@@ -109,9 +109,7 @@ impl TableContext<'_> {
     /// Code that nothing reaches, in a cluster with tables, may be what a table reaches that was not read to its end: then the tables
     /// are not trusted.
     fn doubt_orphans(&self, body: &Body, result: &mut ClusterJumps) {
-        if result.tables.iter().any(|t| t.entry_size == 4)
-            && let Some(orphan) = body.first_orphan()
-        {
+        if result.tables.iter().any(|t| t.entry_size == 4) && body.has_orphans() {
             for dispatch in result.dispatches.iter_mut().filter(|d| matches!(d.1, Dispatch::Table(_))) {
                 dispatch.1 = Dispatch::Unresolved;
             }
