@@ -21,6 +21,8 @@ pub trait EntityId: Copy + Eq + Ord + Hash + Debug + Send + Sync + 'static {
 macro_rules! define_id {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
         $(#[$doc])*
+        // Private tables have ids too.
+        #[allow(unreachable_pub)]
         #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(u32);
 

@@ -9,6 +9,7 @@ mod discover;
 pub mod elf;
 pub mod entity;
 pub mod error;
+pub mod ground_truth;
 pub mod ir;
 pub mod lift;
 mod symbolize;

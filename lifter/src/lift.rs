@@ -4,13 +4,14 @@ use rayon::prelude::*;
 
 use crate::address::Va;
 use crate::cfg::build::Builder;
+use crate::cfg::escape::misused_targets;
 use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable, TableContext};
 use crate::discover::clusters::{Clusters, join_by_flow};
 use crate::discover::names::{self, NamedBy, Names};
 use crate::discover::no_return::find_no_return;
 use crate::discover::stubs::Stubs;
-use crate::discover::survey::{Survey, Surveyor};
-use crate::discover::units::{Unit, Units, find_units};
+use crate::discover::survey::{CodeName, How, Survey, Surveyor};
+use crate::discover::units::{Bounds, Unit, Units, find_units, is_stub_section, unit_at};
 use crate::elf::image::FileKind;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
@@ -44,10 +45,14 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let mode = relink_mode(image, use_static_relocs);
 
     // Discover: which bytes are code, and what they name.
-    let units = find_units(image, &unwind);
     let mut stubs = Stubs::find(image);
-    let surveyor = Surveyor { image, units: &units, stubs: &stubs, use_static_relocs };
-    let surveys: Vec<Survey> = units.as_slice().par_iter().map(|unit| surveyor.survey(unit)).collect();
+    let mut units = find_units(image, &unwind, &[]);
+    let mut surveys = survey_all(image, &units, &stubs, use_static_relocs);
+    let claimed = claimed_padding(image, &units, &surveys);
+    if !claimed.is_empty() {
+        units = find_units(image, &unwind, &claimed);
+        surveys = survey_all(image, &units, &stubs, use_static_relocs);
+    }
     stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
     let mut names = names::collect(image, &unwind, &units, &surveys);
     if use_static_relocs && !image.kind.is_position_independent() {
@@ -69,6 +74,9 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         PinContext { image, unwind: &unwind, units: &units, surveys: &surveys, names: &names, clusters: &clusters, mode };
     let words = if use_static_relocs { slots::relative_words(image, |word| is_in_table(&tables, word)) } else { Vec::new() };
     let mut pins = pin_context.compute(&jumps, &words);
+    for va in context.misused_addresses(&names, &clusters, &jumps) {
+        pin_context.pin_at(va, PinReason::AddressArithmetic, &mut pins);
+    }
     for part in parts.iter().filter(|p| p.draft.is_broken) {
         pins.pin(&clusters, part.members[0], PinReason::Undecodable);
     }
@@ -87,6 +95,39 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     program.mode = Some(mode);
     program.unwind = unwind;
     Ok(program)
+}
+
+/// Surveys every unit. One that code reads as data is opaque, and so is a gap that is named in the middle of what was taken for an instruction.
+fn survey_all(image: &Image<'_>, units: &Units, stubs: &Stubs, use_static_relocs: bool) -> Vec<Survey> {
+    let surveyor = Surveyor { image, units, stubs, use_static_relocs };
+    let mut surveys: Vec<Survey> = units.as_slice().par_iter().map(|unit| surveyor.survey(unit)).collect();
+    let is_doubted = |name: &CodeName| {
+        let unit = unit_at(units, name.target)?;
+        let is_torn = !surveys[unit.index()].is_start(name.target - units[unit].start);
+        (name.how == How::Memory || is_torn && units[unit].bounds == Bounds::Gap).then_some(unit)
+    };
+    let mut doubted: Vec<Unit> = surveys.iter().flat_map(|s| &s.names).filter_map(is_doubted).collect();
+    doubted.sort();
+    doubted.dedup();
+    for unit in doubted.into_iter().filter(|u| !surveys[u.index()].is_opaque()).collect::<Vec<_>>() {
+        surveys[unit.index()] = surveyor.survey_as_opaque(&units[unit]);
+    }
+    surveys
+}
+
+/// Addresses in sections of code that instructions name and that were taken for padding. Ascending.
+fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<Va> {
+    let code: Vec<(Va, Va)> = image
+        .sections
+        .values()
+        .filter(|s| s.is_alloc() && s.is_executable() && !is_stub_section(s.name))
+        .map(|s| (s.sh_addr, s.end()))
+        .collect();
+    let in_code = |va: &Va| code.iter().any(|(start, end)| start <= va && va < end) && unit_at(units, *va).is_none();
+    let mut claimed: Vec<Va> = surveys.iter().flat_map(|s| &s.data_names).map(|n| n.0).filter(in_code).collect();
+    claimed.sort();
+    claimed.dedup();
+    claimed
 }
 
 fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
@@ -143,17 +184,7 @@ impl Discovered<'_> {
     fn resolve_jumps(&self, names: &Names, clusters: &mut Clusters) -> Vec<(Unit, ClusterJumps)> {
         let mut known_tables: Vec<Va> = Vec::new();
         loop {
-            let context = TableContext {
-                image: self.image,
-                unwind: self.unwind,
-                units: self.units,
-                surveys: self.surveys,
-                stubs: self.stubs,
-                names,
-                clusters,
-                known_tables: &known_tables,
-                use_static_relocs: self.use_static_relocs,
-            };
+            let context = self.table_context(names, clusters, &known_tables);
             let answers: Vec<(Unit, ClusterJumps)> = clusters
                 .members()
                 .par_iter()
@@ -175,6 +206,30 @@ impl Discovered<'_> {
             }
             known_tables = found;
         }
+    }
+
+    fn table_context<'c>(&'c self, names: &'c Names, clusters: &'c Clusters, known_tables: &'c [Va]) -> TableContext<'c> {
+        TableContext {
+            image: self.image,
+            unwind: self.unwind,
+            units: self.units,
+            surveys: self.surveys,
+            stubs: self.stubs,
+            names,
+            clusters,
+            known_tables,
+            use_static_relocs: self.use_static_relocs,
+        }
+    }
+
+    /// Code addresses that instructions count with. In guard mode the old code stays, so nobody can tell.
+    fn misused_addresses(&self, names: &Names, clusters: &Clusters, jumps: &[(Unit, ClusterJumps)]) -> Vec<Va> {
+        if self.mode == RelinkMode::Guard {
+            return Vec::new();
+        }
+        let context = self.table_context(names, clusters, &[]);
+        let answer = |unit: Unit| jumps.binary_search_by_key(&unit, |j| j.0).ok().map(|i| &jumps[i].1);
+        clusters.members().par_iter().flat_map_iter(|members| misused_targets(&context, members, answer(members[0]))).collect()
     }
 
     fn build(&self, names: &Names, clusters: &Clusters, jumps: &[(Unit, ClusterJumps)], tables: &[RawTable]) -> Vec<Cluster> {

@@ -8,7 +8,7 @@ use crate::discover::names::{NamedBy, Names};
 use crate::discover::stubs::Stubs;
 use crate::discover::units::{Unit, Units};
 use crate::elf::{Image, Unwind};
-use crate::x86::{Flow, decode_bytes, flow_of};
+use crate::x86::{Flow, decode_bytes, flow_of, is_nop};
 
 /// The sixteen general registers as bits, `rax` lowest, as the processor numbers them.
 pub(crate) type RegisterMask = u16;
@@ -24,6 +24,7 @@ pub(crate) struct BodyBlock {
     pub(crate) first: u32,
     pub(crate) end: u32,
     pub(crate) preds: SmallVec<[u32; 4]>,
+    succs: SmallVec<[u32; 2]>,
     pub(crate) named_by: NamedBy,
     /// The registers that some instruction writes.
     pub(crate) writes: RegisterMask,
@@ -43,6 +44,8 @@ pub(crate) struct Body {
     /// Whether `rbp` points into the frame somewhere.
     pub(crate) has_frame_pointer: bool,
     leaders: Vec<Va>,
+    /// Where calls return although they came to nothing elsewhere. Ascending.
+    returned_to: Vec<Va>,
 }
 
 impl Body {
@@ -68,7 +71,8 @@ impl Body {
         }
         let (writes, reads) = register_masks(&instructions);
         let has_frame_pointer = instructions.iter().any(sets_frame_pointer);
-        let mut body = Body { has_frame_pointer, instructions, writes, reads, blocks: Vec::new(), leaders };
+        let mut body =
+            Body { has_frame_pointer, instructions, writes, reads, blocks: Vec::new(), leaders, returned_to: Vec::new() };
         body.cut(&[], names);
         body
     }
@@ -91,6 +95,7 @@ impl Body {
                     first,
                     end,
                     preds: SmallVec::new(),
+                    succs: SmallVec::new(),
                     named_by,
                     writes: self.writes[first as usize..end as usize].iter().fold(0, |mask, w| mask | w),
                     is_entry: false,
@@ -115,7 +120,7 @@ impl Body {
                     self.add_edge(index, next);
                 }
                 Flow::IndirectJump | Flow::Return | Flow::Trap => {}
-                Flow::Call(target) if stubs.is_likely_no_return(target) => {}
+                Flow::Call(target) if stubs.is_likely_no_return(target) && self.returned_to.binary_search(&next).is_err() => {}
                 _ => self.add_edge(index, next),
             }
         }
@@ -126,13 +131,25 @@ impl Body {
         }
         for &jump in computed {
             let Some(source) = self.block_containing(jump) else { continue };
-            let taken = NamedBy::ADDRESS | NamedBy::SLOT;
-            for target in (0..self.blocks.len()).filter(|&i| self.blocks[i].named_by.intersects(taken)).collect::<Vec<_>>() {
-                self.blocks[target].preds.push(source as u32);
+            for block in self.blocks.iter_mut().filter(|b| is_label(b.named_by)) {
+                block.preds.push(source as u32);
             }
         }
         self.connect_landing_pads(unwind);
         self.mark_entries();
+        for block in &mut self.blocks {
+            block.succs.clear();
+        }
+        for target in 0..self.blocks.len() {
+            for pred in std::mem::take(&mut self.blocks[target].preds) {
+                self.blocks[pred as usize].succs.push(target as u32);
+                self.blocks[target].preds.push(pred);
+            }
+        }
+    }
+
+    pub(crate) fn successors(&self, block: usize) -> &[u32] {
+        &self.blocks[block].succs
     }
 
     /// Execution arrives from outside where a call, a pointer or a symbol names a block, and at the start of a unit that branches of
@@ -176,6 +193,33 @@ impl Body {
         }
     }
 
+    /// Blocks that do something and that nothing known reaches, whole functions that nothing calls aside.
+    fn orphans(&self) -> impl Iterator<Item = Va> {
+        let is_orphan = |b: &&BodyBlock| {
+            let instructions = &self.instructions[b.first as usize..b.end as usize];
+            let is_named = b.named_by.intersects(NamedBy::LANDING_PAD | NamedBy::UNWIND) || is_label(b.named_by);
+            b.preds.is_empty() && !b.is_entry && !is_named && !instructions.iter().all(is_nop)
+        };
+        self.blocks.iter().filter(is_orphan).map(|b| Va(self.instructions[b.first as usize].ip()))
+    }
+
+    pub(crate) fn has_orphans(&self) -> bool {
+        self.orphans().next().is_some()
+    }
+
+    /// Lets calls return that are followed by orphans, whatever was said of them. Says whether there are any.
+    pub(crate) fn let_calls_return(&mut self) -> bool {
+        let follows_call = |va: &Va| {
+            let before = self.index_of(*va).and_then(|index| index.checked_sub(1)).map(|index| &self.instructions[index]);
+            before.is_some_and(|i| Va(i.next_ip()) == *va && matches!(flow_of(i), Flow::Call(_)))
+        };
+        let more: Vec<Va> =
+            self.orphans().filter(follows_call).filter(|va| self.returned_to.binary_search(va).is_err()).collect();
+        self.returned_to.extend_from_slice(&more);
+        self.returned_to.sort();
+        !more.is_empty()
+    }
+
     fn add_edge(&mut self, source: usize, target: Va) {
         if let Some(target) = self.block_at(target) {
             self.blocks[target].preds.push(source as u32);
@@ -194,6 +238,11 @@ impl Body {
     fn block_containing(&self, va: Va) -> Option<usize> {
         self.index_of(va).map(|index| self.block_of(index))
     }
+}
+
+/// Whether a block is a label whose address is taken. The start of a unit is a function: a jump there is a call, with its arguments anew.
+fn is_label(by: NamedBy) -> bool {
+    by.intersects(NamedBy::ADDRESS | NamedBy::SLOT) && !by.contains(NamedBy::UNWIND)
 }
 
 fn sets_frame_pointer(instruction: &Instruction) -> bool {

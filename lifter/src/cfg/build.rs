@@ -326,7 +326,7 @@ impl Cutter<'_, '_> {
 
     /// A leader follows: the open block falls into it, padding aside.
     fn close_before(&mut self, leader: Va) {
-        if leader.0 % 8 == 0 {
+        if leader.0.is_multiple_of(8) {
             self.trim();
         }
         self.close(DraftEnd::Fallthrough(leader), 0);

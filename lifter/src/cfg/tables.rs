@@ -94,7 +94,9 @@ impl TableContext<'_> {
             let next = self.round(&body, &jumps, &mut seen);
             let is_stable = next.dispatches == result.dispatches && next.tables == result.tables && next.seen == result.seen;
             result = next;
-            if is_stable {
+            // Code that only a call's return reaches shows that it returns, or that the compiler thought so.
+            if is_stable && !body.let_calls_return() {
+                self.doubt_orphans(&body, &mut result);
                 return result;
             }
         }
@@ -102,6 +104,16 @@ impl TableContext<'_> {
             dispatch.1 = Dispatch::Unresolved;
         }
         result
+    }
+
+    /// Code that nothing reaches, in a cluster with tables, may be what a table reaches that was not read to its end: then the tables
+    /// are not trusted.
+    fn doubt_orphans(&self, body: &Body, result: &mut ClusterJumps) {
+        if result.tables.iter().any(|t| t.entry_size == 4) && body.has_orphans() {
+            for dispatch in result.dispatches.iter_mut().filter(|d| matches!(d.1, Dispatch::Table(_))) {
+                dispatch.1 = Dispatch::Unresolved;
+            }
+        }
     }
 
     /// Asks every jump once. Tables are read after all jumps have answered: each ends at the latest where another one starts.
@@ -248,7 +260,7 @@ enum Entry {
 }
 
 impl ClusterJumps {
-    fn edges(&self) -> Vec<(Va, Va)> {
+    pub(crate) fn edges(&self) -> Vec<(Va, Va)> {
         let mut edges = Vec::new();
         for &(jump, dispatch) in &self.dispatches {
             let Dispatch::Table(at) = dispatch else { continue };
@@ -261,7 +273,7 @@ impl ClusterJumps {
         edges.dedup();
         edges
     }
-    fn closed_jumps(&self) -> Vec<Va> {
+    pub(crate) fn closed_jumps(&self) -> Vec<Va> {
         self.dispatches.iter().filter(|d| d.1 == Dispatch::Closed).map(|d| d.0).collect()
     }
     pub(crate) fn has_unresolved(&self) -> bool {

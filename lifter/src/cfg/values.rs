@@ -50,14 +50,20 @@ pub(crate) enum Value {
 }
 
 impl Value {
+    /// Whether this is a code address as it stands, which something else names too.
+    fn is_complete(self, is_code: &dyn Fn(Va) -> bool) -> bool {
+        match self {
+            Value::Pointer | Value::Entry64 { .. } => true,
+            Value::Address(va) => is_code(va),
+            _ => false,
+        }
+    }
     fn join(self, other: Value, is_code: &dyn Fn(Va) -> bool) -> Value {
         use Value::*;
         match (self, other) {
             (Nothing, v) | (v, Nothing) => v,
             (a, b) if a == b => a,
-            (Pointer, Address(va)) | (Address(va), Pointer) if is_code(va) => Pointer,
-            (Address(a), Address(b)) if is_code(a) && is_code(b) => Pointer,
-            (Pointer, Entry64 { .. }) | (Entry64 { .. }, Pointer) => Pointer,
+            (a, b) if a.is_complete(is_code) && b.is_complete(is_code) => Pointer,
             _ => Other,
         }
     }
@@ -241,6 +247,8 @@ impl<'b> Evaluator<'b> {
         }
         let is_wide = instruction.op0_kind() == OpKind::Register && instruction.op0_register().size() == 8;
         match instruction.mnemonic() {
+            // Zero is no address: whoever jumps there crashes, before and after.
+            Mnemonic::Xor if instruction.op0_register() == instruction.op1_register() => Value::Nothing,
             Mnemonic::Lea if is_wide => self.lea(instruction, index),
             Mnemonic::Mov => self.mov(instruction, index, is_wide),
             Mnemonic::Movsxd if is_wide => match instruction.op1_kind() {
@@ -283,6 +291,9 @@ impl<'b> Evaluator<'b> {
             }
             OpKind::Memory if is_wide => self.load64(instruction, index),
             OpKind::Memory if instruction.op0_register().size() == 4 => self.load32(instruction, index, false),
+            OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64 if instruction.immediate(1) == 0 => {
+                Value::Nothing
+            }
             OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64 if self.is_fixed_address => {
                 Value::Address(Va(instruction.immediate(1)))
             }
@@ -327,11 +338,8 @@ impl<'b> Evaluator<'b> {
             return Value::Pointer;
         }
         if let Some(slot) = self.frame_slot(instruction) {
-            return match self.location(slot, index) {
-                // Nothing in the function stores there: an argument, or an object of the frame.
-                Value::Nothing => Value::Pointer,
-                value => value,
-            };
+            // Where nothing stores, it is an argument: the search has met the entry.
+            return self.location(slot, index);
         }
         match self.table_address(instruction, index, 8) {
             Some(table) => Value::Entry64 { table },
@@ -406,7 +414,7 @@ fn sum(left: Value, right: Value) -> Value {
     }
 }
 
-fn is_cmov(name: Mnemonic) -> bool {
+pub(crate) fn is_cmov(name: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(
         name,

@@ -117,3 +117,21 @@ fn join_single_source(units: &Units, surveys: &[Survey], names: &Names, clusters
 fn unit_starting_at(units: &Units, va: Va) -> Option<Unit> {
     unit_at(units, va).filter(|&u| units[u].start == va)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_unit_stands_for_its_cluster_whatever_the_order_of_joins() {
+        let unit = |index: usize| Unit::new(index);
+        let mut clusters = Clusters::new(6);
+        for (a, b) in [(5, 4), (3, 5), (1, 3)] {
+            assert!(clusters.join(unit(a), unit(b)));
+        }
+        assert!(!clusters.join(unit(4), unit(1)));
+        let members = clusters.members();
+        assert_eq!(members, [vec![unit(0)], vec![unit(1), unit(3), unit(4), unit(5)], vec![unit(2)]]);
+        assert!((3..6).all(|i| clusters.find(unit(i)) == unit(1)));
+    }
+}

@@ -87,6 +87,11 @@ impl Surveyor<'_> {
         self.survey_clean(unit, bytes).unwrap_or_else(|| self.survey_opaque(unit, bytes))
     }
 
+    /// The survey of a unit whose bytes are not known to be code, whatever they decode to.
+    pub(crate) fn survey_as_opaque(&self, unit: &UnitData) -> Survey {
+        self.survey_opaque(unit, self.image.read(unit.start, unit.len()).unwrap_or(&[]))
+    }
+
     fn survey_clean(&self, unit: &UnitData, bytes: &[u8]) -> Option<Survey> {
         let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], ..Survey::default() };
         let mut relocs = self.static_relocs(unit).iter().peekable();

@@ -55,8 +55,9 @@ pub(crate) fn is_stub_section(name: &str) -> bool {
     [".plt", ".plt.got", ".plt.sec", ".plt.bnd", ".iplt"].contains(&name)
 }
 
-/// All units of the image, ascending by address.
-pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind) -> Units {
+/// All units of the image, ascending by address. `claimed` are addresses that instructions name, ascending: what looks like padding
+/// from there on is data.
+pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind, claimed: &[Va]) -> Units {
     let mut vouched = vouched_ranges(image, unwind);
     vouched.sort_by_key(|&(start, end, bounds)| (start, matches!(bounds, Bounds::Symbol(_)), end));
     let mut sections: Vec<Section> = image
@@ -79,11 +80,11 @@ pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind) -> Units {
             if range_start >= range_end {
                 continue;
             }
-            push_gap(image, &mut units, section, at, range_start);
+            push_gap(image, &mut units, claimed, section, at, range_start);
             units.push(UnitData { start: range_start, end: range_end, section, bounds });
             at = range_end;
         }
-        push_gap(image, &mut units, section, at, end);
+        push_gap(image, &mut units, claimed, section, at, end);
         next_free = end.max(next_free);
     }
     units
@@ -110,12 +111,13 @@ fn vouched_ranges(image: &Image<'_>, unwind: &Unwind) -> Vec<(Va, Va, Bounds)> {
     ranges
 }
 
-fn push_gap(image: &Image<'_>, units: &mut Units, section: Section, start: Va, end: Va) {
+fn push_gap(image: &Image<'_>, units: &mut Units, claimed: &[Va], section: Section, start: Va, end: Va) {
     if start >= end {
         return;
     }
     let bytes = image.read(start, (end - start) as usize).unwrap_or(&[]);
-    let skipped = padding_len(bytes);
+    let first_claimed = claimed.get(claimed.partition_point(|&va| va < start)).filter(|&&va| va < end);
+    let skipped = padding_len(bytes).min(first_claimed.map_or(bytes.len(), |&va| (va - start) as usize));
     if skipped < bytes.len() {
         units.push(UnitData { start: start + skipped as u64, end, section, bounds: Bounds::Gap });
     }

@@ -67,6 +67,13 @@ impl PinContext<'_> {
         pins
     }
 
+    /// Pins what contains an address, if anything does.
+    pub(crate) fn pin_at(&self, va: Va, reason: PinReason, pins: &mut Pins) {
+        if let Some(unit) = unit_at(self.units, va) {
+            pins.pin(self.clusters, unit, reason);
+        }
+    }
+
     fn pin_by_unit(&self, pins: &mut Pins) {
         let has_unknown_metadata = self.image.sections.values().any(|s| s.is_alloc() && UNKNOWN_METADATA.contains(&s.name));
         for (unit, data) in self.units.iter() {
