@@ -26,7 +26,7 @@ pub(crate) struct Style {
 
 pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
     let style = Style { json: cli.json, time: cli.time, verbose: cli.verbose };
-    let mut timing = Timing::new(Progress::on_terminal());
+    let mut timing = Timing::new(Progress::on_terminal(num_phases(&cli.command)));
     let result = match cli.command {
         Command::Train(args) => train::run(&args, style, &mut timing),
         Command::Optimize(args) => optimize::run(&args, style, &mut timing),
@@ -39,6 +39,16 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
     };
     timing.finish();
     result
+}
+
+/// About how many phases a command has; only the progress bar goes by it.
+fn num_phases(command: &Command) -> u64 {
+    match command {
+        Command::Train(_) | Command::Demo(_) => 24,
+        Command::Optimize(_) | Command::Instrument(_) => 12,
+        Command::Inspect(_) => 5,
+        Command::Profile { .. } | Command::Check(_) | Command::Diff(_) => 1,
+    }
 }
 
 /// Prints a text. A reader that has seen enough (`| head`) is no failure.

@@ -11,14 +11,14 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A bar on standard error, if that is a terminal.
-    pub(crate) fn on_terminal() -> Self {
+    /// A bar on standard error, if that is a terminal, for a command of about so many phases.
+    pub(crate) fn on_terminal(num_phases: u64) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self::hidden();
         }
-        let bar = ProgressBar::new_spinner();
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} [{elapsed}]") {
-            bar.set_style(style);
+        let bar = ProgressBar::new(num_phases);
+        if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:30}] {msg} ({elapsed})") {
+            bar.set_style(style.progress_chars("=> "));
         }
         bar.enable_steady_tick(Duration::from_millis(100));
         Progress { bar }
@@ -28,6 +28,9 @@ impl Progress {
     }
     pub(crate) fn begin(&self, phase: &'static str) {
         self.bar.set_message(phase);
+    }
+    pub(crate) fn end(&self) {
+        self.bar.inc(1);
     }
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();

@@ -44,6 +44,7 @@ impl Timing {
         let started = Instant::now();
         let result = body(self);
         let total = started.elapsed();
+        self.progress.end();
         self.open.pop();
         let phase = &mut self.phases[index];
         phase.total = total;

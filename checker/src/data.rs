@@ -13,7 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::image::{Image, Section, Slot};
 use crate::report::{Violation, ViolationKind};
-use crate::walk::{Pair, Side, Walk};
+use crate::walk::{Pair, Reach, Side, Walk};
 
 /// Sections whose content is compared by what it means, not by its bytes.
 const BY_MEANING: &[&str] = &[
@@ -174,7 +174,7 @@ pub(crate) fn seed_symbols(walk: &mut Walk<'_, '_>) {
         let (a, b) = (&from[name], &to[name]);
         if a.len() > 1 && a.len() == b.len() {
             for (&input, &output) in a.iter().zip(b) {
-                walk.attempt(Pair { input, output, origin: output });
+                walk.attempt(Pair { input, output, origin: output, reach: Reach::Name });
                 walk.settle();
             }
         }

@@ -1,44 +1,59 @@
 //! Code that no pair reaches: matched by content; and what then stays unexplained.
 //!
 //! **Method.** Each stretch of input code that was not reached is first tried at its own address (pinned code), then against the unreached
-//! stretches of the output with the same fingerprint: a hash of the instructions up to the first fork, along jumps, without the fields
-//! that may move. A match is a trial of the product walk, so a wrong guess changes nothing. At last every byte of
-//! the output's code is passed by the walk, padding, a table, or the same byte as at the same address of the input.
+//! stretches of the output with the same [`fingerprint`]: whole functions first, of these the ones with one counterpart, then what may
+//! be a function's inside. Equal functions may change places: nothing tells them apart. Last, output code that nothing reaches may be a
+//! further copy of code that stands elsewhere too (dead functions of a guarded relink). A match is a trial of the product walk, so a
+//! wrong guess changes nothing. At last every byte of the output's code is passed by the walk, padding, a table, or the same byte as at
+//! the same address of the input.
 //!
-//! **Terminates**: each stretch is tried against at most [`CANDIDATES_MAX`] others, in each of [`ROUNDS`] rounds.
+//! **Terminates**: each stretch is tried against at most [`CANDIDATES_MAX`] others, in each of at most [`ROUNDS_MAX`] rounds.
 
-use std::hash::{Hash, Hasher};
+mod fingerprint;
 
-use rustc_hash::{FxHashMap, FxHasher};
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::decode::{Inst, Kind, Shape};
+use crate::decode::Kind;
 use crate::report::ViolationKind;
-use crate::walk::{Bits, Pair, Side, Walk};
+use crate::walk::{Bits, Pair, Reach, Side, Walk};
+use fingerprint::{Of, fingerprint};
 
 const CANDIDATES_MAX: usize = 64;
-/// Matched code may hold jump tables that reach more code; a third round never found anything.
-const ROUNDS: usize = 2;
-/// Instructions in a fingerprint.
-const FINGERPRINT_MAX: usize = 16;
+/// Matched code tells what its callees are, and so what their other callers are.
+const ROUNDS_MAX: usize = 12;
+
+/// What is matched in a pass; each is less certain than the one before.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Pass {
+    /// Functions that have only one possible counterpart.
+    Clear,
+    Functions,
+    Pieces,
+    /// Code that has a counterpart already.
+    Copies,
+}
 
 /// Matches what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
-    for _ in 0..ROUNDS {
-        let lost = match_in_place(walk);
-        // Code that has only one possible counterpart tells where the code that it calls has gone.
-        let mut found = match_by_content(walk, &lost, 1);
-        walk.settle_tries();
-        found |= match_by_content(walk, &lost, CANDIDATES_MAX);
+    let mut left = match_in_place(walk);
+    for _ in 0..ROUNDS_MAX {
+        // The most certain matches may make others certain.
+        let found = [Pass::Clear, Pass::Functions, Pass::Pieces, Pass::Copies].into_iter().any(|pass| {
+            let found = match_by_content(walk, &left, pass);
+            walk.settle_tries();
+            found
+        });
         if !found {
             break;
         }
+        left = match_in_place(walk);
     }
     report_missing(walk);
     report_unexplained(walk);
 }
 
 fn try_pair(walk: &mut Walk<'_, '_>, input: u64, output: u64) -> bool {
-    let is_right = walk.attempt(Pair { input, output, origin: output });
+    let is_right = walk.attempt(Pair { input, output, origin: output, reach: Reach::Flow });
     if is_right {
         walk.stats.matched_by_content += 1;
         walk.settle();
@@ -49,9 +64,8 @@ fn try_pair(walk: &mut Walk<'_, '_>, input: u64, output: u64) -> bool {
 /// Tries unreached input code at its own address; gives what is elsewhere.
 fn match_in_place(walk: &mut Walk<'_, '_>) -> Vec<u64> {
     let mut lost = Vec::new();
-    for address in leaders(walk.input, &walk.relation.seen) {
-        let is_seen = |walk: &Walk<'_, '_>| walk.input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index));
-        if is_seen(walk) {
+    for address in leaders(walk, Of::Input, &walk.relation.seen) {
+        if walk.input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index)) {
             continue;
         }
         let is_free = walk.output.code.index(address).is_some_and(|index| !walk.relation.covered.contains(index));
@@ -62,26 +76,41 @@ fn match_in_place(walk: &mut Walk<'_, '_>) -> Vec<u64> {
     lost
 }
 
-fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], candidates_max: usize) -> bool {
-    if lost.is_empty() {
-        return false;
-    }
+fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
     let mut candidates: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
-    for address in leaders(walk.output, &walk.relation.covered) {
-        if let Some(print) = fingerprint(walk.output, address) {
+    for address in leaders(walk, Of::Output, &walk.relation.covered) {
+        if let Some(print) = fingerprint(walk, Of::Output, address) {
             candidates.entry(print).or_default().push(address);
         }
     }
+    if candidates.is_empty() {
+        return false;
+    }
+    let functions: FxHashSet<u64> = walk.input.unwind.fdes.iter().map(|fde| walk.input_leads_to(fde.start)).collect();
+    let wanted: Vec<u64> = match pass {
+        Pass::Clear | Pass::Functions => lost.iter().copied().filter(|address| functions.contains(address)).collect(),
+        Pass::Pieces => lost.to_vec(),
+        Pass::Copies => leaders(walk, Of::Input, &Bits::default()),
+    };
+    // All prints are taken before the first match, because matches change them.
+    let prints: Vec<(u64, u64)> =
+        wanted.into_iter().filter_map(|address| Some((address, fingerprint(walk, Of::Input, address)?))).collect();
     let mut any = false;
-    for &address in lost {
-        if walk.input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index)) {
-            continue;
-        }
-        let Some(print) = fingerprint(walk.input, address) else { continue };
+    for (address, print) in prints {
+        let is_seen = walk.input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index));
         let Some(list) = candidates.get_mut(&print) else { continue };
         list.retain(|&output| walk.output.code.index(output).is_some_and(|index| !walk.relation.covered.contains(index)));
-        let tried = if candidates_max == 1 && list.len() > 1 { &[][..] } else { &list[..list.len().min(candidates_max)] };
-        any |= tried.iter().any(|&output| try_pair(walk, address, output));
+        let size = list.len().min(CANDIDATES_MAX);
+        match pass {
+            Pass::Copies => {
+                for &output in &list[..size] {
+                    any |= try_pair(walk, address, output);
+                }
+            }
+            Pass::Clear if size > 1 => {}
+            _ if is_seen => {}
+            _ => any |= list[..size].iter().any(|&output| try_pair(walk, address, output)),
+        }
     }
     any
 }
@@ -109,7 +138,8 @@ fn ranges(side: &Side<'_>) -> Vec<(u64, u64)> {
 }
 
 /// The starts of straight pieces of code that are not in `passed`.
-fn leaders(side: &Side<'_>, passed: &Bits) -> Vec<u64> {
+fn leaders(walk: &Walk<'_, '_>, of: Of, passed: &Bits) -> Vec<u64> {
+    let side = if of == Of::Input { walk.input } else { walk.output };
     let mut leaders = Vec::new();
     for (start, end) in ranges(side) {
         let mut address = start;
@@ -126,49 +156,12 @@ fn leaders(side: &Side<'_>, passed: &Bits) -> Vec<u64> {
                 if is_leader {
                     leaders.push(address);
                 }
-                is_leader = inst.ends_flow();
+                is_leader = inst.ends_flow() || walk.never_comes_back(of == Of::Input, address, inst);
             }
             address += u64::from(inst.len);
         }
     }
     leaders
-}
-
-fn fingerprint(side: &Side<'_>, start: u64) -> Option<u64> {
-    let mut hasher = FxHasher::default();
-    let mut address = start;
-    let mut left = FINGERPRINT_MAX;
-    let mut jumps = 0;
-    while left > 0 {
-        let inst = side.inst(address)?;
-        if inst.kind == Kind::Jump {
-            jumps += 1;
-            if jumps > FINGERPRINT_MAX {
-                break;
-            }
-            address = side.target(address, inst);
-            continue;
-        }
-        if inst.kind != Kind::Nop {
-            hash_inst(side.code.bytes(address, inst), inst, &mut hasher);
-            left -= 1;
-            if inst.ends_flow() || matches!(inst.kind, Kind::Branch | Kind::Loop | Kind::Call | Kind::Trap) {
-                break;
-            }
-        }
-        address += u64::from(inst.len);
-    }
-    Some(hasher.finish())
-}
-
-fn hash_inst(bytes: &[u8], inst: Inst, hasher: &mut FxHasher) {
-    (inst.kind as u8).hash(hasher);
-    match inst.kind {
-        Kind::Branch => (bytes.get(Shape::of(bytes).opcode).map_or(0, |opcode| opcode & 14)).hash(hasher),
-        Kind::Call | Kind::Loop => {}
-        _ if inst.disp != 0 => bytes[..usize::from(inst.disp).min(bytes.len())].hash(hasher),
-        _ => bytes.hash(hasher),
-    }
 }
 
 /// Functions of the input of which nothing was found.
@@ -209,7 +202,7 @@ fn report_unexplained(walk: &mut Walk<'_, '_>) {
             // An old entry that now jumps to the function's copy.
             if output.inst(address).is_some_and(|inst| inst.kind == Kind::Jump)
                 && walk.input.code.index(address).is_some_and(|index| walk.survey.is_boundary(index))
-                && walk.attempt(Pair { input: address, output: address, origin: address })
+                && walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow })
                 && walk.relation.covered.contains(index)
             {
                 continue;

@@ -6,11 +6,11 @@
 //!
 //! **Extent.** A table ends where its section ends, where the next thing begins that any instruction refers to, or before the first word that
 //! does not meet an instruction of the function. A comparison with a constant right before the `lea` bounds it too. Up to that bound, or
-//! without one up to the extent, entries must correspond; what lies between is only tried.
+//! without one up to the extent, entries must correspond; what lies between is only tried, and in a copied table what lies behind.
 
 use crate::decode::{Inst, Kind, Shape};
 use crate::report::ViolationKind;
-use crate::walk::{Bits, Displaced, Pair, Side, Walk};
+use crate::walk::{Bits, Displaced, Pair, Reach, Side, Walk};
 
 /// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
 const BOUND_WINDOW: usize = 8;
@@ -114,7 +114,8 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     }
     walk.stats.jump_tables += 1;
     let width = u64::from(table.width);
-    let bound = bound(walk.input, table.from).unwrap_or(usize::MAX);
+    let extent = walk.survey.next_reference(table.input).saturating_sub(table.input) / width;
+    let bound = bound(walk.input, table.from).unwrap_or(usize::MAX).min(usize::try_from(extent).unwrap_or(usize::MAX));
     let mut size = 0;
     for (position, &input) in entries.iter().enumerate() {
         let place = table.output + position as u64 * width;
@@ -140,7 +141,7 @@ fn read_entry(walk: &mut Walk<'_, '_>, place: u64, input: Entry, output: Option<
     let Entry::To(input) = input else { return output.is_some() };
     match output.filter(|&output| walk.output.image.in_code(output)) {
         Some(output) if is_certain => walk.seed_address(input, output, place),
-        Some(output) => return walk.attempt(Pair { input, output, origin: place }),
+        Some(output) => return walk.attempt(Pair { input, output, origin: place, reach: Reach::Pointer }),
         None if is_certain => {
             let message = format!("the entry leads out of the code; the input's leads to {input:#x}");
             walk.report(ViolationKind::JumpTable, place, message);
@@ -179,7 +180,9 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         return targets;
     };
     let group = walk.survey.find(from);
-    let end = section_end.min(walk.survey.next_reference(table.input));
+    // A copy may go on: whoever made it need not know where the next table begins.
+    let is_copy = table.input != table.output;
+    let end = if is_copy { section_end } else { section_end.min(walk.survey.next_reference(table.input)) };
     let mut place = table.input;
     let width = u64::from(table.width);
     while place + width <= end {

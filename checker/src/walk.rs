@@ -7,8 +7,8 @@
 //! *Strict* walks report what does not correspond. *Trials* are guesses (padding that may be code, code that no reference reaches): all
 //! that a trial did is undone if anything in it does not correspond.
 //!
-//! **Invariants.** An output instruction stands for one input instruction. An input instruction stands for one output
-//! instruction, or for two of which one is at the input's own address (old text that a guarded relink keeps). What follows a call is
+//! **Invariants.** An output instruction stands for one input instruction; an input instruction may stand at several places, but an
+//! address that is named has one identity ([`Relation`]). What follows a call is
 //! a successor unless the callee never returns ([`crate::noreturn`]) or the frame description ends there; then it is only tried.
 //!
 //! **Terminates**: each step relates a pair that was not related before; there are finitely many, and a failed trial is
@@ -100,6 +100,18 @@ pub(crate) struct Pair {
     pub(crate) output: u64,
     /// An output address for messages.
     pub(crate) origin: u64,
+    pub(crate) reach: Reach,
+}
+
+/// How control comes to a pair.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// By falling through or a jump: any copy will do.
+    Flow,
+    /// By a call, a landing pad, a symbol: there is one such place.
+    Name,
+    /// By an address that the program can hold and compare.
+    Pointer,
 }
 
 /// An input address that the output still names although it may have moved; looked at when all is known.
@@ -190,7 +202,7 @@ impl<'w, 'a> Walk<'w, 'a> {
     /// Asks for a pair that must correspond.
     pub(crate) fn seed(&mut self, input: u64, output: u64, origin: u64) {
         self.stats.seeds += 1;
-        self.queue.push(Pair { input, output, origin });
+        self.queue.push(Pair { input, output, origin, reach: Reach::Name });
     }
 
     /// Asks for a pair of addresses that are called or jumped to indirectly.
@@ -283,10 +295,47 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
+    /// Where `address` of the input leads through padding.
+    pub(crate) fn input_leads_to(&self, mut address: u64) -> u64 {
+        while let Some(inst) = self.input.inst(address).filter(|inst| inst.kind == Kind::Nop) {
+            address += u64::from(inst.len);
+        }
+        address
+    }
+
+    /// The input's name for what a call calls, if that is known.
+    pub(crate) fn known_callee(&self, is_input: bool, address: u64, inst: Inst) -> Option<u64> {
+        if is_input {
+            let callee = self.input.target(address, inst);
+            return self.relation.is_called(callee).then_some(callee);
+        }
+        self.relation.named(self.output.target(address, inst))
+    }
+
+    pub(crate) fn is_noreturn(&self, callee: u64) -> bool {
+        self.noreturn.contains(callee)
+    }
+
+    /// Whether a call goes through a cell that holds a function that never returns.
+    pub(crate) fn is_noreturn_cell(&self, is_input: bool, address: u64, inst: Inst) -> bool {
+        let side = if is_input { self.input } else { self.output };
+        inst.disp != 0 && self.noreturn.is_cell(side.operand(address, inst))
+    }
+
+    /// Whether nothing comes back from an instruction, as far as both sides know.
+    pub(crate) fn never_comes_back(&self, is_input: bool, address: u64, inst: Inst) -> bool {
+        match inst.kind {
+            Kind::Call => self.known_callee(is_input, address, inst).is_none_or(|callee| self.is_noreturn(callee)),
+            Kind::IndirectCall => self.is_noreturn_cell(is_input, address, inst),
+            _ => false,
+        }
+    }
+
     /// Walks straight on from a pair until something known or an end.
     fn run(&mut self, pair: Pair) -> Result<(), Violation> {
         let (mut i, mut o) = (pair.input, pair.output);
         let mut origin = pair.origin;
+        let mut name = Some(pair).filter(|pair| pair.reach != Reach::Flow);
         loop {
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
             let (a, b);
@@ -306,19 +355,17 @@ impl<'w, 'a> Walk<'w, 'a> {
                 _ => return fail(ViolationKind::BadTarget, o, format!("leads elsewhere than the input's {i:#x}")),
             }
             let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
-            match self.relation.record((from, i), (to, o), (a.len, b.len)) {
+            if let Some(name) = name.take()
+                && let Some(other) = self.relation.name(name.input, name.output, to, name.reach == Reach::Pointer)
+            {
+                let message = format!("the input's {:#x} already stands at {other:#x}", name.input);
+                return fail(ViolationKind::Conflict, name.output, message);
+            }
+            match self.relation.record(from, to, (a.len, b.len)) {
                 Recorded::Known => return Ok(()),
-                Recorded::Conflict(other_input, other_output) => {
-                    let message = match (other_input, other_output) {
-                        (Some(other), _) => {
-                            format!("stands for the input's {:#x} and for its {i:#x}", self.input.code.address(other))
-                        }
-                        (None, other) => format!(
-                            "the input's {i:#x} already stands at {:#x}",
-                            self.output.code.address(other.unwrap_or_default())
-                        ),
-                    };
-                    return fail(ViolationKind::Conflict, o, message);
+                Recorded::Conflict(other) => {
+                    let other = self.input.code.address(other);
+                    return fail(ViolationKind::Conflict, o, format!("stands for the input's {other:#x} and for its {i:#x}"));
                 }
                 Recorded::New => {}
             }
@@ -344,7 +391,7 @@ impl<'w, 'a> Walk<'w, 'a> {
     /// The successor by falling through, after queueing the others.
     fn next(&mut self, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<(u64, u64)>, Violation> {
         let (after_i, after_o) = (i + u64::from(a.len), o + u64::from(b.len));
-        let push = |walk: &mut Self, input, output| walk.queue.push(Pair { input, output, origin: o });
+        let push = |walk: &mut Self, input, output| walk.queue.push(Pair { input, output, origin: o, reach: Reach::Flow });
         match a.kind {
             Kind::Branch => {
                 let (taken_i, taken_o) = (self.input.target(i, a), self.output.target(o, b));
@@ -363,16 +410,17 @@ impl<'w, 'a> Walk<'w, 'a> {
             Kind::Call | Kind::IndirectCall => {
                 self.compare_call_sites(i, o)?;
                 if a.kind == Kind::Call {
-                    push(self, self.input.target(i, a), self.output.target(o, b));
+                    let (input, output) = (self.input.target(i, a), self.output.target(o, b));
+                    self.queue.push(Pair { input, output, origin: o, reach: Reach::Name });
                 }
                 if self.noreturn.ends_at(self.input, i, a) {
-                    self.tries.push(Pair { input: after_i, output: after_o, origin: o });
+                    self.tries.push(Pair { input: after_i, output: after_o, origin: o, reach: Reach::Flow });
                     return Ok(None);
                 }
                 Ok(Some((after_i, after_o)))
             }
             Kind::Trap => {
-                self.tries.push(Pair { input: after_i, output: after_o, origin: o });
+                self.tries.push(Pair { input: after_i, output: after_o, origin: o, reach: Reach::Flow });
                 Ok(None)
             }
             Kind::IndirectJump | Kind::Return | Kind::Stop => Ok(None),
@@ -407,7 +455,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
         let is_code = self.input.code.index(input).is_some_and(|index| self.survey.is_boundary(index));
         if input == output && !is_code {
-            self.tries.push(Pair { input, output, origin });
+            self.tries.push(Pair { input, output, origin, reach: Reach::Pointer });
             return Ok(());
         }
         let begins_with_mark = |side: &Side<'_>, at| side.inst(at).is_some_and(|inst| inst.kind == Kind::EndBranch);
@@ -415,7 +463,8 @@ impl<'w, 'a> Walk<'w, 'a> {
             let message = format!("no endbr64 at an address that is taken; the input has one at {input:#x}");
             return Err(Violation::new(ViolationKind::IndirectBranchTarget, output, message));
         }
-        self.seed(input, output, origin);
+        self.stats.seeds += 1;
+        self.queue.push(Pair { input, output, origin, reach: Reach::Pointer });
         Ok(())
     }
 
@@ -430,7 +479,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         let personality =
             |side: &Side<'_>, located: &Located| side.unwind.fdes.get(located.fde as usize).and_then(|fde| fde.local_personality);
         if !is_known && let (Some(input), Some(output)) = (personality(self.input, &a), personality(self.output, &b)) {
-            self.queue.push(Pair { input, output, origin: o });
+            self.queue.push(Pair { input, output, origin: o, reach: Reach::Name });
         }
         if a.row == b.row && a.frame == b.frame {
             return Ok(());
@@ -467,7 +516,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             (Some(a), Some(b)) => match (a.landing_pad, b.landing_pad) {
                 (None, None) => Ok(()),
                 (Some(input), Some(output)) => {
-                    self.queue.push(Pair { input, output, origin: o });
+                    self.queue.push(Pair { input, output, origin: o, reach: Reach::Name });
                     Ok(())
                 }
                 (Some(_), None) => fail("no landing pad"),
@@ -505,11 +554,10 @@ impl<'w, 'a> Walk<'w, 'a> {
         let stale = match self.canonical(true, address) {
             Canonical::At(input, _) => {
                 let Some(index) = self.input.code.index(input) else { return };
+                let leads_to = self.output_leads_to(address);
+                let stands_for = leads_to.and_then(|at| self.output.code.index(at)).and_then(|at| self.relation.input_of(at));
                 match self.relation.output_of(index) {
-                    Some(found) => {
-                        let moved_to = self.output.code.address(found);
-                        self.output_leads_to(address) != Some(moved_to) && self.output_leads_to(address) != Some(input)
-                    }
+                    Some(_) => stands_for != Some(index) && leads_to != Some(input),
                     None => !same(8),
                 }
             }

@@ -1,6 +1,12 @@
 //! The relation between input and output code addresses, dense in both directions, with undo.
 //!
+//! An output instruction stands for one input instruction; an input instruction may stand at several places, because a layout may copy
+//! tails. A *named* address (one that is called, stored, computed or listed in a table) has one identity: one name in the output, or
+//! two of which one is the input's own address (old text that a guarded relink keeps).
+//!
 //! Indexes are those of [`crate::decode::Code`]; 0 in a map means nothing, so values are stored plus one.
+
+use std::collections::hash_map::Entry;
 
 use rustc_hash::FxHashMap;
 
@@ -36,25 +42,35 @@ impl Bits {
 pub(super) enum Recorded {
     New,
     Known,
-    /// Another input or another output is already there.
-    Conflict(Option<usize>, Option<usize>),
+    /// Another input is already there.
+    Conflict(usize),
+}
+
+/// Where a named input address stands in the output.
+#[derive(Copy, Clone, Debug, Default)]
+struct Identity {
+    /// The name of the copy, and what it leads to.
+    moved: Option<(u64, usize)>,
+    /// It stands at its own address too.
+    is_own: bool,
 }
 
 enum Undo {
     Forward(usize),
-    Second(usize),
     Backward(usize),
+    Name(u64, Option<Identity>),
+    Called(u64),
     Seen(usize),
     Covered(usize),
 }
 
 pub(crate) struct Relation {
+    /// One counterpart of each input instruction; tails may have more.
     forward: Vec<u32>,
     backward: Vec<u32>,
-    /// Input instructions whose counterpart in `forward` is at their own address.
-    own: Bits,
-    /// The other counterpart of those that stand twice in the output, once moved and once at their own address.
-    second: FxHashMap<u32, u32>,
+    names: FxHashMap<u64, Identity>,
+    /// The input's address for each name in the output.
+    called: FxHashMap<u64, u64>,
     /// Input bytes that the walk passed: instructions, and jumps and padding between them.
     pub(crate) seen: Bits,
     /// The same of the output.
@@ -67,16 +83,32 @@ impl Relation {
         Self {
             forward: vec![0; input_size],
             backward: vec![0; output_size],
-            own: Bits::new(input_size),
-            second: FxHashMap::default(),
+            names: FxHashMap::default(),
+            called: FxHashMap::default(),
             seen: Bits::new(input_size),
             covered: Bits::new(output_size),
             journal: None,
         }
     }
 
+    /// One of the places where an input instruction stands.
     pub(crate) fn output_of(&self, input: usize) -> Option<usize> {
         self.forward.get(input).and_then(|&value| (value as usize).checked_sub(1))
+    }
+
+    /// What an output instruction stands for.
+    pub(crate) fn input_of(&self, output: usize) -> Option<usize> {
+        self.backward.get(output).and_then(|&value| (value as usize).checked_sub(1))
+    }
+
+    /// Whether the input's address has a name in the output.
+    pub(crate) fn is_called(&self, address: u64) -> bool {
+        self.names.contains_key(&address)
+    }
+
+    /// The input's address for a name in the output.
+    pub(crate) fn named(&self, name: u64) -> Option<u64> {
+        self.called.get(&name).copied()
     }
 
     fn note(&mut self, undo: Undo) {
@@ -85,35 +117,48 @@ impl Relation {
         }
     }
 
-    /// Relates (index, address) of both sides; `sizes` are the instructions' lengths.
-    pub(super) fn record(&mut self, input: (usize, u64), output: (usize, u64), sizes: (u8, u8)) -> Recorded {
-        let (value_in, value_out) = (input.0 as u32 + 1, output.0 as u32 + 1);
-        let known = self.forward[input.0];
-        let second = if known == 0 { None } else { self.second.get(&value_in).copied() };
-        if known == value_out || second == Some(value_out) {
-            return Recorded::Known;
+    /// Relates the indexes of both sides; `sizes` are the instructions' lengths.
+    pub(super) fn record(&mut self, input: usize, output: usize, sizes: (u8, u8)) -> Recorded {
+        match self.input_of(output) {
+            Some(known) if known == input => return Recorded::Known,
+            Some(other) => return Recorded::Conflict(other),
+            None => {}
         }
-        let back = self.backward[output.0];
-        if back != 0 && back != value_in {
-            return Recorded::Conflict(Some(back as usize - 1), None);
+        if self.forward[input] == 0 {
+            self.forward[input] = output as u32 + 1;
+            self.note(Undo::Forward(input));
         }
-        if known == 0 {
-            self.forward[input.0] = value_out;
-            if input.1 == output.1 {
-                self.own.insert(input.0);
-            }
-            self.note(Undo::Forward(input.0));
-        } else if second.is_none() && (input.1 == output.1 || self.own.contains(input.0)) {
-            self.second.insert(value_in, value_out);
-            self.note(Undo::Second(input.0));
-        } else {
-            return Recorded::Conflict(None, Some(known as usize - 1));
-        }
-        self.backward[output.0] = value_in;
-        self.note(Undo::Backward(output.0));
-        self.pass(true, input.0, sizes.0);
-        self.pass(false, output.0, sizes.1);
+        self.backward[output] = input as u32 + 1;
+        self.note(Undo::Backward(output));
+        self.pass(true, input, sizes.0);
+        self.pass(false, output, sizes.1);
         Recorded::New
+    }
+
+    /// Notes that the input's `address` is called `name` in the output, which leads to the index `leads_to`. Gives the other name that it
+    /// has already, if that is neither its own address nor the same; where only a call, not a pointer, is made of the name
+    /// (`is_pointer` is false), a jump to the same place is the same.
+    pub(super) fn name(&mut self, address: u64, name: u64, leads_to: usize, is_pointer: bool) -> Option<u64> {
+        let old = self.names.get(&address).copied();
+        let mut identity = old.unwrap_or_default();
+        if name == address {
+            if identity.is_own {
+                return None;
+            }
+            identity.is_own = true;
+        } else if let Some((other, place)) = identity.moved {
+            let is_same = other == name || !is_pointer && place == leads_to;
+            return (!is_same).then_some(other);
+        } else {
+            identity.moved = Some((name, leads_to));
+        }
+        self.names.insert(address, identity);
+        self.note(Undo::Name(address, old));
+        if let Entry::Vacant(new) = self.called.entry(name) {
+            new.insert(address);
+            self.note(Undo::Called(name));
+        }
+        None
     }
 
     /// Marks an instruction's bytes as passed.
@@ -140,13 +185,12 @@ impl Relation {
     }
 
     pub(super) fn undo(&mut self) {
-        for undo in self.journal.take().into_iter().flatten() {
+        for undo in self.journal.take().into_iter().flatten().rev() {
             match undo {
-                Undo::Forward(index) => {
-                    self.forward[index] = 0;
-                    self.own.remove(index);
-                }
-                Undo::Second(index) => drop(self.second.remove(&(index as u32 + 1))),
+                Undo::Forward(index) => self.forward[index] = 0,
+                Undo::Name(address, Some(old)) => drop(self.names.insert(address, old)),
+                Undo::Called(name) => drop(self.called.remove(&name)),
+                Undo::Name(address, None) => drop(self.names.remove(&address)),
                 Undo::Backward(index) => self.backward[index] = 0,
                 Undo::Seen(index) => self.seen.remove(index),
                 Undo::Covered(index) => self.covered.remove(index),
