@@ -151,14 +151,29 @@ pub fn relink(
     let segments = headers::build(image, &changes, &|va| file.offset_of(va));
     let moved_address =
         |va: Va| moved_head.filter(|&(start, end, _)| start <= va && va < end).map(|(start, _, to)| to + (va - start));
-    let added = overflow_sections(image, program, &placement, &codes, built.as_ref().map(|(at, b, _)| (*at, b.bytes.len() as u64)), &file);
+    let added = overflow_sections(
+        image,
+        program,
+        &placement,
+        &codes,
+        built.as_ref().map(|(at, b, _)| (*at, b.bytes.len() as u64)),
+        &file,
+    );
     let mut table = SectionTable::new(image, added, |id, section| {
         edit_section(image, id, section, &places, &moved_address, reserved, reserved_at, &file);
     });
     let placed = symbols::Placed { program, out, codes: &codes, placement: &placement, addresses: &addresses };
     symbols::rewrite(image, placed, &mut table, &moved_address);
     rewrite_probes(image, &addresses, &mut table);
-    patch::patch_dynamic(image, program, &addresses, &|va| table.section_of(va), &|shndx| table.remap(shndx), &mut file)?;
+    patch::patch_dynamic(
+        image,
+        program,
+        &addresses,
+        &|va| table.section_of(va),
+        &|shndx| table.remap(shndx),
+        &moved_address,
+        &mut file,
+    )?;
     let entry = match &built {
         Some((_, built, _)) => built.entry,
         None => program.block_at(image.e_entry).map_or(image.e_entry, |block| addresses.identity(block)),
