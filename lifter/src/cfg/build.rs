@@ -119,7 +119,8 @@ impl Builder<'_> {
         let bytes = self.image.read(data.start, data.len()).unwrap_or(&[]);
         let leaders = self.leaders(data, bytes);
         let relocs = if self.use_static_relocs { self.image.static_relocs_in(data.start, data.end) } else { &[] };
-        let mut cutter = Cutter { builder: self, unit, data, relocs, open: None, trailing_nops: (0, 0), ends_in_breakpoint: false, draft };
+        let mut cutter =
+            Cutter { builder: self, unit, data, relocs, open: None, trailing_nops: (0, 0), ends_in_breakpoint: false, draft };
         let mut next_leader = 0;
         let mut decoder = Decoder::with_ip(64, bytes, data.start.0, DecoderOptions::NONE);
         let mut instruction = Instruction::default();
