@@ -100,6 +100,11 @@ impl Survey {
     }
 }
 
+/// Whether a reference names the same data in both files, or what is a table in the input.
+pub(crate) fn may_be_moved(walk: &Walk<'_, '_>, table: TableReference) -> bool {
+    table.input == table.output || !input_entries(walk, table).is_empty()
+}
+
 /// Reads a table in both files, and asks for the pairs of its entries.
 pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     let entries = input_entries(walk, table);
