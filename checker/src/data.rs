@@ -234,9 +234,9 @@ fn explain_new_sections(a: &Image<'_>, b: &Image<'_>, explained: &[(u64, u64)], 
     }
 }
 
-/// Sections that nothing refers to by address but a program header.
+/// Sections that nothing refers to by address but a program header or the dynamic section.
 fn is_movable(section: &Section<'_>) -> bool {
-    section.name == ".interp" || section.name.starts_with(".note")
+    [".interp", ".hash", ".gnu.hash"].contains(&section.name) || section.name.starts_with(".note")
 }
 
 fn compare_bytes(
