@@ -138,7 +138,10 @@ impl Unwind {
             let place = address + entry.start as u64;
             let (start, end, lsda) = (fde.start, fde.end, fde.lsda);
             let local_personality = local_personality.map(|(target, _)| target);
-            found.push((Fde { start, end, lsda, local_personality, place, frame: rows.frame(frame) }, table));
+            // A description of no code says nothing; it may begin where a real one does.
+            if start < end {
+                found.push((Fde { start, end, lsda, local_personality, place, frame: rows.frame(frame) }, table));
+            }
         }
         found.sort_by_key(|(fde, _)| (fde.start, fde.place));
         let mut unwind = Self { table: Some((address, address + bytes.len() as u64)), ..Self::default() };

@@ -22,7 +22,6 @@ use crate::timing::Timing;
 pub(crate) fn run(args: &Optimize, style: Style, timing: &mut Timing) -> Result<ExitCode> {
     let order = match args.shuffle {
         Some(seed) => Order::Shuffled(seed),
-        None if args.profile.is_empty() => Order::Original,
         None => Order::ByWeights(options(&args.transforms)),
     };
     let job = Job { rewrite: &args.rewrite, profiles: &args.profile, order, fuel: args.transforms.fuel };
@@ -106,6 +105,9 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let dyno = weights.has_counts().then(|| timing.phase("dyno-stats", |_| dyno_stats(&lifted, &weights, &plan, &relinked)));
     if !relinked.dropped_sections.is_empty() {
         warnings.push(format!("dropped sections that describe the old code: {}", relinked.dropped_sections.join(", ")));
+    }
+    if !lifted.program.is_replaceable() && plan.fragments.is_empty() {
+        warnings.push("the file is neither position-independent nor linked with --emit-relocs: without a profile nothing is copied".to_owned());
     }
     if lifted.program.funcs.values().all(|f| !f.is_movable()) {
         warnings.push("no function could be moved: the output differs from the input in nothing that runs".to_owned());
