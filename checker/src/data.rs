@@ -144,7 +144,8 @@ fn seed_linker_relocations(walk: &mut Walk<'_, '_>) {
     for (index, relocations) in &input.image.elf.shdr_relocs {
         let Some(header) = input.image.elf.section_headers.get(*index) else { continue };
         let applies_to = input.image.sections.get(header.sh_info as usize);
-        let is_data = applies_to.is_some_and(|section| section.is_alloc() && !section.is_code());
+        let is_data =
+            applies_to.is_some_and(|section| section.is_alloc() && !section.is_code() && !BY_MEANING.contains(&section.name));
         if header.sh_type != SHT_RELA || header.sh_flags & u64::from(SHF_ALLOC) != 0 || !is_data {
             continue;
         }
@@ -233,9 +234,9 @@ fn explain_new_sections(a: &Image<'_>, b: &Image<'_>, explained: &[(u64, u64)], 
     }
 }
 
-/// Sections that nothing refers to by address but a program header.
+/// Sections that nothing refers to by address but a program header or the dynamic section.
 fn is_movable(section: &Section<'_>) -> bool {
-    section.name == ".interp" || section.name.starts_with(".note")
+    [".interp", ".hash", ".gnu.hash"].contains(&section.name) || section.name.starts_with(".note")
 }
 
 fn compare_bytes(

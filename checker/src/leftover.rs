@@ -11,12 +11,14 @@
 
 mod fingerprint;
 
+use std::collections::BTreeSet;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::decode::Kind;
 use crate::report::ViolationKind;
 use crate::walk::{Bits, Pair, Reach, Side, Walk};
-use fingerprint::{Of, fingerprint};
+use fingerprint::{Detail, Of, fingerprint};
 
 const CANDIDATES_MAX: usize = 64;
 /// Matched code tells what its callees are, and so what their other callers are.
@@ -29,16 +31,20 @@ enum Pass {
     Clear,
     Functions,
     Pieces,
-    /// Code that has a counterpart already.
+    /// Functions and pieces that have a counterpart already; first what no other unreached code leads to.
+    CopiedRoots,
+    CopiedFunctions,
     Copies,
 }
+
+const PASSES: [Pass; 6] = [Pass::Clear, Pass::Functions, Pass::Pieces, Pass::CopiedRoots, Pass::CopiedFunctions, Pass::Copies];
 
 /// Matches what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     let mut left = match_in_place(walk);
     for _ in 0..ROUNDS_MAX {
         // The most certain matches may make others certain.
-        let found = [Pass::Clear, Pass::Functions, Pass::Pieces, Pass::Copies].into_iter().any(|pass| {
+        let found = PASSES.into_iter().any(|pass| {
             let found = match_by_content(walk, &left, pass);
             walk.settle_tries();
             found
@@ -63,6 +69,12 @@ fn try_pair(walk: &mut Walk<'_, '_>, input: u64, output: u64) -> bool {
 
 /// Tries unreached input code at its own address; gives what is elsewhere.
 fn match_in_place(walk: &mut Walk<'_, '_>) -> Vec<u64> {
+    for address in leaders(walk, Of::Output, &walk.relation.covered) {
+        let is_free = walk.output.code.index(address).is_some_and(|index| !walk.relation.covered.contains(index));
+        if is_free && walk.is_untouched(address) {
+            try_pair(walk, address, address);
+        }
+    }
     let mut lost = Vec::new();
     for address in leaders(walk, Of::Input, &walk.relation.seen) {
         if walk.input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index)) {
@@ -78,23 +90,31 @@ fn match_in_place(walk: &mut Walk<'_, '_>) -> Vec<u64> {
 
 fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
     let mut candidates: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
+    let is_copy = matches!(pass, Pass::CopiedRoots | Pass::CopiedFunctions | Pass::Copies);
+    let detail = if is_copy || pass == Pass::Pieces { Detail::Shape } else { Detail::Full };
+    let inner = if pass == Pass::CopiedRoots { led_to(walk) } else { FxHashSet::default() };
     for address in leaders(walk, Of::Output, &walk.relation.covered) {
-        if let Some(print) = fingerprint(walk, Of::Output, address) {
+        // What is untouched needs no other origin.
+        if is_copy && walk.is_untouched(address) || inner.contains(&address) {
+            continue;
+        }
+        if let Some(print) = fingerprint(walk, Of::Output, detail, address) {
             candidates.entry(print).or_default().push(address);
         }
     }
     if candidates.is_empty() {
         return false;
     }
-    let functions: FxHashSet<u64> = walk.input.unwind.fdes.iter().map(|fde| walk.input_leads_to(fde.start)).collect();
+    let functions: BTreeSet<u64> = walk.input.unwind.fdes.iter().map(|fde| walk.input_leads_to(fde.start)).collect();
     let wanted: Vec<u64> = match pass {
         Pass::Clear | Pass::Functions => lost.iter().copied().filter(|address| functions.contains(address)).collect(),
         Pass::Pieces => lost.to_vec(),
+        Pass::CopiedRoots | Pass::CopiedFunctions => functions.into_iter().collect(),
         Pass::Copies => leaders(walk, Of::Input, &Bits::default()),
     };
     // All prints are taken before the first match, because matches change them.
     let prints: Vec<(u64, u64)> =
-        wanted.into_iter().filter_map(|address| Some((address, fingerprint(walk, Of::Input, address)?))).collect();
+        wanted.into_iter().filter_map(|address| Some((address, fingerprint(walk, Of::Input, detail, address)?))).collect();
     let mut any = false;
     for (address, print) in prints {
         let is_seen = walk.input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index));
@@ -102,7 +122,7 @@ fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
         list.retain(|&output| walk.output.code.index(output).is_some_and(|index| !walk.relation.covered.contains(index)));
         let size = list.len().min(CANDIDATES_MAX);
         match pass {
-            Pass::Copies => {
+            Pass::CopiedRoots | Pass::CopiedFunctions | Pass::Copies => {
                 for &output in &list[..size] {
                     any |= try_pair(walk, address, output);
                 }
@@ -113,6 +133,33 @@ fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
         }
     }
     any
+}
+
+/// Where unreached code of the output jumps, and what follows its calls.
+fn led_to(walk: &Walk<'_, '_>) -> FxHashSet<u64> {
+    let side = walk.output;
+    let mut found = FxHashSet::default();
+    for (start, end) in ranges(side) {
+        let mut address = start;
+        while address < end {
+            let Some(index) = side.code.index(address) else { break };
+            let Some(inst) = side.inst(address) else {
+                address += 1;
+                continue;
+            };
+            let after = address + u64::from(inst.len);
+            if !walk.relation.covered.contains(index) {
+                match inst.kind {
+                    Kind::Jump | Kind::Branch | Kind::Loop => drop(found.insert(side.target(address, inst))),
+                    Kind::Call => found.extend([side.target(address, inst), after]),
+                    Kind::IndirectCall => drop(found.insert(after)),
+                    _ => {}
+                }
+            }
+            address = after;
+        }
+    }
+    found
 }
 
 /// The frame descriptions and the gaps between them, by address.
@@ -182,6 +229,15 @@ fn report_missing(walk: &mut Walk<'_, '_>) {
             missing.push((fde.start, size));
         }
     }
+    // Of equal functions that nothing reaches one may have been found in another's place: any one stands for all.
+    let prints: FxHashSet<u64> = match missing.is_empty() {
+        true => FxHashSet::default(),
+        false => {
+            let pieces = leaders(walk, Of::Output, &Bits::default());
+            pieces.into_iter().filter_map(|address| fingerprint(walk, Of::Output, Detail::Full, address)).collect()
+        }
+    };
+    missing.retain(|&(start, _)| fingerprint(walk, Of::Input, Detail::Full, start).is_none_or(|print| !prints.contains(&print)));
     for (start, size) in missing {
         let message =
             format!("{size} bytes of the input's code with a frame description have no counterpart (address of the input)");
@@ -232,6 +288,9 @@ fn explained_size(walk: &mut Walk<'_, '_>, address: u64, end: u64) -> Option<u64
         && (matches!(inst.kind, Kind::Nop | Kind::Trap) || walk.output.code.bytes(address, inst) == [0x0f, 0x0b])
         && address + u64::from(inst.len) <= end
     {
+        return Some(u64::from(inst.len));
+    }
+    if let Some(inst) = inst.filter(|inst| inst.kind == Kind::Jump && walk.leads_nowhere(address, *inst)) {
         return Some(u64::from(inst.len));
     }
     let byte = walk.output.image.at(address, 1)?;

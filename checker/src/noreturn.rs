@@ -76,6 +76,7 @@ impl NoReturn {
         let mut search = Search::new(side, &found.cells);
         for fde in &side.unwind.fdes {
             search.function(fde.start);
+            search.callees(fde.start, fde.end);
         }
         search.run();
         let mut functions: FxHashSet<u64> = search
@@ -155,6 +156,17 @@ impl<'s, 'a> Search<'s, 'a> {
         self.continuations.push(Vec::new());
         self.work.push((id, start));
         id
+    }
+
+    /// What is called from code that only a jump table or an unwinder reaches has to be judged too.
+    fn callees(&mut self, start: u64, end: u64) {
+        let mut address = start;
+        while let Some(inst) = self.side.inst(address).filter(|_| address < end) {
+            if inst.kind == Kind::Call {
+                self.function(self.side.target(address, inst));
+            }
+            address += u64::from(inst.len);
+        }
     }
 
     fn run(&mut self) {

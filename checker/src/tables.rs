@@ -2,7 +2,8 @@
 //!
 //! **Recognition.** A `lea` of data whose first word, added to the address, meets an instruction of the same function is the base of a table:
 //! the distance from data to a function's instructions is not a value that other data has. The same holds for a table of absolute
-//! addresses in a file at a fixed address. Functions that jump into each other's middle count as one.
+//! addresses in a file at a fixed address. Functions that jump into each other's middle count as one. Where a bounds check precedes the
+//! `lea` and a jump follows it, entries within the bound may meet any function: a cold part may be reached by nothing else.
 //!
 //! **Extent.** A table ends where its section ends, where the next thing begins that any instruction refers to, or before the first word that
 //! does not meet an instruction of the function. A comparison with a constant right before the `lea` bounds it too. Up to that bound, or
@@ -100,6 +101,11 @@ impl Survey {
     }
 }
 
+/// Whether a reference names the same data in both files, or what is a table in the input.
+pub(crate) fn may_be_moved(walk: &Walk<'_, '_>, table: TableReference) -> bool {
+    table.input == table.output || !input_entries(walk, table).is_empty()
+}
+
 /// Reads a table in both files, and asks for the pairs of its entries.
 pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     let entries = input_entries(walk, table);
@@ -184,11 +190,15 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     let is_copy = table.input != table.output;
     let end = if is_copy { section_end } else { section_end.min(walk.survey.next_reference(table.input)) };
     let mut place = table.input;
+    let mut limit = None;
     let width = u64::from(table.width);
     while place + width <= end {
         let Some(target) = entry(side, table.input, place, table.width) else { break };
         let in_group = |address| side.unwind.fde_at(address).is_some_and(|fde| walk.survey.find(fde) == group);
-        if in_group(target) && side.code.index(target).is_some_and(|index| walk.survey.is_boundary(index)) {
+        let meets_instruction = side.code.index(target).is_some_and(|index| walk.survey.is_boundary(index));
+        // A cold part that only the table leads to is in no group; the bounds check vouches for the entry then.
+        let is_bounded = |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(side, table.from).unwrap_or(0));
+        if meets_instruction && (in_group(target) || is_bounded(&mut limit)) {
             targets.push(Entry::To(target));
         } else if !targets.is_empty() && !in_group(target) && target > 0 && in_group(target - 1) {
             targets.push(Entry::Unreachable);

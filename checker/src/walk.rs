@@ -243,7 +243,12 @@ impl<'w, 'a> Walk<'w, 'a> {
         self.queue.push(pair);
         let mut is_right = true;
         while let Some(next) = self.queue.pop() {
-            if self.run(next).is_err() || self.violations.len() > violations {
+            // Other data is a copied table in code that must correspond, and a wrong guess otherwise.
+            let names_other_data = |walk: &Self| {
+                walk.displaced.len() > marks.3
+                    || walk.tables[marks.0.min(walk.tables.len())..].iter().any(|&table| !tables::may_be_moved(walk, table))
+            };
+            if self.run(next).is_err() || self.violations.len() > violations || names_other_data(self) {
                 is_right = false;
                 break;
             }
@@ -301,6 +306,21 @@ impl<'w, 'a> Walk<'w, 'a> {
             address += u64::from(inst.len);
         }
         address
+    }
+
+    /// Whether a jump of the output leads to what is no code of the input: LLVM lets what follows a call that never returns jump to the
+    /// function's end.
+    pub(crate) fn leads_nowhere(&self, address: u64, inst: Inst) -> bool {
+        let target = self.output.target(address, inst);
+        self.input.code.index(target).is_none_or(|index| !self.survey.is_boundary(index))
+            && self.input.unwind.fde_at(target).is_none()
+    }
+
+    /// Whether an address holds the same instruction in both programs.
+    pub(crate) fn is_untouched(&self, address: u64) -> bool {
+        let bytes = |side: &Side<'a>| side.inst(address).map(|inst| side.code.bytes(address, inst));
+        self.input.code.index(address).is_some_and(|index| self.survey.is_boundary(index))
+            && bytes(self.input).is_some_and(|same| bytes(self.output) == Some(same))
     }
 
     /// The input's name for what a call calls, if that is known.

@@ -96,7 +96,8 @@ impl Verifier<'_> {
         }
         let bytes = self.image.read(start, (end - start) as usize).unwrap_or(&[]);
         let mut rest = bytes;
-        while let Some(len) = crate::discover::units::nop_len(rest) {
+        let filler = |rest: &[u8]| if rest.first() == Some(&0xcc) { Some(1) } else { crate::discover::units::nop_len(rest) };
+        while let Some(len) = filler(rest) {
             rest = &rest[len..];
         }
         if !rest.is_empty() || bytes.is_empty() {

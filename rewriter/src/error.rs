@@ -27,6 +27,8 @@ pub enum Error {
     Unwind(#[from] crate::relink::eh_frame::UnwindError),
     #[error("an exception table of pinned code is in a form that is not understood")]
     UnknownExceptionTable,
+    #[error("the program's own code names its unwind tables, which would have to move")]
+    UnwindTablesNamed,
     #[error("instrumentation: {0}")]
     Instrument(String),
     #[error("the output is inconsistent: {0}")]

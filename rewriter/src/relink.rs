@@ -20,7 +20,7 @@ mod unwind;
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
 use lifter::entity::{Block, Section};
-use lifter::ir::Program;
+use lifter::ir::{Program, RefData, RefTarget};
 use object::elf;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
@@ -93,6 +93,7 @@ pub fn relink(
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
     let places =
         unwind::place(image, [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len], &mut placement.space)?;
+    check_unnamed(image, program, &places)?;
     let built = match payload {
         Some(payload) => {
             let at = placement.space.overflow.take(0, 64);
@@ -151,14 +152,29 @@ pub fn relink(
     let segments = headers::build(image, &changes, &|va| file.offset_of(va));
     let moved_address =
         |va: Va| moved_head.filter(|&(start, end, _)| start <= va && va < end).map(|(start, _, to)| to + (va - start));
-    let added = overflow_sections(image, program, &placement, &codes, built.as_ref().map(|(at, b, _)| (*at, b.bytes.len() as u64)), &file);
+    let added = overflow_sections(
+        image,
+        program,
+        &placement,
+        &codes,
+        built.as_ref().map(|(at, b, _)| (*at, b.bytes.len() as u64)),
+        &file,
+    );
     let mut table = SectionTable::new(image, added, |id, section| {
         edit_section(image, id, section, &places, &moved_address, reserved, reserved_at, &file);
     });
     let placed = symbols::Placed { program, out, codes: &codes, placement: &placement, addresses: &addresses };
     symbols::rewrite(image, placed, &mut table, &moved_address);
     rewrite_probes(image, &addresses, &mut table);
-    patch::patch_dynamic(image, program, &addresses, &|va| table.section_of(va), &|shndx| table.remap(shndx), &mut file)?;
+    patch::patch_dynamic(
+        image,
+        program,
+        &addresses,
+        &|va| table.section_of(va),
+        &|shndx| table.remap(shndx),
+        &moved_address,
+        &mut file,
+    )?;
     let entry = match &built {
         Some((_, built, _)) => built.entry,
         None => program.block_at(image.e_entry).map_or(image.e_entry, |block| addresses.identity(block)),
@@ -182,6 +198,20 @@ fn check_no_payload_behind(image: &Image<'_>) -> Result<()> {
     let end = sections.chain([headers, space::loaded_file_end(image)]).max().unwrap_or(0);
     let rest = image.bytes.get(end as usize..).unwrap_or(&[]);
     if rest.iter().any(|&b| b != 0) { Err(Error::TrailingPayload(end)) } else { Ok(()) }
+}
+
+/// Start-up code of static programs may register `.eh_frame` by its address; that would still name the old place.
+fn check_unnamed(image: &Image<'_>, program: &Program, places: &unwind::Places) -> Result<()> {
+    let moved = unwind::SECTIONS.iter().zip(&places.sections).filter_map(|(name, place)| {
+        let old = image.sections[image.section_named(name)?].sh_addr;
+        place.filter(|&(new, _)| new != old).map(|_| old)
+    });
+    let moved: Vec<Va> = moved.collect();
+    let names_moved = |r: &RefData| matches!(r.target, RefTarget::Fixed(va) if moved.contains(&va));
+    match program.refs.iter().any(names_moved) {
+        true => Err(Error::UnwindTablesNamed),
+        false => Ok(()),
+    }
 }
 
 fn write_snippets(code: &mut FragmentCode, at: Va, payload: &dyn Payload) -> Result<()> {

@@ -120,7 +120,7 @@ pub(crate) fn run(args: &E2eArgs) -> Result {
 }
 
 /// Builds the relift program of this repository for speed and returns its path.
-fn build_relift() -> Result<PathBuf> {
+pub(crate) fn build_relift() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let root = crate::repository_root();
     shell::run(Command::new(cargo).current_dir(&root).args([

@@ -1,11 +1,12 @@
 //! Commands for developers, run as `cargo xtask COMMAND`.
 //!
-//! They prepare what the tests of real programs need (`corpus`) and run those tests (`e2e`). None of them is needed to build or
+//! They prepare what the tests of real programs need (`corpus`) and run those tests (`e2e`, and `stock` on what the machine has). None of them is needed to build or
 //! to use relift, and none of them links any of its libraries: `e2e` drives the `relift` program exactly as a user would.
 
 mod corpus;
 mod e2e;
 mod shell;
+mod stock;
 mod workload;
 
 use std::path::PathBuf;
@@ -26,12 +27,15 @@ enum Command {
     Corpus(corpus::CorpusArgs),
     /// Train, check and compare relift's output on these programs, and write a record
     E2e(e2e::E2eArgs),
+    /// Relink the ELF files that this machine has, at random, and compare how they behave
+    Stock(stock::StockArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Corpus(args) => corpus::run(&args),
         Command::E2e(args) => e2e::run(&args),
+        Command::Stock(args) => stock::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -10,7 +10,7 @@ use std::hash::{Hash, Hasher};
 
 use rustc_hash::{FxHashMap, FxHasher};
 
-use crate::decode::{Inst, Kind, Shape};
+use crate::decode::{self, Inst, Kind};
 use crate::walk::{Side, Walk};
 
 const INSTRUCTIONS_MAX: usize = 48;
@@ -23,8 +23,16 @@ pub(super) enum Of {
     Output,
 }
 
+/// Whether it counts what is known of callees, and where data is. A function that stands twice has two names and may have a copied
+/// table, so copies are looked for without.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Detail {
+    Full,
+    Shape,
+}
+
 /// `None` where nothing can be decoded.
-pub(super) fn fingerprint(walk: &Walk<'_, '_>, of: Of, start: u64) -> Option<u64> {
+pub(super) fn fingerprint(walk: &Walk<'_, '_>, of: Of, detail: Detail, start: u64) -> Option<u64> {
     let side = if of == Of::Input { walk.input } else { walk.output };
     let mut hasher = FxHasher::default();
     let mut numbers: FxHashMap<u64, usize> = FxHashMap::default();
@@ -41,6 +49,9 @@ pub(super) fn fingerprint(walk: &Walk<'_, '_>, of: Of, start: u64) -> Option<u64
             }
             numbers.insert(at, numbers.len());
             hash_inst(side, at, inst, &mut hasher);
+            if detail == Detail::Full && inst.disp != 0 && !side.image.in_code(side.operand(at, inst)) {
+                side.operand(at, inst).hash(&mut hasher);
+            }
             let after = at + u64::from(inst.len);
             match inst.kind {
                 Kind::Branch => {
@@ -51,6 +62,7 @@ pub(super) fn fingerprint(walk: &Walk<'_, '_>, of: Of, start: u64) -> Option<u64
                     continue;
                 }
                 Kind::Loop => ways.push(side.target(at, inst)),
+                Kind::Call if detail == Detail::Shape => break,
                 Kind::Call | Kind::IndirectCall if !goes_on(walk, of, at, inst, &mut hasher) => break,
                 Kind::Trap => break,
                 _ if inst.ends_flow() => break,
@@ -80,7 +92,7 @@ fn skip_jumps(side: &Side<'_>, mut address: u64) -> Option<(u64, Inst)> {
 }
 
 fn condition(bytes: &[u8]) -> u8 {
-    bytes.get(Shape::of(bytes).opcode).map_or(0, |opcode| opcode & 15)
+    bytes.get(decode::Shape::of(bytes).opcode).map_or(0, |opcode| opcode & 15)
 }
 
 /// Whether both sides know what follows a call; hashes what they know of the callee.
@@ -102,7 +114,7 @@ fn hash_inst(side: &Side<'_>, address: u64, inst: Inst, hasher: &mut FxHasher) {
         _ if inst.disp != 0 => bytes[..usize::from(inst.disp).min(bytes.len())].hash(hasher),
         // The field of an absolute address, which only a file at a fixed address has, may name a copied table.
         _ if side.image.is_position_dependent() => {
-            let field = Shape::of(bytes).wide_displacement(bytes).unwrap_or(bytes.len());
+            let field = decode::Shape::of(bytes).wide_displacement(bytes).unwrap_or(bytes.len());
             let size = if bytes.len() > 4 { field.min(bytes.len() - 4) } else { field };
             bytes[..size.min(bytes.len())].hash(hasher);
         }

@@ -243,3 +243,33 @@ fn a_copied_table_with_a_wrong_entry_is_seen() {
     let Some(report) = guarded(&relaid("je"), &swapped) else { return };
     assert!(!report.is_ok());
 }
+
+/// `classify` with its shared tail copied behind the first case.
+fn with_copied_tail() -> String {
+    let jump = "mov $10, %ebx\n    jmp 8b";
+    let tail = "mov $10, %ebx\n    mov %ebx, %eax\n    pop %rbx\n    .cfi_def_cfa_offset 8\n    ret\n    .cfi_def_cfa_offset 16";
+    let text = relaid("je");
+    assert!(text.contains(jump));
+    text.replace(jump, tail)
+}
+
+#[test]
+fn a_tail_that_is_copied_behind_a_jump_corresponds() {
+    let Some(report) = compare(&[UNUSED, TWICE, &with_copied_tail()], TABLE) else { return };
+    assert!(report.is_ok(), "{}", report.summary(20));
+}
+
+#[test]
+fn a_copied_tail_that_differs_is_seen() {
+    let wrong = with_copied_tail().replace("mov $10, %ebx\n    mov %ebx, %eax", "mov $10, %ebx\n    mov %ecx, %eax");
+    let Some(report) = compare(&[UNUSED, TWICE, &wrong], TABLE) else { return };
+    assert!(kinds(&report).contains(&ViolationKind::InstructionMismatch), "{}", report.summary(10));
+}
+
+#[test]
+fn two_identities_of_a_function_that_is_called_and_stored_are_seen() {
+    let second = TWICE.replace("twice", "again");
+    let calls_the_other = relaid("je").replace("call twice", "call again");
+    let Some(report) = compare(&[UNUSED, TWICE, &second, &calls_the_other], TABLE) else { return };
+    assert_eq!(kinds(&report), [ViolationKind::Conflict], "{}", report.summary(10));
+}

@@ -74,10 +74,22 @@ impl Walk<'_, '_> {
             };
         }
         let disp = usize::from(a.disp);
-        if x.len() < disp + 4 || x[..disp] != y[..disp] || x[disp + 4..] != y[disp + 4..] {
+        if x.len() < disp + 4 || x[..disp] != y[..disp] {
             return mismatch();
         }
         let (to_i, to_o) = (self.input.operand(i, a), self.output.operand(o, b));
+        // A store of an address in a file at a fixed address: the immediate behind the displacement.
+        let is_linked = self.absolute_fields.contains(&(i + disp as u64 + 4));
+        if is_linked
+            && to_i == to_o
+            && let (Some(input), Some(output)) = (field(x, disp + 4), field(y, disp + 4))
+            && self.input.image.in_code(input)
+        {
+            return Ok(Some(Reference::Code(input, output)));
+        }
+        if x[disp + 4..] != y[disp + 4..] {
+            return mismatch();
+        }
         self.operand(a, to_i, to_o).map_err(|message| Violation::new(ViolationKind::OperandMismatch, o, message))
     }
 

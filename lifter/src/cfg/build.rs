@@ -119,7 +119,8 @@ impl Builder<'_> {
         let bytes = self.image.read(data.start, data.len()).unwrap_or(&[]);
         let leaders = self.leaders(data, bytes);
         let relocs = if self.use_static_relocs { self.image.static_relocs_in(data.start, data.end) } else { &[] };
-        let mut cutter = Cutter { builder: self, unit, data, relocs, open: None, trailing_nops: (0, 0), draft };
+        let mut cutter =
+            Cutter { builder: self, unit, data, relocs, open: None, trailing_nops: (0, 0), ends_in_breakpoint: false, draft };
         let mut next_leader = 0;
         let mut decoder = Decoder::with_ip(64, bytes, data.start.0, DecoderOptions::NONE);
         let mut instruction = Instruction::default();
@@ -217,6 +218,8 @@ struct Cutter<'b, 'i> {
     open: Option<DraftBlock>,
     /// No-ops at its end: instructions and bytes.
     trailing_nops: (u32, u32),
+    /// Nothing but breakpoints and no-ops stand at its end, and at least one breakpoint.
+    ends_in_breakpoint: bool,
     draft: &'b mut Draft,
 }
 
@@ -225,6 +228,7 @@ impl Cutter<'_, '_> {
         self.fall_through_padding_to(at);
         let refs = self.draft.refs.len() as u32;
         self.trailing_nops = (0, 0);
+        self.ends_in_breakpoint = false;
         self.open = Some(DraftBlock {
             start: at,
             unit: self.unit,
@@ -249,7 +253,8 @@ impl Cutter<'_, '_> {
     fn push(&mut self, instruction: &Instruction, offsets: &ConstantOffsets) {
         let is_padding = is_nop(instruction);
         if self.open.is_none() {
-            if is_padding {
+            // Nothing names it and nothing falls into it: a breakpoint there fills a gap as a no-op does.
+            if is_padding || instruction.mnemonic() == Mnemonic::Int3 {
                 return;
             }
             self.open(Va(instruction.ip()));
@@ -266,6 +271,7 @@ impl Cutter<'_, '_> {
             self.trailing_nops = (self.trailing_nops.0 + 1, self.trailing_nops.1 + len);
         } else {
             self.trailing_nops = (0, 0);
+            self.ends_in_breakpoint = instruction.mnemonic() == Mnemonic::Int3;
         }
         let next = Va(instruction.next_ip());
         let is_last = next == self.data.end;
@@ -283,7 +289,8 @@ impl Cutter<'_, '_> {
             Flow::Call(_) | Flow::IndirectCall if is_last || self.is_no_return(instruction) => {
                 (DraftEnd::Stop(StopKind::NoReturnCall), 0)
             }
-            _ if is_last && instruction.mnemonic() == Mnemonic::Int3 => (DraftEnd::Stop(StopKind::Trap), 0),
+            // What a compiler ends a function with is not meant to be run past.
+            _ if is_last && self.ends_in_breakpoint => (DraftEnd::Stop(StopKind::Trap), 0),
             _ => return,
         };
         let successor = match end.0 {

@@ -12,7 +12,7 @@ use crate::address::Va;
 use crate::cfg::tables::ClusterJumps;
 use crate::discover::clusters::Clusters;
 use crate::discover::names::{NamedBy, Names};
-use crate::discover::survey::Survey;
+use crate::discover::survey::{How, Survey};
 use crate::discover::units::{Bounds, Unit, Units, unit_at};
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
@@ -128,6 +128,7 @@ impl PinContext<'_> {
                 is_any_unresolved = true;
             }
         }
+        self.pin_shared_labels(jumps, pins);
         if !is_any_unresolved {
             return;
         }
@@ -140,6 +141,24 @@ impl PinContext<'_> {
         }
         for unit in self.units.keys().filter(|&u| !is_reached[self.clusters.find(u).index()]) {
             pins.pin(self.clusters, unit, PinReason::MayBeTableTarget);
+        }
+    }
+
+    /// A label of a switch may lie in a cold part that belongs to another cluster (it runs into that one's code, say). A bounds check goes
+    /// there too, so whatever a cluster with an unresolved jump branches to may be in the jump's table.
+    fn pin_shared_labels(&self, jumps: &[(Unit, ClusterJumps)], pins: &mut Pins) {
+        let mut is_unresolved = vec![false; self.units.len()];
+        for (unit, _) in jumps.iter().filter(|(_, answer)| answer.has_unresolved()) {
+            is_unresolved[self.clusters.find(*unit).index()] = true;
+        }
+        for unit in self.units.keys().filter(|&unit| is_unresolved[self.clusters.find(unit).index()]) {
+            let branches =
+                self.surveys[unit.index()].names.iter().filter(|n| matches!(n.how, How::Jump | How::Branch | How::Loop));
+            for target in branches.filter_map(|name| unit_at(self.units, name.target)) {
+                if self.clusters.find(target) != self.clusters.find(unit) {
+                    pins.pin(self.clusters, target, PinReason::MayBeTableTarget);
+                }
+            }
         }
     }
 

@@ -4,13 +4,14 @@
 //! the table away breaks `strip` and kernels before 5.18 (which compute `AT_PHDR` from the first segment).
 //!
 //! **Method.** An entry that says nothing new is given up: linkers write the property note as `PT_NOTE` and again as `PT_GNU_PROPERTY`. If
-//! there is none, what follows the table and is only found through program headers (`.interp`, the notes) moves to the overflow.
+//! there is none, what follows the table and is only found through program headers (`.interp`, the notes) or through the dynamic section (hash tables,
+//! `.dynsym`) moves to the overflow.
 //!
 //! Sources: gABI chapter 5 (program header); psABI x86-64 §3.3 and the GNU property extension for `PT_GNU_PROPERTY`.
 
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
-use lifter::elf::image::Segment;
+use lifter::elf::image::{SectionData, Segment};
 use object::elf;
 
 use crate::error::{Error, Result};
@@ -45,7 +46,7 @@ pub(crate) fn find_slot(image: &Image<'_>) -> Result<SlotSource> {
         if section.sh_addr >= table_end + ENTRY {
             break;
         }
-        if section.sh_type != elf::SHT_NOTE && section.name != ".interp" {
+        if !is_found_through_headers(section) {
             return Err(Error::NoProgramHeaderSlot);
         }
         end = section.end();
@@ -64,8 +65,13 @@ pub(crate) fn find_slot(image: &Image<'_>) -> Result<SlotSource> {
     while let Some(segment) = straddles(end) {
         end = segment.end();
     }
-    let all_notes = behind.iter().filter(|s| s.sh_addr < end).all(|s| s.sh_type == elf::SHT_NOTE || s.name == ".interp");
-    if all_notes { Ok(SlotSource::Moves { start: table_end, end }) } else { Err(Error::NoProgramHeaderSlot) }
+    let all_may_move = behind.iter().filter(|s| s.sh_addr < end).all(|s| is_found_through_headers(s));
+    if all_may_move { Ok(SlotSource::Moves { start: table_end, end }) } else { Err(Error::NoProgramHeaderSlot) }
+}
+
+/// Whether nothing but program headers and the dynamic section names the section, so that it may move with them.
+fn is_found_through_headers(section: &SectionData<'_>) -> bool {
+    [elf::SHT_NOTE, elf::SHT_HASH, elf::SHT_GNU_HASH, elf::SHT_DYNSYM].contains(&section.sh_type) || section.name == ".interp"
 }
 
 fn redundant_note(image: &Image<'_>) -> Option<usize> {

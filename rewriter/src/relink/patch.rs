@@ -248,18 +248,21 @@ pub(crate) fn write_tables(
     Ok(())
 }
 
-/// `.dynsym` values and section indices, `DT_INIT` and `DT_FINI`.
+/// `.dynsym` values and section indices, `DT_INIT` and `DT_FINI`, and where tables are that moved.
+#[expect(clippy::too_many_arguments, reason = "what the addresses of four kinds of things become")]
 pub(crate) fn patch_dynamic(
     image: &Image<'_>,
     program: &Program,
     addresses: &Addresses<'_>,
     section_of: &dyn Fn(Va) -> Option<u16>,
     remap_section: &dyn Fn(u16) -> u16,
+    moved_address: &dyn Fn(Va) -> Option<Va>,
     out: &mut OutBytes,
 ) -> Result<()> {
     if let Some((_, dynsym)) = image.sections.iter().find(|(_, s)| s.sh_type == elf::SHT_DYNSYM) {
+        let table = moved_address(dynsym.sh_addr).unwrap_or(dynsym.sh_addr);
         for (index, symbol) in image.dynamic_symbols.iter().enumerate() {
-            let at = dynsym.sh_addr + 24 * index as u64;
+            let at = table + 24 * index as u64;
             let mut shndx = remap_section(symbol.st_shndx);
             if symbol.has_address()
                 && let Some(block) = program.block_at(Va(symbol.st_value))
@@ -273,11 +276,16 @@ pub(crate) fn patch_dynamic(
     }
     if let Some(segment) = image.segments.iter().find(|s| s.p_type == elf::PT_DYNAMIC) {
         for (index, &(tag, value)) in image.dynamic.iter().enumerate() {
-            if [u64::from(elf::DT_INIT), u64::from(elf::DT_FINI)].contains(&tag)
-                && let Some(block) = program.block_at(Va(value))
-            {
-                let at = segment.p_vaddr + 16 * index as u64 + 8;
-                out.write(at, &addresses.identity(block).0.to_le_bytes())?;
+            let is_any_of = |tags: &[u32]| tags.iter().any(|&t| u64::from(t) == tag);
+            let moved = if is_any_of(&[elf::DT_INIT, elf::DT_FINI]) {
+                program.block_at(Va(value)).map(|block| addresses.identity(block))
+            } else if is_any_of(&[elf::DT_HASH, elf::DT_GNU_HASH, elf::DT_SYMTAB]) {
+                moved_address(Va(value))
+            } else {
+                None
+            };
+            if let Some(va) = moved {
+                out.write(segment.p_vaddr + 16 * index as u64 + 8, &va.0.to_le_bytes())?;
             }
         }
     }

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
-use lifter::ir::Program;
+use lifter::ir::{CodeRange, Program};
 
 /// The page size that the psABI promises at least.
 pub(crate) const PAGE: u64 = 4096;
@@ -152,15 +152,21 @@ impl Space {
     }
 }
 
-/// What the old text leaves free when everything movable has left it: the movable sections less the ranges of pinned functions.
+/// What pinned functions occupy: their ranges, and the padding between two that follow each other, which execution may run through.
+fn pinned_text(program: &Program) -> Vec<Interval> {
+    let mut ranges: Vec<&CodeRange> = program.ranges.iter().filter(|r| r.start < r.end).collect();
+    ranges.sort_by_key(|r| r.start);
+    let mut pinned = Vec::new();
+    for (index, range) in ranges.iter().enumerate().filter(|(_, r)| !program.funcs[r.func].is_movable()) {
+        let next = ranges.get(index + 1).filter(|next| next.func == range.func);
+        pinned.push(Interval { start: range.start, end: next.map_or(range.end, |next| next.start) });
+    }
+    pinned
+}
+
+/// What the old text leaves free when everything movable has left it: the movable sections less what pinned functions occupy.
 pub(crate) fn free_text(image: &Image<'_>, program: &Program) -> Vec<Interval> {
-    let mut pinned: Vec<Interval> = program
-        .ranges
-        .iter()
-        .filter(|r| !program.funcs[r.func].is_movable() && r.start < r.end)
-        .map(|r| Interval { start: r.start, end: r.end })
-        .collect();
-    pinned.sort_by_key(|i| i.start);
+    let pinned = pinned_text(program);
     let mut free = Vec::new();
     for (id, section) in image.sections.iter() {
         if !image.is_movable_code_section(id) {
