@@ -240,11 +240,8 @@ impl Discovered<'_> {
         }
     }
 
-    /// Code addresses that instructions count with. In guard mode the old code stays, so nobody can tell.
+    /// Code addresses that instructions count with or read from.
     fn misused_addresses(&self, names: &Names, clusters: &Clusters, jumps: &[(Unit, ClusterJumps)]) -> Vec<Va> {
-        if self.mode == RelinkMode::Guard {
-            return Vec::new();
-        }
         let context = self.table_context(names, clusters, &[]);
         let answer = |unit: Unit| jumps.binary_search_by_key(&unit, |j| j.0).ok().map(|i| &jumps[i].1);
         clusters.members().par_iter().flat_map_iter(|members| misused_targets(&context, members, answer(members[0]))).collect()
