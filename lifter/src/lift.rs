@@ -180,31 +180,49 @@ struct Discovered<'i> {
 }
 
 impl Discovered<'_> {
-    /// What lies behind the indirect jumps of each cluster that has any, by its first unit. Rounds end because each but the last joins clusters.
+    /// What lies behind the indirect jumps of each cluster that has any, by its first unit. After the first round, only clusters are asked
+    /// again that were joined, that have a jump without an answer, or in whose tables another one was found to start. Rounds end because each but the last joins
+    /// clusters or finds tables.
     fn resolve_jumps(&self, names: &Names, clusters: &mut Clusters) -> Vec<(Unit, ClusterJumps)> {
         let mut known_tables: Vec<Va> = Vec::new();
+        let mut answers: Vec<(Unit, ClusterJumps)> = Vec::new();
+        let mut kept: Vec<Unit> = Vec::new();
         loop {
             let context = self.table_context(names, clusters, &known_tables);
-            let answers: Vec<(Unit, ClusterJumps)> = clusters
+            let has_jumps = |members: &[Unit]| members.iter().any(|u| self.surveys[u.index()].has_indirect_jumps);
+            let again: Vec<(Unit, ClusterJumps)> = clusters
                 .members()
                 .par_iter()
-                .filter(|members| members.iter().any(|u| self.surveys[u.index()].has_indirect_jumps))
+                .filter(|members| has_jumps(members) && kept.binary_search(&members[0]).is_err())
                 .map(|members| (members[0], context.analyze(members)))
                 .collect();
-            let mut has_changed = false;
+            answers.retain(|a| kept.binary_search(&a.0).is_ok());
+            answers.extend(again);
+            answers.sort_by_key(|a| a.0);
+            let mut joined: Vec<Unit> = Vec::new();
             for (unit, answer) in &answers {
                 for &other in &answer.joins {
-                    has_changed |= clusters.join(*unit, other);
+                    if clusters.join(*unit, other) {
+                        joined.extend([*unit, other]);
+                    }
                 }
             }
             let mut found: Vec<Va> =
                 answers.iter().flat_map(|a| a.1.seen.iter().copied()).chain(known_tables.iter().copied()).collect();
             found.sort();
             found.dedup();
-            if !has_changed && found == known_tables {
+            if joined.is_empty() && found == known_tables {
                 return answers;
             }
             known_tables = found;
+            let joined: Vec<Unit> = joined.into_iter().map(|unit| clusters.find(unit)).collect();
+            let is_settled = |unit: Unit, answer: &ClusterJumps| {
+                clusters.find(unit) == unit
+                    && !joined.contains(&unit)
+                    && !answer.has_unresolved()
+                    && !answer.is_cut_by(&known_tables)
+            };
+            kept = answers.iter().filter(|(unit, answer)| is_settled(*unit, answer)).map(|a| a.0).collect();
         }
     }
 
@@ -222,11 +240,8 @@ impl Discovered<'_> {
         }
     }
 
-    /// Code addresses that instructions count with. In guard mode the old code stays, so nobody can tell.
+    /// Code addresses that instructions count with or read from.
     fn misused_addresses(&self, names: &Names, clusters: &Clusters, jumps: &[(Unit, ClusterJumps)]) -> Vec<Va> {
-        if self.mode == RelinkMode::Guard {
-            return Vec::new();
-        }
         let context = self.table_context(names, clusters, &[]);
         let answer = |unit: Unit| jumps.binary_search_by_key(&unit, |j| j.0).ok().map(|i| &jumps[i].1);
         clusters.members().par_iter().flat_map_iter(|members| misused_targets(&context, members, answer(members[0]))).collect()

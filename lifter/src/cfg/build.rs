@@ -352,6 +352,10 @@ impl Cutter<'_, '_> {
     fn close_at_end(&mut self) {
         let falls_through = |b: &DraftBlock| matches!(b.end, DraftEnd::Branch(..) | DraftEnd::Loop(..));
         let is_open = self.open.is_some();
+        if is_open && !self.builder.surveys[self.unit.index()].falls_out {
+            // Behind the last instruction that ends the flow lie breakpoints only.
+            return self.close(DraftEnd::Stop(StopKind::Trap), 0);
+        }
         if !is_open && !self.draft.blocks.last().is_some_and(falls_through) {
             return;
         }

@@ -276,6 +276,13 @@ impl ClusterJumps {
     pub(crate) fn closed_jumps(&self) -> Vec<Va> {
         self.dispatches.iter().filter(|d| d.1 == Dispatch::Closed).map(|d| d.0).collect()
     }
+    /// Whether a table of differences reaches past the start of one of these, which are ascending.
+    pub(crate) fn is_cut_by(&self, tables: &[Va]) -> bool {
+        self.tables.iter().filter(|t| t.entry_size == 4).any(|table| {
+            let next = tables.partition_point(|&t| t <= table.at);
+            tables.get(next).is_some_and(|&t| t < table.at + 4 * table.targets.len() as u64)
+        })
+    }
     pub(crate) fn has_unresolved(&self) -> bool {
         self.dispatches.iter().any(|d| d.1 == Dispatch::Unresolved)
     }
