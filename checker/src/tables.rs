@@ -197,7 +197,8 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         let in_group = |address| side.unwind.fde_at(address).is_some_and(|fde| walk.survey.find(fde) == group);
         let meets_instruction = side.code.index(target).is_some_and(|index| walk.survey.is_boundary(index));
         // A cold part that only the table leads to is in no group; the bounds check vouches for the entry then.
-        let is_bounded = |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(side, table.from).unwrap_or(0));
+        let is_bounded =
+            |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(side, table.from).unwrap_or(0));
         if meets_instruction && (in_group(target) || is_bounded(&mut limit)) {
             targets.push(Entry::To(target));
         } else if !targets.is_empty() && !in_group(target) && target > 0 && in_group(target - 1) {

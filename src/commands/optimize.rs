@@ -107,7 +107,10 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         warnings.push(format!("dropped sections that describe the old code: {}", relinked.dropped_sections.join(", ")));
     }
     if !lifted.program.is_replaceable() && plan.fragments.is_empty() {
-        warnings.push("the file is neither position-independent nor linked with --emit-relocs: without a profile nothing is copied".to_owned());
+        warnings.push(
+            "the file is neither position-independent nor linked with --emit-relocs: without a profile nothing is copied"
+                .to_owned(),
+        );
     }
     if lifted.program.funcs.values().all(|f| !f.is_movable()) {
         warnings.push("no function could be moved: the output differs from the input in nothing that runs".to_owned());
