@@ -249,7 +249,6 @@ pub(crate) fn write_tables(
 }
 
 /// `.dynsym` values and section indices, `DT_INIT` and `DT_FINI`, and where tables are that moved.
-#[expect(clippy::too_many_arguments, reason = "what the addresses of four kinds of things become")]
 pub(crate) fn patch_dynamic(
     image: &Image<'_>,
     program: &Program,
