@@ -44,7 +44,7 @@ fn originals_and_shuffled(folder: &Path) -> (PathBuf, Vec<PathBuf>) {
 
 fn output_of(program: &Path, folder: &Path) -> (End, String) {
     let ran = run(&mut Command::new(program), folder);
-    (ran.end.clone(), ran.stdout_text())
+    (ran.end, ran.stdout_text())
 }
 
 #[test]
@@ -64,14 +64,14 @@ fn a_stripped_output_still_runs() {
     for program in shuffled {
         let stripped = program.with_extension("stripped");
         let strip = run(Command::new("strip").arg("-o").arg(&stripped).arg(&program), folder.path());
-        assert_eq!((strip.end.clone(), strip.stderr_text()), (End::Exit(0), String::new()));
+        assert_eq!((strip.end, strip.stderr_text()), (End::Exit(0), String::new()));
         assert_eq!(output_of(&stripped, folder.path()), expected, "{}", stripped.display());
     }
     let stripped = folder.path().join("demo.stripped");
     assert_eq!(run(Command::new("strip").arg("-o").arg(&stripped).arg(&demo), folder.path()).end, End::Exit(0));
     let does = |program: &Path| {
         let ran = run(Command::new(program).arg(repository("fixtures/demo/test.demo")), folder.path());
-        (ran.end.clone(), ran.stdout_text(), ran.stderr_text())
+        (ran.end, ran.stdout_text(), ran.stderr_text())
     };
     assert_eq!(does(&stripped), does(&repository("fixtures/demo/demo.elf")));
 }
