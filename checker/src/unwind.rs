@@ -138,16 +138,18 @@ impl Unwind {
             let place = address + entry.start as u64;
             let (start, end, lsda) = (fde.start, fde.end, fde.lsda);
             let local_personality = local_personality.map(|(target, _)| target);
-            // A description of no code says nothing; it may begin where a real one does.
-            if start < end {
-                found.push((Fde { start, end, lsda, local_personality, place, frame: rows.frame(frame) }, table));
-            }
+            found.push((Fde { start, end, lsda, local_personality, place, frame: rows.frame(frame) }, table));
         }
         found.sort_by_key(|(fde, _)| (fde.start, fde.place));
         let mut unwind = Self { table: Some((address, address + bytes.len() as u64)), ..Self::default() };
         if let Some(entries) = search_table(image) {
-            let listed: FxHashSet<u64> = entries.into_iter().map(|(_, place)| place).collect();
-            let (used, rest) = found.into_iter().partition(|(fde, _)| listed.contains(&fde.place));
+            let listed: FxHashSet<u64> = entries.iter().map(|&(_, place)| place).collect();
+            let real: FxHashSet<u64> = found.iter().map(|(fde, _)| fde.place).collect();
+            // Linkers that fold functions may list a description of no code in place of the real one that begins there.
+            let shadowed: FxHashSet<u64> =
+                entries.iter().filter(|(_, place)| !real.contains(place)).map(|&(start, _)| start).collect();
+            let is_used = |fde: &Fde| listed.contains(&fde.place) || shadowed.contains(&fde.start);
+            let (used, rest) = found.into_iter().partition(|(fde, _)| is_used(fde));
             found = used;
             unwind.unlisted = Vec::into_iter(rest).map(|(fde, _)| fde.start).collect();
         }
