@@ -188,7 +188,8 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     let group = walk.survey.find(from);
     // A copy may go on: whoever made it need not know where the next table begins.
     let is_copy = table.input != table.output;
-    let end = if is_copy { section_end } else { section_end.min(walk.survey.next_reference(table.input)) };
+    let next = walk.survey.next_reference(table.input);
+    let end = if is_copy { section_end } else { section_end.min(next) };
     let mut place = table.input;
     let mut limit = None;
     let width = u64::from(table.width);
@@ -199,10 +200,12 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         // A cold part that only the table leads to is in no group; the bounds check vouches for the entry then.
         let is_bounded =
             |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(side, table.from).unwrap_or(0));
-        if meets_instruction && (in_group(target) || is_bounded(&mut limit)) {
+        if meets_instruction && in_group(target) {
             targets.push(Entry::To(target));
         } else if !targets.is_empty() && !in_group(target) && target > 0 && in_group(target - 1) {
             targets.push(Entry::Unreachable);
+        } else if meets_instruction && is_bounded(&mut limit) {
+            targets.push(Entry::To(target));
         } else {
             break;
         }
