@@ -11,7 +11,18 @@ fn check_legal(program: &Program, plan: &LayoutPlan) {
         assert!(program.funcs[fragment.func].is_movable(), "{} is pinned", fragment.func);
         assert!(fragment.align.is_power_of_two());
         let class = |block: Block| program.ranges[program.blocks[block].range as usize].unwind_class;
-        for planned in &fragment.blocks {
+        for (position, planned) in fragment.blocks.iter().enumerate() {
+            if planned.copy.is_some() {
+                // A copy is run into from what stands before it, and from nowhere else.
+                let before = fragment.blocks[position.checked_sub(1).expect("a copy never comes first")].block;
+                assert!(
+                    program.block_edges(before).iter().any(|edge| edge.target == planned.block),
+                    "{before} never goes to {}",
+                    planned.block
+                );
+                assert_eq!(class(planned.block), class(before), "classes mixed");
+                continue;
+            }
             times_planned[planned.block.index()] += 1;
             assert_eq!(program.func_of(planned.block), fragment.func);
             assert_eq!(class(planned.block), class(fragment.blocks[0].block), "classes mixed");
@@ -72,7 +83,9 @@ proptest! {
     fn reordering_never_adds_taken_branches(num_funcs in 1usize..10, seed: u64) {
         let program = random_program(num_funcs, 30, seed);
         let weights = walk(&program, 100, seed);
-        let with = |reorder_blocks| compute(&program, &weights, &LayoutOptions { reorder_blocks, ..LayoutOptions::default() });
+        let with = |reorder_blocks| {
+            compute(&program, &weights, &LayoutOptions { reorder_blocks, duplicate_tails: false, ..LayoutOptions::default() })
+        };
         prop_assert!(fallthroughs(&program, &weights, &with(true)) >= fallthroughs(&program, &weights, &with(false)));
     }
 
@@ -82,6 +95,23 @@ proptest! {
         let plan = compute(&program, &walk(&program, 20, seed), &LayoutOptions::default());
         prop_assert!(plan.fragments.is_sorted_by_key(|fragment| fragment.temperature));
     }
+}
+
+#[test]
+fn copied_tails_save_taken_branches_within_their_budget() {
+    let program = random_program(200, 30, 11);
+    let weights = walk(&program, 2000, 11);
+    let with = |duplicate_tails| compute(&program, &weights, &LayoutOptions { duplicate_tails, ..LayoutOptions::default() });
+    let (plain, copied) = (with(false), with(true));
+    let copies = copied.fragments.iter().flat_map(|f| &f.blocks).filter(|b| b.copy.is_some());
+    let bytes: u64 = copies.map(|b| u64::from(program.blocks[b.block].len)).sum();
+    let all: u64 = program.blocks.values().filter(|b| program.funcs[b.func].is_movable()).map(|b| u64::from(b.len)).sum();
+    assert!(bytes > 0, "nothing was copied");
+    assert!(bytes <= all * LayoutOptions::default().duplicate_per_mille_max / 1000, "{bytes} of {all} bytes");
+    let originals = |plan: &LayoutPlan| -> Vec<Block> {
+        plan.fragments.iter().flat_map(|f| &f.blocks).filter(|b| b.copy.is_none()).map(|b| b.block).collect()
+    };
+    assert_eq!(originals(&plain), originals(&copied), "copies moved something");
 }
 
 #[test]
