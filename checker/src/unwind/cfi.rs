@@ -49,7 +49,9 @@ struct Machine<'c> {
     cie: &'c Cie,
     row: Row,
     initial: Option<Row>,
-    saved: Vec<Row>,
+    /// Register and offset of the last frame address that was none by expression: unwinders keep them behind an expression.
+    last: (u64, i64),
+    saved: Vec<(Row, (u64, i64))>,
     address: u64,
     done: Vec<(u64, Row)>,
 }
@@ -57,7 +59,7 @@ struct Machine<'c> {
 /// The rows of a description, each with the address at which it begins to hold.
 pub(super) fn rows(cie: &Cie, fde: &RawFde<'_>, offset: usize) -> Result<Vec<(u64, Row)>, FileError> {
     let row = Row { cfa: Cfa::Register(7, 8), rules: Vec::new(), arguments_size: 0 };
-    let mut machine = Machine { cie, row, initial: None, saved: Vec::new(), address: fde.start, done: Vec::new() };
+    let mut machine = Machine { cie, row, initial: None, last: (7, 8), saved: Vec::new(), address: fde.start, done: Vec::new() };
     let fail = || FileError::Unwind { offset, reason: "call frame instruction that cannot be evaluated" };
     machine.run(&cie.program).ok_or_else(fail)?;
     machine.initial = Some(machine.row.clone());
@@ -90,6 +92,11 @@ impl Machine<'_> {
         self.row.set(register, rule);
     }
 
+    fn set_frame(&mut self, register: u64, offset: i64) {
+        self.last = (register, offset);
+        self.row.cfa = Cfa::Register(register, offset);
+    }
+
     fn run(&mut self, program: &[u8]) -> Option<()> {
         let mut reader = Reader::new(program, 0);
         while !reader.is_empty() {
@@ -119,23 +126,21 @@ impl Machine<'_> {
             0x03 => self.advance(reader.unsigned(2)?),
             0x04 => self.advance(reader.unsigned(4)?),
             0x06 => self.restore(reader.uleb()?),
-            0x0a => self.saved.push(self.row.clone()),
-            0x0b => self.row = self.saved.pop()?,
-            0x0c => self.row.cfa = Cfa::Register(reader.uleb()?, reader.uleb()?.cast_signed()),
+            0x0a => self.saved.push((self.row.clone(), self.last)),
+            0x0b => (self.row, self.last) = self.saved.pop()?,
+            0x0c => self.set_frame(reader.uleb()?, reader.uleb()?.cast_signed()),
             0x12 => {
                 let (register, offset) = (reader.uleb()?, reader.sleb()?);
-                self.row.cfa = Cfa::Register(register, offset.wrapping_mul(self.cie.data_align));
+                self.set_frame(register, offset.wrapping_mul(self.cie.data_align));
             }
             0x0d => {
                 let register = reader.uleb()?;
-                let Cfa::Register(_, offset) = self.row.cfa else { return None };
-                self.row.cfa = Cfa::Register(register, offset);
+                self.set_frame(register, self.last.1);
             }
             0x0e | 0x13 => {
                 let offset =
                     if opcode == 0x0e { reader.uleb()?.cast_signed() } else { reader.sleb()?.wrapping_mul(self.cie.data_align) };
-                let Cfa::Register(register, _) = self.row.cfa else { return None };
-                self.row.cfa = Cfa::Register(register, offset);
+                self.set_frame(self.last.0, offset);
             }
             0x0f => self.row.cfa = Cfa::Expression(block(reader)?),
             0x2e => self.row.arguments_size = reader.uleb()?,

@@ -166,8 +166,12 @@ impl Sandbox<'_> {
             let open = fs::Permissions::from_mode(0o777);
             fs::set_permissions(folder, open).map_err(|error| format!("cannot open {}: {error}", folder.display()))?;
         }
+        // One name for both: programs that list mounts show it.
+        let subject = self.folder.join("subject");
+        let _absent = fs::remove_file(&subject);
+        fs::hard_link(file, &subject).map_err(|error| format!("cannot link {}: {error}", file.display()))?;
         let mut command = match self.place {
-            Place::Mounted => mounted(file, replaced, program, environment),
+            Place::Mounted => mounted(&subject, replaced, program, environment),
             Place::Copied => self.copied(file, replaced, program, environment)?,
         };
         command.args(arguments).current_dir(&work).env_clear();
