@@ -100,6 +100,23 @@ fn blur(text: &str) -> String {
     blurred
 }
 
+/// Each run gets namespaces of its own; the kernel numbers them from here on.
+const NAMESPACES_FROM: u64 = 0xf000_0000;
+
+fn without_namespaces(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find(|c: char| c.is_ascii_digit()) {
+        let len = rest[start..].find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len() - start);
+        let number = &rest[start..start + len];
+        let is_namespace = number.parse().is_ok_and(|n: u64| (NAMESPACES_FROM..=u64::from(u32::MAX)).contains(&n));
+        kept.push_str(&rest[..start]);
+        kept.push_str(if is_namespace { "(namespace)" } else { number });
+        rest = &rest[start + len..];
+    }
+    kept + rest
+}
+
 const TIMED_OUT: &str = "a time-out";
 
 impl Sandbox<'_> {
@@ -191,7 +208,7 @@ impl Sandbox<'_> {
         let text = |path: &Path| {
             let mut bytes = fs::read(path).unwrap_or_default();
             bytes.truncate(OUTPUT_MAX);
-            String::from_utf8_lossy(&bytes).into_owned()
+            without_namespaces(&String::from_utf8_lossy(&bytes))
         };
         Ok(Seen { stdout: text(&stdout), stderr: text(&stderr), end })
     }
@@ -267,6 +284,12 @@ mod tests {
     fn numbers_are_blurred_and_words_are_not() {
         assert_eq!(blur("pid 4711 at 0x7ffe12"), blur("pid 12 at 0x7fee"));
         assert_ne!(blur("yes"), blur("no"));
+    }
+
+    #[test]
+    fn numbers_of_namespaces_are_left_out_and_others_stay() {
+        assert_eq!(without_namespaces("0 ipc:[4026532180] 17"), "0 ipc:[(namespace)] 17");
+        assert_eq!(without_namespaces("40265321801"), "40265321801");
     }
 
     #[test]
