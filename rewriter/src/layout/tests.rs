@@ -1,3 +1,4 @@
+use lifter::ir::{CodeTarget, Terminator};
 use proptest::prelude::*;
 
 use super::*;
@@ -13,8 +14,11 @@ fn check_legal(program: &Program, plan: &LayoutPlan) {
         let class = |block: Block| program.ranges[program.blocks[block].range as usize].unwind_class;
         for (position, planned) in fragment.blocks.iter().enumerate() {
             if planned.copy.is_some() {
-                // A copy stands behind something; whatever runs into it meant the original.
+                // A copy is run into from what stands before it; a tail call to the function's own entry has no edge.
                 let before = fragment.blocks[position.checked_sub(1).expect("a copy never comes first")].block;
+                let is_jump = program.blocks[before].terminator == Terminator::Jump { target: CodeTarget::Block(planned.block) };
+                let has_edge = program.block_edges(before).iter().any(|edge| edge.target == planned.block);
+                assert!(is_jump || has_edge, "{before} never goes to {}", planned.block);
                 assert_eq!(class(planned.block), class(before), "classes mixed");
                 continue;
             }
