@@ -17,9 +17,10 @@
 //! Offsets from a base are the closed set of [`crate::symbolize::pins`]: tables of them are resolved, or what they may reach is pinned;
 //! arithmetic on an address that an instruction holds pins what it names.
 //!
-//! **Tables of addresses** are the one exception: the words of a resolved table name nothing if every instruction that holds an
-//! address in the table is known to use it as that table (then all of them use its copy), no word of data holds such an address, and no
-//! table of addresses that begins before it is left unresolved (a base may be biased below its table).
+//! **Tables of addresses** are the one exception: the words of a table whose length is proven name nothing if all that reads them is
+//! known, because then they are written anew. That is so if every instruction that holds an address in the table is known to use it as
+//! that table, no word of data holds such an address, and no table of addresses that begins before it is left unresolved (a base may be
+//! biased below its table). All other tables of addresses stay as they are, and each of their entries keeps a jump.
 
 use object::elf;
 use rayon::prelude::*;
@@ -31,6 +32,7 @@ use crate::discover::survey::Survey;
 use crate::discover::units::{UnitData, Units, unit_at};
 use crate::elf::Image;
 use crate::elf::image::SectionData;
+use crate::ir::TableBound;
 
 /// What unseen pointers may name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,10 +51,6 @@ pub(crate) struct Search<'i> {
     pub(crate) image: &'i Image<'i>,
     pub(crate) units: &'i Units,
     pub(crate) surveys: &'i [Survey],
-    /// Ascending by address.
-    pub(crate) tables: &'i [RawTable],
-    /// Addresses from which indirect jumps read whole addresses, without an answer. Ascending.
-    pub(crate) open_tables: &'i [Va],
 }
 
 /// A number that points into code.
@@ -81,8 +79,10 @@ const BIAS_BYTES_MAX: u64 = 8 * 4096;
 const CHUNK: usize = 1 << 18;
 
 impl Search<'_> {
-    pub(crate) fn run(&self) -> Unseen {
-        let claimed = self.claimed_tables();
+    /// `tables` ascend.
+    pub(crate) fn run(&self, tables: &[RawTable]) -> Unseen {
+        let claimed = tables.iter().filter(|t| t.is_exclusive && t.entry_size == 8);
+        let claimed: Vec<(Va, Va)> = claimed.map(|t| (t.at, t.end())).collect();
         let mut unseen = Unseen::default();
         let words = self.data_sections().flat_map(|s| self.scan(s.sh_addr, s.end()).into_iter());
         for found in words.filter(|f| !is_in(&claimed, f.at)) {
@@ -156,43 +156,41 @@ impl Search<'_> {
         (0..bytes.len().div_ceil(CHUNK)).into_par_iter().flat_map_iter(|index| chunk(index * CHUNK)).collect()
     }
 
-    /// The bytes of the tables whose words name nothing, ascending and disjoint.
-    fn claimed_tables(&self) -> Vec<(Va, Va)> {
-        let tables: Vec<&RawTable> = self.tables.iter().filter(|t| t.entry_size == 8).collect();
-        let end_of = |table: &RawTable| table.at + 8 * table.targets.len() as u64;
-        // A table may have been read on into the next one: it owns what lies before that.
-        let owned_end = |index: usize| tables.get(index + 1).map_or(end_of(tables[index]), |next| end_of(tables[index]).min(next.at));
-        let mut is_doubted = vec![false; tables.len()];
+    /// Marks the tables of which all readers are known: these may be overwritten, so that their words name nothing. `tables` and
+    /// `open_tables` ascend.
+    pub(crate) fn claim_tables(&self, tables: &mut [RawTable], open_tables: &[Va]) {
+        let ranges: Vec<(Va, Va)> = tables.iter().map(|t| (t.at, t.end())).collect();
+        let mut is_shared: Vec<bool> = tables.iter().map(|t| !t.is_exclusive && t.entry_size == 4).collect();
+        for (index, pair) in ranges.windows(2).enumerate().filter(|(_, pair)| pair[0].1 > pair[1].0) {
+            (is_shared[index], is_shared[index + 1]) = (true, true);
+            debug_assert!(pair[0].0 <= pair[1].0);
+        }
         let mut doubt = |value: Va, is_known: &dyn Fn(&RawTable) -> bool| {
-            let after = tables.partition_point(|t| t.at <= value);
-            if let Some(index) = after.checked_sub(1).filter(|&i| value < owned_end(i)) {
-                is_doubted[index] |= !is_known(tables[index]);
+            let after = ranges.partition_point(|r| r.0 <= value);
+            if let Some(index) = after.checked_sub(1).filter(|&i| value < ranges[i].1) {
+                is_shared[index] |= !is_known(&tables[index]);
             }
         };
         for survey in self.surveys {
             let absolutes = survey.absolutes.iter().map(|a| (a.value, a.at));
             for (value, at) in absolutes.chain(survey.data_names.iter().copied()) {
-                doubt(value, &|table| table.named_at.binary_search(&at).is_ok());
+                doubt(value, &|table| value == table.at && table.named_at.binary_search(&at).is_ok());
             }
         }
         for section in self.data_sections() {
             let words = (section.sh_addr.align_up(8).0..section.end().0.saturating_sub(7)).step_by(8);
             let words = words.filter_map(|at| self.image.read_u64(Va(at))).map(Va);
-            words.for_each(|word| doubt(word, &|table| !(word - table.at).is_multiple_of(8)));
+            words.for_each(|word| doubt(word, &|table| !(word - table.at).is_multiple_of(u64::from(table.entry_size))));
         }
-        for (index, table) in tables.iter().enumerate() {
-            let below = self.open_tables.partition_point(|&open| open < end_of(table));
-            is_doubted[index] |= below > 0 && self.open_tables[below - 1] + BIAS_BYTES_MAX > table.at;
-            // Whoever reads a table without our knowing may read on, too.
-            if is_doubted[index] && tables.get(index + 1).is_some_and(|next| next.at < end_of(table)) {
-                is_doubted[index + 1] = true;
-            }
+        for (table, is_shared) in tables.iter_mut().zip(is_shared) {
+            let below = open_tables.partition_point(|&open| open < table.end());
+            let is_open = below > 0 && open_tables[below - 1] + BIAS_BYTES_MAX > table.at;
+            table.is_exclusive = !is_shared && !is_open && table.bound == TableBound::Proven;
         }
-        let claimed = (0..tables.len()).filter(|&index| !is_doubted[index]);
-        claimed.map(|index| (tables[index].at, owned_end(index))).collect()
     }
 }
 
+/// Whether an address lies in one of these ranges, which are ascending and disjoint.
 fn is_in(ranges: &[(Va, Va)], at: Va) -> bool {
     let after = ranges.partition_point(|r| r.0 <= at);
     after > 0 && at < ranges[after - 1].1
