@@ -238,6 +238,12 @@ impl Cutter<'_, '_> {
         });
     }
 
+    /// Whether the last block runs on behind its end.
+    fn is_fallen_into(&self) -> bool {
+        let last = self.draft.blocks.last().filter(|b| b.unit == self.unit);
+        last.is_some_and(|b| matches!(b.end, DraftEnd::Branch(..) | DraftEnd::Loop(..)))
+    }
+
     /// No-ops between a conditional branch and what follows it are padding: the branch falls through to what follows them.
     fn fall_through_padding_to(&mut self, at: Va) {
         let Some(block) = self.draft.blocks.last_mut().filter(|b| b.unit == self.unit) else { return };
@@ -250,8 +256,8 @@ impl Cutter<'_, '_> {
     fn push(&mut self, instruction: &Instruction, offsets: &ConstantOffsets) {
         let is_padding = is_nop(instruction);
         if self.open.is_none() {
-            // Nothing names it and nothing falls into it: a breakpoint there fills a gap as a no-op does.
-            if is_padding || instruction.mnemonic() == Mnemonic::Int3 {
+            // Nothing names it: where nothing falls into it either, a breakpoint fills a gap as a no-op does.
+            if is_padding || instruction.mnemonic() == Mnemonic::Int3 && !self.is_fallen_into() {
                 return;
             }
             self.open(Va(instruction.ip()));
