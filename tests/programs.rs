@@ -232,6 +232,7 @@ behaviors! {
     cold_paths,
     computed_goto,
     constructors,
+    copied_code,
     cpp_containers,
     cpp_exceptions,
     cpp_virtual,
@@ -250,6 +251,7 @@ behaviors! {
     switch_unbounded,
     tail_calls,
     threads_tls,
+    unseen_pointers,
     varargs_float,
     weak_undefined,
 }
