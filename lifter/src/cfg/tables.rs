@@ -189,7 +189,9 @@ impl TableContext<'_> {
     ) -> (ClusterJumps, Vec<Table>) {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
         let is_fixed = !self.image.kind.is_position_independent();
-        let answers: Vec<Answer> = sites.iter().map(|&(index, site)| answer(body, index, site, &is_code, is_fixed)).collect();
+        let is_table = |va: Va| self.may_begin(va);
+        let ask = |&(index, site): &(usize, Site)| answer(body, Evaluator::new(body, &is_code, &is_table, is_fixed), index, site);
+        let answers: Vec<Answer> = sites.iter().map(ask).collect();
         seen.extend(answers.iter().filter_map(|a| match a.value {
             Value::Sum { table, .. } => Some(table),
             _ => None,
@@ -225,7 +227,11 @@ impl TableContext<'_> {
             Value::Entry64 { table } if is_fixed => Some(Shape { at: table, base: Va(0), entry_size: 8 }),
             _ => None,
         };
-        result.has_relative_calls |= matches!(answer.value, Value::Relative) && (answer.is_call || !is_fixed);
+        // A jump with an index is a switch whose table is not known; without one it is a call at the end of a function.
+        result.has_relative_calls |= match answer.value {
+            Value::Relative { is_indexed } => answer.is_call || !is_indexed,
+            _ => false,
+        };
         if answer.is_call {
             // A call, or a jump through a thunk, keeps its place and its table, so that what it may reach has to as well.
             if let Some(shape) = shape.filter(|s| s.entry_size == 4) {
@@ -246,6 +252,13 @@ impl TableContext<'_> {
             },
             (None, Value::Pointer | Value::Entry64 { .. }) => Dispatch::Closed,
             (None, Value::Address(va)) if is_code(va) => Dispatch::Closed,
+            // One of several entries that were read ahead: all of them count from the same table.
+            (None, Value::Several { base }) => self.doubt(Shape { at: base, base, entry_size: 4 }, result),
+            // Computed from a place in code (unrolled loops): it stays near that place.
+            (None, Value::Near { base }) => {
+                result.candidates.extend(unit_at(self.units, base));
+                Dispatch::Doubtful
+            }
             _ => Dispatch::Unresolved,
         };
         result.dispatches.push((at, dispatch));
@@ -299,7 +312,8 @@ impl TableContext<'_> {
             return false;
         }
         let reading = self.read(cluster, shape, proven.get(&shape.at).copied().unwrap_or(0), seen);
-        if reading.targets.is_empty() {
+        // The first entry may be in doubt already; a proof can still settle it.
+        if reading.targets.is_empty() && !reading.is_doubtful {
             return false;
         }
         let Shape { at, base, entry_size } = shape;
@@ -346,7 +360,7 @@ impl TableContext<'_> {
 
     /// The last word on the tables: proven, scanned, or in doubt.
     fn settle(&self, mut tables: Vec<Table>, bounds: &[Option<u64>], result: &mut ClusterJumps) {
-        let is_proven = |table: &Table, count: &Option<u64>| count.is_some_and(|n| n <= table.raw.targets.len() as u64);
+        let is_proven = |table: &Table, count: &Option<u64>| count.is_some_and(|n| n <= table.raw.targets.len() as u64 && n > 0);
         // Tables of addresses follow word by word where relocations name them.
         let is_by_word = |table: &Table| table.raw.entry_size == 8 && self.use_static_relocs;
         let is_unresolved = |d: &Dispatch| matches!(d, Dispatch::Unresolved | Dispatch::Doubtful);
@@ -366,11 +380,11 @@ impl TableContext<'_> {
         result.explained.dedup();
         result.candidates.sort();
         result.candidates.dedup();
-        // What a jump reads in a way that is not understood is no table; each of its words is known by itself.
+// What a jump reads in a way that is not understood is no table; each of its words is known by itself.
         let is_open = |raw: &RawTable| raw.entry_size == 8 && !result.dispatches.iter().any(|d| d.1 == Dispatch::Table(raw.at));
         let (open, known): (Vec<RawTable>, Vec<RawTable>) = tables.into_iter().map(|t| t.raw).partition(is_open);
         result.open.extend(open.iter().map(|table| table.at));
-        result.tables = known;
+        result.tables = known.into_iter().filter(|table| !table.targets.is_empty()).collect();
     }
 
     fn distrust(&self, table: &Table, result: &mut ClusterJumps) {
@@ -393,8 +407,7 @@ enum Site {
     Call(Register),
 }
 
-fn answer(body: &Body, index: usize, site: Site, is_code: &dyn Fn(Va) -> bool, is_fixed: bool) -> Answer {
-    let mut evaluator = Evaluator::new(body, is_code, is_fixed);
+fn answer(body: &Body, mut evaluator: Evaluator<'_>, index: usize, site: Site) -> Answer {
     let value = match site {
         Site::Jump => evaluator.branch_target(index),
         Site::Call(register) => evaluator.register(register, index),

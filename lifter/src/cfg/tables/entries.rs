@@ -79,7 +79,7 @@ impl TableContext<'_> {
             Entry::Inside(va) | Entry::Joined(va, _) => Some(*va),
             Entry::Unreachable => None,
         });
-        let Some(stand_in) = stand_in else { return Reading::default() };
+        let Some(stand_in) = stand_in else { return reading };
         for entry in entries {
             reading.targets.push(match entry {
                 Entry::Inside(va) => va,
@@ -91,6 +91,13 @@ impl TableContext<'_> {
             });
         }
         reading
+    }
+
+    /// Whether a word of read-only data is a difference between its own address and an instruction.
+    pub(super) fn may_begin(&self, at: Va) -> bool {
+        let shape = Shape { at, base: at, entry_size: 4 };
+        self.limit(shape, &[]).is_some_and(|limit| at + 4 <= limit)
+            && self.target(shape, at).is_some_and(|va| unit_at(self.units, va).is_some() || unit_at(self.units, va.offset(-1)).is_some())
     }
 
     /// Whether all of the first words may be entries, of whatever cluster.
