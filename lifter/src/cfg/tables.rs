@@ -27,13 +27,13 @@ use crate::address::Va;
 use crate::cfg::body::Body;
 use crate::cfg::ranges::Ranges;
 use crate::cfg::tables::entries::Shape;
+use crate::cfg::thunks::Thunks;
 use crate::cfg::values::{Evaluator, Load, Value};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::Names;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::Survey;
 use crate::discover::units::{Unit, Units, unit_at};
-use crate::cfg::thunks::Thunks;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::TableBound;
@@ -211,14 +211,7 @@ impl TableContext<'_> {
         (result, tables)
     }
 
-    fn take(
-        &self,
-        body: &Body,
-        answer: Answer,
-        proven: &FxHashMap<Va, u64>,
-        result: &mut ClusterJumps,
-        tables: &mut Vec<Table>,
-    ) {
+    fn take(&self, body: &Body, answer: Answer, proven: &FxHashMap<Va, u64>, result: &mut ClusterJumps, tables: &mut Vec<Table>) {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
         let is_fixed = !self.image.kind.is_position_independent();
         let at = answer.at;
@@ -307,7 +300,10 @@ impl TableContext<'_> {
         }
         let cluster = self.cluster_of(body);
         let is_own = shape.base == shape.at || shape.entry_size == 8;
-        let is_label = || unit_at(self.units, shape.base).is_some_and(|u| self.clusters.find(u) == cluster) && body.index_of(shape.base).is_some();
+        let is_label = || {
+            unit_at(self.units, shape.base).is_some_and(|u| self.clusters.find(u) == cluster)
+                && body.index_of(shape.base).is_some()
+        };
         if !is_own && !is_label() {
             return false;
         }
@@ -317,7 +313,15 @@ impl TableContext<'_> {
             return false;
         }
         let Shape { at, base, entry_size } = shape;
-        let raw = RawTable { at, entry_size, base, bound: TableBound::Scanned, targets: reading.targets, named_at, is_exclusive: false };
+        let raw = RawTable {
+            at,
+            entry_size,
+            base,
+            bound: TableBound::Scanned,
+            targets: reading.targets,
+            named_at,
+            is_exclusive: false,
+        };
         let loads = loads.copied().collect();
         tables.push(Table { raw, joins: reading.joins, is_doubtful: reading.is_doubtful, loads, trace: trace.collect() });
         true
@@ -343,7 +347,14 @@ impl TableContext<'_> {
     }
 
     /// Takes note of tables that go on behind what was read of them, because their loads do.
-    fn is_read_on(&self, body: &Body, tables: &[Table], bounds: &[Option<u64>], seen: &[Va], proven: &mut FxHashMap<Va, u64>) -> bool {
+    fn is_read_on(
+        &self,
+        body: &Body,
+        tables: &[Table],
+        bounds: &[Option<u64>],
+        seen: &[Va],
+        proven: &mut FxHashMap<Va, u64>,
+    ) -> bool {
         let cluster = self.cluster_of(body);
         let mut is_any = false;
         for (table, count) in tables.iter().zip(bounds) {
@@ -364,7 +375,8 @@ impl TableContext<'_> {
         // Tables of addresses follow word by word where relocations name them.
         let is_by_word = |table: &Table| table.raw.entry_size == 8 && self.use_static_relocs;
         let is_unresolved = |d: &Dispatch| matches!(d, Dispatch::Unresolved | Dispatch::Doubtful);
-        let is_trusted = |(table, count): (&Table, &Option<u64>)| is_proven(table, count) || !table.is_doubtful || is_by_word(table);
+        let is_trusted =
+            |(table, count): (&Table, &Option<u64>)| is_proven(table, count) || !table.is_doubtful || is_by_word(table);
         let is_complete = !result.dispatches.iter().any(|d| is_unresolved(&d.1)) && tables.iter().zip(bounds).all(is_trusted);
         for (table, count) in tables.iter_mut().zip(bounds) {
             if is_complete && is_proven(table, count) {
@@ -380,7 +392,7 @@ impl TableContext<'_> {
         result.explained.dedup();
         result.candidates.sort();
         result.candidates.dedup();
-// What a jump reads in a way that is not understood is no table; each of its words is known by itself.
+        // What a jump reads in a way that is not understood is no table; each of its words is known by itself.
         let is_open = |raw: &RawTable| raw.entry_size == 8 && !result.dispatches.iter().any(|d| d.1 == Dispatch::Table(raw.at));
         let (open, known): (Vec<RawTable>, Vec<RawTable>) = tables.into_iter().map(|t| t.raw).partition(is_open);
         result.open.extend(open.iter().map(|table| table.at));
