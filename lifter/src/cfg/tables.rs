@@ -199,6 +199,10 @@ impl TableContext<'_> {
         while matches!(entries.last(), Some(Entry::Unreachable)) {
             entries.pop();
         }
+        // An array of pointers to functions looks like a table, but has entries elsewhere, and holes: it is known word by word.
+        if entry_size == 8 && !entries.iter().any(|entry| self.is_label(entry)) {
+            return Vec::new();
+        }
         let stand_in = entries.iter().find_map(|e| match e {
             Entry::Inside(va) | Entry::Joined(va, _) => Some(*va),
             Entry::Unreachable => None,
@@ -215,6 +219,11 @@ impl TableContext<'_> {
                 Entry::Unreachable => stand_in,
             })
             .collect()
+    }
+
+    /// Whether an entry leads to the middle of a unit, where no pointer to a function does.
+    fn is_label(&self, entry: &Entry) -> bool {
+        matches!(*entry, Entry::Inside(va) if unit_at(self.units, va).is_some_and(|u| self.units[u].start != va))
     }
 
     fn read_entry(&self, cluster: Unit, table: Va, word: Va, entry_size: u8) -> Option<Entry> {
