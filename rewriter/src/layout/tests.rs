@@ -162,15 +162,6 @@ fn a_small_cold_block_stays_behind_the_hot_ones() {
 }
 
 #[test]
-fn in_guard_mode_small_cold_blocks_are_not_copied() {
-    let (mut program, weights) = hot_around_cold(24);
-    program.mode = Some(lifter::ir::RelinkMode::Guard);
-    let plan = compute(&program, &weights, &LayoutOptions::default());
-    assert_eq!(temperature_of(&plan, 1), Some(Temperature::Cold));
-    assert_eq!(temperature_of(&plan, 2), Some(Temperature::Hot));
-}
-
-#[test]
 fn without_a_profile_the_input_order_stays() {
     let program = random_program(20, 20, 3);
     let plan = compute(&program, &Weights::none(program.blocks.len(), program.edges.len()), &LayoutOptions::default());
