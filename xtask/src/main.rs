@@ -5,6 +5,7 @@
 
 mod corpus;
 mod e2e;
+mod random;
 mod shell;
 mod stock;
 mod truth;
@@ -32,6 +33,8 @@ enum Command {
     Stock(stock::StockArgs),
     /// Compare what is lifted with what the linker knew, on programs built for it
     Truth(truth::TruthArgs),
+    /// Relink random programs at random, and compare how they behave
+    Random(random::RandomArgs),
 }
 
 fn main() -> ExitCode {
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         Command::E2e(args) => e2e::run(&args),
         Command::Stock(args) => stock::run(&args),
         Command::Truth(args) => truth::run(&args),
+        Command::Random(args) => random::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

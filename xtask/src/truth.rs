@@ -62,10 +62,15 @@ pub(crate) fn run(args: &TruthArgs) -> Result {
 
 /// A built program.
 #[derive(Clone, Debug)]
-struct Built {
-    program: String,
-    variant: String,
-    path: PathBuf,
+pub(crate) struct Built {
+    pub(crate) program: String,
+    pub(crate) variant: String,
+    pub(crate) path: PathBuf,
+}
+
+/// What is wrong with the lifting of one file, a line each; nothing if all is right.
+pub(crate) fn judge_file(file: &Built) -> Vec<String> {
+    judge::judge(file).iter().flat_map(Verdict::complaints).collect()
 }
 
 fn built_files(directory: &Path, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Built>> {

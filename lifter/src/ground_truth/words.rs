@@ -44,6 +44,11 @@ impl Comparison<'_> {
         }
     }
 
+    fn is_slot_to(&self, at: Va, target: Option<Va>) -> bool {
+        let slot = self.program.slots.binary_search_by_key(&at, |s| s.at).ok().map(|index| &self.program.slots[index]);
+        slot.is_some_and(|slot| Some(self.program.blocks[slot.target].start) == target)
+    }
+
     fn is_filled_by_symbol(&self, at: Va) -> bool {
         let dynamic = &self.oracle.image.dynamic_relocs;
         let first = dynamic.partition_point(|r| r.slot < at);
@@ -100,7 +105,8 @@ impl Comparison<'_> {
             let at = data.at + index * u64::from(data.entry_size);
             let entry = self.lifted_entry(table, at);
             let target = self.oracle.image.read_u64(at).map(Va);
-            if entry.is_some() && entry == target {
+            // Where the words themselves are followed, a table that was not read to its end is none the worse.
+            if entry.is_some() && entry == target || self.is_slot_to(at, target) {
                 truth.num_lifted_entries += 1;
             } else if entry.is_some_and(|entry| self.is_unreachable(target, entry)) {
                 truth.num_unreachable_entries += 1;
