@@ -7,8 +7,7 @@
 //!
 //! **What is a miss.** Only what would make a wrong program: a field of code that moves, or any field that names code that moves, which lifting
 //! does not follow; an entry of a jump table whose target moves. A field in pinned code that names what stays needs nobody to follow it, and is counted
-//! apart. In *guard* mode old code and all data stay right by themselves, so only copies can miss something: their own fields, and the entries
-//! of the tables that were copied for them.
+//! apart. In *guard* mode no absolute address is changed; instead a place that one holds must be an anchor, where a jump stays.
 //!
 //! **What is invented.** A word of data that would be rewritten and is not relocated; a field of an instruction that names another section without
 //! a relocation. Assemblers resolve what stays within one section themselves, so those fields are counted and prove nothing.
@@ -21,7 +20,7 @@ mod words;
 use crate::address::Va;
 use crate::elf::Image;
 use crate::ground_truth::oracle::Oracle;
-use crate::ir::{Program, RelinkMode};
+use crate::ir::{BlockFlags, Program, RelinkMode};
 
 /// Places on which lifting and the linker disagree, each list ascending, and how many were compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,8 +65,8 @@ pub struct GroundTruth {
     /// Functions of lifting that no function symbol names.
     pub num_extra_starts: usize,
 
-    /// *Guard* mode: named places inside the bytes that a jump to the copy would overwrite.
-    pub overwritten: Vec<Va>,
+    /// *Guard* mode: anchors whose jump has no room before the next anchor or before pinned code.
+    pub crowded_anchors: Vec<Va>,
 }
 
 impl GroundTruth {
@@ -85,7 +84,7 @@ impl GroundTruth {
             ("invented slot", &self.invented_slots),
             ("missed table target", &self.missed_entries),
             ("invented table target", &self.invented_entries),
-            ("overwritten target", &self.overwritten),
+            ("crowded anchor", &self.crowded_anchors),
         ];
         lists.into_iter().flat_map(|(what, list)| list.iter().map(move |&va| (what, va)))
     }
@@ -115,5 +114,16 @@ impl Comparison<'_> {
 
     fn is_guard(&self) -> bool {
         self.program.mode == Some(RelinkMode::Guard)
+    }
+
+    /// *Guard* mode: whether a block starts at an address that keeps a jump to where it goes.
+    fn is_anchor(&self, va: Va) -> bool {
+        let block = self.program.block_at(va);
+        block.is_some_and(|b| self.program.blocks[b].flags.contains(BlockFlags::ANCHOR))
+    }
+
+    /// Whether whatever holds this absolute address stays right: nothing moves there, or *guard* mode keeps a jump.
+    fn is_kept(&self, va: Va) -> bool {
+        !self.is_movable(va) || self.is_guard() && self.is_anchor(va)
     }
 }

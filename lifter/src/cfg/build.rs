@@ -18,7 +18,7 @@ use crate::discover::units::{Unit, UnitData, Units, unit_at};
 use crate::elf::Image;
 use crate::elf::image::StaticReloc;
 use crate::entity::EntityId;
-use crate::ir::{BlockFlags, Condition, Evidence, RefKind, RefRole, RelinkMode, StopKind};
+use crate::ir::{BlockFlags, Condition, Evidence, RefKind, RefRole, StopKind};
 use crate::x86::{Flow, flow_of, is_nop};
 
 /// How a block ends, by address.
@@ -82,7 +82,6 @@ pub(crate) struct Builder<'i> {
     pub(crate) dispatches: &'i [(Va, Dispatch)],
     /// Whether a jump of the closed set may go to an address-taken block inside this cluster.
     pub(crate) has_labels: bool,
-    pub(crate) mode: RelinkMode,
 }
 
 impl Builder<'_> {
@@ -168,8 +167,6 @@ impl Builder<'_> {
         let dispatch = self.dispatches.binary_search_by_key(&at, |d| d.0).map(|i| self.dispatches[i].1);
         match dispatch {
             Ok(Dispatch::Table(table)) => DraftEnd::Table(table),
-            // In guard mode the old text stays: wherever the jump goes, it goes there.
-            Ok(Dispatch::Unresolved) if self.mode == RelinkMode::Guard => DraftEnd::Stop(StopKind::IndirectTailCall),
             Ok(Dispatch::Closed) if self.has_labels => DraftEnd::Stop(StopKind::ComputedJump),
             Ok(Dispatch::Closed) => DraftEnd::Stop(StopKind::IndirectTailCall),
             _ => DraftEnd::Stop(StopKind::Unknown),

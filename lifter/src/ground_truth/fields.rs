@@ -84,12 +84,15 @@ impl Comparison<'_> {
         };
         let (Field::Relative(target) | Field::Absolute(target)) = field;
         let is_relative = matches!(field, Field::Relative(_));
-        let moves = !self.is_guard() && self.is_movable(target);
+        let moves = self.is_movable(target);
         // Absolute fields name the same place wherever the instruction lies.
-        if !is_relative && (self.is_guard() || !moves) {
+        if !is_relative && !moves {
             return;
         }
         truth.num_refs += 1;
+        if !is_relative && self.is_guard() && self.is_anchor(target) {
+            return;
+        }
         if self.lifted_target(data, self.program.block_refs(block), at) == Some(target) && !self.is_wrongly_fixed(block, at) {
             return;
         }
@@ -160,7 +163,7 @@ impl Comparison<'_> {
                 }
                 truth.num_refs += 1;
                 let target = place_of_field(self.oracle.image, reloc);
-                let moves = !self.is_guard() && target.is_some_and(|va| self.is_movable(va));
+                let moves = target.is_some_and(|va| !self.is_kept(va));
                 if moves || self.is_in_movable_range(reloc.at) {
                     truth.missed_refs.push(reloc.at);
                 } else {

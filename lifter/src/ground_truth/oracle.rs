@@ -123,12 +123,6 @@ impl<'i> Oracle<'i> {
         before.clone().find(leads_home).or(before.clone().next()).map_or(word, |n| n.0)
     }
 
-    /// What all pc-relative words of data lead to.
-    pub(super) fn difference_targets(&self) -> Vec<Va> {
-        let words = self.data_sections().flat_map(|section| self.differences(section));
-        words.filter_map(|(at, table)| Some(table.offset(i64::from(self.image.read_u32(at)? as i32)))).collect()
-    }
-
     /// How many relocated words of the right kind lie behind each other from a table's start on, up to the next place that an instruction names and,
     /// where they are addresses, to the first that leads into another function.
     pub(super) fn true_len(&self, table: Va, entry_size: u8) -> usize {
@@ -166,12 +160,6 @@ impl<'i> Oracle<'i> {
         let same = &mut self.ends[after..].iter().take_while(|end| end.0 == va);
         same.any(|&(_, start)| self.is_same_function(start, inside))
     }
-}
-
-/// The code that a relocated field of an instruction names, or a word by its address.
-pub(super) fn code_place(image: &Image<'_>, reloc: &StaticReloc, is_field: bool) -> Option<Va> {
-    let place = if is_field || !is_relative(reloc.r_type) { place_of_field(image, reloc) } else { None };
-    place.filter(|va| image.is_executable(*va))
 }
 
 /// What a relocated field of an instruction names, if the instruction ends behind it.

@@ -1,13 +1,9 @@
-//! Function symbols against the functions of the program, and what the jumps at old entries would overwrite.
+//! Function symbols against the functions of the program, and the room of the jumps that *guard* mode leaves.
 
 use crate::address::Va;
-use crate::elf::image::SectionData;
-use crate::ground_truth::oracle::code_place;
+use crate::entity::Block;
 use crate::ground_truth::{Comparison, GroundTruth};
 use crate::ir::{BlockFlags, PinReason};
-
-/// The bytes of a direct jump.
-const JUMP_LEN: u64 = 5;
 
 impl Comparison<'_> {
     pub(super) fn compare_starts(&self, truth: &mut GroundTruth) {
@@ -25,32 +21,28 @@ impl Comparison<'_> {
         let entries = funcs.map(|f| self.program.blocks[f.entry].start);
         truth.num_extra_starts = entries.filter(|va| starts.binary_search(va).is_err()).count();
         if self.is_guard() {
-            truth.overwritten = self.overwritten(&starts);
+            truth.crowded_anchors = self.crowded_anchors();
         }
     }
 
-    /// True places of code that lie inside the first bytes of a function's entry, where a jump to its copy may be written.
-    fn overwritten(&self, starts: &[Va]) -> Vec<Va> {
-        let image = self.oracle.image;
-        let relocs_of = |section: &SectionData<'_>| image.static_relocs_in(section.sh_addr, section.end()).iter();
-        let mut places: Vec<Va> = starts.to_vec();
-        places.extend(self.oracle.difference_targets());
-        places.extend(self.oracle.code_sections().flat_map(relocs_of).filter_map(|r| code_place(image, r, true)));
-        places.extend(self.oracle.data_sections().flat_map(relocs_of).filter_map(|r| code_place(image, r, false)));
-        places.sort();
-        places.dedup();
-        let mut overwritten = Vec::new();
-        for func in self.program.funcs.values().filter(|f| f.is_movable()) {
-            let entry = self.program.blocks[func.entry].start;
-            let after = self.program.blocks_by_address.partition_point(|&b| self.program.blocks[b].start <= entry);
-            let next = self.program.blocks_by_address.get(after).map(|&b| self.program.blocks[b].start);
-            if next.is_some_and(|next| next < entry + JUMP_LEN) {
+    /// Anchors of what moves behind which, within the bytes of a jump, another anchor or pinned code begins.
+    fn crowded_anchors(&self) -> Vec<Va> {
+        let program = self.program;
+        let is_movable = |block: Block| program.funcs[program.func_of(block)].is_movable();
+        let stays = |block: Block| !is_movable(block) || program.blocks[block].flags.contains(BlockFlags::ANCHOR);
+        let order = &program.blocks_by_address;
+        let mut crowded = Vec::new();
+        for (index, &block) in order.iter().enumerate() {
+            let data = &program.blocks[block];
+            if !is_movable(block) || !data.flags.contains(BlockFlags::ANCHOR) {
                 continue;
             }
-            let first = places.partition_point(|&va| va <= entry);
-            overwritten.extend(places[first..].iter().take_while(|&&va| va < entry + JUMP_LEN));
+            let end = data.start + data.anchor_len(self.oracle.image.has_ibt);
+            let mut behind = order[index + 1..].iter().take_while(|&&b| program.blocks[b].start < end);
+            if behind.any(|&b| stays(b)) {
+                crowded.push(data.start);
+            }
         }
-        overwritten.sort();
-        overwritten
+        crowded
     }
 }

@@ -27,7 +27,7 @@ struct Sums {
     starts: usize,
     missed_starts: usize,
     extra_starts: usize,
-    overwritten: usize,
+    crowded: usize,
     violations: usize,
 }
 
@@ -51,7 +51,7 @@ impl Sums {
         self.starts += truth.num_starts;
         self.missed_starts += truth.missed_starts.len();
         self.extra_starts += truth.num_extra_starts;
-        self.overwritten += truth.overwritten.len();
+        self.crowded += truth.crowded_anchors.len();
         self.violations += compared.violations.len();
     }
 
@@ -73,7 +73,7 @@ impl Sums {
             format!("{}/{}", self.extra_entries, self.invented_entries),
             self.starts.to_string(),
             format!("{}/{}", self.missed_starts, self.extra_starts),
-            (self.overwritten + self.violations).to_string(),
+            (self.crowded + self.violations).to_string(),
         ];
         let _written = writeln!(out, "| {name} | {kind} | {shown} | {} |", cells.join(" | "));
     }
