@@ -14,6 +14,12 @@ pub(super) enum Language {
     Cpp,
 }
 
+impl Language {
+    pub(super) fn of_seed(seed: u64) -> Self {
+        if seed.is_multiple_of(2) { Language::C } else { Language::Cpp }
+    }
+}
+
 /// A repeatable stream of numbers (splitmix64).
 #[derive(Debug)]
 pub(super) struct Numbers(pub(super) u64);
@@ -259,7 +265,7 @@ impl Writer {
         let is_sparse = self.numbers.once_in(4);
         let mut index = 0;
         while index < count {
-            if is_sparse && !is_complete && self.numbers.once_in(3) {
+            if is_sparse && !is_complete && index + 1 < count && self.numbers.once_in(3) {
                 index += 1;
                 continue;
             }
@@ -269,7 +275,7 @@ impl Writer {
                 false => self.open(&format!("case {}:", first + index as i64)),
             }
             index = until + 1;
-            self.case_body(depth);
+            self.case_body(depth, index >= count);
             self.indent -= 1;
         }
         match self.numbers.below(4) {
@@ -282,7 +288,7 @@ impl Writer {
         self.close("}");
     }
 
-    fn case_body(&mut self, depth: usize) {
+    fn case_body(&mut self, depth: usize, is_last: bool) {
         match self.numbers.below(10) {
             0 => self.line("mix(a);"),
             1 => return self.line("mix(b); return c ^ d;"),
@@ -301,8 +307,8 @@ impl Writer {
             5 => self.line("seen++; if (seen == 0xffffffffu) lost(a);"),
             _ => self.assignment(),
         }
-        // Now and then a case falls into the next.
-        if !self.numbers.once_in(5) {
+        // Now and then a case falls into the next, but never into a default that the compiler may take for impossible.
+        if is_last || !self.numbers.once_in(5) {
             self.line("break;");
         }
     }

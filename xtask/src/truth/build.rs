@@ -125,18 +125,30 @@ fn build_real(recipe: &Recipe, variant: &str, directory: &Path, output: &Path) -
             let tree = sources::unpacked(package, recipe.name, &[], directory)?;
             let _absent = std::fs::remove_dir_all(&copy);
             shell::run(Command::new("cp").arg("-a").arg(&tree).arg(&copy))?;
+            make_old(&copy)?;
             copy.clone()
         }
         Origin::Here => crate::repository_root(),
     };
     let mut command = Command::new("sh");
     command.current_dir(&place).arg("-e").arg("-c").arg(recipe.script);
-    command.env("CC", calls.c).env("CXX", calls.cpp).env("KIND", &calls.kind);
+    command.env("MAKEINFO", "true").env("CC", calls.c).env("CXX", calls.cpp).env("KIND", &calls.kind);
     command.env("FLAGS", calls.flags.join(" ")).env("LINK", calls.link.join(" "));
     command.env("OUT", output).env("TARGET", folder.join("target"));
     shell::run(&mut command)?;
     let _copied_nothing = std::fs::remove_dir_all(&copy);
     Ok(())
+}
+
+/// Makes the sources of generated files look older than those, so that `make` asks for no Autoconf, Bison or Texinfo.
+fn make_old(tree: &Path) -> Result {
+    let names = ["*.am", "configure.ac", "*.m4", "*.texi", "*.y", "*.l"];
+    let mut find = Command::new("find");
+    find.arg(tree).args(["-type", "f", "("]);
+    for (index, name) in names.iter().enumerate() {
+        find.args(if index == 0 { &["-name"][..] } else { &["-o", "-name"] }).arg(name);
+    }
+    shell::run(find.args([")", "-exec", "touch", "-d", "2000-01-01", "{}", "+"])).map(|_| ())
 }
 
 impl Calls {
