@@ -241,6 +241,12 @@ impl Cutter<'_, '_> {
         });
     }
 
+    /// Whether the block before runs on into what follows it.
+    fn is_fallen_into(&self) -> bool {
+        let before = self.draft.blocks.last().filter(|b| b.unit == self.unit);
+        before.is_some_and(|b| matches!(b.end, DraftEnd::Branch(..) | DraftEnd::Loop(..)))
+    }
+
     /// No-ops between a conditional branch and what follows it are padding: the branch falls through to what follows them.
     fn fall_through_padding_to(&mut self, at: Va) {
         let Some(block) = self.draft.blocks.last_mut().filter(|b| b.unit == self.unit) else { return };
@@ -253,8 +259,9 @@ impl Cutter<'_, '_> {
     fn push(&mut self, instruction: &Instruction, offsets: &ConstantOffsets) {
         let is_padding = is_nop(instruction);
         if self.open.is_none() {
-            // Nothing names it and nothing falls into it: a breakpoint there fills a gap as a no-op does.
-            if is_padding || instruction.mnemonic() == Mnemonic::Int3 {
+            // Where nothing names it and nothing falls into it, a breakpoint fills a gap as a no-op does.
+            let is_filler = instruction.mnemonic() == Mnemonic::Int3 && !self.is_fallen_into();
+            if is_padding || is_filler {
                 return;
             }
             self.open(Va(instruction.ip()));
@@ -282,7 +289,11 @@ impl Cutter<'_, '_> {
         let end = match flow {
             Flow::Jump(target) => (DraftEnd::Jump(target), len),
             Flow::Branch(condition, target) => (DraftEnd::Branch(condition, target, next), len),
-            Flow::Loop(target) => (DraftEnd::Loop(target, next), len),
+            Flow::Loop(target) => {
+                // Its 8 bits reach no place outside the program once it has moved.
+                self.draft.is_broken |= unit_at(self.builder.units, target).is_none();
+                (DraftEnd::Loop(target, next), len)
+            }
             Flow::Return => (DraftEnd::Stop(StopKind::Return), 0),
             Flow::Trap => (DraftEnd::Stop(StopKind::Trap), 0),
             Flow::IndirectJump => (self.builder.stop_kind(instruction), 0),
@@ -424,11 +435,15 @@ impl Cutter<'_, '_> {
                 elf::R_X86_64_64 => (RefKind::Abs64, self.builder.image.read_u64(reloc.at)),
                 _ => continue,
             };
-            if let Some(target) = target.map(Va)
-                && unit_at(self.builder.units, target).is_some()
-            {
-                push((reloc.at - at) as usize, kind, RefRole::Address, target);
+            let Some(target) = target.map(Va).filter(|&target| unit_at(self.builder.units, target).is_some()) else { continue };
+            let offset = (reloc.at - at) as usize;
+            let width = if kind == RefKind::Abs64 { 8 } else { 4 };
+            // A branch has no room for an absolute field, and a field ends with its instruction at the latest.
+            if matches!(flow, Flow::Jump(_) | Flow::Branch(..) | Flow::Loop(_)) || offset + width > len {
+                self.draft.is_broken = true;
+                return;
             }
+            push(offset, kind, RefRole::Address, target);
         }
     }
 }
