@@ -16,7 +16,7 @@ use crate::timing::{Timing, peak_rss_bytes};
 pub(crate) struct Report {
     pub(crate) input: String,
     pub(crate) output: String,
-    /// `replace`: the new text took the old one's place. `guard`: old text stays, hot code is copied.
+    /// `replace`: the new text took the old one's place. `guard`: old addresses that an unseen pointer may hold keep a jump.
     pub(crate) mode: &'static str,
     pub(crate) input_bytes: u64,
     pub(crate) output_bytes: u64,

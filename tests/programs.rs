@@ -228,6 +228,7 @@ macro_rules! behaviors {
 behaviors! {
     alloca_vla,
     big_function,
+    breakpoints,
     cold_paths,
     computed_goto,
     constructors,

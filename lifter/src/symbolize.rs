@@ -123,6 +123,7 @@ impl Assembly<'_> {
         flags.set(BlockFlags::ENTRY, by.intersects(NamedBy::ENTRY));
         flags.set(BlockFlags::ADDRESS_TAKEN, by.intersects(NamedBy::TAKEN));
         flags.set(BlockFlags::LANDING_PAD, by.contains(NamedBy::LANDING_PAD));
+        flags.set(BlockFlags::ANCHOR, by.contains(NamedBy::UNSEEN));
         flags.set(BlockFlags::TABLE_TARGET, by.contains(NamedBy::TABLE));
         BlockData {
             start: draft.start,

@@ -10,7 +10,7 @@ use profiles::{Descriptor, ProfileFile, Weights};
 use rewriter::edit::EditPlan;
 use rewriter::instrument::Instrumentation;
 use rewriter::layout::{self, LayoutOptions};
-use rewriter::plan::{LayoutPlan, Temperature};
+use rewriter::plan::LayoutPlan;
 use rewriter::relink::Relinked;
 use rewriter::{encode, materialize, relink};
 
@@ -147,11 +147,7 @@ fn rewrite(image: &Image<'_>, program: &Program, job: Job) -> rewriter::error::R
 
 /// The plan of `relift optimize` with a profile.
 pub(super) fn by_weights(program: &Program, weights: &Weights) -> LayoutPlan {
-    let mut plan = layout::compute(program, weights, &LayoutOptions::default());
-    if !program.is_replaceable() {
-        plan.fragments.retain(|f| f.temperature == Temperature::Hot);
-    }
-    plan
+    layout::compute(program, weights, &LayoutOptions::default())
 }
 
 pub(super) fn apply(

@@ -18,7 +18,7 @@ use crate::discover::units::{Unit, UnitData, Units, unit_at};
 use crate::elf::Image;
 use crate::elf::image::StaticReloc;
 use crate::entity::EntityId;
-use crate::ir::{BlockFlags, Condition, Evidence, RefKind, RefRole, RelinkMode, StopKind};
+use crate::ir::{BlockFlags, Condition, Evidence, RefKind, RefRole, StopKind};
 use crate::x86::{Flow, flow_of, is_nop};
 
 /// How a block ends, by address.
@@ -82,7 +82,6 @@ pub(crate) struct Builder<'i> {
     pub(crate) dispatches: &'i [(Va, Dispatch)],
     /// Whether a jump of the closed set may go to an address-taken block inside this cluster.
     pub(crate) has_labels: bool,
-    pub(crate) mode: RelinkMode,
 }
 
 impl Builder<'_> {
@@ -168,8 +167,6 @@ impl Builder<'_> {
         let dispatch = self.dispatches.binary_search_by_key(&at, |d| d.0).map(|i| self.dispatches[i].1);
         match dispatch {
             Ok(Dispatch::Table(table)) => DraftEnd::Table(table),
-            // In guard mode the old text stays: wherever the jump goes, it goes there.
-            Ok(Dispatch::Unresolved) if self.mode == RelinkMode::Guard => DraftEnd::Stop(StopKind::IndirectTailCall),
             Ok(Dispatch::Closed) if self.has_labels => DraftEnd::Stop(StopKind::ComputedJump),
             Ok(Dispatch::Closed) => DraftEnd::Stop(StopKind::IndirectTailCall),
             _ => DraftEnd::Stop(StopKind::Unknown),
@@ -241,10 +238,10 @@ impl Cutter<'_, '_> {
         });
     }
 
-    /// Whether the block before runs on into what follows it.
+    /// Whether the last block runs on behind its end.
     fn is_fallen_into(&self) -> bool {
-        let before = self.draft.blocks.last().filter(|b| b.unit == self.unit);
-        before.is_some_and(|b| matches!(b.end, DraftEnd::Branch(..) | DraftEnd::Loop(..)))
+        let last = self.draft.blocks.last().filter(|b| b.unit == self.unit);
+        last.is_some_and(|b| matches!(b.end, DraftEnd::Branch(..) | DraftEnd::Loop(..)))
     }
 
     /// No-ops between a conditional branch and what follows it are padding: the branch falls through to what follows them.
@@ -259,9 +256,8 @@ impl Cutter<'_, '_> {
     fn push(&mut self, instruction: &Instruction, offsets: &ConstantOffsets) {
         let is_padding = is_nop(instruction);
         if self.open.is_none() {
-            // Where nothing names it and nothing falls into it, a breakpoint fills a gap as a no-op does.
-            let is_filler = instruction.mnemonic() == Mnemonic::Int3 && !self.is_fallen_into();
-            if is_padding || is_filler {
+            // Nothing names it: where nothing falls into it either, a breakpoint fills a gap as a no-op does.
+            if is_padding || instruction.mnemonic() == Mnemonic::Int3 && !self.is_fallen_into() {
                 return;
             }
             self.open(Va(instruction.ip()));

@@ -58,6 +58,8 @@ pub(crate) struct ClusterJumps {
     pub(crate) joins: Vec<Unit>,
     /// Every table of differences that any round met. Ascending.
     pub(crate) seen: Vec<Va>,
+    /// Where jumps read whole addresses in a way that is not understood.
+    pub(crate) open: Vec<Va>,
 }
 
 /// What all clusters share.
@@ -147,6 +149,9 @@ impl TableContext<'_> {
             };
             // Where entries are complete words, each is known by itself, table or not.
             let is_closed = dispatch == Dispatch::Unresolved && matches!(value, Value::Entry64 { .. });
+            if let (Value::Entry64 { table }, true) = (value, is_closed) {
+                result.open.push(table);
+            }
             result.dispatches.push((at, if is_closed { Dispatch::Closed } else { dispatch }));
         }
         result.tables.sort_by_key(|t| t.at);

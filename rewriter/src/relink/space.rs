@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
-use lifter::ir::{CodeRange, Program};
+use lifter::ir::{BlockData, BlockFlags, CodeRange, Program};
 
 /// The page size that the psABI promises at least.
 pub(crate) const PAGE: u64 = 4096;
@@ -164,9 +164,18 @@ fn pinned_text(program: &Program) -> Vec<Interval> {
     pinned
 }
 
-/// What the old text leaves free when everything movable has left it: the movable sections less what pinned functions occupy.
+/// What the jumps occupy that stay at anchors of movable functions.
+fn anchored_text(program: &Program, has_ibt: bool) -> impl Iterator<Item = Interval> {
+    let is_kept = |data: &&BlockData| data.flags.contains(BlockFlags::ANCHOR) && program.funcs[data.func].is_movable();
+    let anchors = program.blocks.values().filter(is_kept);
+    anchors.map(move |data| Interval { start: data.start, end: data.start + data.anchor_len(has_ibt) })
+}
+
+/// What the old text leaves free when everything movable has left it: the movable sections less what pinned functions and anchors occupy.
 pub(crate) fn free_text(image: &Image<'_>, program: &Program) -> Vec<Interval> {
-    let pinned = pinned_text(program);
+    let mut pinned = pinned_text(program);
+    pinned.extend(anchored_text(program, image.has_ibt));
+    pinned.sort_by_key(|i| i.start);
     let mut free = Vec::new();
     for (id, section) in image.sections.iter() {
         if !image.is_movable_code_section(id) {
