@@ -60,6 +60,14 @@ impl Violation {
     pub(crate) fn new(kind: ViolationKind, address: u64, message: impl Into<String>) -> Self {
         Self { kind, address, message: message.into() }
     }
+
+    /// The same, with the place that led there.
+    pub(crate) fn from(mut self, origin: u64) -> Self {
+        if origin != self.address {
+            self.message.push_str(&format!(" (from {origin:#x})"));
+        }
+        self
+    }
 }
 
 impl fmt::Display for Violation {

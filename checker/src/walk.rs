@@ -27,7 +27,7 @@ use crate::error::FileError;
 use crate::image::Image;
 use crate::noreturn::NoReturn;
 use crate::report::{Stats, Violation, ViolationKind};
-use crate::tables::{self, Survey, TableReference};
+use crate::tables::{self, Doubtful, Survey, TableReference};
 use crate::unwind::{CallSites, Located, Rows, Unwind};
 use compare::Reference;
 pub(crate) use compare::{condition, prefixes};
@@ -149,6 +149,8 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) explained: Vec<(u64, u64)>,
     pub(crate) unmoved: Vec<Unmoved>,
     pub(crate) displaced: Vec<Displaced>,
+    /// Entries of tables behind the last that must correspond.
+    pub(crate) doubtful: Vec<Doubtful>,
     /// Moved tables: input start, output start, bytes that were explained.
     pub(crate) clones: Vec<(u64, u64, u64)>,
     pub(crate) survey: Survey,
@@ -184,6 +186,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             explained: Vec::new(),
             unmoved: Vec::new(),
             displaced: Vec::new(),
+            doubtful: Vec::new(),
             clones: Vec::new(),
             survey: Survey::of(input),
             absolute_fields: crate::data::absolute_fields(&input.image),
@@ -269,6 +272,38 @@ impl<'w, 'a> Walk<'w, 'a> {
         is_right
     }
 
+    /// Notes that a table's entry is what it should be.
+    pub(crate) fn explain_entry(&mut self, place: u64, width: u8) {
+        self.explained.push((place, u64::from(width)));
+        if let Some(index) = self.output.code.index(place) {
+            self.relation.cover_data(index, width);
+        }
+    }
+
+    /// Explains entries that nobody may select by what is known now: they lead to what corresponds, or to what
+    /// is reached on neither side.
+    pub(crate) fn settle_doubtful(&mut self) {
+        for Doubtful { input, output, place, width } in std::mem::take(&mut self.doubtful) {
+            let (Canonical::At(from, _), Canonical::At(to, _)) = (self.canonical(true, input), self.canonical(false, output))
+            else {
+                continue;
+            };
+            let (Some(from), Some(to)) = (self.input.code.index(from), self.output.code.index(to)) else { continue };
+            let is_right = match self.relation.input_of(to) {
+                Some(known) => known == from,
+                None if self.relation.output_of(from).is_none() => true,
+                None => {
+                    let is_right = self.attempt(Pair { input, output, origin: place, reach: Reach::Flow });
+                    self.settle();
+                    is_right
+                }
+            };
+            if is_right {
+                self.explain_entry(place, width);
+            }
+        }
+    }
+
     fn canonical(&mut self, is_input: bool, start: u64) -> Canonical {
         let side = if is_input { self.input } else { self.output };
         let mut address = start;
@@ -350,6 +385,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
             let (a, b);
             match (self.canonical(true, i), self.canonical(false, o)) {
+                (Canonical::At(input, inst), _) if name.is_none() && self.is_end_of_function(input, inst) => return Ok(()),
                 (Canonical::At(input, inst), Canonical::At(output, other)) => {
                     (i, o) = (input, output);
                     (a, b) = (inst, other);
@@ -382,7 +418,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             self.stats.instructions += 1;
             self.stats.moved_instructions += u64::from(i != o);
             self.compare_rows(i, o)?;
-            let references = self.compare(i, a, o, b)?;
+            let references = self.compare(i, a, o, b).map_err(|violation| violation.from(origin))?;
             self.follow(references, i, o)?;
             origin = o;
             match self.next(i, a, o, b)? {
@@ -390,6 +426,12 @@ impl<'w, 'a> Walk<'w, 'a> {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// Whether the input leads to the padding behind a function: LLVM sends ways there that the program cannot take.
+    fn is_end_of_function(&self, address: u64, inst: Inst) -> bool {
+        let fde_at = |address| self.input.unwind.fde_at(address);
+        inst.kind == Kind::Trap && fde_at(address).is_none() && fde_at(address - 1).is_some()
     }
 
     /// Whether what neither side can decode is the same: outside of all code, or untouched.
