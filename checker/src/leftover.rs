@@ -29,10 +29,11 @@ use pieces::{End, Of, Tables};
 
 /// Explains what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
+    crate::tables::read_arguments(walk);
+    walk.settle();
     if walk.keeps_old_text() {
         walk_old_text(walk);
     }
-    walk.settle_doubtful();
     let mut roots = Roots::of(walk);
     let tables = graph::tables_named(walk, &instructions(walk, false));
     let mut found = match_pieces(walk, &roots, &tables, &FxHashSet::default());
@@ -45,6 +46,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         found = match_pieces(walk, &roots, &tables, &found.labels);
         std::mem::take(&mut found.matched).mark(walk);
     }
+    walk.settle_doubtful();
     report_missing(walk, &found.missing);
     report_unexplained(walk);
 }

@@ -17,6 +17,8 @@ use crate::walk::{Bits, Displaced, Side, Walk};
 
 /// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
 const BOUND_WINDOW: usize = 8;
+/// How many instructions make the arguments of a call.
+const CALL_WINDOW: usize = 16;
 
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct TableReference {
@@ -155,6 +157,54 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     if !walk.tables_seen.insert((table.input, table.output)) {
         return;
     }
+    if table.input == table.output && goes_to_call(walk.input, table.from) {
+        walk.arguments.push(table);
+        return;
+    }
+    read_entries(walk, table, &entries);
+}
+
+/// Reads what is at the same time a table and an argument of a call, unless the jump uses a copy of the table: then it is what lies before the
+/// table that the call gets, by its end.
+pub(crate) fn read_arguments(walk: &mut Walk<'_, '_>) {
+    for table in std::mem::take(&mut walk.arguments) {
+        if !walk.clones.iter().any(|&(input, output, _)| input == table.input && output != input) {
+            let entries = input_entries(walk, table);
+            read_entries(walk, table, &entries);
+        }
+    }
+}
+
+/// Whether the address that a `lea` makes is in a register that the next call may overwrite, and is no base of a jump before it.
+fn goes_to_call(side: &Side<'_>, from: u64) -> bool {
+    let registers = |address, inst| {
+        let bytes = side.code.bytes(address, inst);
+        Shape::of(bytes).registers(bytes)
+    };
+    let Some(inst) = side.inst(from) else { return false };
+    let Some([Some(register), ..]) = registers(from, inst) else { return false };
+    if matches!(register, 3..=5 | 12..) {
+        return false;
+    }
+    let mut address = from + u64::from(inst.len);
+    for _ in 0..CALL_WINDOW {
+        let Some(inst) = side.inst(address) else { return false };
+        let used = registers(address, inst).unwrap_or_default();
+        let is_pushed = matches!(*side.code.bytes(address, inst), [opcode @ 0x50..=0x57] if opcode & 7 == register);
+        match inst.kind {
+            Kind::Call => return true,
+            Kind::IndirectCall => return used[1] != Some(register) && used[2] != Some(register),
+            Kind::Lea if used[0] != Some(register) && used[2] != Some(register) => {}
+            Kind::Plain | Kind::Lea | Kind::Nop if !used.contains(&Some(register)) && !is_pushed => {}
+            _ => return false,
+        }
+        address += u64::from(inst.len);
+    }
+    false
+}
+
+/// Asks for the pairs of a table's entries.
+fn read_entries(walk: &mut Walk<'_, '_>, table: TableReference, entries: &[Entry]) {
     walk.stats.jump_tables += 1;
     let width = u64::from(table.width);
     let extent = walk.survey.next_reference(table.input).saturating_sub(table.input) / width;

@@ -59,6 +59,10 @@ impl<'a> Side<'a> {
         self.code.inst(&self.decoder, address)
     }
 
+    pub(crate) fn begins_with_mark(&self, address: u64) -> bool {
+        self.inst(address).is_some_and(|inst| inst.kind == Kind::EndBranch)
+    }
+
     /// Where a direct branch or call goes.
     pub(crate) fn target(&self, address: u64, inst: Inst) -> u64 {
         let bytes = self.code.bytes(address, inst);
@@ -149,6 +153,8 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) explained: Vec<(u64, u64)>,
     pub(crate) unmoved: Vec<Unmoved>,
     pub(crate) displaced: Vec<Displaced>,
+    /// Tables whose address goes to a call.
+    pub(crate) arguments: Vec<TableReference>,
     /// Entries of tables behind the last that must correspond.
     pub(crate) doubtful: Vec<Doubtful>,
     /// Moved tables: input start, output start, bytes that were explained.
@@ -161,7 +167,7 @@ pub(crate) struct Walk<'w, 'a> {
     tries: Vec<Pair>,
     input_row: Located,
     output_row: Located,
-    has_ibt: bool,
+    pub(crate) has_ibt: bool,
 }
 
 /// Where following jumps and padding leads.
@@ -186,6 +192,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             explained: Vec::new(),
             unmoved: Vec::new(),
             displaced: Vec::new(),
+            arguments: Vec::new(),
             doubtful: Vec::new(),
             clones: Vec::new(),
             survey: Survey::of(input),
@@ -205,6 +212,9 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Asks for a pair that must correspond.
     pub(crate) fn seed(&mut self, input: u64, output: u64, origin: u64) {
+        if let Err(violation) = self.compare_marks(input, output) {
+            self.violations.push(violation);
+        }
         self.stats.seeds += 1;
         self.queue.push(Pair { input, output, origin, reach: Reach::Name });
     }
@@ -510,13 +520,21 @@ impl<'w, 'a> Walk<'w, 'a> {
             self.tries.push(Pair { input, output, origin, reach: Reach::Pointer });
             return Ok(());
         }
-        let begins_with_mark = |side: &Side<'_>, at| side.inst(at).is_some_and(|inst| inst.kind == Kind::EndBranch);
-        if self.has_ibt && begins_with_mark(self.input, input) && !begins_with_mark(self.output, output) {
+        self.compare_marks(input, output)?;
+        self.stats.seeds += 1;
+        self.queue.push(Pair { input, output, origin, reach: Reach::Pointer });
+        Ok(())
+    }
+
+    /// An indirect branch may come here: where the program runs with tracking, an `endbr64` must stand here itself, not behind a jump.
+    ///
+    /// The rest of it follows from the walk: `endbr64` is an instruction like any other, which only the same one stands for, and the prefix
+    /// `notrack` is a byte of its jump.
+    fn compare_marks(&self, input: u64, output: u64) -> Result<(), Violation> {
+        if self.has_ibt && self.input.begins_with_mark(input) && !self.output.begins_with_mark(output) {
             let message = format!("no endbr64 at an address that is taken; the input has one at {input:#x}");
             return Err(Violation::new(ViolationKind::IndirectBranchTarget, output, message));
         }
-        self.stats.seeds += 1;
-        self.queue.push(Pair { input, output, origin, reach: Reach::Pointer });
         Ok(())
     }
 

@@ -252,7 +252,8 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
             let names_function = side.unwind.fde_at(value).is_some();
             if names_function || self.may_move(value) {
                 label.bytes(&bytes[..usize::from(inst.disp).min(bytes.len())]);
-                label.byte(u8::from(names_function));
+                let is_marked = names_function && self.walk.has_ibt && side.begins_with_mark(value);
+                label.byte(u8::from(names_function) + u8::from(is_marked));
                 let field = usize::from(inst.disp);
                 return if names_function { Field::Names(value) } else { Field::MayName { value, field, width: 4 } };
             }
