@@ -249,6 +249,7 @@ behaviors! {
     static_init,
     switch_tables,
     switch_unbounded,
+    tail_called_table,
     tail_calls,
     threads_tls,
     unseen_pointers,

@@ -14,8 +14,8 @@ use crate::discover::no_return::find_no_return;
 use crate::discover::reach::{Reach, Reached};
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
-use crate::discover::unseen::{Search, Unseen};
 use crate::discover::units::{Unit, Units, find_units, is_stub_section, unit_at};
+use crate::discover::unseen::{Search, Unseen};
 use crate::elf::image::FileKind;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
@@ -77,8 +77,16 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 
     // Indirect jumps: tables are new names, and may join clusters.
     let thunks = Thunks::find(image, &units);
-    let context =
-        Discovered { image, unwind: &unwind, units: &units, surveys: &surveys, stubs: &stubs, thunks: &thunks, use_static_relocs, mode };
+    let context = Discovered {
+        image,
+        unwind: &unwind,
+        units: &units,
+        surveys: &surveys,
+        stubs: &stubs,
+        thunks: &thunks,
+        use_static_relocs,
+        mode,
+    };
     let mut jumps = context.resolve_jumps(&names, &mut clusters);
     let mut tables = merge_tables(&mut jumps);
     mark_exclusive(image, &surveys, &mut tables);

@@ -174,6 +174,10 @@ impl Assembly<'_> {
                 program.refs.extend(resolved.refs);
                 let data = &mut program.blocks[block];
                 data.terminator = resolved.terminator;
+                if matches!(data.terminator, Terminator::Stop(_)) {
+                    // A branch that could not be resolved is not made anew: it stays with the body.
+                    data.body_len = data.len;
+                }
                 data.edges = IdRange::from_usize(first_edge..program.edges.len());
                 data.refs = IdRange::from_usize(first_ref..program.refs.len());
             }

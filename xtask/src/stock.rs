@@ -7,7 +7,7 @@
 
 mod elf;
 mod report;
-mod sandbox;
+pub(crate) mod sandbox;
 mod skip;
 mod users;
 

@@ -280,7 +280,8 @@ fn leaks_frame(instruction: &Instruction, has_frame_pointer: bool) -> bool {
         let register = register.full_register();
         register == Register::RSP || register == Register::RBP && has_frame_pointer
     };
-    let is_kept = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register && is_frame(instruction.op0_register());
+    let is_kept =
+        instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register && is_frame(instruction.op0_register());
     match instruction.mnemonic() {
         Mnemonic::Lea => !is_kept && (is_frame(instruction.memory_base()) || is_frame(instruction.memory_index())),
         Mnemonic::Push => instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RSP,

@@ -27,13 +27,13 @@ use crate::address::Va;
 use crate::cfg::body::Body;
 use crate::cfg::ranges::Ranges;
 use crate::cfg::tables::entries::Shape;
+use crate::cfg::thunks::Thunks;
 use crate::cfg::values::{Evaluator, Load, Value};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::Names;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::Survey;
 use crate::discover::units::{Unit, Units, unit_at};
-use crate::cfg::thunks::Thunks;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::TableBound;
@@ -189,7 +189,9 @@ impl TableContext<'_> {
     ) -> (ClusterJumps, Vec<Table>) {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
         let is_fixed = !self.image.kind.is_position_independent();
-        let answers: Vec<Answer> = sites.iter().map(|&(index, site)| answer(body, index, site, &is_code, is_fixed)).collect();
+        let is_table = |va: Va| self.may_begin(va);
+        let ask = |&(index, site): &(usize, Site)| answer(body, Evaluator::new(body, &is_code, &is_table, is_fixed), index, site);
+        let answers: Vec<Answer> = sites.iter().map(ask).collect();
         seen.extend(answers.iter().filter_map(|a| match a.value {
             Value::Sum { table, .. } => Some(table),
             _ => None,
@@ -209,14 +211,7 @@ impl TableContext<'_> {
         (result, tables)
     }
 
-    fn take(
-        &self,
-        body: &Body,
-        answer: Answer,
-        proven: &FxHashMap<Va, u64>,
-        result: &mut ClusterJumps,
-        tables: &mut Vec<Table>,
-    ) {
+    fn take(&self, body: &Body, answer: Answer, proven: &FxHashMap<Va, u64>, result: &mut ClusterJumps, tables: &mut Vec<Table>) {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
         let is_fixed = !self.image.kind.is_position_independent();
         let at = answer.at;
@@ -225,7 +220,11 @@ impl TableContext<'_> {
             Value::Entry64 { table } if is_fixed => Some(Shape { at: table, base: Va(0), entry_size: 8 }),
             _ => None,
         };
-        result.has_relative_calls |= matches!(answer.value, Value::Relative) && (answer.is_call || !is_fixed);
+        // A jump with an index is a switch whose table is not known; without one it is a call at the end of a function.
+        result.has_relative_calls |= match answer.value {
+            Value::Relative { is_indexed } => answer.is_call || !is_indexed,
+            _ => false,
+        };
         if answer.is_call {
             // A call, or a jump through a thunk, keeps its place and its table, so that what it may reach has to as well.
             if let Some(shape) = shape.filter(|s| s.entry_size == 4) {
@@ -246,6 +245,13 @@ impl TableContext<'_> {
             },
             (None, Value::Pointer | Value::Entry64 { .. }) => Dispatch::Closed,
             (None, Value::Address(va)) if is_code(va) => Dispatch::Closed,
+            // One of several entries that were read ahead: all of them count from the same table.
+            (None, Value::Several { base }) => self.doubt(Shape { at: base, base, entry_size: 4 }, result),
+            // Computed from a place in code (unrolled loops): it stays near that place.
+            (None, Value::Near { base }) => {
+                result.candidates.extend(unit_at(self.units, base));
+                Dispatch::Doubtful
+            }
             _ => Dispatch::Unresolved,
         };
         result.dispatches.push((at, dispatch));
@@ -294,16 +300,28 @@ impl TableContext<'_> {
         }
         let cluster = self.cluster_of(body);
         let is_own = shape.base == shape.at || shape.entry_size == 8;
-        let is_label = || unit_at(self.units, shape.base).is_some_and(|u| self.clusters.find(u) == cluster) && body.index_of(shape.base).is_some();
+        let is_label = || {
+            unit_at(self.units, shape.base).is_some_and(|u| self.clusters.find(u) == cluster)
+                && body.index_of(shape.base).is_some()
+        };
         if !is_own && !is_label() {
             return false;
         }
         let reading = self.read(cluster, shape, proven.get(&shape.at).copied().unwrap_or(0), seen);
-        if reading.targets.is_empty() {
+        // The first entry may be in doubt already; a proof can still settle it.
+        if reading.targets.is_empty() && !reading.is_doubtful {
             return false;
         }
         let Shape { at, base, entry_size } = shape;
-        let raw = RawTable { at, entry_size, base, bound: TableBound::Scanned, targets: reading.targets, named_at, is_exclusive: false };
+        let raw = RawTable {
+            at,
+            entry_size,
+            base,
+            bound: TableBound::Scanned,
+            targets: reading.targets,
+            named_at,
+            is_exclusive: false,
+        };
         let loads = loads.copied().collect();
         tables.push(Table { raw, joins: reading.joins, is_doubtful: reading.is_doubtful, loads, trace: trace.collect() });
         true
@@ -329,7 +347,14 @@ impl TableContext<'_> {
     }
 
     /// Takes note of tables that go on behind what was read of them, because their loads do.
-    fn is_read_on(&self, body: &Body, tables: &[Table], bounds: &[Option<u64>], seen: &[Va], proven: &mut FxHashMap<Va, u64>) -> bool {
+    fn is_read_on(
+        &self,
+        body: &Body,
+        tables: &[Table],
+        bounds: &[Option<u64>],
+        seen: &[Va],
+        proven: &mut FxHashMap<Va, u64>,
+    ) -> bool {
         let cluster = self.cluster_of(body);
         let mut is_any = false;
         for (table, count) in tables.iter().zip(bounds) {
@@ -346,11 +371,12 @@ impl TableContext<'_> {
 
     /// The last word on the tables: proven, scanned, or in doubt.
     fn settle(&self, mut tables: Vec<Table>, bounds: &[Option<u64>], result: &mut ClusterJumps) {
-        let is_proven = |table: &Table, count: &Option<u64>| count.is_some_and(|n| n <= table.raw.targets.len() as u64);
+        let is_proven = |table: &Table, count: &Option<u64>| count.is_some_and(|n| n <= table.raw.targets.len() as u64 && n > 0);
         // Tables of addresses follow word by word where relocations name them.
         let is_by_word = |table: &Table| table.raw.entry_size == 8 && self.use_static_relocs;
         let is_unresolved = |d: &Dispatch| matches!(d, Dispatch::Unresolved | Dispatch::Doubtful);
-        let is_trusted = |(table, count): (&Table, &Option<u64>)| is_proven(table, count) || !table.is_doubtful || is_by_word(table);
+        let is_trusted =
+            |(table, count): (&Table, &Option<u64>)| is_proven(table, count) || !table.is_doubtful || is_by_word(table);
         let is_complete = !result.dispatches.iter().any(|d| is_unresolved(&d.1)) && tables.iter().zip(bounds).all(is_trusted);
         for (table, count) in tables.iter_mut().zip(bounds) {
             if is_complete && is_proven(table, count) {
@@ -370,7 +396,7 @@ impl TableContext<'_> {
         let is_open = |raw: &RawTable| raw.entry_size == 8 && !result.dispatches.iter().any(|d| d.1 == Dispatch::Table(raw.at));
         let (open, known): (Vec<RawTable>, Vec<RawTable>) = tables.into_iter().map(|t| t.raw).partition(is_open);
         result.open.extend(open.iter().map(|table| table.at));
-        result.tables = known;
+        result.tables = known.into_iter().filter(|table| !table.targets.is_empty()).collect();
     }
 
     fn distrust(&self, table: &Table, result: &mut ClusterJumps) {
@@ -393,8 +419,7 @@ enum Site {
     Call(Register),
 }
 
-fn answer(body: &Body, index: usize, site: Site, is_code: &dyn Fn(Va) -> bool, is_fixed: bool) -> Answer {
-    let mut evaluator = Evaluator::new(body, is_code, is_fixed);
+fn answer(body: &Body, mut evaluator: Evaluator<'_>, index: usize, site: Site) -> Answer {
     let value = match site {
         Site::Jump => evaluator.branch_target(index),
         Site::Call(register) => evaluator.register(register, index),

@@ -47,12 +47,24 @@ pub(crate) enum Value {
         base: Va,
         table: Va,
     },
+    /// `base` plus words of different tables.
+    Several {
+        base: Va,
+    },
+    /// An address in code plus something that is not known.
+    Near {
+        base: Va,
+    },
     /// A 32-bit word of memory that no constant names.
     Word {
         is_extended: bool,
+        /// Which word depends on an index: an entry of a table rather than a member of an object.
+        is_indexed: bool,
     },
     /// Something unknown plus such a word.
-    Relative,
+    Relative {
+        is_indexed: bool,
+    },
     Pointer,
     Other,
 }
@@ -71,6 +83,9 @@ impl Value {
         match (self, other) {
             (Nothing, v) | (v, Nothing) => v,
             (a, b) if a == b => a,
+            (Sum { base, .. } | Several { base }, Sum { base: other, .. } | Several { base: other }) if base == other => {
+                Several { base }
+            }
             (a, b) if a.is_complete(is_code) && b.is_complete(is_code) => Pointer,
             _ => Other,
         }
@@ -102,6 +117,8 @@ enum Definition {
 pub(crate) struct Evaluator<'b> {
     body: &'b Body,
     is_code: &'b dyn Fn(Va) -> bool,
+    /// Whether a table of differences may begin at an address.
+    is_table: &'b dyn Fn(Va) -> bool,
     is_fixed_address: bool,
     steps: u32,
     in_progress: Vec<(usize, Location)>,
@@ -122,8 +139,22 @@ pub(crate) struct Load {
 }
 
 impl<'b> Evaluator<'b> {
-    pub(crate) fn new(body: &'b Body, is_code: &'b dyn Fn(Va) -> bool, is_fixed_address: bool) -> Self {
-        Self { body, is_code, is_fixed_address, steps: 0, in_progress: Vec::new(), trace: HashSet::default(), loads: Vec::new() }
+    pub(crate) fn new(
+        body: &'b Body,
+        is_code: &'b dyn Fn(Va) -> bool,
+        is_table: &'b dyn Fn(Va) -> bool,
+        is_fixed_address: bool,
+    ) -> Self {
+        Self {
+            body,
+            is_code,
+            is_table,
+            is_fixed_address,
+            steps: 0,
+            in_progress: Vec::new(),
+            trace: HashSet::default(),
+            loads: Vec::new(),
+        }
     }
 
     /// Where an indirect jump or call goes.
@@ -288,7 +319,8 @@ impl<'b> Evaluator<'b> {
             Mnemonic::Add if is_wide => {
                 let left = self.register(instruction.op0_register(), index);
                 let right = self.operand1(instruction, index);
-                sum(left, right)
+                let other = if instruction.op1_kind() == OpKind::Register { instruction.op1_register() } else { Register::None };
+                self.sum(left, right, [instruction.op0_register(), other], index)
             }
             name if is_wide && is_cmov(name) => {
                 let kept = self.register(instruction.op0_register(), index);
@@ -312,7 +344,7 @@ impl<'b> Evaluator<'b> {
             OpKind::Register if is_wide => self.register(instruction.op1_register(), index),
             OpKind::Register if instruction.op0_register().size() == 4 => {
                 match self.register(instruction.op1_register(), index) {
-                    v @ (Value::Entry32 { is_extended: false, .. } | Value::Word { is_extended: false }) => v,
+                    v @ (Value::Entry32 { is_extended: false, .. } | Value::Word { is_extended: false, .. }) => v,
                     Value::Address(va) if self.is_fixed_address => Value::Address(va),
                     Value::Nothing => Value::Nothing,
                     _ => Value::Other,
@@ -350,8 +382,77 @@ impl<'b> Evaluator<'b> {
         if instruction.memory_index_scale() != 1 || disp != 0 {
             return Value::Other;
         }
+        let registers = [instruction.memory_base(), second];
         let second = self.register(second, index);
-        sum(base, second)
+        self.sum(base, second, registers, index)
+    }
+
+    /// What the sum of two registers is.
+    fn sum(&mut self, left: Value, right: Value, registers: [Register; 2], index: usize) -> Value {
+        let value = sum(left, right, self.is_code);
+        match (left, right) {
+            // Paths that the graph has but execution never takes may bring something else than the table.
+            (Value::Entry32 { is_extended: true, table }, _) if self.only_table(registers[1], index) == Some(table) => {
+                Value::Sum { base: table, table }
+            }
+            (_, Value::Entry32 { is_extended: true, table }) if self.only_table(registers[0], index) == Some(table) => {
+                Value::Sum { base: table, table }
+            }
+            _ => value,
+        }
+    }
+
+    /// The one address among the definitions of a register at which a table may begin. Where the register is the base of an indexed load whose
+    /// result is added to it again, every other definition is on a path that does not come here (behind a call that never returns,
+    /// say): nothing but a table can be such a base. `None` if there are more tables, or a definition that can't be followed.
+    fn only_table(&mut self, register: Register, index: usize) -> Option<Va> {
+        let mut pending = vec![(Location::Register(general(register).filter(|_| register.size() == 8)?), index)];
+        let mut seen: FxHashSet<(usize, Location)> = HashSet::default();
+        let mut tables: Vec<Va> = Vec::new();
+        while let Some((location, before)) = pending.pop() {
+            for (definition, location) in self.reaching(location, before) {
+                match definition {
+                    Definition::Lost => return None,
+                    Definition::At(at) if seen.insert((at, location)) => {
+                        let instruction = &self.body.instructions[at];
+                        if let Some((source, is_address)) = self.copied(instruction, at, location) {
+                            self.trace.insert(at);
+                            match source {
+                                Some(source) => pending.push((source, at)),
+                                None => tables.extend(is_address.filter(|&va| (self.is_table)(va))),
+                            }
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        tables.sort();
+        tables.dedup();
+        match tables.as_slice() {
+            &[table] => Some(table),
+            _ => None,
+        }
+    }
+
+    /// What a definition copies: another location, or an address; `None` if it computes something.
+    fn copied(&mut self, instruction: &Instruction, at: usize, location: Location) -> Option<(Option<Location>, Option<Va>)> {
+        let register = |register: Register| general(register).filter(|_| register.size() == 8).map(Location::Register);
+        let is_store = matches!(location, Location::Slot { .. });
+        match (instruction.mnemonic(), instruction.op_count()) {
+            (Mnemonic::Lea, _) if instruction.is_ip_rel_memory_operand() => {
+                Some((None, Some(Va(instruction.ip_rel_memory_address()))))
+            }
+            (Mnemonic::Push, _) if is_store => Some((Some(register(instruction.op0_register())?), None)),
+            (Mnemonic::Pop, _) if !is_store => Some((Some(Location::Slot { base: RSP, disp: 0 }), None)),
+            (Mnemonic::Mov, 2) if instruction.op1_kind() == OpKind::Register => {
+                Some((Some(register(instruction.op1_register())?), None))
+            }
+            (Mnemonic::Mov, 2) if instruction.op1_kind() == OpKind::Memory => {
+                Some((Some(self.frame_slot(instruction, at)?), None))
+            }
+            _ => None,
+        }
     }
 
     /// The slot that a memory operand names, if it is one of the frame.
@@ -392,9 +493,12 @@ impl<'b> Evaluator<'b> {
             let value = self.location(slot, index);
             return if is_extended { extended(value) } else { value };
         }
+        if instruction.is_ip_rel_memory_operand() {
+            return Value::Entry32 { table: Va(instruction.ip_rel_memory_address()), is_extended };
+        }
         match self.table_address(instruction, index, 4) {
             Some(table) => Value::Entry32 { table, is_extended },
-            None => Value::Word { is_extended },
+            None => Value::Word { is_extended, is_indexed: instruction.memory_index() != Register::None },
         }
     }
 
@@ -434,7 +538,7 @@ impl<'b> Evaluator<'b> {
     fn address_in(&mut self, register: Register, index: usize) -> Option<Va> {
         match self.register(register, index) {
             Value::Address(va) => Some(va),
-            _ => None,
+            _ => self.only_table(register, index),
         }
     }
 
@@ -450,7 +554,7 @@ impl<'b> Evaluator<'b> {
 fn extended(value: Value) -> Value {
     match value {
         Value::Entry32 { table, .. } => Value::Entry32 { table, is_extended: true },
-        Value::Word { .. } => Value::Word { is_extended: true },
+        Value::Word { is_indexed, .. } => Value::Word { is_extended: true, is_indexed },
         Value::Nothing => Value::Nothing,
         _ => Value::Other,
     }
@@ -465,13 +569,18 @@ fn complete(value: Value) -> Value {
     }
 }
 
-fn sum(left: Value, right: Value) -> Value {
+fn sum(left: Value, right: Value, is_code: &dyn Fn(Va) -> bool) -> Value {
     match (left, right) {
         (Value::Address(base), Value::Entry32 { table, is_extended: true })
         | (Value::Entry32 { table, is_extended: true }, Value::Address(base)) => Value::Sum { base, table },
         (Value::Nothing, _) | (_, Value::Nothing) => Value::Nothing,
-        (_, Value::Word { is_extended: true } | Value::Entry32 { is_extended: true, .. })
-        | (Value::Word { is_extended: true } | Value::Entry32 { is_extended: true, .. }, _) => Value::Relative,
+        (_, Value::Word { is_extended: true, is_indexed }) | (Value::Word { is_extended: true, is_indexed }, _) => {
+            Value::Relative { is_indexed }
+        }
+        (_, Value::Entry32 { is_extended: true, .. }) | (Value::Entry32 { is_extended: true, .. }, _) => {
+            Value::Relative { is_indexed: true }
+        }
+        (Value::Address(base), _) | (_, Value::Address(base)) if is_code(base) => Value::Near { base },
         _ => Value::Other,
     }
 }

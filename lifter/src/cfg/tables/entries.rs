@@ -75,11 +75,15 @@ impl TableContext<'_> {
         while matches!(entries.last(), Some(Entry::Unreachable)) && entries.len() as u64 > proven {
             entries.pop();
         }
+        // An array of pointers to functions looks like a table, but has entries elsewhere, and holes: it is known word by word.
+        if shape.entry_size == 8 && !entries.iter().any(|entry| self.is_label(entry)) {
+            return Reading::default();
+        }
         let stand_in = entries.iter().find_map(|e| match e {
             Entry::Inside(va) | Entry::Joined(va, _) => Some(*va),
             Entry::Unreachable => None,
         });
-        let Some(stand_in) = stand_in else { return Reading::default() };
+        let Some(stand_in) = stand_in else { return reading };
         for entry in entries {
             reading.targets.push(match entry {
                 Entry::Inside(va) => va,
@@ -91,6 +95,15 @@ impl TableContext<'_> {
             });
         }
         reading
+    }
+
+    /// Whether a word of read-only data is a difference between its own address and an instruction.
+    pub(super) fn may_begin(&self, at: Va) -> bool {
+        let shape = Shape { at, base: at, entry_size: 4 };
+        self.limit(shape, &[]).is_some_and(|limit| at + 4 <= limit)
+            && self
+                .target(shape, at)
+                .is_some_and(|va| unit_at(self.units, va).is_some() || unit_at(self.units, va.offset(-1)).is_some())
     }
 
     /// Whether all of the first words may be entries, of whatever cluster.
@@ -108,7 +121,9 @@ impl TableContext<'_> {
         let mut word = shape.at;
         while word + u64::from(shape.entry_size) <= limit {
             let target = self.target(shape, word);
-            let Some(unit) = target.and_then(|va| unit_at(self.units, va).or_else(|| unit_at(self.units, va.offset(-1)))) else { break };
+            let Some(unit) = target.and_then(|va| unit_at(self.units, va).or_else(|| unit_at(self.units, va.offset(-1)))) else {
+                break;
+            };
             units.push(unit);
             word = word + u64::from(shape.entry_size);
         }
@@ -169,6 +184,11 @@ impl TableContext<'_> {
             true => Lead::Entry(Entry::Joined(target, unit)),
             false => Lead::Elsewhere(target, unit),
         }
+    }
+
+    /// Whether an entry leads to the middle of a unit, where no pointer to a function does.
+    fn is_label(&self, entry: &Entry) -> bool {
+        matches!(*entry, Entry::Inside(va) if unit_at(self.units, va).is_some_and(|u| self.units[u].start != va))
     }
 
     /// Whether a unit of the cluster ends at an address.
