@@ -9,7 +9,7 @@ use object::elf;
 
 use crate::address::Va;
 use crate::discover::stubs::Stubs;
-use crate::discover::units::{UnitData, Units, unit_at};
+use crate::discover::units::{Bounds, UnitData, Units, unit_at};
 use crate::elf::Image;
 use crate::elf::image::StaticReloc;
 use crate::ir::PinReason;
@@ -99,7 +99,9 @@ impl Surveyor<'_> {
         if bytes.len() < unit.len() {
             return Survey { problem: Some(PinReason::Undecodable), may_return: true, ..Survey::default() };
         }
-        self.survey_clean(unit, bytes).unwrap_or_else(|| self.survey_opaque(unit, bytes))
+        let is_code = unit.bounds != Bounds::LeftOver;
+        let clean = if is_code { self.survey_clean(unit, bytes) } else { None };
+        clean.unwrap_or_else(|| self.survey_opaque(unit, bytes))
     }
 
     /// The survey of a unit whose bytes are not known to be code, whatever they decode to.
