@@ -47,8 +47,9 @@ fn report(path: &str) -> Result<String, Box<dyn std::error::Error>> {
             }
         }
     }
-    let is_unresolved =
-        |b: &&BlockData| b.terminator == Terminator::Stop(StopKind::Unknown) && program.funcs[b.func].pin != Some(PinReason::NoBounds);
+    let is_unresolved = |b: &&BlockData| {
+        b.terminator == Terminator::Stop(StopKind::Unknown) && program.funcs[b.func].pin != Some(PinReason::NoBounds)
+    };
     for block in program.blocks.values().filter(is_unresolved).take(60) {
         println!("  unresolved: jump that ends at {} in {}", block.end(), block.func);
     }

@@ -66,8 +66,16 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 
     // Indirect jumps: tables are new names, and may join clusters.
     let thunks = Thunks::find(image, &units);
-    let context =
-        Discovered { image, unwind: &unwind, units: &units, surveys: &surveys, stubs: &stubs, thunks: &thunks, use_static_relocs, mode };
+    let context = Discovered {
+        image,
+        unwind: &unwind,
+        units: &units,
+        surveys: &surveys,
+        stubs: &stubs,
+        thunks: &thunks,
+        use_static_relocs,
+        mode,
+    };
     let mut jumps = context.resolve_jumps(&names, &mut clusters);
     let mut tables = merge_tables(&mut jumps);
     mark_exclusive(image, &surveys, &mut tables);

@@ -63,6 +63,11 @@ impl Body {
             leaders.push(data.start);
             leaders.extend(names.within(data.start, data.end).iter().map(|n| n.0));
         }
+        Self::of(instructions, leaders, names, stubs)
+    }
+
+    /// A body of instructions, cut at the leaders and wherever the flow ends.
+    pub(crate) fn of(instructions: Vec<Instruction>, mut leaders: Vec<Va>, names: &Names, stubs: &Stubs) -> Self {
         for instruction in &instructions {
             match flow_of(instruction) {
                 Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) => {
@@ -280,7 +285,8 @@ fn leaks_frame(instruction: &Instruction, has_frame_pointer: bool) -> bool {
         let register = register.full_register();
         register == Register::RSP || register == Register::RBP && has_frame_pointer
     };
-    let is_kept = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register && is_frame(instruction.op0_register());
+    let is_kept =
+        instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register && is_frame(instruction.op0_register());
     match instruction.mnemonic() {
         Mnemonic::Lea => !is_kept && (is_frame(instruction.memory_base()) || is_frame(instruction.memory_index())),
         Mnemonic::Push => instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RSP,

@@ -169,7 +169,9 @@ impl Builder<'_> {
         match dispatch {
             Ok(Dispatch::Table(table)) => DraftEnd::Table(table),
             // In guard mode the old text stays: wherever the jump goes, it goes there.
-            Ok(Dispatch::Unresolved | Dispatch::Doubtful) if self.mode == RelinkMode::Guard => DraftEnd::Stop(StopKind::IndirectTailCall),
+            Ok(Dispatch::Unresolved | Dispatch::Doubtful) if self.mode == RelinkMode::Guard => {
+                DraftEnd::Stop(StopKind::IndirectTailCall)
+            }
             Ok(Dispatch::Closed) if self.has_labels => DraftEnd::Stop(StopKind::ComputedJump),
             Ok(Dispatch::Closed) => DraftEnd::Stop(StopKind::IndirectTailCall),
             _ => DraftEnd::Stop(StopKind::Unknown),

@@ -70,13 +70,7 @@ fn is_misused(body: &Body, sources: &[usize], explained: &[usize]) -> bool {
 }
 
 /// The state after a block, or `None` if an address is misused in it.
-fn walk(
-    body: &Body,
-    block: usize,
-    mut state: RegisterMask,
-    sources: &[usize],
-    explained: &[usize],
-) -> Option<RegisterMask> {
+fn walk(body: &Body, block: usize, mut state: RegisterMask, sources: &[usize], explained: &[usize]) -> Option<RegisterMask> {
     let data = &body.blocks[block];
     for index in data.first as usize..data.end as usize {
         let instruction = &body.instructions[index];

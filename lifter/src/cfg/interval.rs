@@ -55,7 +55,8 @@ impl Interval {
 
     /// The smaller run that covers both.
     pub(crate) fn union(self, other: Interval) -> Interval {
-        let candidates = [self, other, Self::new(self.bits, self.start, other.last()), Self::new(self.bits, other.start, self.last())];
+        let candidates =
+            [self, other, Self::new(self.bits, self.start, other.last()), Self::new(self.bits, other.start, self.last())];
         let covers = |run: &Interval| run.contains(self) && run.contains(other);
         candidates.into_iter().filter(covers).min_by_key(|run| run.extra).unwrap_or(Self::full(self.bits))
     }

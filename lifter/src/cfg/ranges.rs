@@ -316,9 +316,7 @@ impl Place {
     /// Nothing known of it but its size.
     fn full(self, bits: u32) -> Interval {
         match self {
-            Place::Memory { size, .. } if 8 * u32::from(size) < bits => {
-                Interval::full(8 * u32::from(size)).zero_extended(bits)
-            }
+            Place::Memory { size, .. } if 8 * u32::from(size) < bits => Interval::full(8 * u32::from(size)).zero_extended(bits),
             _ => Interval::full(bits),
         }
     }

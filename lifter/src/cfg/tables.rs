@@ -27,13 +27,13 @@ use crate::address::Va;
 use crate::cfg::body::Body;
 use crate::cfg::ranges::Ranges;
 use crate::cfg::tables::entries::Shape;
+use crate::cfg::thunks::Thunks;
 use crate::cfg::values::{Evaluator, Load, Value};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::Names;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::Survey;
 use crate::discover::units::{Unit, Units, unit_at};
-use crate::cfg::thunks::Thunks;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::TableBound;
@@ -114,7 +114,7 @@ const MAX_ROUNDS: usize = 40;
 /// What one indirect jump or call turned out to be.
 struct Answer {
     at: Va,
-    is_call: bool,
+    site: Site,
     value: Value,
     /// Instructions that took part, ascending.
     trace: Vec<usize>,
@@ -170,7 +170,8 @@ impl TableContext<'_> {
             match flow_of(instruction) {
                 Flow::IndirectJump if !instruction.is_ip_rel_memory_operand() => Some(Site::Jump),
                 Flow::IndirectCall if instruction.op0_kind() == OpKind::Register => Some(Site::Call(instruction.op0_register())),
-                Flow::Jump(target) | Flow::Call(target) => self.thunks.register_of(target).map(Site::Call),
+                Flow::Call(target) => self.thunks.register_of(target).map(Site::Call),
+                Flow::Jump(target) => self.thunks.register_of(target).map(Site::ThunkJump),
                 _ => None,
             }
         };
@@ -209,14 +210,7 @@ impl TableContext<'_> {
         (result, tables)
     }
 
-    fn take(
-        &self,
-        body: &Body,
-        answer: Answer,
-        proven: &FxHashMap<Va, u64>,
-        result: &mut ClusterJumps,
-        tables: &mut Vec<Table>,
-    ) {
+    fn take(&self, body: &Body, answer: Answer, proven: &FxHashMap<Va, u64>, result: &mut ClusterJumps, tables: &mut Vec<Table>) {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
         let is_fixed = !self.image.kind.is_position_independent();
         let at = answer.at;
@@ -226,16 +220,20 @@ impl TableContext<'_> {
             _ => None,
         };
         // A jump with an index is a switch whose table is not known; without one it is a call at the end of a function.
+        let is_call = matches!(answer.site, Site::Call(_));
         result.has_relative_calls |= match answer.value {
-            Value::Relative { is_indexed } => answer.is_call || !is_indexed,
+            Value::Relative { is_indexed } => is_call || !is_indexed,
             _ => false,
         };
-        if answer.is_call {
-            // A call, or a jump through a thunk, keeps its place and its table, so that what it may reach has to as well.
-            if let Some(shape) = shape.filter(|s| s.entry_size == 4) {
-                result.dispatches.push((at, Dispatch::Doubtful));
-                result.candidates.extend(self.candidates(shape));
-            }
+        if answer.site != Site::Jump {
+            // It is not made anew, so that its table stays, and with it what the table leads to.
+            let dispatch = match (shape, answer.value) {
+                (Some(shape), _) if shape.entry_size == 4 => self.doubt(shape, result),
+                (_, Value::Several { base }) => self.doubt(Shape { at: base, base, entry_size: 4 }, result),
+                (_, Value::Relative { .. } | Value::Other) if !is_call => Dispatch::Unresolved,
+                _ => return,
+            };
+            result.dispatches.push((at, dispatch));
             return;
         }
         let dispatch = match (shape, answer.value) {
@@ -302,7 +300,10 @@ impl TableContext<'_> {
         }
         let cluster = self.cluster_of(body);
         let is_own = shape.base == shape.at || shape.entry_size == 8;
-        let is_label = || unit_at(self.units, shape.base).is_some_and(|u| self.clusters.find(u) == cluster) && body.index_of(shape.base).is_some();
+        let is_label = || {
+            unit_at(self.units, shape.base).is_some_and(|u| self.clusters.find(u) == cluster)
+                && body.index_of(shape.base).is_some()
+        };
         if !is_own && !is_label() {
             return false;
         }
@@ -312,7 +313,15 @@ impl TableContext<'_> {
             return false;
         }
         let Shape { at, base, entry_size } = shape;
-        let raw = RawTable { at, entry_size, base, bound: TableBound::Scanned, targets: reading.targets, named_at, is_exclusive: false };
+        let raw = RawTable {
+            at,
+            entry_size,
+            base,
+            bound: TableBound::Scanned,
+            targets: reading.targets,
+            named_at,
+            is_exclusive: false,
+        };
         let loads = loads.copied().collect();
         tables.push(Table { raw, joins: reading.joins, is_doubtful: reading.is_doubtful, loads, trace: trace.collect() });
         true
@@ -338,7 +347,14 @@ impl TableContext<'_> {
     }
 
     /// Takes note of tables that go on behind what was read of them, because their loads do.
-    fn is_read_on(&self, body: &Body, tables: &[Table], bounds: &[Option<u64>], seen: &[Va], proven: &mut FxHashMap<Va, u64>) -> bool {
+    fn is_read_on(
+        &self,
+        body: &Body,
+        tables: &[Table],
+        bounds: &[Option<u64>],
+        seen: &[Va],
+        proven: &mut FxHashMap<Va, u64>,
+    ) -> bool {
         let cluster = self.cluster_of(body);
         let mut is_any = false;
         for (table, count) in tables.iter().zip(bounds) {
@@ -359,7 +375,8 @@ impl TableContext<'_> {
         // Tables of addresses follow word by word where relocations name them.
         let is_by_word = |table: &Table| table.raw.entry_size == 8 && self.use_static_relocs;
         let is_unresolved = |d: &Dispatch| matches!(d, Dispatch::Unresolved | Dispatch::Doubtful);
-        let is_trusted = |(table, count): (&Table, &Option<u64>)| is_proven(table, count) || !table.is_doubtful || is_by_word(table);
+        let is_trusted =
+            |(table, count): (&Table, &Option<u64>)| is_proven(table, count) || !table.is_doubtful || is_by_word(table);
         let is_complete = !result.dispatches.iter().any(|d| is_unresolved(&d.1)) && tables.iter().zip(bounds).all(is_trusted);
         for (table, count) in tables.iter_mut().zip(bounds) {
             if is_complete && is_proven(table, count) {
@@ -391,22 +408,23 @@ impl TableContext<'_> {
 }
 
 /// What is asked about.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Site {
     Jump,
-    /// A call through a register, or a call of or jump to a thunk that jumps there.
+    /// A call through a register, or of a thunk that goes where the register says.
     Call(Register),
+    /// A jump to such a thunk.
+    ThunkJump(Register),
 }
 
 fn answer(body: &Body, mut evaluator: Evaluator<'_>, index: usize, site: Site) -> Answer {
     let value = match site {
         Site::Jump => evaluator.branch_target(index),
-        Site::Call(register) => evaluator.register(register, index),
+        Site::Call(register) | Site::ThunkJump(register) => evaluator.register(register, index),
     };
     let mut trace: Vec<usize> = evaluator.trace.iter().copied().chain([index]).collect();
     trace.sort();
-    let is_call = matches!(site, Site::Call(_));
-    Answer { at: Va(body.instructions[index].ip()), is_call, value, trace, loads: evaluator.loads }
+    Answer { at: Va(body.instructions[index].ip()), site, value, trace, loads: evaluator.loads }
 }
 
 impl ClusterJumps {

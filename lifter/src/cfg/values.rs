@@ -145,7 +145,16 @@ impl<'b> Evaluator<'b> {
         is_table: &'b dyn Fn(Va) -> bool,
         is_fixed_address: bool,
     ) -> Self {
-        Self { body, is_code, is_table, is_fixed_address, steps: 0, in_progress: Vec::new(), trace: HashSet::default(), loads: Vec::new() }
+        Self {
+            body,
+            is_code,
+            is_table,
+            is_fixed_address,
+            steps: 0,
+            in_progress: Vec::new(),
+            trace: HashSet::default(),
+            loads: Vec::new(),
+        }
     }
 
     /// Where an indirect jump or call goes.
@@ -436,7 +445,9 @@ impl<'b> Evaluator<'b> {
             }
             (Mnemonic::Push, _) if is_store => Some((Some(register(instruction.op0_register())?), None)),
             (Mnemonic::Pop, _) if !is_store => Some((Some(Location::Slot { base: RSP, disp: 0 }), None)),
-            (Mnemonic::Mov, 2) if instruction.op1_kind() == OpKind::Register => Some((Some(register(instruction.op1_register())?), None)),
+            (Mnemonic::Mov, 2) if instruction.op1_kind() == OpKind::Register => {
+                Some((Some(register(instruction.op1_register())?), None))
+            }
             (Mnemonic::Mov, 2) if instruction.op1_kind() == OpKind::Memory => {
                 Some((Some(self.frame_slot(instruction, at)?), None))
             }

@@ -188,7 +188,8 @@ pub(super) fn immediate(instruction: &Instruction, operand: u32) -> Option<u64> 
 
 /// A 64-bit register that is another one plus a constant, behind the instruction: `(other, constant)`.
 pub(super) fn moved_with_offset(instruction: &Instruction) -> Option<(u8, i64)> {
-    let is_wide = instruction.op_count() == 2 && instruction.op0_kind() == OpKind::Register && instruction.op0_register().size() == 8;
+    let is_wide =
+        instruction.op_count() == 2 && instruction.op0_kind() == OpKind::Register && instruction.op0_register().size() == 8;
     if !is_wide {
         return None;
     }

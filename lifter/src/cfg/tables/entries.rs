@@ -97,7 +97,9 @@ impl TableContext<'_> {
     pub(super) fn may_begin(&self, at: Va) -> bool {
         let shape = Shape { at, base: at, entry_size: 4 };
         self.limit(shape, &[]).is_some_and(|limit| at + 4 <= limit)
-            && self.target(shape, at).is_some_and(|va| unit_at(self.units, va).is_some() || unit_at(self.units, va.offset(-1)).is_some())
+            && self
+                .target(shape, at)
+                .is_some_and(|va| unit_at(self.units, va).is_some() || unit_at(self.units, va.offset(-1)).is_some())
     }
 
     /// Whether all of the first words may be entries, of whatever cluster.
@@ -114,8 +116,15 @@ impl TableContext<'_> {
         let Some(limit) = self.limit(shape, &[]) else { return units };
         let mut word = shape.at;
         while word + u64::from(shape.entry_size) <= limit {
-            let target = self.target(shape, word);
-            let Some(unit) = target.and_then(|va| unit_at(self.units, va).or_else(|| unit_at(self.units, va.offset(-1)))) else { break };
+            let Some(target) = self.target(shape, word) else { break };
+            let inside = unit_at(self.units, target).filter(|&unit| {
+                let survey = &self.surveys[unit.index()];
+                survey.is_opaque() || survey.is_start(target - self.units[unit].start)
+            });
+            let Some(unit) = inside.or_else(|| unit_at(self.units, target.offset(-1)).filter(|&u| self.units[u].end == target))
+            else {
+                break;
+            };
             units.push(unit);
             word = word + u64::from(shape.entry_size);
         }
