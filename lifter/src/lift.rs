@@ -97,8 +97,16 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 
     // Blocks, then pins: from here on no address is named that is not a leader.
     let mut parts = context.build(&names, &clusters, &jumps, &tables);
-    let pin_context =
-        PinContext { image, unwind: &unwind, units: &units, surveys: &surveys, names: &names, clusters: &clusters, mode, use_static_relocs };
+    let pin_context = PinContext {
+        image,
+        unwind: &unwind,
+        units: &units,
+        surveys: &surveys,
+        names: &names,
+        clusters: &clusters,
+        mode,
+        use_static_relocs,
+    };
     let words = if use_static_relocs { slots::relative_words(image, |word| is_in_table(&tables, word)) } else { Vec::new() };
     let mut pins = pin_context.compute(&jumps, &words);
     for va in context.misused_addresses(&names, &clusters, &jumps) {
