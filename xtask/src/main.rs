@@ -7,6 +7,7 @@ mod corpus;
 mod e2e;
 mod shell;
 mod stock;
+mod suites;
 mod workload;
 
 use std::path::PathBuf;
@@ -29,6 +30,8 @@ enum Command {
     E2e(e2e::E2eArgs),
     /// Relink the ELF files that this machine has, at random, and compare how they behave
     Stock(stock::StockArgs),
+    /// Run real test-suites on relinked programs and libraries, and compare with the originals
+    Suites(suites::SuitesArgs),
 }
 
 fn main() -> ExitCode {
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
         Command::Corpus(args) => corpus::run(&args),
         Command::E2e(args) => e2e::run(&args),
         Command::Stock(args) => stock::run(&args),
+        Command::Suites(args) => suites::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -215,7 +215,9 @@ impl Surveyor<'_> {
         };
         for operand in 0..instruction.op_count() {
             match instruction.op_kind(operand) {
-                OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => note(instruction.immediate(operand), false),
+                OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
+                    note(instruction.immediate(operand), false)
+                }
                 OpKind::Memory if !instruction.is_ip_rel_memory_operand() && instruction.memory_displ_size() >= 4 => {
                     let is_address_only = matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);
                     note(instruction.memory_displacement64(), !is_address_only);

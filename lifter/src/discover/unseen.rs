@@ -111,7 +111,11 @@ impl Search<'_> {
             [elf::SHT_PROGBITS, elf::SHT_INIT_ARRAY, elf::SHT_FINI_ARRAY, elf::SHT_PREINIT_ARRAY].map(|t| t as usize);
         let is_unwind = |name: &str| name.starts_with(".eh_frame") || name.starts_with(".gcc_except_table");
         self.image.sections.values().filter(move |s| {
-            s.is_alloc() && !s.is_executable() && s.has_bytes() && holds_data.contains(&(s.sh_type as usize)) && !is_unwind(s.name)
+            s.is_alloc()
+                && !s.is_executable()
+                && s.has_bytes()
+                && holds_data.contains(&(s.sh_type as usize))
+                && !is_unwind(s.name)
         })
     }
 

@@ -13,8 +13,8 @@ use crate::cfg::tables::{ClusterJumps, Dispatch};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::{NamedBy, Names};
 use crate::discover::survey::{How, Survey};
-use crate::discover::unseen::{Unseen, anchor_len};
 use crate::discover::units::{Bounds, Unit, Units, unit_at};
+use crate::discover::unseen::{Unseen, anchor_len};
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::{PinReason, RelinkMode};
@@ -178,7 +178,8 @@ impl PinContext<'_> {
         let is_doubted = |answer: &ClusterJumps| {
             answer.dispatches.iter().any(|d| d.1 == Dispatch::Closed) && answer.tables.iter().any(|t| t.entry_size == 4)
         };
-        for (unit, _) in jumps.iter().filter(|(unit, answer)| has_labels[self.clusters.find(*unit).index()] && is_doubted(answer)) {
+        for (unit, _) in jumps.iter().filter(|(unit, answer)| has_labels[self.clusters.find(*unit).index()] && is_doubted(answer))
+        {
             pins.pin(self.clusters, *unit, PinReason::UnresolvedJump);
         }
     }
@@ -190,7 +191,8 @@ impl PinContext<'_> {
             let Some(unit) = unit_at(self.units, anchor).filter(|&u| pins.of(self.clusters, u).is_none()) else { continue };
             let len = anchor_len(self.image, anchor);
             let is_crowded = anchors.get(index + 1).is_some_and(|&next| next < anchor + len);
-            let mut following = (unit.index() + 1..self.units.len()).map(Unit::new).take_while(|&u| self.units[u].start < anchor + len);
+            let mut following =
+                (unit.index() + 1..self.units.len()).map(Unit::new).take_while(|&u| self.units[u].start < anchor + len);
             let is_beside_pinned = following.any(|next| pins.of(self.clusters, next).is_some());
             let section = &self.image.sections[self.units[unit].section];
             if is_crowded || is_beside_pinned || anchor + len > section.end() {
