@@ -5,7 +5,9 @@ use rayon::prelude::*;
 use crate::address::Va;
 use crate::cfg::build::Builder;
 use crate::cfg::escape::misused_targets;
-use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable, TableContext};
+use crate::cfg::tables::exclusive::mark_exclusive;
+use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable, TableContext, merge_tables};
+use crate::cfg::thunks::Thunks;
 use crate::discover::clusters::{Clusters, join_by_flow};
 use crate::discover::names::{self, NamedBy, Names};
 use crate::discover::no_return::find_no_return;
@@ -68,12 +70,23 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     stubs.add_no_return(no_return.into_iter());
 
     // Indirect jumps: tables are new names, and may join clusters.
-    let context = Discovered { image, unwind: &unwind, units: &units, surveys: &surveys, stubs: &stubs, use_static_relocs, mode };
-    let jumps = context.resolve_jumps(&names, &mut clusters);
-    let tables = merged_tables(&jumps);
+    let thunks = Thunks::find(image, &units);
+    let context = Discovered {
+        image,
+        unwind: &unwind,
+        units: &units,
+        surveys: &surveys,
+        stubs: &stubs,
+        thunks: &thunks,
+        use_static_relocs,
+        mode,
+    };
+    let mut jumps = context.resolve_jumps(&names, &mut clusters);
+    let mut tables = merge_tables(&mut jumps);
+    mark_exclusive(image, &surveys, &mut tables);
     let names = names.extended(tables.iter().flat_map(|t| &t.targets).map(|&target| (target, NamedBy::TABLE)));
 
-    let unseen = context.unseen(&jumps, &tables);
+    let unseen = context.unseen(&jumps, &mut tables);
     let names = names.extended(unseen.anchors.iter().map(|&anchor| (anchor, NamedBy::UNSEEN)));
 
     // Blocks, then pins: from here on no address is named that is not a leader.
@@ -184,6 +197,7 @@ struct Discovered<'i> {
     units: &'i Units,
     surveys: &'i [Survey],
     stubs: &'i Stubs,
+    thunks: &'i Thunks,
     use_static_relocs: bool,
     mode: RelinkMode,
 }
@@ -198,7 +212,7 @@ impl Discovered<'_> {
         let mut kept: Vec<Unit> = Vec::new();
         loop {
             let context = self.table_context(names, clusters, &known_tables);
-            let has_jumps = |members: &[Unit]| members.iter().any(|u| self.surveys[u.index()].has_indirect_jumps);
+            let has_jumps = |members: &[Unit]| members.iter().any(|&u| self.has_jumps(u));
             let again: Vec<(Unit, ClusterJumps)> = clusters
                 .members()
                 .par_iter()
@@ -236,13 +250,22 @@ impl Discovered<'_> {
     }
 
     /// What may be named without anyone's knowing; nothing in *replace* mode.
-    fn unseen(&self, jumps: &[(Unit, ClusterJumps)], tables: &[RawTable]) -> Unseen {
+    fn unseen(&self, jumps: &[(Unit, ClusterJumps)], tables: &mut [RawTable]) -> Unseen {
         if self.mode == RelinkMode::Replace {
             return Unseen::default();
         }
         let mut open_tables: Vec<Va> = jumps.iter().flat_map(|j| j.1.open.iter().copied()).collect();
         open_tables.sort();
-        Search { image: self.image, units: self.units, surveys: self.surveys, tables, open_tables: &open_tables }.run()
+        let search = Search { image: self.image, units: self.units, surveys: self.surveys };
+        search.claim_tables(tables, &open_tables);
+        search.run(tables)
+    }
+
+    /// Whether a unit has a jump, or a call, whose target may have to be computed.
+    fn has_jumps(&self, unit: Unit) -> bool {
+        let survey = &self.surveys[unit.index()];
+        let has_thunks = || survey.names.iter().any(|name| self.thunks.register_of(name.target).is_some());
+        survey.has_indirect_jumps || survey.has_relative_calls || !self.thunks.is_empty() && has_thunks()
     }
 
     fn table_context<'c>(&'c self, names: &'c Names, clusters: &'c Clusters, known_tables: &'c [Va]) -> TableContext<'c> {
@@ -252,6 +275,7 @@ impl Discovered<'_> {
             units: self.units,
             surveys: self.surveys,
             stubs: self.stubs,
+            thunks: self.thunks,
             names,
             clusters,
             known_tables,
@@ -303,21 +327,6 @@ impl Discovered<'_> {
     }
 }
 
-/// All tables, ascending by address, each once.
-fn merged_tables(jumps: &[(Unit, ClusterJumps)]) -> Vec<RawTable> {
-    let mut tables: Vec<RawTable> = jumps.iter().flat_map(|j| j.1.tables.iter().cloned()).collect();
-    tables.sort_by_key(|t| t.at);
-    tables.dedup_by(|next, kept| {
-        let is_same = next.at == kept.at;
-        if is_same {
-            kept.named_at.append(&mut next.named_at);
-            kept.named_at.sort();
-        }
-        is_same
-    });
-    tables
-}
-
 /// `(instruction, table)`, ascending.
 fn table_names(tables: &[RawTable]) -> Vec<(Va, Va)> {
     let mut names: Vec<(Va, Va)> = tables.iter().flat_map(|t| t.named_at.iter().map(|&at| (at, t.at))).collect();
@@ -329,6 +338,6 @@ fn is_in_table(tables: &[RawTable], word: Va) -> bool {
     let after = tables.partition_point(|t| t.at <= word);
     after > 0 && {
         let table = &tables[after - 1];
-        word < table.at + table.targets.len() as u64 * u64::from(table.entry_size)
+        word < table.end()
     }
 }

@@ -148,11 +148,19 @@ impl Assembly<'_> {
             program.tables.push(TableData {
                 at: raw.at,
                 entry_size: raw.entry_size,
-                base: if raw.entry_size == 8 { TableBase::Absolute } else { TableBase::Own },
+                base: self.table_base(program, raw),
                 bound: raw.bound,
                 targets: IdRange::from_usize(first..program.table_targets.len()),
-                is_exclusive: false,
+                is_exclusive: raw.is_exclusive,
             });
+        }
+    }
+
+    fn table_base(&self, program: &Program, raw: &RawTable) -> TableBase {
+        match raw.entry_size {
+            8 => TableBase::Absolute,
+            _ if raw.base == raw.at => TableBase::Own,
+            _ => program.block_at(raw.base).map_or(TableBase::Fixed(raw.base), TableBase::Code),
         }
     }
 
@@ -166,6 +174,10 @@ impl Assembly<'_> {
                 program.refs.extend(resolved.refs);
                 let data = &mut program.blocks[block];
                 data.terminator = resolved.terminator;
+                if matches!(data.terminator, Terminator::Stop(_)) {
+                    // A branch that could not be resolved is not made anew: it stays with the body.
+                    data.body_len = data.len;
+                }
                 data.edges = IdRange::from_usize(first_edge..program.edges.len());
                 data.refs = IdRange::from_usize(first_ref..program.refs.len());
             }

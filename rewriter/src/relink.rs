@@ -91,6 +91,9 @@ pub fn relink(
     let fragments = unwind::fragments(program, out, &codes, &placement);
     let pad = |va: Va| unwind::landing_pad(program, &addresses, va);
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
+    if tables.keeps_tables() {
+        return Err(Error::UnknownExceptionTable);
+    }
     let places =
         unwind::place(image, [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len], &mut placement.space)?;
     check_unnamed(image, program, &places)?;

@@ -87,7 +87,7 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let (weights, quality) = match job.profiles {
         [] => (Weights::none(lifted.program.blocks.len(), lifted.program.edges.len()), None),
         paths => {
-            let (weights, quality) = timing.phase("attribute the profile", |_| profile::load(paths, &lifted))?;
+            let (weights, quality) = timing.phase("attribute the profile", |_| profile::load(paths, input, &lifted))?;
             (weights, Some(quality))
         }
     };

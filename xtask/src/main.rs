@@ -5,9 +5,11 @@
 
 mod corpus;
 mod e2e;
+mod random;
 mod shell;
 mod stock;
 mod suites;
+mod truth;
 mod workload;
 
 use std::path::PathBuf;
@@ -32,6 +34,10 @@ enum Command {
     Stock(stock::StockArgs),
     /// Run real test-suites on relinked programs and libraries, and compare with the originals
     Suites(suites::SuitesArgs),
+    /// Compare what is lifted with what the linker knew, on programs built for it
+    Truth(truth::TruthArgs),
+    /// Relink random programs at random, and compare how they behave
+    Random(random::RandomArgs),
 }
 
 fn main() -> ExitCode {
@@ -40,6 +46,8 @@ fn main() -> ExitCode {
         Command::E2e(args) => e2e::run(&args),
         Command::Stock(args) => stock::run(&args),
         Command::Suites(args) => suites::run(&args),
+        Command::Truth(args) => truth::run(&args),
+        Command::Random(args) => random::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

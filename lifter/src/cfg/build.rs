@@ -285,7 +285,11 @@ impl Cutter<'_, '_> {
         let end = match flow {
             Flow::Jump(target) => (DraftEnd::Jump(target), len),
             Flow::Branch(condition, target) => (DraftEnd::Branch(condition, target, next), len),
-            Flow::Loop(target) => (DraftEnd::Loop(target, next), len),
+            Flow::Loop(target) => {
+                // Its 8 bits reach no place outside the program once it has moved.
+                self.draft.is_broken |= unit_at(self.builder.units, target).is_none();
+                (DraftEnd::Loop(target, next), len)
+            }
             Flow::Return => (DraftEnd::Stop(StopKind::Return), 0),
             Flow::Trap => (DraftEnd::Stop(StopKind::Trap), 0),
             Flow::IndirectJump => (self.builder.stop_kind(instruction), 0),
@@ -427,11 +431,15 @@ impl Cutter<'_, '_> {
                 elf::R_X86_64_64 => (RefKind::Abs64, self.builder.image.read_u64(reloc.at)),
                 _ => continue,
             };
-            if let Some(target) = target.map(Va)
-                && unit_at(self.builder.units, target).is_some()
-            {
-                push((reloc.at - at) as usize, kind, RefRole::Address, target);
+            let Some(target) = target.map(Va).filter(|&target| unit_at(self.builder.units, target).is_some()) else { continue };
+            let offset = (reloc.at - at) as usize;
+            let width = if kind == RefKind::Abs64 { 8 } else { 4 };
+            // A branch has no room for an absolute field, and a field ends with its instruction at the latest.
+            if matches!(flow, Flow::Jump(_) | Flow::Branch(..) | Flow::Loop(_)) || offset + width > len {
+                self.draft.is_broken = true;
+                return;
             }
+            push(offset, kind, RefRole::Address, target);
         }
     }
 }

@@ -68,6 +68,8 @@ pub(crate) struct Survey {
     pub(crate) may_return: bool,
     pub(crate) has_indirect_jumps: bool,
     pub(crate) has_indirect_calls: bool,
+    /// Calls through a register, and reads 32-bit words that it may add to an address.
+    pub(crate) has_relative_calls: bool,
 }
 
 impl Survey {
@@ -108,6 +110,7 @@ impl Surveyor<'_> {
     fn survey_clean(&self, unit: &UnitData, bytes: &[u8]) -> Option<Survey> {
         let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], ..Survey::default() };
         let mut relocs = self.static_relocs(unit).iter().peekable();
+        let (mut reads_words, mut calls_registers) = (false, false);
         let mut decoder = Decoder::with_ip(64, bytes, unit.start.0, DecoderOptions::NONE);
         let mut instruction = Instruction::default();
         while decoder.can_decode() {
@@ -118,6 +121,8 @@ impl Surveyor<'_> {
             let offset = instruction.ip() - unit.start.0;
             survey.starts[(offset / 64) as usize] |= 1 << (offset % 64);
             self.note_flow(unit, &instruction, &mut survey);
+            reads_words |= instruction.mnemonic() == Mnemonic::Movsxd && instruction.op1_kind() == OpKind::Memory;
+            calls_registers |= flow_of(&instruction) == Flow::IndirectCall && instruction.op0_kind() == OpKind::Register;
             if instruction.is_ip_rel_memory_operand() {
                 let how = if instruction.mnemonic() == Mnemonic::Lea { How::Address } else { How::Memory };
                 self.note_place(unit, &instruction, Va(instruction.ip_rel_memory_address()), how, &mut survey);
@@ -140,6 +145,7 @@ impl Surveyor<'_> {
             let is_inside = unit.start <= n.target && n.target < unit.end;
             !is_inside || !matches!(n.how, How::Jump | How::Branch | How::Loop)
         });
+        survey.has_relative_calls = reads_words && calls_registers;
         survey.problem = is_torn.then_some(PinReason::MidInstructionTarget);
         Some(survey)
     }

@@ -118,15 +118,17 @@ impl PinContext<'_> {
     }
 
     fn pin_by_jump(&self, jumps: &[(Unit, ClusterJumps)], pins: &mut Pins) {
-        let mut is_any_unresolved = false;
-        for (unit, answer) in jumps {
-            if answer.has_unresolved() {
-                pins.pin(self.clusters, *unit, PinReason::UnresolvedJump);
-                is_any_unresolved = true;
+        for (unit, answer) in jumps.iter().filter(|(_, answer)| answer.has_unresolved()) {
+            pins.pin(self.clusters, *unit, PinReason::UnresolvedJump);
+            for &candidate in &answer.candidates {
+                pins.pin(self.clusters, candidate, PinReason::MayBeTableTarget);
             }
         }
+        if jumps.iter().any(|(_, answer)| answer.has_relative_calls) {
+            self.pin_relative_targets(pins);
+        }
         self.pin_shared_labels(jumps, pins);
-        if !is_any_unresolved {
+        if !jumps.iter().any(|(_, answer)| answer.is_open()) {
             return;
         }
         let known = NamedBy::ENTRY | NamedBy::BRANCH | NamedBy::FUNCTION_SYMBOL | NamedBy::TABLE;
@@ -141,11 +143,40 @@ impl PinContext<'_> {
         }
     }
 
+    /// Tables of functions as 32-bit differences from the table (relative vtables) have no relocations. Such a table is named by an
+    /// instruction, by a word that the loader relocates, or by a symbol of the data that it is in; all that the words from there
+    /// on lead to, as long as they lead into code, stays.
+    fn pin_relative_targets(&self, pins: &mut Pins) {
+        let symbols = self.image.symbols.values().chain(&self.image.dynamic_symbols);
+        let objects = symbols.filter(|s| s.has_address() && s.st_type() == elf::STT_OBJECT);
+        let inside = objects.flat_map(|s| (0..s.st_size.min(1 << 16)).step_by(4).map(|offset| Va(s.st_value) + offset));
+        let named = self.surveys.iter().flat_map(|s| &s.data_names).map(|n| n.0);
+        let slots = self.image.dynamic_relocs.iter().map(|r| Va(r.addend as u64));
+        let mut bases: Vec<Va> = inside.chain(named).chain(slots).collect();
+        bases.par_sort_unstable();
+        bases.dedup();
+        for base in bases {
+            let Some(section) = self.image.section_at(base).map(|id| &self.image.sections[id]) else { continue };
+            if section.is_executable() || !section.has_bytes() {
+                continue;
+            }
+            let mut word = base;
+            while let Some(delta) = self.image.read_u32(word).filter(|_| word + 4 <= section.end()) {
+                let target = base.offset(i64::from(delta as i32));
+                if !self.image.is_executable(target) {
+                    break;
+                }
+                self.pin_at(target, PinReason::MayBeTableTarget, pins);
+                word = word + 4;
+            }
+        }
+    }
+
     /// A label of a switch may lie in a cold part that belongs to another cluster (it runs into that one's code, say). A bounds check goes
     /// there too, so whatever a cluster with an unresolved jump branches to may be in the jump's table.
     fn pin_shared_labels(&self, jumps: &[(Unit, ClusterJumps)], pins: &mut Pins) {
         let mut is_unresolved = vec![false; self.units.len()];
-        for (unit, _) in jumps.iter().filter(|(_, answer)| answer.has_unresolved()) {
+        for (unit, _) in jumps.iter().filter(|(_, answer)| answer.is_open()) {
             is_unresolved[self.clusters.find(*unit).index()] = true;
         }
         for unit in self.units.keys().filter(|&unit| is_unresolved[self.clusters.find(unit).index()]) {

@@ -117,7 +117,7 @@ fn without_namespaces(text: &str) -> String {
     kept + rest
 }
 
-const TIMED_OUT: &str = "a time-out";
+pub(crate) const TIMED_OUT: &str = "a time-out";
 
 impl Sandbox<'_> {
     /// Runs `program` with the original of `replaced` and with `output` in its place, and notes what differs.
