@@ -253,6 +253,8 @@ fn fallback(window: &[u8]) -> Option<Inst> {
     let immediate = match shape.map {
         2 | 5 | 6 => 0,
         3 => 1,
+        // The PadLock instructions of VIA.
+        1 if !shape.vector && matches!(window.get(shape.opcode), Some(0xa6 | 0xa7)) => 0,
         _ => return None,
     };
     let modrm = *window.get(shape.modrm).filter(|_| shape.modrm != 0)?;

@@ -29,9 +29,11 @@ use pieces::{End, Of, Tables};
 
 /// Explains what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
+    let keeps_old_text = walk.keeps_old_text();
     crate::tables::read_arguments(walk);
     walk.settle();
-    if walk.keeps_old_text() {
+    walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text);
+    if keeps_old_text {
         walk_old_text(walk);
     }
     let mut roots = Roots::of(walk);
@@ -68,7 +70,7 @@ fn walk_old_text(walk: &mut Walk<'_, '_>) {
             walk.settle();
         }
     }
-    walk.settle_tries();
+    walk.settle_tries(|_| true);
 }
 
 /// Where the pieces that are compared begin.
