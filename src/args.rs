@@ -81,7 +81,7 @@ pub(crate) struct Train {
 pub(crate) struct Optimize {
     #[command(flatten)]
     pub(crate) rewrite: Rewrite,
-    /// A profile that an instrumented program wrote; several are added up.
+    /// A profile: relift's own, perf.data, or BOLT's fdata, YAML or pre-aggregated text. Several are added up; PROFILE:N counts N times.
     #[arg(short, long, value_name = "PROFILE")]
     pub(crate) profile: Vec<PathBuf>,
     #[command(flatten)]
@@ -143,13 +143,44 @@ pub(crate) enum ProfileCommand {
         #[arg(long, default_value_t = 20, value_name = "N")]
         top: usize,
     },
-    /// Add profiles of one instrumented program up.
+    /// Add profiles up: relift's of one instrumented program, or BOLT's fdata; PROFILE:N counts N times.
     Merge {
         #[arg(required = true)]
         profiles: Vec<PathBuf>,
         #[arg(short, long, value_name = "OUTPUT")]
         output: PathBuf,
     },
+    /// Write profiles of a program, of any kinds, as one in a format of BOLT's.
+    Convert {
+        #[arg(required = true)]
+        profiles: Vec<PathBuf>,
+        #[arg(short, long, value_name = "OUTPUT")]
+        output: PathBuf,
+        #[arg(long, value_enum, value_name = "FORMAT")]
+        format: TextFormat,
+        /// The program that the profiles are of.
+        #[arg(long, value_name = "INPUT")]
+        program: PathBuf,
+    },
+    /// Say how well profiles fit a program: what was found in it, and how far from consistent it was.
+    Quality {
+        #[arg(required = true)]
+        profiles: Vec<PathBuf>,
+        /// The program that the profiles are of.
+        #[arg(long, value_name = "INPUT")]
+        program: PathBuf,
+    },
+}
+
+/// The formats of BOLT's that can be written.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TextFormat {
+    /// Branch records by function name.
+    Fdata,
+    /// By function and block; BOLT needs -profile-ignore-hash to take it.
+    Yaml,
+    /// Branches and straight runs by address, for `perf2bolt -pa`.
+    Preaggregated,
 }
 
 #[derive(Debug, Args)]

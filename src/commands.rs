@@ -31,7 +31,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
         Command::Train(args) => train::run(&args, style, &mut timing),
         Command::Optimize(args) => optimize::run(&args, style, &mut timing),
         Command::Instrument(args) => instrument::run(&args, style, &mut timing),
-        Command::Profile { command } => profile::run(&command, style),
+        Command::Profile { command } => profile::run(&command, style, &mut timing),
         Command::Inspect(args) => inspect::run(&args, style, &mut timing),
         Command::Check(args) => check::run(&args, style, &mut timing),
         Command::Diff(args) => diff::run(&args, style),

@@ -106,7 +106,9 @@ fn seed_arrays(walk: &mut Walk<'_, '_>) {
         if !is_array && section.name != ".got" {
             continue;
         }
-        for place in (section.address..section.end()).step_by(8) {
+        // A size that the file has no bytes for says nothing.
+        let there = input.image.tail(section.address).map_or(0, |tail| tail.len() as u64);
+        for place in (section.address..section.end().min(section.address.saturating_add(there))).step_by(8) {
             seed_word(walk, input, output, place, 8);
         }
     }

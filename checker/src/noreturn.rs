@@ -91,14 +91,6 @@ impl NoReturn {
         found
     }
 
-    pub(crate) fn contains(&self, function: u64) -> bool {
-        self.functions.contains(&function)
-    }
-
-    pub(crate) fn is_cell(&self, place: u64) -> bool {
-        self.cells.contains(&place)
-    }
-
     /// Whether control does not come back from the call at `address`, as far as the compiler knew.
     pub(crate) fn ends_at(&self, side: &Side<'_>, address: u64, inst: Inst) -> bool {
         let after = address + u64::from(inst.len);

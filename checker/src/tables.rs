@@ -158,7 +158,8 @@ fn read_entry(walk: &mut Walk<'_, '_>, place: u64, input: Entry, output: Option<
     true
 }
 
-fn entry(side: &Side<'_>, base: u64, place: u64, width: u8) -> Option<u64> {
+/// Where an entry leads.
+pub(crate) fn entry(side: &Side<'_>, base: u64, place: u64, width: u8) -> Option<u64> {
     if width == 8 {
         side.image.u64_at(place)
     } else {
@@ -172,6 +173,15 @@ enum Entry {
     To(u64),
     /// LLVM lets entries that the program cannot select point at the function's end.
     Unreachable,
+}
+
+/// The targets of a table of the input, `None` for entries that cannot be selected; none if it is not a table.
+pub(crate) fn targets(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Option<u64>> {
+    let target = |entry| match entry {
+        Entry::To(target) => Some(target),
+        Entry::Unreachable => None,
+    };
+    input_entries(walk, table).into_iter().map(target).collect()
 }
 
 /// The targets of the input's entries; none if it is not a table.

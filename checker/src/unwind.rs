@@ -7,7 +7,7 @@ mod cfi;
 mod lsda;
 mod reader;
 
-pub(crate) use lsda::CallSites;
+pub(crate) use lsda::{CallSite, CallSites};
 pub(crate) use reader::Reader;
 
 use std::collections::hash_map::Entry;

@@ -30,6 +30,7 @@ use crate::report::{Stats, Violation, ViolationKind};
 use crate::tables::{self, Survey, TableReference};
 use crate::unwind::{CallSites, Located, Rows, Unwind};
 use compare::Reference;
+pub(crate) use compare::{condition, prefixes};
 use relation::Recorded;
 pub(crate) use relation::{Bits, Relation};
 
@@ -75,7 +76,7 @@ impl<'a> Side<'a> {
         address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(field, 4))
     }
 
-    fn call_sites(&self, fde: u32) -> Option<Rc<CallSites>> {
+    pub(crate) fn call_sites(&self, fde: u32) -> Option<Rc<CallSites>> {
         let fde = &self.unwind.fdes[fde as usize];
         let address = fde.lsda?;
         let mut known = self.call_sites.borrow_mut();
@@ -323,32 +324,21 @@ impl<'w, 'a> Walk<'w, 'a> {
             && bytes(self.input).is_some_and(|same| bytes(self.output) == Some(same))
     }
 
-    /// The input's name for what a call calls, if that is known.
-    pub(crate) fn known_callee(&self, is_input: bool, address: u64, inst: Inst) -> Option<u64> {
-        if is_input {
-            let callee = self.input.target(address, inst);
-            return self.relation.is_called(callee).then_some(callee);
-        }
-        self.relation.named(self.output.target(address, inst))
+    /// Whether any constant of the program may be a code address, and old text has to stay for it.
+    pub(crate) fn keeps_old_text(&self) -> bool {
+        self.input.image.is_position_dependent() && self.absolute_fields.is_empty()
     }
 
-    pub(crate) fn is_noreturn(&self, callee: u64) -> bool {
-        self.noreturn.contains(callee)
+    /// Whether nothing follows a call of the input.
+    pub(crate) fn ends_at(&self, address: u64, inst: Inst) -> bool {
+        self.noreturn.ends_at(self.input, address, inst)
     }
 
-    /// Whether a call goes through a cell that holds a function that never returns.
-    pub(crate) fn is_noreturn_cell(&self, is_input: bool, address: u64, inst: Inst) -> bool {
-        let side = if is_input { self.input } else { self.output };
-        inst.disp != 0 && self.noreturn.is_cell(side.operand(address, inst))
-    }
-
-    /// Whether nothing comes back from an instruction, as far as both sides know.
-    pub(crate) fn never_comes_back(&self, is_input: bool, address: u64, inst: Inst) -> bool {
-        match inst.kind {
-            Kind::Call => self.known_callee(is_input, address, inst).is_none_or(|callee| self.is_noreturn(callee)),
-            Kind::IndirectCall => self.is_noreturn_cell(is_input, address, inst),
-            _ => false,
-        }
+    /// Whether a field of the input's code with a value that is an address of code names it: a relocation says so; where there are none, a `lea`
+    /// does, and any field that meets an instruction.
+    pub(crate) fn names_code(&self, value: u64, place: u64, width: u8) -> bool {
+        let meets = || self.input.code.index(value).is_some_and(|index| self.survey.is_boundary(index));
+        width == 4 || if self.absolute_fields.is_empty() { meets() } else { self.absolute_fields.contains(&place) }
     }
 
     /// Walks straight on from a pair until something known or an end.

@@ -14,3 +14,4 @@ pub(crate) mod no_return;
 pub(crate) mod stubs;
 pub(crate) mod survey;
 pub(crate) mod units;
+pub(crate) mod unseen;

@@ -14,6 +14,7 @@ use crate::discover::no_return::find_no_return;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
 use crate::discover::units::{Bounds, Unit, Units, find_units, is_stub_section, unit_at};
+use crate::discover::unseen::{Search, Unseen};
 use crate::elf::image::FileKind;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
@@ -49,11 +50,15 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     // Discover: which bytes are code, and what they name.
     let mut stubs = Stubs::find(image);
     let mut units = find_units(image, &unwind, &[]);
-    let mut surveys = survey_all(image, &units, &stubs, use_static_relocs);
+    let survey_all = |units: &Units, stubs: &Stubs| {
+        let has_unseen_absolutes = mode == RelinkMode::Guard;
+        survey_all(Surveyor { image, units, stubs, use_static_relocs, has_unseen_absolutes })
+    };
+    let mut surveys = survey_all(&units, &stubs);
     let claimed = claimed_padding(image, &units, &surveys);
     if !claimed.is_empty() {
         units = find_units(image, &unwind, &claimed);
-        surveys = survey_all(image, &units, &stubs, use_static_relocs);
+        surveys = survey_all(&units, &stubs);
     }
     stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
     let mut names = names::collect(image, &unwind, &units, &surveys);
@@ -81,6 +86,9 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     mark_exclusive(image, &surveys, &mut tables);
     let names = names.extended(tables.iter().flat_map(|t| &t.targets).map(|&target| (target, NamedBy::TABLE)));
 
+    let unseen = context.unseen(&jumps, &mut tables);
+    let names = names.extended(unseen.anchors.iter().map(|&anchor| (anchor, NamedBy::UNSEEN)));
+
     // Blocks, then pins: from here on no address is named that is not a leader.
     let mut parts = context.build(&names, &clusters, &jumps, &tables);
     let pin_context =
@@ -93,7 +101,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     for part in parts.iter().filter(|p| p.draft.is_broken) {
         pins.pin(&clusters, part.members[0], PinReason::Undecodable);
     }
-    pin_context.spread(&mut pins);
+    pin_context.pin_unseen(&unseen, &jumps, &mut pins);
+    pin_context.spread(&unseen.anchors, &mut pins);
     for part in &mut parts {
         part.pin = pins.of(&clusters, part.members[0]);
     }
@@ -111,8 +120,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 }
 
 /// Surveys every unit. One that code reads as data is opaque, and so is a gap that is named in the middle of what was taken for an instruction.
-fn survey_all(image: &Image<'_>, units: &Units, stubs: &Stubs, use_static_relocs: bool) -> Vec<Survey> {
-    let surveyor = Surveyor { image, units, stubs, use_static_relocs };
+fn survey_all(surveyor: Surveyor<'_>) -> Vec<Survey> {
+    let units = surveyor.units;
     let mut surveys: Vec<Survey> = units.as_slice().par_iter().map(|unit| surveyor.survey(unit)).collect();
     let is_doubted = |name: &CodeName| {
         let unit = unit_at(units, name.target)?;
@@ -240,6 +249,18 @@ impl Discovered<'_> {
         }
     }
 
+    /// What may be named without anyone's knowing; nothing in *replace* mode.
+    fn unseen(&self, jumps: &[(Unit, ClusterJumps)], tables: &mut [RawTable]) -> Unseen {
+        if self.mode == RelinkMode::Replace {
+            return Unseen::default();
+        }
+        let mut open_tables: Vec<Va> = jumps.iter().flat_map(|j| j.1.open.iter().copied()).collect();
+        open_tables.sort();
+        let search = Search { image: self.image, units: self.units, surveys: self.surveys };
+        search.claim_tables(tables, &open_tables);
+        search.run(tables)
+    }
+
     /// Whether a unit has a jump, or a call, whose target may have to be computed.
     fn has_jumps(&self, unit: Unit) -> bool {
         let survey = &self.surveys[unit.index()];
@@ -286,7 +307,6 @@ impl Discovered<'_> {
             table_names: &table_names,
             dispatches: &dispatches,
             has_labels: false,
-            mode: self.mode,
         };
         clusters
             .members()
@@ -302,7 +322,8 @@ impl Discovered<'_> {
     /// Whether the address of a place inside the unit is taken.
     fn has_labels(&self, names: &Names, unit: Unit) -> bool {
         let data = &self.units[unit];
-        names.within(data.start + 1, data.end).iter().any(|n| n.1.intersects(NamedBy::ADDRESS | NamedBy::SLOT))
+        let is_label = NamedBy::ADDRESS | NamedBy::SLOT | NamedBy::UNSEEN;
+        names.within(data.start + 1, data.end).iter().any(|n| n.1.intersects(is_label))
     }
 }
 

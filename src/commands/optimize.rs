@@ -87,7 +87,7 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let (weights, quality) = match job.profiles {
         [] => (Weights::none(lifted.program.blocks.len(), lifted.program.edges.len()), None),
         paths => {
-            let (weights, quality) = timing.phase("attribute the profile", |_| profile::load(paths, &lifted))?;
+            let (weights, quality) = timing.phase("attribute the profile", |_| profile::load(paths, input, &lifted))?;
             (weights, Some(quality))
         }
     };
@@ -105,12 +105,6 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let dyno = weights.has_counts().then(|| timing.phase("dyno-stats", |_| dyno_stats(&lifted, &weights, &plan, &relinked)));
     if !relinked.dropped_sections.is_empty() {
         warnings.push(format!("dropped sections that describe the old code: {}", relinked.dropped_sections.join(", ")));
-    }
-    if !lifted.program.is_replaceable() && plan.fragments.is_empty() {
-        warnings.push(
-            "the file is neither position-independent nor linked with --emit-relocs: without a profile nothing is copied"
-                .to_owned(),
-        );
     }
     if lifted.program.funcs.values().all(|f| !f.is_movable()) {
         warnings.push("no function could be moved: the output differs from the input in nothing that runs".to_owned());
@@ -189,8 +183,8 @@ fn transforms(
     let copies = plan.fragments.iter().flat_map(|f| &f.blocks).filter(|b| b.copy.is_some()).count();
     layout.insert("duplicated blocks", copies as u64);
     layout.insert("bytes behind the image", relinked.overflow_bytes);
-    if relinked.redirected_entries > 0 {
-        layout.insert("redirected entries", relinked.redirected_entries as u64);
+    if relinked.num_anchors > 0 {
+        layout.insert("old addresses kept by a jump", relinked.num_anchors as u64);
     }
     [("layout", layout)].into()
 }

@@ -19,13 +19,13 @@ pub(super) enum Reference {
 }
 
 /// The condition of a `jcc`, 0 to 15.
-pub(super) fn condition(bytes: &[u8]) -> u8 {
+pub(crate) fn condition(bytes: &[u8]) -> u8 {
     let shape = Shape::of(bytes);
     bytes.get(shape.opcode).map_or(0, |opcode| opcode & 15)
 }
 
 /// The prefixes of a branch without the hints, which do nothing.
-fn prefixes(bytes: &[u8]) -> impl Iterator<Item = &u8> {
+pub(crate) fn prefixes(bytes: &[u8]) -> impl Iterator<Item = &u8> {
     let shape = Shape::of(bytes);
     let size = shape.opcode - usize::from(shape.map == 1 && shape.opcode > 0);
     bytes[..size.min(bytes.len())].iter().filter(|byte| !matches!(byte, 0x2e | 0x3e))
@@ -130,12 +130,17 @@ impl Walk<'_, '_> {
 
     /// The base of an indexed access that may be a table of absolute addresses, where both have the same bytes.
     fn absolute(&self, x: &[u8]) -> Option<Reference> {
+        let value = self.absolute_table(x)?;
+        Some(Reference::Table { input: value, output: value, width: 8 })
+    }
+
+    /// The base of an indexed access of the input that may be a table of absolute addresses.
+    pub(crate) fn absolute_table(&self, bytes: &[u8]) -> Option<u64> {
         if !self.input.image.is_position_dependent() {
             return None;
         }
-        let at = Shape::of(x).wide_displacement(x)?;
-        let value = field(x, at)?;
-        self.may_be_absolute_table(value).then_some(Reference::Table { input: value, output: value, width: 8 })
+        let value = field(bytes, Shape::of(bytes).wide_displacement(bytes)?)?;
+        self.may_be_absolute_table(value).then_some(value)
     }
 
     fn may_be_absolute_table(&self, address: u64) -> bool {

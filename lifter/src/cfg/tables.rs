@@ -84,6 +84,8 @@ pub(crate) struct ClusterJumps {
     pub(crate) joins: Vec<Unit>,
     /// Every table of differences that any round met. Ascending.
     pub(crate) seen: Vec<Va>,
+    /// Where jumps read whole addresses in a way that is not understood.
+    pub(crate) open: Vec<Va>,
     /// Units that doubtful jumps may reach.
     pub(crate) candidates: Vec<Unit>,
     /// The instructions that take part in resolved jumps, ascending: what they do with a label is understood.
@@ -240,7 +242,10 @@ impl TableContext<'_> {
             (Some(shape), value) => match self.add_table(body, answer, shape, proven, &result.seen, tables) {
                 true => Dispatch::Table(shape.at),
                 // Where entries are complete words, each is known by itself, table or not.
-                false if matches!(value, Value::Entry64 { .. }) => Dispatch::Closed,
+                false if matches!(value, Value::Entry64 { .. }) => {
+                    result.open.push(shape.at);
+                    Dispatch::Closed
+                }
                 false => self.doubt(shape, result),
             },
             (None, Value::Pointer | Value::Entry64 { .. }) => Dispatch::Closed,
@@ -392,7 +397,11 @@ impl TableContext<'_> {
         result.explained.dedup();
         result.candidates.sort();
         result.candidates.dedup();
-        result.tables = tables.into_iter().map(|t| t.raw).filter(|t| !t.targets.is_empty()).collect();
+        // What a jump reads in a way that is not understood is no table; each of its words is known by itself.
+        let is_open = |raw: &RawTable| raw.entry_size == 8 && !result.dispatches.iter().any(|d| d.1 == Dispatch::Table(raw.at));
+        let (open, known): (Vec<RawTable>, Vec<RawTable>) = tables.into_iter().map(|t| t.raw).partition(is_open);
+        result.open.extend(open.iter().map(|table| table.at));
+        result.tables = known.into_iter().filter(|table| !table.targets.is_empty()).collect();
     }
 
     fn distrust(&self, table: &Table, result: &mut ClusterJumps) {

@@ -40,6 +40,15 @@ pub(crate) struct CodeName {
     pub(crate) is_short: bool,
 }
 
+/// A field of 32 or 64 bits whose value is an address of the image, if it is an address at all.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Absolute {
+    pub(crate) value: Va,
+    pub(crate) at: Va,
+    /// The instruction reads or writes memory there.
+    pub(crate) is_memory: bool,
+}
+
 /// What one pass over a unit finds.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
@@ -48,6 +57,8 @@ pub(crate) struct Survey {
     pub(crate) names: Vec<CodeName>,
     /// `(target, instruction)`: data addresses, in instruction order.
     pub(crate) data_names: Vec<(Va, Va)>,
+    /// Fields that may hold absolute addresses, in instruction order; only where nothing says which of them do.
+    pub(crate) absolutes: Vec<Absolute>,
     pub(crate) problem: Option<PinReason>,
     /// Whether execution may run past the last instruction.
     pub(crate) falls_out: bool,
@@ -78,6 +89,8 @@ pub(crate) struct Surveyor<'i> {
     pub(crate) units: &'i Units,
     pub(crate) stubs: &'i Stubs,
     pub(crate) use_static_relocs: bool,
+    /// Whether fields may hold absolute addresses that nothing vouches for.
+    pub(crate) has_unseen_absolutes: bool,
 }
 
 impl Surveyor<'_> {
@@ -113,6 +126,9 @@ impl Surveyor<'_> {
             if instruction.is_ip_rel_memory_operand() {
                 let how = if instruction.mnemonic() == Mnemonic::Lea { How::Address } else { How::Memory };
                 self.note_place(unit, &instruction, Va(instruction.ip_rel_memory_address()), how, &mut survey);
+            }
+            if self.has_unseen_absolutes {
+                self.note_absolutes(&instruction, &mut survey);
             }
             while let Some(reloc) = relocs.next_if(|r| r.at.0 < instruction.next_ip()) {
                 if let Some(target) = self.absolute_target(reloc) {
@@ -194,6 +210,26 @@ impl Surveyor<'_> {
             survey.names.push(CodeName { target, at, how, is_short: false });
         } else {
             survey.data_names.push((target, at));
+        }
+    }
+
+    fn note_absolutes(&self, instruction: &Instruction, survey: &mut Survey) {
+        let mut note = |value: u64, is_memory: bool| {
+            if self.image.low().0 <= value && value < self.image.high().0 {
+                survey.absolutes.push(Absolute { value: Va(value), at: Va(instruction.ip()), is_memory });
+            }
+        };
+        for operand in 0..instruction.op_count() {
+            match instruction.op_kind(operand) {
+                OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
+                    note(instruction.immediate(operand), false)
+                }
+                OpKind::Memory if !instruction.is_ip_rel_memory_operand() && instruction.memory_displ_size() >= 4 => {
+                    let is_address_only = matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);
+                    note(instruction.memory_displacement64(), !is_address_only);
+                }
+                _ => {}
+            }
         }
     }
 

@@ -284,8 +284,10 @@ fn file_range(bytes: &[u8], offset: u64, size: u64) -> Option<&[u8]> {
 fn string_at(strings: &[u8], offset: u32) -> Option<&str> {
     let rest = strings.get(offset as usize..)?;
     let end = memchr::memchr(0, rest)?;
-    // Names that are not UTF-8 can't be shown, but they are no reason to refuse a file; they are never written anew either.
-    Some(std::str::from_utf8(&rest[..end]).unwrap_or(""))
+    // Names that are not UTF-8 can't be shown, and those with control characters must not be: a terminal obeys them. But they are no
+    // reason to refuse a file; they are never written anew either.
+    let name = std::str::from_utf8(&rest[..end]).unwrap_or("");
+    Some(if name.contains(char::is_control) { "" } else { name })
 }
 
 fn check_identity(bytes: &[u8]) -> Result<&Header> {

@@ -9,11 +9,12 @@ use object::elf;
 use rayon::prelude::*;
 
 use crate::address::Va;
-use crate::cfg::tables::ClusterJumps;
+use crate::cfg::tables::{ClusterJumps, Dispatch};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::{NamedBy, Names};
 use crate::discover::survey::{How, Survey};
 use crate::discover::units::{Bounds, Unit, Units, unit_at};
+use crate::discover::unseen::{Unseen, anchor_len};
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::{PinReason, RelinkMode};
@@ -56,13 +57,9 @@ impl PinContext<'_> {
         let mut pins = Pins { by_root: vec![None; self.units.len()] };
         self.pin_by_unit(&mut pins);
         self.pin_by_name(&mut pins);
-        if self.mode == RelinkMode::Replace {
-            self.pin_by_jump(jumps, &mut pins);
-            for &va in relative_words.iter().flatten() {
-                if let Some(unit) = unit_at(self.units, va) {
-                    pins.pin(self.clusters, unit, PinReason::UnknownMetadata);
-                }
-            }
+        self.pin_by_jump(jumps, &mut pins);
+        for &va in relative_words.iter().flatten() {
+            self.pin_at(va, PinReason::UnknownMetadata, &mut pins);
         }
         pins
     }
@@ -193,8 +190,53 @@ impl PinContext<'_> {
         }
     }
 
-    /// Pins what 8-bit branches of pinned clusters reach; terminates because each round pins at least one more cluster.
-    pub(crate) fn spread(&self, pins: &mut Pins) {
+    /// *Guard* mode: what an unseen pointer may name, and where that can't be answered by a jump.
+    pub(crate) fn pin_unseen(&self, unseen: &Unseen, jumps: &[(Unit, ClusterJumps)], pins: &mut Pins) {
+        if self.mode == RelinkMode::Replace {
+            return;
+        }
+        // Nothing says what code without an unwind entry is: V8's built-in functions are copied elsewhere at run time.
+        for (unit, _) in self.units.iter().filter(|(_, data)| data.fde().is_none()) {
+            pins.pin(self.clusters, unit, PinReason::UnprovenPointers);
+        }
+        unseen.torn.iter().for_each(|&va| self.pin_at(va, PinReason::MidInstructionTarget, pins));
+        unseen.memory.iter().for_each(|&va| self.pin_at(va, PinReason::DataInText, pins));
+        let mut has_labels = vec![false; self.units.len()];
+        for unit in unseen.anchors.iter().filter_map(|&va| unit_at(self.units, va).filter(|&u| self.units[u].start != va)) {
+            has_labels[self.clusters.find(unit).index()] = true;
+        }
+        // Tables of differences were read without the ways that lead over such labels.
+        let is_doubted = |answer: &ClusterJumps| {
+            answer.dispatches.iter().any(|d| d.1 == Dispatch::Closed) && answer.tables.iter().any(|t| t.entry_size == 4)
+        };
+        for (unit, _) in jumps.iter().filter(|(unit, answer)| has_labels[self.clusters.find(*unit).index()] && is_doubted(answer))
+        {
+            pins.pin(self.clusters, *unit, PinReason::UnresolvedJump);
+        }
+    }
+
+    /// Pins where an anchor's jump has no room: before the next anchor, or before what is pinned. Says whether anything was.
+    fn pin_without_room(&self, anchors: &[Va], pins: &mut Pins) -> bool {
+        let mut has_changed = false;
+        for (index, &anchor) in anchors.iter().enumerate() {
+            let Some(unit) = unit_at(self.units, anchor).filter(|&u| pins.of(self.clusters, u).is_none()) else { continue };
+            let len = anchor_len(self.image, anchor);
+            let is_crowded = anchors.get(index + 1).is_some_and(|&next| next < anchor + len);
+            let mut following =
+                (unit.index() + 1..self.units.len()).map(Unit::new).take_while(|&u| self.units[u].start < anchor + len);
+            let is_beside_pinned = following.any(|next| pins.of(self.clusters, next).is_some());
+            let section = &self.image.sections[self.units[unit].section];
+            if is_crowded || is_beside_pinned || anchor + len > section.end() {
+                pins.pin(self.clusters, unit, PinReason::UnprovenPointers);
+                has_changed = true;
+            }
+        }
+        has_changed
+    }
+
+    /// Pins what 8-bit branches of pinned clusters reach, and anchors without room; terminates because each round but the last pins at least
+    /// one more cluster.
+    pub(crate) fn spread(&self, anchors: &[Va], pins: &mut Pins) {
         let short: Vec<(Unit, Unit)> = self
             .surveys
             .par_iter()
@@ -206,7 +248,7 @@ impl PinContext<'_> {
             .filter(|&(source, target)| self.clusters.find(source) != self.clusters.find(target))
             .collect();
         loop {
-            let mut has_changed = false;
+            let mut has_changed = self.pin_without_room(anchors, pins);
             for &(source, target) in &short {
                 if pins.of(self.clusters, source).is_some() && pins.of(self.clusters, target).is_none() {
                     pins.pin(self.clusters, target, PinReason::ShortReach);
