@@ -14,7 +14,9 @@ use lifter::verify::verify;
 /// All levels for what the lifter finds hard, one for the rest.
 fn levels(source: &Path) -> &'static [&'static str] {
     let name = source.file_stem().and_then(|s| s.to_str()).unwrap_or("");
-    let is_hard = ["switch", "goto", "tables", "tail", "cold", "exceptions", "big", "label", "vtables"].iter().any(|part| name.contains(part));
+    let is_hard = ["switch", "goto", "tables", "tail", "cold", "exceptions", "big", "label", "vtables"]
+        .iter()
+        .any(|part| name.contains(part));
     if is_hard { &["-O0", "-O2", "-O3", "-Os"] } else { &["-O2"] }
 }
 

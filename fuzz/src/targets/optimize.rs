@@ -109,7 +109,8 @@ pub(super) fn rewrite_and_check(file: &[u8], job: Job) -> Outcome {
     };
     if matches!(job, Job::Instrument) {
         // An instrumented program does more than its input, so there is nothing to compare; but it has to be readable.
-        return Image::parse(&relinked.bytes).map_or_else(|error| panic!("the output is malformed: {error}"), |_| Outcome::Accepted);
+        return Image::parse(&relinked.bytes)
+            .map_or_else(|error| panic!("the output is malformed: {error}"), |_| Outcome::Accepted);
     }
     match checker::check(file, &relinked.bytes) {
         Ok(report) => assert!(report.is_ok(), "{job:?}: the checker found\n{}", report.summary(20)),

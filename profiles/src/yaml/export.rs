@@ -92,7 +92,8 @@ impl<'p> Numbering<'p> {
         let exec = piece.heads.first().map_or(0, |b| weights.blocks[b.index()]);
         let name = piece.name.replace('\'', "''");
         let _ = writeln!(text, "  - name:            '{name}'\n    fid:             {}", number + 1);
-        let _ = writeln!(text, "    hash:            0x0\n    exec:            {exec}\n    nblocks:         {}", piece.heads.len());
+        let _ =
+            writeln!(text, "    hash:            0x0\n    exec:            {exec}\n    nblocks:         {}", piece.heads.len());
         text.push_str("    blocks:\n");
         for (bid, &head) in piece.heads.iter().enumerate().filter(|(_, head)| weights.blocks[head.index()] != 0) {
             let data = &self.program.blocks[head];
