@@ -97,8 +97,16 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 
     // Blocks, then pins: from here on no address is named that is not a leader.
     let mut parts = context.build(&names, &clusters, &jumps, &tables);
-    let pin_context =
-        PinContext { image, unwind: &unwind, units: &units, surveys: &surveys, names: &names, clusters: &clusters, mode, use_static_relocs };
+    let pin_context = PinContext {
+        image,
+        unwind: &unwind,
+        units: &units,
+        surveys: &surveys,
+        names: &names,
+        clusters: &clusters,
+        mode,
+        use_static_relocs,
+    };
     let words = if use_static_relocs { slots::relative_words(image, |word| is_in_table(&tables, word)) } else { Vec::new() };
     let mut pins = pin_context.compute(&jumps, &words);
     for va in context.misused_addresses(&names, &clusters, &jumps) {
@@ -152,7 +160,12 @@ fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<
         .map(|s| (s.sh_addr, s.end()))
         .collect();
     let in_code = |va: &Va| code.iter().any(|(start, end)| start <= va && va < end) && unit_at(units, *va).is_none();
-    let mut claimed: Vec<Va> = surveys.iter().flat_map(|s| &s.data_names).map(|n| n.0).filter(in_code).collect();
+    let named = |s: &Survey| -> Vec<Va> {
+        let data = s.data_names.iter().map(|n| n.0);
+        let code = s.names.iter().map(|n| n.target).chain(s.stray_calls.iter().copied());
+        data.chain(code).filter(in_code).collect()
+    };
+    let mut claimed: Vec<Va> = surveys.iter().flat_map(named).collect();
     claimed.sort();
     claimed.dedup();
     claimed

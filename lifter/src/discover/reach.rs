@@ -135,7 +135,9 @@ impl Reach<'_> {
     /// Where code begins for certain, and where it may.
     fn seeds(&self) -> (Vec<Va>, Vec<Va>) {
         let (mut certain, mut perhaps) = (vec![self.image.e_entry], Vec::new());
-        for (unit, survey) in self.units.values().zip(self.surveys).filter(|(unit, survey)| unit.fde().is_some() && !survey.is_opaque()) {
+        for (unit, survey) in
+            self.units.values().zip(self.surveys).filter(|(unit, survey)| unit.fde().is_some() && !survey.is_opaque())
+        {
             debug_assert!(unit.start < unit.end);
             for name in &survey.names {
                 match name.how {
@@ -183,14 +185,7 @@ impl Reach<'_> {
     }
 
     /// Decodes straight on from a place until something known or an end.
-    fn run(
-        &self,
-        region: &mut Region<'_>,
-        index: usize,
-        place: Va,
-        pending: &mut Vec<Va>,
-        log: &mut Log,
-    ) -> Result<(), NotCode> {
+    fn run(&self, region: &mut Region<'_>, index: usize, place: Va, pending: &mut Vec<Va>, log: &mut Log) -> Result<(), NotCode> {
         let mut at = (place - region.start) as usize;
         let mut instruction = Instruction::default();
         loop {
@@ -199,7 +194,8 @@ impl Reach<'_> {
                 Some(State::Unknown) => {}
                 Some(State::Inside) | None => return Err(NotCode),
             }
-            Decoder::with_ip(64, &region.bytes[at..], region.start.0 + at as u64, DecoderOptions::NONE).decode_out(&mut instruction);
+            Decoder::with_ip(64, &region.bytes[at..], region.start.0 + at as u64, DecoderOptions::NONE)
+                .decode_out(&mut instruction);
             let end = at + instruction.len();
             let is_free = region.states.get(at..end).is_some_and(|s| s.iter().all(|&s| s == State::Unknown));
             if !is_plausible(&instruction, &region.bytes[at..]) || !is_free {
@@ -272,9 +268,10 @@ impl Log {
 
 /// Whether compiled or hand-written code of a user program may hold this instruction. Two zero bytes are one, but rather data.
 fn is_plausible(instruction: &Instruction, bytes: &[u8]) -> bool {
-    let is_far = matches!(instruction.mnemonic(), Mnemonic::Retf | Mnemonic::Iret | Mnemonic::Iretd | Mnemonic::Iretq | Mnemonic::Int)
-        || instruction.is_jmp_far()
-        || instruction.is_call_far();
+    let is_far =
+        matches!(instruction.mnemonic(), Mnemonic::Retf | Mnemonic::Iret | Mnemonic::Iretd | Mnemonic::Iretq | Mnemonic::Int)
+            || instruction.is_jmp_far()
+            || instruction.is_call_far();
     let is_port = matches!(
         instruction.mnemonic(),
         Mnemonic::In

@@ -59,6 +59,8 @@ pub(crate) struct Survey {
     pub(crate) data_names: Vec<(Va, Va)>,
     /// Fields that may hold absolute addresses, in instruction order; only where nothing says which of them do.
     pub(crate) absolutes: Vec<Absolute>,
+    /// Callees that are no code as far as is known.
+    pub(crate) stray_calls: Vec<Va>,
     pub(crate) problem: Option<PinReason>,
     /// Whether execution may run past the last instruction.
     pub(crate) falls_out: bool,
@@ -179,6 +181,8 @@ impl Surveyor<'_> {
             Flow::Call(target) => {
                 if unit_at(self.units, target).is_some() {
                     note(target, How::Call);
+                } else {
+                    survey.stray_calls.push(target);
                 }
                 if is_last && unit.fde().is_some() {
                     survey.last_call = Some(target);

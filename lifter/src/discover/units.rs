@@ -118,14 +118,7 @@ fn vouched_ranges(image: &Image<'_>, unwind: &Unwind, reached: &Reached) -> Vec<
     ranges
 }
 
-fn push_gap(
-    image: &Image<'_>,
-    units: &mut Units,
-    (claimed, reached): (&[Va], &Reached),
-    section: Section,
-    start: Va,
-    end: Va,
-) {
+fn push_gap(image: &Image<'_>, units: &mut Units, (claimed, reached): (&[Va], &Reached), section: Section, start: Va, end: Va) {
     if start >= end {
         return;
     }
