@@ -243,9 +243,9 @@ impl<'w, 'a> Walk<'w, 'a> {
     }
 
     /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data.
-    pub(crate) fn settle_tries(&mut self) {
+    pub(crate) fn settle_tries(&mut self, which: impl Fn(Reach) -> bool) {
         while let Some(pair) = self.tries.pop() {
-            if self.attempt(pair) {
+            if which(pair.reach) && self.attempt(pair) {
                 self.settle();
             }
         }
