@@ -19,8 +19,9 @@ impl Image<'_> {
     /// Refuses a file whose parts contradict each other.
     pub(crate) fn check_consistency(&self) -> Result<()> {
         self.check_sections()?;
-        self.check_symbols()?;
         self.check_relocations()?;
+        self.check_static_relocations()?;
+        self.check_search_table()?;
         self.check_dynamic_tables()
     }
 
@@ -45,15 +46,6 @@ impl Image<'_> {
         }
     }
 
-    fn check_symbols(&self) -> Result<()> {
-        for symbol in self.symbols.values().chain(&self.dynamic_symbols) {
-            if symbol.st_shndx < elf::SHN_LORESERVE && usize::from(symbol.st_shndx) >= self.sections.len() {
-                return Err(Error::malformed(format!("symbol {}", symbol.name), "lies in a section that is not there"));
-            }
-        }
-        Ok(())
-    }
-
     /// Each word is relocated once, and is one that the loader can write.
     fn check_relocations(&self) -> Result<()> {
         let relocs = || self.dynamic_relocs.iter().filter(|r| r.r_type != elf::R_X86_64_NONE);
@@ -74,6 +66,57 @@ impl Image<'_> {
             last = Some(reloc.slot);
         }
         Ok(())
+    }
+
+    /// Relocations that `--emit-relocs` kept describe what the linker wrote. Of the kinds whose value nothing but symbol and addend
+    /// decide, the fields are compared.
+    fn check_static_relocations(&self) -> Result<()> {
+        const HIGHEST_TYPE: u32 = 42;
+        if self.kind.is_position_independent() {
+            return Ok(());
+        }
+        for reloc in &self.static_relocs {
+            let what = || format!("the kept relocation of {}", reloc.at);
+            if reloc.r_type > HIGHEST_TYPE {
+                return Err(Error::malformed(what(), format!("has the unknown type {}", reloc.r_type)));
+            }
+            let Some(symbol) = self.symbols.get(reloc.symbol) else { continue };
+            // In a section of merged strings, lld keeps the addends of the objects.
+            let is_merged = |shndx: u16| {
+                let section = self.sections.values().nth(usize::from(shndx));
+                section.is_some_and(|s| s.sh_flags & u64::from(elf::SHF_MERGE) != 0)
+            };
+            let has_value = match symbol.st_type() {
+                elf::STT_SECTION => !is_merged(symbol.st_shndx),
+                elf::STT_GNU_IFUNC => false,
+                _ => symbol.has_address(),
+            };
+            if !has_value {
+                continue;
+            }
+            let value = symbol.st_value.wrapping_add_signed(reloc.addend);
+            let (value, width) = match reloc.r_type {
+                elf::R_X86_64_64 => (value, 8),
+                elf::R_X86_64_32 | elf::R_X86_64_32S => (value, 4),
+                elf::R_X86_64_PC32 => (value.wrapping_sub(reloc.at.0), 4),
+                _ => continue,
+            };
+            let is_described = self.read(reloc.at, width).is_some_and(|field| field == &value.to_le_bytes()[..width]);
+            if !is_described {
+                return Err(Error::malformed(what(), format!("does not say what is there ({})", symbol.name)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where there are sections, the program header of the search table for unwinding names one of them.
+    fn check_search_table(&self) -> Result<()> {
+        let Some(header) = self.segments.iter().find(|s| s.p_type == elf::PT_GNU_EH_FRAME) else { return Ok(()) };
+        let section = self.section_named(".eh_frame_hdr").map(|id| self.sections[id].sh_addr);
+        match self.sections.is_empty() || section == Some(header.p_vaddr) {
+            true => Ok(()),
+            false => Err(Error::malformed("PT_GNU_EH_FRAME", "is not the section .eh_frame_hdr")),
+        }
     }
 
     /// The dynamic section and the section headers name the same symbols and strings.
