@@ -86,6 +86,9 @@ pub(crate) struct Optimize {
     pub(crate) profile: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) transforms: Transforms,
+    /// Show executed instructions and branches by this profile instead of the one that is optimized by.
+    #[arg(long, value_name = "PROFILE")]
+    pub(crate) measure_by: Vec<PathBuf>,
     /// Lay everything out at random but legally: a test of relift and of the program.
     #[arg(long, value_name = "SEED", conflicts_with = "profile")]
     pub(crate) shuffle: Option<u64>,

@@ -6,8 +6,8 @@
 
 use goblin::elf::dynamic::{DT_FINI, DT_INIT};
 use goblin::elf::reloc::{R_X86_64_32, R_X86_64_32S, R_X86_64_64};
-use goblin::elf::section_header::{SHF_ALLOC, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_RELA};
-use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC};
+use goblin::elf::section_header::{SHF_ALLOC, SHN_ABS, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_RELA};
+use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC, STT_TLS};
 use goblin::elf::{Dynamic, Sym};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -85,7 +85,7 @@ fn seed_dynamic_symbols(walk: &mut Walk<'_, '_>) {
         let (name, other_name) = (a.dynamic_symbol_name(index), b.dynamic_symbol_name(index));
         let same = name == other_name && from.st_info == to.st_info && from.st_other == to.st_other;
         let same_place = (from.st_shndx == 0) == (to.st_shndx == 0);
-        let is_code = from.st_shndx != 0 && a.in_code(from.st_value);
+        let is_code = names_code(a, &from);
         // A copy relocation takes the object's size from here.
         let same_object = is_code || from.st_value == to.st_value && from.st_size == to.st_size;
         let same_section = a.section_name(from.st_shndx) == b.section_name(to.st_shndx) || is_code;
@@ -96,6 +96,12 @@ fn seed_dynamic_symbols(walk: &mut Walk<'_, '_>) {
             walk.seed_address(from.st_value, to.st_value, to.st_value);
         }
     }
+}
+
+/// Whether a dynamic symbol's value is an address of code: neither an offset of thread-local data nor a number.
+pub(crate) fn names_code(image: &Image<'_>, symbol: &Sym) -> bool {
+    let is_address = symbol.st_shndx != 0 && symbol.st_shndx != SHN_ABS as usize && symbol.st_type() != STT_TLS;
+    is_address && image.in_code(symbol.st_value)
 }
 
 fn seed_arrays(walk: &mut Walk<'_, '_>) {

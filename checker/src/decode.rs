@@ -359,6 +359,23 @@ impl Shape {
         }
     }
 
+    /// The register of an instruction with ModRM, the one that it adds to or reads as a base, and the index.
+    pub(crate) fn registers(&self, bytes: &[u8]) -> Option<[Option<u8>; 3]> {
+        let modrm = *bytes.get(self.modrm).filter(|_| self.modrm != 0)?;
+        let extend = |bit: u8, low: u8| (self.rex >> bit & 1) << 3 | low & 7;
+        let register = Some(extend(2, modrm >> 3));
+        if modrm & 0xc7 == 5 {
+            return Some([register, None, None]);
+        }
+        if modrm >> 6 == 3 || modrm & 7 != 4 {
+            return Some([register, Some(extend(0, modrm)), None]);
+        }
+        let sib = *bytes.get(self.modrm + 1)?;
+        // 4 without extension is no index.
+        let index = Some(extend(1, sib >> 3)).filter(|&index| index != 4);
+        Some([register, Some(extend(0, sib)), index])
+    }
+
     /// Where an absolute 32-bit displacement may stand: ModRM with a SIB byte without base, or a base and a 32-bit displacement.
     pub(crate) fn wide_displacement(&self, bytes: &[u8]) -> Option<usize> {
         let modrm = *bytes.get(self.modrm).filter(|_| self.modrm != 0)?;

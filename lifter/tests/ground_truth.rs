@@ -7,14 +7,16 @@ use std::process::Command;
 use lifter::Image;
 use lifter::elf::Unwind;
 use lifter::ground_truth::{GroundTruth, ground_truth};
-use lifter::ir::{BlockFlags, PinReason, Program, RelinkMode, StopKind, Terminator};
+use lifter::ir::{BlockFlags, PinReason, Program, RelinkMode, StopKind, TableBound, Terminator};
 use lifter::lift::{LiftOptions, lift_with};
 use lifter::verify::verify;
 
 /// All levels for what the lifter finds hard, one for the rest.
 fn levels(source: &Path) -> &'static [&'static str] {
     let name = source.file_stem().and_then(|s| s.to_str()).unwrap_or("");
-    let is_hard = ["switch", "goto", "tables", "tail", "cold", "exceptions", "big"].iter().any(|part| name.contains(part));
+    let is_hard = ["switch", "goto", "tables", "tail", "cold", "exceptions", "big", "label", "vtables"]
+        .iter()
+        .any(|part| name.contains(part));
     if is_hard { &["-O0", "-O2", "-O3", "-Os"] } else { &["-O2"] }
 }
 
@@ -134,6 +136,47 @@ fn nothing_is_missed_in_position_independent_programs_without_their_relocations(
         tables += program.tables.len();
     });
     assert!(compilers().is_empty() || compared > 2000 && tables > 20, "{compared} fields and {tables} tables were compared");
+}
+
+#[test]
+fn the_size_of_a_table_is_proven_wherever_the_code_tells_it() {
+    let (mut proven, mut tables) = (0, 0);
+    let folder = tempfile::tempdir().expect("a folder for programs");
+    let source = fixtures().join("switch_bounds/switch_bounds.c");
+    for compiler in compilers() {
+        for level in ["-O0", "-O1", "-O2", "-O3", "-Os"] {
+            let Some(bytes) = compile(compiler, &source, &["-fPIE", "-pie", level], folder.path()) else { continue };
+            let (image, program) = lifted(&bytes, false);
+            let name = format!("{} {level}", compiler.0);
+            assert!(program.funcs.values().all(|f| f.pin.is_none_or(|pin| pin != PinReason::UnresolvedJump)), "{name}");
+            for table in program.tables.values() {
+                let words = (0..table.targets.len() as u64).map(|i| table.at + 4 * i);
+                let is_relocated = |va| !image.static_relocs_in(va, va + 1).is_empty();
+                assert!(words.clone().all(is_relocated), "{name}: the table at {} is too long", table.at);
+                tables += 1;
+                if table.bound == TableBound::Proven {
+                    assert!(table.is_exclusive, "{name}: nothing else names the table at {}", table.at);
+                    proven += 1;
+                }
+            }
+        }
+    }
+    assert!(compilers().is_empty() || tables > 60 && proven * 10 >= tables * 8, "{proven} of {tables} tables are proven");
+}
+
+#[test]
+fn virtual_functions_that_only_differences_name_stay_where_they_are() {
+    let folder = tempfile::tempdir().expect("a folder for programs");
+    let source = fixtures().join("relative_vtables/relative_vtables.cc");
+    for compiler in compilers().into_iter().filter(|c| c.0 == "clang") {
+        for level in ["-O0", "-O2", "-Os"] {
+            let flags = ["-fPIE", "-pie", level, "-fexperimental-relative-c++-abi-vtables", "-fno-rtti", "-Wl,--strip-all"];
+            let Some(bytes) = compile(compiler, &source, &flags, folder.path()) else { continue };
+            let (_, program) = lifted(&bytes, false);
+            let stays = program.funcs.values().filter(|f| f.pin == Some(PinReason::MayBeTableTarget)).count();
+            assert!(stays >= 6, "{level}: {stays} functions stay");
+        }
+    }
 }
 
 #[test]

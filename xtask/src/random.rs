@@ -204,7 +204,11 @@ impl Subject<'_> {
             return End::Wrong(problem);
         }
         let moved = observed(&output, place);
-        if moved == original { End::Same } else { End::Wrong(format!("it ends with {}, not {}, or prints something else", moved.0, original.0)) }
+        if moved == original {
+            End::Same
+        } else {
+            End::Wrong(format!("it ends with {}, not {}, or prints something else", moved.0, original.0))
+        }
     }
 }
 

@@ -63,6 +63,11 @@ impl Body {
             leaders.push(data.start);
             leaders.extend(names.within(data.start, data.end).iter().map(|n| n.0));
         }
+        Self::of(instructions, leaders, names, stubs)
+    }
+
+    /// A body of instructions, cut at the leaders and wherever the flow ends.
+    pub(crate) fn of(instructions: Vec<Instruction>, mut leaders: Vec<Va>, names: &Names, stubs: &Stubs) -> Self {
         for instruction in &instructions {
             match flow_of(instruction) {
                 Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) => {

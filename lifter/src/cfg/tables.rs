@@ -116,7 +116,7 @@ const MAX_ROUNDS: usize = 40;
 /// What one indirect jump or call turned out to be.
 struct Answer {
     at: Va,
-    is_call: bool,
+    site: Site,
     value: Value,
     /// Instructions that took part, ascending.
     trace: Vec<usize>,
@@ -172,7 +172,8 @@ impl TableContext<'_> {
             match flow_of(instruction) {
                 Flow::IndirectJump if !instruction.is_ip_rel_memory_operand() => Some(Site::Jump),
                 Flow::IndirectCall if instruction.op0_kind() == OpKind::Register => Some(Site::Call(instruction.op0_register())),
-                Flow::Jump(target) | Flow::Call(target) => self.thunks.register_of(target).map(Site::Call),
+                Flow::Call(target) => self.thunks.register_of(target).map(Site::Call),
+                Flow::Jump(target) => self.thunks.register_of(target).map(Site::ThunkJump),
                 _ => None,
             }
         };
@@ -221,16 +222,20 @@ impl TableContext<'_> {
             _ => None,
         };
         // A jump with an index is a switch whose table is not known; without one it is a call at the end of a function.
+        let is_call = matches!(answer.site, Site::Call(_));
         result.has_relative_calls |= match answer.value {
-            Value::Relative { is_indexed } => answer.is_call || !is_indexed,
+            Value::Relative { is_indexed } => is_call || !is_indexed,
             _ => false,
         };
-        if answer.is_call {
-            // A call, or a jump through a thunk, keeps its place and its table, so that what it may reach has to as well.
-            if let Some(shape) = shape.filter(|s| s.entry_size == 4) {
-                result.dispatches.push((at, Dispatch::Doubtful));
-                result.candidates.extend(self.candidates(shape));
-            }
+        if answer.site != Site::Jump {
+            // It is not made anew, so that its table stays, and with it what the table leads to.
+            let dispatch = match (shape, answer.value) {
+                (Some(shape), _) if shape.entry_size == 4 => self.doubt(shape, result),
+                (_, Value::Several { base }) => self.doubt(Shape { at: base, base, entry_size: 4 }, result),
+                (_, Value::Relative { .. } | Value::Other) if !is_call => Dispatch::Unresolved,
+                _ => return,
+            };
+            result.dispatches.push((at, dispatch));
             return;
         }
         let dispatch = match (shape, answer.value) {
@@ -412,22 +417,23 @@ impl TableContext<'_> {
 }
 
 /// What is asked about.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Site {
     Jump,
-    /// A call through a register, or a call of or jump to a thunk that jumps there.
+    /// A call through a register, or of a thunk that goes where the register says.
     Call(Register),
+    /// A jump to such a thunk.
+    ThunkJump(Register),
 }
 
 fn answer(body: &Body, mut evaluator: Evaluator<'_>, index: usize, site: Site) -> Answer {
     let value = match site {
         Site::Jump => evaluator.branch_target(index),
-        Site::Call(register) => evaluator.register(register, index),
+        Site::Call(register) | Site::ThunkJump(register) => evaluator.register(register, index),
     };
     let mut trace: Vec<usize> = evaluator.trace.iter().copied().chain([index]).collect();
     trace.sort();
-    let is_call = matches!(site, Site::Call(_));
-    Answer { at: Va(body.instructions[index].ip()), is_call, value, trace, loads: evaluator.loads }
+    Answer { at: Va(body.instructions[index].ip()), site, value, trace, loads: evaluator.loads }
 }
 
 impl ClusterJumps {

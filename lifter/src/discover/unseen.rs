@@ -29,7 +29,7 @@ use crate::address::Va;
 use crate::cfg::tables::RawTable;
 use crate::discover::names::dynamic_code_slots;
 use crate::discover::survey::Survey;
-use crate::discover::units::{UnitData, Units, unit_at};
+use crate::discover::units::{UnitData, Units, is_in, unit_at};
 use crate::elf::Image;
 use crate::elf::image::SectionData;
 use crate::ir::TableBound;
@@ -192,10 +192,4 @@ impl Search<'_> {
             table.is_exclusive = !is_shared && !is_open && table.bound == TableBound::Proven;
         }
     }
-}
-
-/// Whether an address lies in one of these ranges, which are ascending and disjoint.
-fn is_in(ranges: &[(Va, Va)], at: Va) -> bool {
-    let after = ranges.partition_point(|r| r.0 <= at);
-    after > 0 && at < ranges[after - 1].1
 }

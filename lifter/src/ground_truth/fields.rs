@@ -14,13 +14,8 @@ use crate::ground_truth::{Comparison, GroundTruth};
 use crate::ir::{BlockData, CodeTarget, RefData, RefTarget, Terminator};
 
 /// Relocations whose sequences of instructions the linker writes anew, fields and all.
-const THREAD_LOCAL: [u32; 5] = [
-    elf::R_X86_64_TLSGD,
-    elf::R_X86_64_TLSLD,
-    elf::R_X86_64_GOTPC32_TLSDESC,
-    elf::R_X86_64_TLSDESC_CALL,
-    elf::R_X86_64_GOTTPOFF,
-];
+const THREAD_LOCAL: [u32; 5] =
+    [elf::R_X86_64_TLSGD, elf::R_X86_64_TLSLD, elf::R_X86_64_GOTPC32_TLSDESC, elf::R_X86_64_TLSDESC_CALL, elf::R_X86_64_GOTTPOFF];
 
 /// How far behind such a relocation its sequence reaches.
 const THREAD_LOCAL_REACH: u64 = 16;

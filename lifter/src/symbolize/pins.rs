@@ -49,6 +49,7 @@ pub(crate) struct PinContext<'i> {
     pub(crate) names: &'i Names,
     pub(crate) clusters: &'i Clusters,
     pub(crate) mode: RelinkMode,
+    pub(crate) use_static_relocs: bool,
 }
 
 impl PinContext<'_> {
@@ -78,7 +79,13 @@ impl PinContext<'_> {
             if !self.image.is_movable_code_section(data.section) {
                 pin(PinReason::LinkerSection);
             }
-            if data.bounds == Bounds::Gap {
+            let is_unfounded = match data.bounds {
+                Bounds::Gap | Bounds::LeftOver => true,
+                // A symbol says where a function is, not that all that reaches it is known.
+                Bounds::Symbol(_) => !self.use_static_relocs,
+                Bounds::Unwind(_) | Bounds::Reached => false,
+            };
+            if is_unfounded {
                 pin(PinReason::NoBounds);
             }
             if let Some(problem) = self.surveys[unit.index()].problem {

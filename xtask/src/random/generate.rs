@@ -55,7 +55,17 @@ const DEPTH_MAX: usize = 4;
 pub(super) fn program(seed: u64, language: Language) -> String {
     let mut numbers = Numbers(seed);
     let num_functions = 6 + numbers.below(14);
-    let mut writer = Writer { numbers, language, text: String::new(), num_functions, function: 0, indent: 1, labels: 0, budget: 0, has_labels: false };
+    let mut writer = Writer {
+        numbers,
+        language,
+        text: String::new(),
+        num_functions,
+        function: 0,
+        indent: 1,
+        labels: 0,
+        budget: 0,
+        has_labels: false,
+    };
     writer.head();
     for function in (0..num_functions).rev() {
         writer.function(function);
@@ -126,7 +136,13 @@ impl Writer {
         self.has_labels = false;
         self.budget = 12 + self.numbers.below(40);
         self.indent = 1;
-        let attribute = *self.numbers.pick(&["", "__attribute__((noinline)) ", "__attribute__((noinline)) ", "__attribute__((cold)) ", "__attribute__((hot)) "]);
+        let attribute = *self.numbers.pick(&[
+            "",
+            "__attribute__((noinline)) ",
+            "__attribute__((noinline)) ",
+            "__attribute__((cold)) ",
+            "__attribute__((hot)) ",
+        ]);
         let is_static = if function % 3 == 0 { "" } else { "static " };
         let _written = writeln!(self.text, "{attribute}{is_static}u f{function}(u a, u b) {{");
         self.line("if (budget <= 0) return a ^ b;");
@@ -324,9 +340,13 @@ impl Writer {
             self.line(&format!("static const void *const {group}[] = {{ {} }};", list.join(", ")));
             self.line(&format!("goto *{group}[({value}) % {count}u];"));
         } else {
-            let list: Vec<String> = labels.iter().map(|label| format!("(int)((char *)&&{label} - (char *)&&{})", labels[0])).collect();
+            let list: Vec<String> =
+                labels.iter().map(|label| format!("(int)((char *)&&{label} - (char *)&&{})", labels[0])).collect();
             if self.language == Language::C {
-                self.line(&format!("static const int {group}[] = {{ {} }};", list.join(", ").replace("(int)((char *)", "((char *)")));
+                self.line(&format!(
+                    "static const int {group}[] = {{ {} }};",
+                    list.join(", ").replace("(int)((char *)", "((char *)")
+                ));
                 self.line(&format!("goto *(void *)((char *)&&{} + {group}[({value}) % {count}u]);", labels[0]));
             } else {
                 let list: Vec<String> = labels.iter().map(|label| format!("&&{label}")).collect();
@@ -371,10 +391,8 @@ impl Writer {
         self.line(&format!("static const void *const {group}[] = {{ {} }};", list.join(", ")));
         self.line(&format!("static const unsigned char {group}_code[] = {{ {} }};", code.join(", ")));
         self.line(&format!("u pc = a % {}u;", code.len()));
-        let dispatch = format!(
-            "if (--budget <= 0 || pc >= {len}u) goto {group}_end; goto *{group}[{group}_code[pc++]];",
-            len = code.len()
-        );
+        let dispatch =
+            format!("if (--budget <= 0 || pc >= {len}u) goto {group}_end; goto *{group}[{group}_code[pc++]];", len = code.len());
         self.line(&dispatch);
         for index in 0..count {
             self.line(&format!("{group}_{index}:"));
@@ -457,7 +475,9 @@ impl Writer {
         self.open("{");
         self.line(&format!("Shape *{name} = e & 1 ? (Shape *)new Square({one}) : new Round({other});"));
         self.line(&format!("d += {name}->area(b); delete {name};"));
-        self.line(&format!("static const std::string {name}_name = std::string(\"n\") + word(a % 7); mix((u){name}_name.size());"));
+        self.line(&format!(
+            "static const std::string {name}_name = std::string(\"n\") + word(a % 7); mix((u){name}_name.size());"
+        ));
         self.close("}");
     }
 

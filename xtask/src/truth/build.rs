@@ -35,7 +35,11 @@ pub(super) fn all(directory: &Path, is_wanted: &dyn Fn(&str) -> bool) -> Result 
         for source in shell::sorted_entries(&folder)? {
             let name = source.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
             if is_wanted(&name) {
-                jobs.extend(matrix().into_iter().map(|variant| Job::Fixture { name: name.clone(), source: source.clone(), variant }));
+                jobs.extend(matrix().into_iter().map(|variant| Job::Fixture {
+                    name: name.clone(),
+                    source: source.clone(),
+                    variant,
+                }));
             }
         }
     }

@@ -60,7 +60,15 @@ pub(super) const RECIPES: [Recipe; 25] = [
         name: "bzip2",
         origin: Origin::Debian("bzip2"),
         script: "$CC $FLAGS -D_FILE_OFFSET_BITS=64 blocksort.c huffman.c crctable.c randtable.c compress.c decompress.c bzlib.c bzip2.c $LINK -o \"$OUT\"",
-        variants: &["gcc-O0-pie", "gcc-O2-pie", "gcc-O3-fixed", "gcc-Os-pie", "clang-O2-pie", "clang-O3-fixed", "clang-O2-lld-pie"],
+        variants: &[
+            "gcc-O0-pie",
+            "gcc-O2-pie",
+            "gcc-O3-fixed",
+            "gcc-Os-pie",
+            "clang-O2-pie",
+            "clang-O3-fixed",
+            "clang-O2-lld-pie",
+        ],
     },
     Recipe {
         name: "zstd",

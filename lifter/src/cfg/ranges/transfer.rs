@@ -88,6 +88,10 @@ impl Ranges<'_> {
             Neg => self.operand(instruction, 0, index, width)?.negated(),
             Not => self.operand(instruction, 0, index, width)?.negated().plus(mask(width)),
             And => self.operand(instruction, 0, index, width)?.and(self.operand(instruction, 1, index, width)?),
+            Or | Xor => {
+                let bits = self.operand(instruction, 0, index, width)?.max() | self.operand(instruction, 1, index, width)?.max();
+                Interval::new(width, 0, mask(64 - bits.leading_zeros().min(63)))
+            }
             Shl | Sal | Shr => self.shifted(instruction, index, width)?,
             Popcnt | Lzcnt | Tzcnt => Interval::new(width, 0, u64::from(width)),
             Movmskpd => Interval::new(width, 0, 3),

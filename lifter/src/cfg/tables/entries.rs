@@ -120,8 +120,13 @@ impl TableContext<'_> {
         let Some(limit) = self.limit(shape, &[]) else { return units };
         let mut word = shape.at;
         while word + u64::from(shape.entry_size) <= limit {
-            let target = self.target(shape, word);
-            let Some(unit) = target.and_then(|va| unit_at(self.units, va).or_else(|| unit_at(self.units, va.offset(-1)))) else {
+            let Some(target) = self.target(shape, word) else { break };
+            let inside = unit_at(self.units, target).filter(|&unit| {
+                let survey = &self.surveys[unit.index()];
+                survey.is_opaque() || survey.is_start(target - self.units[unit].start)
+            });
+            let Some(unit) = inside.or_else(|| unit_at(self.units, target.offset(-1)).filter(|&u| self.units[u].end == target))
+            else {
                 break;
             };
             units.push(unit);
