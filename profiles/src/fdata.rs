@@ -145,7 +145,10 @@ impl Fdata {
     pub fn merge(&mut self, other: &Fdata, weight: u64) -> Result<()> {
         let is_empty = self.branches.is_empty() && self.samples.is_empty();
         if !is_empty && self.is_bolted != other.is_bolted {
-            return Err(Error::malformed("fdata", "a collection from a program that BOLT rewrote can't be added to one that is not"));
+            return Err(Error::malformed(
+                "fdata",
+                "a collection from a program that BOLT rewrote can't be added to one that is not",
+            ));
         }
         if !is_empty && self.sampled_events.is_some() != other.sampled_events.is_some() {
             return Err(Error::malformed("fdata", "samples can't be added to branch records"));

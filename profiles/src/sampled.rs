@@ -197,16 +197,18 @@ impl Counter<'_> {
         let program = self.program;
         let data = &program.blocks[block];
         let is_terminator = from >= data.start + u64::from(data.body_len);
-        let is_stop = matches!(data.terminator, Terminator::Stop(StopKind::Return | StopKind::IndirectTailCall | StopKind::NoReturnCall));
+        let is_stop =
+            matches!(data.terminator, Terminator::Stop(StopKind::Return | StopKind::IndirectTailCall | StopKind::NoReturnCall));
         let is_end = is_terminator || (is_stop && from + 16 >= data.end());
         let is_last = is_end && !self.has_instruction_behind(block, from);
         if is_last {
             self.departures[block.index()] = self.departures[block.index()].saturating_add(count);
         }
-        let is_direct = is_terminator || program.block_refs(block).iter().any(|r| {
-            let field = data.start + u64::from(r.offset);
-            from < field && field < from + 8 && r.role == lifter::ir::RefRole::Call
-        });
+        let is_direct = is_terminator
+            || program.block_refs(block).iter().any(|r| {
+                let field = data.start + u64::from(r.offset);
+                from < field && field < from + 8 && r.role == lifter::ir::RefRole::Call
+            });
         let is_return = is_last && data.terminator == Terminator::Stop(StopKind::Return);
         if is_direct || is_return {
             return;

@@ -109,8 +109,7 @@ impl Collector {
             .map(|((from, to), (count, mispredicted))| Branch { from, to, count, mispredicted })
             .collect();
         branches.sort_unstable();
-        let mut traces: Vec<Trace> =
-            self.traces.into_iter().map(|((first, last), count)| Trace { first, last, count }).collect();
+        let mut traces: Vec<Trace> = self.traces.into_iter().map(|((first, last), count)| Trace { first, last, count }).collect();
         traces.sort_unstable();
         let mut addresses: Vec<(Va, u64)> = self.addresses.into_iter().collect();
         addresses.sort_unstable();

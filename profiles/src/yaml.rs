@@ -82,8 +82,7 @@ pub fn resolve(yaml: &Yaml, program: &Program, symbols: &SymbolIndex) -> Result<
     if has_blocks && yaml.functions.iter().flat_map(|f| &f.blocks).all(|b| b.hash == 0) {
         return Err(Error::malformed("YAML profile", "its blocks have no hashes, so nothing says where they lie"));
     }
-    let starts: FxHashMap<u32, Va> =
-        yaml.functions.iter().filter_map(|f| Some((f.fid, symbols.resolve(&f.name, 0)?))).collect();
+    let starts: FxHashMap<u32, Va> = yaml.functions.iter().filter_map(|f| Some((f.fid, symbols.resolve(&f.name, 0)?))).collect();
     let mut collector = Collector::default();
     for function in &yaml.functions {
         let Some(&start) = starts.get(&function.fid) else {

@@ -2,7 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-const BRANCHES: &str = "boltedcollection\n0 [unknown] 0 1 main 0 0 1\n1 main 3fb 1 foo/1 0 0 4\n1 operator\\ new 1f 1 main 3fb 2 40\n";
+const BRANCHES: &str =
+    "boltedcollection\n0 [unknown] 0 1 main 0 0 1\n1 main 3fb 1 foo/1 0 0 4\n1 operator\\ new 1f 1 main 3fb 2 40\n";
 
 #[test]
 fn branch_records_are_read_and_written_as_they_were() {
@@ -40,7 +41,9 @@ fn samples_are_not_added_to_branches() {
 
 #[test]
 fn a_damaged_line_is_named() {
-    for bad in ["1 f 1 1 f 2 0\n", "1 f 1 1 f 2 0 1 1\n", "9 f 1 1 f 2 0 1\n", "1 f xyz 1 f 2 0 1\n", "1 f 1 1 f 2 0 -1\n", "main\n"] {
+    for bad in
+        ["1 f 1 1 f 2 0\n", "1 f 1 1 f 2 0 1 1\n", "9 f 1 1 f 2 0 1\n", "1 f xyz 1 f 2 0 1\n", "1 f 1 1 f 2 0 -1\n", "main\n"]
+    {
         let text = format!("1 f 1 1 f 2 0 1\n\n{bad}");
         let error = Fdata::read(text.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("line 3"), "{error}");

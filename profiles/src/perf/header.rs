@@ -67,7 +67,8 @@ fn read_attributes(bytes: &[u8], at: u64, len: u64, each: u64) -> Result<Attribu
         let entry = slice(bytes, start, each).ok_or_else(|| fail(start, "the file ends in its attributes"))?;
         let (attribute, _) = Attribute::read(entry, start)?;
         let ids = &entry[(each - IDS_LEN) as usize..];
-        let ids = slice(bytes, word(ids), word(&ids[8..])).ok_or_else(|| fail(start, "the ids of an event lie beyond the file"))?;
+        let ids =
+            slice(bytes, word(ids), word(&ids[8..])).ok_or_else(|| fail(start, "the ids of an event lie beyond the file"))?;
         attributes.push(attribute, ids.chunks_exact(8).map(word).collect());
     }
     if attributes.is_empty() {

@@ -130,7 +130,8 @@ impl Mappings {
 
     /// Decides which files are the program, once all build-ids are known. Names decide only where no build-id does.
     pub(super) fn finish(&mut self, names: &Names) -> Result<()> {
-        let matches: Vec<Match> = self.files.iter().map(|(path, build_id)| match_file(names, path, build_id.as_deref())).collect();
+        let matches: Vec<Match> =
+            self.files.iter().map(|(path, build_id)| match_file(names, path, build_id.as_deref())).collect();
         let best = if matches.contains(&Match::Certain) { Match::Certain } else { Match::Likely };
         if !matches.contains(&best) {
             let why = match matches.iter().position(|&m| m == Match::OtherBuild) {
@@ -179,7 +180,10 @@ fn match_file(names: &Names, path: &str, build_id: Option<&[u8]>) -> Match {
     let has_name = names.has_name(path);
     match build_id.filter(|_| !names.build_id.is_empty()) {
         // A build-id may be recorded with zeros up to its full length.
-        Some(id) if id == names.build_id || id.strip_prefix(names.build_id.as_slice()).is_some_and(|rest| rest.iter().all(|&b| b == 0)) => {
+        Some(id)
+            if id == names.build_id
+                || id.strip_prefix(names.build_id.as_slice()).is_some_and(|rest| rest.iter().all(|&b| b == 0)) =>
+        {
             Match::Certain
         }
         Some(_) if has_name => Match::OtherBuild,

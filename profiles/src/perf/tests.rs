@@ -84,7 +84,20 @@ fn file(sample_type: u64, records: &[Vec<u8>]) -> Vec<u8> {
     let data: Vec<u8> = records.concat();
     let (attributes_at, attributes_len) = (104u64, 144u64);
     let mut header = b"PERFILE2".to_vec();
-    header.extend(words(&[104, 144, attributes_at, attributes_len, attributes_at + attributes_len, data.len() as u64, 0, 0, 0, 0, 0, 0]));
+    header.extend(words(&[
+        104,
+        144,
+        attributes_at,
+        attributes_len,
+        attributes_at + attributes_len,
+        data.len() as u64,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]));
     header.extend(attribute(sample_type));
     header.extend(words(&[0, 0]));
     header.extend(data);

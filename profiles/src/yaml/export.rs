@@ -103,7 +103,8 @@ impl<'p> Numbering<'p> {
         let exec = piece.heads.first().copied().flatten().map_or(0, weight);
         let name = piece.name.replace('\'', "''");
         let _ = writeln!(text, "  - name:            '{name}'\n    fid:             {}", number + 1);
-        let _ = writeln!(text, "    hash:            0x0\n    exec:            {exec}\n    nblocks:         {}", piece.heads.len());
+        let _ =
+            writeln!(text, "    hash:            0x0\n    exec:            {exec}\n    nblocks:         {}", piece.heads.len());
         text.push_str("    blocks:\n");
         let mut before: &[&FlowRecord] = &[];
         for (bid, head) in piece.heads.iter().enumerate() {

@@ -135,14 +135,13 @@ fn calls(line: &Line<'_>, value: &str) -> Result<Vec<Call>> {
 
 /// `[ { key: value, … }, … ]`, without nesting.
 fn flow_mappings<'a>(line: &Line<'_>, value: &'a str) -> Result<Vec<Vec<(&'a str, &'a str)>>> {
-    let inner = value.strip_prefix('[').and_then(|v| v.strip_suffix(']')).ok_or_else(|| line.fail("a list in [ ] is expected"))?;
+    let inner =
+        value.strip_prefix('[').and_then(|v| v.strip_suffix(']')).ok_or_else(|| line.fail("a list in [ ] is expected"))?;
     let mut result = Vec::new();
     let mut rest = inner.trim();
     while !rest.is_empty() {
-        let (entry, behind) = rest
-            .strip_prefix('{')
-            .and_then(|r| r.split_once('}'))
-            .ok_or_else(|| line.fail("an entry in { } is expected"))?;
+        let (entry, behind) =
+            rest.strip_prefix('{').and_then(|r| r.split_once('}')).ok_or_else(|| line.fail("an entry in { } is expected"))?;
         let pairs = entry.split(',').filter(|pair| !pair.trim().is_empty());
         let pairs = pairs.map(|pair| {
             let (key, value) = pair.split_once(':').ok_or_else(|| line.fail("a key and a colon are expected"))?;

@@ -45,7 +45,8 @@ pub(crate) fn kind(path: &Path, bytes: &[u8]) -> Result<ProfileKind> {
 
 /// One of relift's own.
 pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<ProfileFile> {
-    ProfileFile::read(bytes).map_err(|e| Failure::at(path, e).hint("give a file that a program made by `relift instrument` wrote"))
+    ProfileFile::read(bytes)
+        .map_err(|e| Failure::at(path, e).hint("give a file that a program made by `relift instrument` wrote"))
 }
 
 /// Reads, adds up and attributes profiles; `input` is the program's file.
@@ -106,9 +107,8 @@ impl Loader<'_, '_> {
 
     fn read_perf(&self, path: &Path, bytes: &[u8]) -> Result<Samples> {
         let name = self.input.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let found = perf::read(bytes, &self.lifted.image, &name).map_err(|e| {
-            Failure::at(path, e).hint("record while this very program runs")
-        })?;
+        let found = perf::read(bytes, &self.lifted.image, &name)
+            .map_err(|e| Failure::at(path, e).hint("record while this very program runs"))?;
         if let Some(offset) = found.cut_at {
             eprintln!("relift: warning: {}: the file was cut short at byte {offset}; what is before it is used", path.display());
         }
@@ -122,7 +122,9 @@ impl Loader<'_, '_> {
         let same = self.own.iter_mut().find(|own| own.descriptor == profile.descriptor);
         match same {
             Some(own) => {
-                if let Ok(sum) = ProfileFile::merge(&[std::mem::replace(own, ProfileFile::empty(profile.descriptor.clone())), profile]) {
+                if let Ok(sum) =
+                    ProfileFile::merge(&[std::mem::replace(own, ProfileFile::empty(profile.descriptor.clone())), profile])
+                {
                     *own = sum;
                 }
             }
@@ -175,7 +177,8 @@ fn build_id(lifted: &Lifted<'_>) -> Option<String> {
 /// Refuses samples of another program. A machine-wide recording may hold little of this one, so only none at all is wrong.
 fn require_matches(path: &Path, samples: &Samples) -> Result<()> {
     if samples.total != 0 && samples.is_empty() {
-        return Err(Failure::at(path, "a profile of another program: none of it is about this one").hint("give a profile of this program"));
+        return Err(Failure::at(path, "a profile of another program: none of it is about this one")
+            .hint("give a profile of this program"));
     }
     Ok(())
 }
@@ -187,5 +190,6 @@ fn require_share(path: &Path, what: &str, matched: u64, total: u64) -> Result<()
         return Ok(());
     }
     let share = percent(matched, total);
-    Err(Failure::at(path, format!("a profile of another program: {share} of its {what} match")).hint("give a profile of this program"))
+    Err(Failure::at(path, format!("a profile of another program: {share} of its {what} match"))
+        .hint("give a profile of this program"))
 }
