@@ -29,25 +29,28 @@ use pieces::{End, Of, Tables};
 
 /// Explains what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
-    if walk.keeps_old_text() {
+    let keeps_old_text = walk.keeps_old_text();
+    crate::tables::read_arguments(walk);
+    walk.settle();
+    walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text);
+    if keeps_old_text {
         walk_old_text(walk);
     }
     let mut roots = Roots::of(walk);
-    let tables = graph::tables_named(walk, &roots.input);
-    let mut wanted = FxHashSet::default();
-    let mut missing = Vec::new();
-    for is_last in [false, true] {
-        let found = match_pieces(walk, &roots, &tables, &wanted);
-        missing = found.missing;
-        found.matched.mark(walk);
-        let unmatched = found.unmatched.into_iter().filter(|&(address, _)| is_uncovered(walk, address));
-        wanted = unmatched.map(|(_, label)| label).chain(missing.iter().map(|&(_, label)| label)).collect();
-        if is_last || wanted.is_empty() {
-            break;
-        }
-        roots.extend(walk, &tables, &wanted);
+    let tables = graph::tables_named(walk, &instructions(walk, false));
+    let mut found = match_pieces(walk, &roots, &tables, &FxHashSet::default());
+    std::mem::take(&mut found.matched).mark(walk);
+    let unmatched = found.unmatched.iter().filter(|&&(address, _)| is_uncovered(walk, address)).map(|&(_, label)| label);
+    let sought: FxHashSet<u64> = unmatched.chain(found.missing.iter().map(|&(_, label)| label)).collect();
+    if !sought.is_empty() {
+        let tables = graph::tables_named(walk, &instructions(walk, true));
+        let beginnings = beginnings(walk, &found);
+        roots.extend(walk, &tables, (&sought, &beginnings), &found.labels);
+        found = match_pieces(walk, &roots, &tables, &found.labels);
+        std::mem::take(&mut found.matched).mark(walk);
     }
-    report_missing(walk, &missing);
+    walk.settle_doubtful();
+    report_missing(walk, &found.missing);
     report_unexplained(walk);
 }
 
@@ -68,7 +71,7 @@ fn walk_old_text(walk: &mut Walk<'_, '_>) {
             walk.settle();
         }
     }
-    walk.settle_tries();
+    walk.settle_tries(|_| true);
 }
 
 /// Where the pieces that are compared begin.
@@ -87,20 +90,50 @@ impl Roots {
         Self { input, output: leaders(walk, Of::Output), functions }
     }
 
-    /// Adds all code that begins a piece with a wanted label.
-    fn extend(&mut self, walk: &Walk<'_, '_>, tables: &Tables, wanted: &FxHashSet<u64>) {
+    /// Adds all code that begins a piece with a label that is sought.
+    fn extend(
+        &mut self,
+        walk: &Walk<'_, '_>,
+        tables: &Tables,
+        (sought, beginnings): (&FxHashSet<u64>, &FxHashSet<Beginning>),
+        wanted: &FxHashSet<u64>,
+    ) {
         for (of, roots) in [(Of::Input, &mut self.input), (Of::Output, &mut self.output)] {
-            let reader = pieces::Reader { walk, of, tables };
+            let reader = pieces::Reader { walk, of, tables, wanted };
             each_instruction(reader.side(), |address, inst| {
-                let is_start = !matches!(inst.kind, Kind::Nop | Kind::Jump | Kind::Trap);
+                let is_start = beginnings.contains(&Beginning::of(reader.side(), address, inst));
                 // What is reached in the output is so in the input.
                 let is_known = of == Of::Output && reader.related(address).is_some();
-                if is_start && !is_known && wanted.contains(&reader.piece(address, |_, _| {}).label) {
+                if is_start && !is_known && sought.contains(&reader.piece(address, |_, _| {}).label) {
                     roots.push(address);
                 }
             });
         }
     }
+}
+
+/// What is the same of the first instruction of equal pieces, and quick to tell.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+struct Beginning(Kind, [u8; 15]);
+
+impl Beginning {
+    fn of(side: &Side<'_>, address: u64, inst: Inst) -> Self {
+        let mut bytes = [0; 15];
+        let is_whole = inst.kind == Kind::Plain && inst.disp == 0 && !side.image.is_position_dependent();
+        let known = if is_whole { side.code.bytes(address, inst) } else { &[] };
+        bytes[..known.len()].copy_from_slice(known);
+        Self(inst.kind, bytes)
+    }
+}
+
+/// The first instructions of pieces without a partner.
+fn beginnings(walk: &Walk<'_, '_>, found: &Found) -> FxHashSet<Beginning> {
+    let of = |side: &Side<'_>, address| side.inst(address).map(|inst| Beginning::of(side, address, inst));
+    let output = found.unmatched.iter().filter(|&&(address, _)| is_uncovered(walk, address));
+    let output = output.filter_map(|&(address, _)| of(walk.output, address));
+    let starts = found.missing.iter().map(|&(number, _)| walk.input.unwind.fdes[number as usize].start);
+    let input = starts.filter_map(|start| of(walk.input, walk.input_leads_to(start)));
+    output.chain(input).collect()
 }
 
 /// Functions of the input that were not reached.
@@ -124,6 +157,8 @@ struct Found {
     unmatched: Vec<(u64, u64)>,
     /// Functions of the input without a counterpart, with their labels.
     missing: Vec<(u32, u64)>,
+    /// The labels of all unreached pieces.
+    labels: FxHashSet<u64>,
 }
 
 /// What the pieces with a partner explain.
@@ -146,7 +181,10 @@ fn match_pieces(walk: &Walk<'_, '_>, roots: &Roots, tables: &Tables, wanted: &Fx
     let in_input = classes_of(&graph, &partition, Of::Input);
     let in_output = classes_of(&graph, &partition, Of::Output);
 
-    let mut found = Found { matched: Matched::default(), unmatched: Vec::new(), missing: Vec::new() };
+    let mut found =
+        Found { matched: Matched::default(), unmatched: Vec::new(), missing: Vec::new(), labels: FxHashSet::default() };
+    let unreached = graph.nodes.iter().filter(|node| node.owner != Owner::Both);
+    found.labels = unreached.map(|node| node.label).collect();
     for (node, id) in graph.nodes.iter().zip(0..) {
         let class = partition.class(id);
         match node.owner {
@@ -217,10 +255,7 @@ impl Matched {
         walk.stats.matched_by_content += self.pieces;
         for (start, entries, width) in self.tables {
             for place in (0..entries).map(|position| start + position * u64::from(width)) {
-                walk.explained.push((place, u64::from(width)));
-                if let Some(index) = walk.output.code.index(place) {
-                    walk.relation.cover_data(index, width);
-                }
+                walk.explain_entry(place, width);
             }
         }
     }
@@ -261,6 +296,19 @@ fn each_instruction(side: &Side<'_>, mut visit: impl FnMut(u64, Inst)) {
             address += u64::from(inst.len);
         }
     }
+}
+
+/// The instructions of the input's functions, either all of them or those that were not reached.
+fn instructions(walk: &Walk<'_, '_>, all: bool) -> Vec<u64> {
+    let mut found = Vec::new();
+    each_instruction(walk.input, |address, inst| {
+        let may_name = inst.disp != 0 || walk.input.image.is_position_dependent();
+        let is_wanted = || all || walk.input.code.index(address).is_some_and(|index| !walk.relation.seen.contains(index));
+        if may_name && is_wanted() {
+            found.push(address);
+        }
+    });
+    found
 }
 
 /// The starts of straight pieces of code that were not reached.

@@ -27,7 +27,7 @@ use crate::error::FileError;
 use crate::image::Image;
 use crate::noreturn::NoReturn;
 use crate::report::{Stats, Violation, ViolationKind};
-use crate::tables::{self, Survey, TableReference};
+use crate::tables::{self, Doubtful, Survey, TableReference};
 use crate::unwind::{CallSites, Located, Rows, Unwind};
 use compare::Reference;
 pub(crate) use compare::{condition, prefixes};
@@ -57,6 +57,10 @@ impl<'a> Side<'a> {
 
     pub(crate) fn inst(&self, address: u64) -> Option<Inst> {
         self.code.inst(&self.decoder, address)
+    }
+
+    pub(crate) fn begins_with_mark(&self, address: u64) -> bool {
+        self.inst(address).is_some_and(|inst| inst.kind == Kind::EndBranch)
     }
 
     /// Where a direct branch or call goes.
@@ -149,17 +153,23 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) explained: Vec<(u64, u64)>,
     pub(crate) unmoved: Vec<Unmoved>,
     pub(crate) displaced: Vec<Displaced>,
+    /// Tables whose address goes to a call.
+    pub(crate) arguments: Vec<TableReference>,
+    /// Entries of tables behind the last that must correspond.
+    pub(crate) doubtful: Vec<Doubtful>,
     /// Moved tables: input start, output start, bytes that were explained.
     pub(crate) clones: Vec<(u64, u64, u64)>,
     pub(crate) survey: Survey,
     /// Places in the input's code where the linker put an absolute address.
     absolute_fields: FxHashSet<u64>,
+    /// Whether code addresses in the input are plain numbers.
+    has_numbers: bool,
     noreturn: NoReturn,
     queue: Vec<Pair>,
     tries: Vec<Pair>,
     input_row: Located,
     output_row: Located,
-    has_ibt: bool,
+    pub(crate) has_ibt: bool,
 }
 
 /// Where following jumps and padding leads.
@@ -184,9 +194,12 @@ impl<'w, 'a> Walk<'w, 'a> {
             explained: Vec::new(),
             unmoved: Vec::new(),
             displaced: Vec::new(),
+            arguments: Vec::new(),
+            doubtful: Vec::new(),
             clones: Vec::new(),
             survey: Survey::of(input),
             absolute_fields: crate::data::absolute_fields(&input.image),
+            has_numbers: crate::data::has_numbers(&input.image),
             noreturn: NoReturn::compute(input),
             queue: Vec::new(),
             tries: Vec::new(),
@@ -202,6 +215,9 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Asks for a pair that must correspond.
     pub(crate) fn seed(&mut self, input: u64, output: u64, origin: u64) {
+        if let Err(violation) = self.compare_marks(input, output) {
+            self.violations.push(violation);
+        }
         self.stats.seeds += 1;
         self.queue.push(Pair { input, output, origin, reach: Reach::Name });
     }
@@ -227,9 +243,9 @@ impl<'w, 'a> Walk<'w, 'a> {
     }
 
     /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data.
-    pub(crate) fn settle_tries(&mut self) {
+    pub(crate) fn settle_tries(&mut self, which: impl Fn(Reach) -> bool) {
         while let Some(pair) = self.tries.pop() {
-            if self.attempt(pair) {
+            if which(pair.reach) && self.attempt(pair) {
                 self.settle();
             }
         }
@@ -267,6 +283,38 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
         self.queue = queue;
         is_right
+    }
+
+    /// Notes that a table's entry is what it should be.
+    pub(crate) fn explain_entry(&mut self, place: u64, width: u8) {
+        self.explained.push((place, u64::from(width)));
+        if let Some(index) = self.output.code.index(place) {
+            self.relation.cover_data(index, width);
+        }
+    }
+
+    /// Explains entries that nobody may select by what is known now: they lead to what corresponds, or to what
+    /// is reached on neither side.
+    pub(crate) fn settle_doubtful(&mut self) {
+        for Doubtful { input, output, place, width } in std::mem::take(&mut self.doubtful) {
+            let (Canonical::At(from, _), Canonical::At(to, _)) = (self.canonical(true, input), self.canonical(false, output))
+            else {
+                continue;
+            };
+            let (Some(from), Some(to)) = (self.input.code.index(from), self.output.code.index(to)) else { continue };
+            let is_right = match self.relation.input_of(to) {
+                Some(known) => known == from,
+                None if self.relation.output_of(from).is_none() => true,
+                None => {
+                    let is_right = self.attempt(Pair { input, output, origin: place, reach: Reach::Flow });
+                    self.settle();
+                    is_right
+                }
+            };
+            if is_right {
+                self.explain_entry(place, width);
+            }
+        }
     }
 
     fn canonical(&mut self, is_input: bool, start: u64) -> Canonical {
@@ -350,6 +398,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
             let (a, b);
             match (self.canonical(true, i), self.canonical(false, o)) {
+                (Canonical::At(input, inst), _) if name.is_none() && self.is_end_of_function(input, inst) => return Ok(()),
                 (Canonical::At(input, inst), Canonical::At(output, other)) => {
                     (i, o) = (input, output);
                     (a, b) = (inst, other);
@@ -382,7 +431,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             self.stats.instructions += 1;
             self.stats.moved_instructions += u64::from(i != o);
             self.compare_rows(i, o)?;
-            let references = self.compare(i, a, o, b)?;
+            let references = self.compare(i, a, o, b).map_err(|violation| violation.from(origin))?;
             self.follow(references, i, o)?;
             origin = o;
             match self.next(i, a, o, b)? {
@@ -390,6 +439,12 @@ impl<'w, 'a> Walk<'w, 'a> {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// Whether the input leads to the padding behind a function: LLVM sends ways there that the program cannot take.
+    fn is_end_of_function(&self, address: u64, inst: Inst) -> bool {
+        let fde_at = |address| self.input.unwind.fde_at(address);
+        inst.kind == Kind::Trap && fde_at(address).is_none() && fde_at(address - 1).is_some()
     }
 
     /// Whether what neither side can decode is the same: outside of all code, or untouched.
@@ -468,13 +523,21 @@ impl<'w, 'a> Walk<'w, 'a> {
             self.tries.push(Pair { input, output, origin, reach: Reach::Pointer });
             return Ok(());
         }
-        let begins_with_mark = |side: &Side<'_>, at| side.inst(at).is_some_and(|inst| inst.kind == Kind::EndBranch);
-        if self.has_ibt && begins_with_mark(self.input, input) && !begins_with_mark(self.output, output) {
+        self.compare_marks(input, output)?;
+        self.stats.seeds += 1;
+        self.queue.push(Pair { input, output, origin, reach: Reach::Pointer });
+        Ok(())
+    }
+
+    /// An indirect branch may come here: where the program runs with tracking, an `endbr64` must stand here itself, not behind a jump.
+    ///
+    /// The rest of it follows from the walk: `endbr64` is an instruction like any other, which only the same one stands for, and the prefix
+    /// `notrack` is a byte of its jump.
+    fn compare_marks(&self, input: u64, output: u64) -> Result<(), Violation> {
+        if self.has_ibt && self.input.begins_with_mark(input) && !self.output.begins_with_mark(output) {
             let message = format!("no endbr64 at an address that is taken; the input has one at {input:#x}");
             return Err(Violation::new(ViolationKind::IndirectBranchTarget, output, message));
         }
-        self.stats.seeds += 1;
-        self.queue.push(Pair { input, output, origin, reach: Reach::Pointer });
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use fuzz::targets::{Outcome, Target};
 const USAGE: &str = "usage: fuzz unpack TARGET FOLDER      the kept inputs of a target, one file each
        fuzz pack FOLDER               the files of a folder as lines for fuzz/corpus, shortest first
        fuzz run TARGET INPUT…         runs inputs, each a file or a line of digits, and says what became of them
-       fuzz sweep TARGET COUNT SEED   runs random inputs and groups the failures by their first line
+       fuzz sweep TARGET COUNT SEED   runs random inputs and groups what fails, or is stopped by the checker
        fuzz make TARGET INPUT FILE    writes the damaged file of an input";
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -82,6 +82,7 @@ fn run(name: &str, inputs: &[&str]) -> Result<()> {
         let outcome = match target.run(&input) {
             Outcome::Accepted => "accepted".to_owned(),
             Outcome::Refused(why) => format!("refused: {why}"),
+            Outcome::Stopped(why) => format!("stopped by the checker: {why}"),
         };
         let file_len = (target.file)(&Recipe::decode(&input)).len();
         println!("{argument}: {outcome} ({file_len} bytes, {} allocated at most so far)", limits::peak() - before);
@@ -89,11 +90,14 @@ fn run(name: &str, inputs: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The message of a panic, its numbers and names of entities aside.
-fn gist(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied()).unwrap_or("?");
-    let lines: Vec<&str> = text.lines().take(2).collect();
-    lines.join(" ").chars().filter(|c| !c.is_ascii_digit()).collect()
+/// The beginning of a message, words with numbers aside.
+fn gist(message: &str) -> String {
+    let words = message.split_whitespace().take(12).filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
+    words.collect::<Vec<_>>().join(" ")
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied()).unwrap_or("?")
 }
 
 #[expect(clippy::print_stdout, reason = "a program for the command line")]
@@ -104,15 +108,19 @@ fn sweep(name: &str, count: &str, seed: &str) -> Result<()> {
     let mut accepted = 0;
     for _ in 0..count.parse()? {
         let input = recipe(&mut random);
-        match catch_unwind(AssertUnwindSafe(|| target.run(&input))) {
-            Ok(outcome) => accepted += usize::from(outcome == Outcome::Accepted),
-            Err(panic) => {
-                let entry = failures.entry(gist(&*panic)).or_insert((0, to_line(&input)));
-                entry.0 += 1;
-                if entry.1.len() > 2 * input.len() {
-                    entry.1 = to_line(&input);
-                }
+        let gist = match catch_unwind(AssertUnwindSafe(|| target.run(&input))) {
+            Ok(Outcome::Accepted) => {
+                accepted += 1;
+                continue;
             }
+            Ok(Outcome::Refused(_)) => continue,
+            Ok(Outcome::Stopped(why)) => format!("stopped: {}", gist(&why)),
+            Err(panic) => format!("FAILED: {}", gist(panic_message(&*panic))),
+        };
+        let entry = failures.entry(gist).or_insert((0, to_line(&input)));
+        entry.0 += 1;
+        if entry.1.len() > 2 * input.len() {
+            entry.1 = to_line(&input);
         }
     }
     println!("{name}: {accepted} accepted");

@@ -20,6 +20,9 @@ pub enum Outcome {
     Accepted,
     /// With what a user would read.
     Refused(String),
+    /// The checker found a fault in the output, so that it would not be written. The file says of itself what is not so, or relift or the
+    /// checker is wrong.
+    Stopped(String),
 }
 
 /// A fuzz target.
@@ -57,7 +60,7 @@ impl Target {
         let file = (self.file)(&recipe);
         let mut outcome = Outcome::Accepted;
         let _took = limits::within(file.len(), || outcome = (self.run)(&recipe, &file));
-        if let Outcome::Refused(why) = &outcome {
+        if let Outcome::Refused(why) | Outcome::Stopped(why) = &outcome {
             assert!(!why.is_empty() && why.chars().count() < 400, "the error is no line: {why}");
             assert!(!why.contains(char::is_control), "the error would print control characters: {why:?}");
         }

@@ -11,9 +11,10 @@ use crate::cfg::thunks::Thunks;
 use crate::discover::clusters::{Clusters, join_by_flow};
 use crate::discover::names::{self, NamedBy, Names};
 use crate::discover::no_return::find_no_return;
+use crate::discover::reach::{Reach, Reached};
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
-use crate::discover::units::{Bounds, Unit, Units, find_units, is_stub_section, unit_at};
+use crate::discover::units::{Unit, Units, find_units, is_stub_section, unit_at};
 use crate::discover::unseen::{Search, Unseen};
 use crate::elf::image::FileKind;
 use crate::elf::{Image, Unwind};
@@ -49,15 +50,20 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 
     // Discover: which bytes are code, and what they name.
     let mut stubs = Stubs::find(image);
-    let mut units = find_units(image, &unwind, &[]);
+    let mut units = find_units(image, &unwind, &[], &Reached::default());
     let survey_all = |units: &Units, stubs: &Stubs| {
         let has_unseen_absolutes = mode == RelinkMode::Guard;
         survey_all(Surveyor { image, units, stubs, use_static_relocs, has_unseen_absolutes })
     };
     let mut surveys = survey_all(&units, &stubs);
     let claimed = claimed_padding(image, &units, &surveys);
-    if !claimed.is_empty() {
-        units = find_units(image, &unwind, &claimed);
+    // In guard mode nothing without an unwind entry moves, and the linker's relocations say more than can be found out.
+    let reached = match mode == RelinkMode::Replace && !use_static_relocs {
+        true => Reach { image, units: &units, surveys: &surveys, stubs: &stubs }.find(),
+        false => Reached::default(),
+    };
+    if !claimed.is_empty() || !reached.regions.is_empty() {
+        units = find_units(image, &unwind, &claimed, &reached);
         surveys = survey_all(&units, &stubs);
     }
     stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
@@ -91,8 +97,16 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 
     // Blocks, then pins: from here on no address is named that is not a leader.
     let mut parts = context.build(&names, &clusters, &jumps, &tables);
-    let pin_context =
-        PinContext { image, unwind: &unwind, units: &units, surveys: &surveys, names: &names, clusters: &clusters, mode };
+    let pin_context = PinContext {
+        image,
+        unwind: &unwind,
+        units: &units,
+        surveys: &surveys,
+        names: &names,
+        clusters: &clusters,
+        mode,
+        use_static_relocs,
+    };
     let words = if use_static_relocs { slots::relative_words(image, |word| is_in_table(&tables, word)) } else { Vec::new() };
     let mut pins = pin_context.compute(&jumps, &words);
     for va in context.misused_addresses(&names, &clusters, &jumps) {
@@ -126,7 +140,7 @@ fn survey_all(surveyor: Surveyor<'_>) -> Vec<Survey> {
     let is_doubted = |name: &CodeName| {
         let unit = unit_at(units, name.target)?;
         let is_torn = !surveys[unit.index()].is_start(name.target - units[unit].start);
-        (name.how == How::Memory || is_torn && units[unit].bounds == Bounds::Gap).then_some(unit)
+        (name.how == How::Memory || is_torn && units[unit].fde().is_none()).then_some(unit)
     };
     let mut doubted: Vec<Unit> = surveys.iter().flat_map(|s| &s.names).filter_map(is_doubted).collect();
     doubted.sort();
@@ -146,7 +160,12 @@ fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<
         .map(|s| (s.sh_addr, s.end()))
         .collect();
     let in_code = |va: &Va| code.iter().any(|(start, end)| start <= va && va < end) && unit_at(units, *va).is_none();
-    let mut claimed: Vec<Va> = surveys.iter().flat_map(|s| &s.data_names).map(|n| n.0).filter(in_code).collect();
+    let named = |s: &Survey| -> Vec<Va> {
+        let data = s.data_names.iter().map(|n| n.0);
+        let code = s.names.iter().map(|n| n.target).chain(s.stray_calls.iter().copied());
+        data.chain(code).filter(in_code).collect()
+    };
+    let mut claimed: Vec<Va> = surveys.iter().flat_map(named).collect();
     claimed.sort();
     claimed.dedup();
     claimed
@@ -160,9 +179,6 @@ fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     }
     if has_section(".gopclntab") || has_section(".note.go.buildid") || has_section(".go.buildinfo") {
         return unsupported("a Go program: its run time keeps its own tables of code addresses");
-    }
-    if has_section(".bolt.org.text") {
-        return unsupported("the file was already rewritten by BOLT");
     }
     if has_section(".ltext") || has_section(".lrodata") || has_section(".ldata") {
         return unsupported("the medium or large code model");

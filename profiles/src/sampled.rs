@@ -4,7 +4,7 @@
 //!
 //! **Method, branch records.** A record between two blocks of a function that an edge joins counts that edge. One to a block that
 //! may be entered from outside counts an arrival, one from an indirect call or jump also a target. A straight run counts each
-//! edge that it falls through, and each block whose start it passes. An edge that no record mentions did not run, except where a block has only one:
+//! edge that it falls through; what led to its start is a record of its own. An edge that no record mentions did not run, except where a block has only one:
 //! producers whose blocks are longer don't know it. A block ran as often as the larger of what arrives and what leaves, since
 //! records are lost more easily than invented.
 //!
@@ -23,7 +23,7 @@ use lifter::{Image, Va};
 use rustc_hash::FxHashMap;
 
 use crate::flow::FlowGraph;
-use crate::infer::infer;
+use crate::infer::{infer, infer_by_trust};
 use crate::instrument::{Count, Counts};
 use crate::samples::Samples;
 use crate::weights::{IndirectTargets, Weights};
@@ -49,14 +49,16 @@ pub struct SampleQuality {
 pub fn weigh(image: &Image<'_>, program: &Program, samples: &Samples) -> (Weights, SampleQuality) {
     let mut quality = SampleQuality { total: samples.total, located: samples.located, ..SampleQuality::default() };
     let samples = &bounded(samples);
-    let (counts, indirect) = if samples.branches.is_empty() && samples.traces.is_empty() {
-        (plain::count(program, samples, &mut quality), Vec::new())
+    let (counts, weights) = if samples.has_branches() {
+        let (counts, indirect) = count_branches(image, program, samples, &mut quality);
+        let weights = infer(program, &counts);
+        (counts, Weights { indirect, ..weights })
     } else {
-        count_branches(image, program, samples, &mut quality)
+        let (counts, costs) = plain::count(program, samples, &mut quality);
+        let weights = infer_by_trust(program, &counts, &costs);
+        (counts, weights)
     };
     quality.functions = program.funcs.keys().filter(|&func| has_counts(program, func, &counts)).count();
-    let mut weights = infer(program, &counts);
-    weights.indirect = indirect;
     quality.imbalance = imbalance(program, &counts);
     quality.changed = change(&counts, &weights);
     (weights, quality)
@@ -121,8 +123,6 @@ struct Counter<'p> {
     /// By block, from outside its function, and to there.
     arrivals: Vec<u64>,
     departures: Vec<u64>,
-    /// By block, how often a straight run passed its start.
-    passed: Vec<u64>,
     is_touched: Vec<bool>,
     targets: FxHashMap<(Block, Va), FxHashMap<Option<Func>, u64>>,
     has_fallthroughs: bool,
@@ -142,7 +142,6 @@ fn count_branches(
         edges: vec![0; program.edges.len()],
         arrivals: vec![0; num_blocks],
         departures: vec![0; num_blocks],
-        passed: vec![0; num_blocks],
         is_touched: vec![false; program.funcs.len()],
         targets: FxHashMap::default(),
         has_fallthroughs: false,
@@ -235,15 +234,11 @@ impl Counter<'_> {
         self.mapped = self.mapped.saturating_add(count);
         self.has_fallthroughs = true;
         self.is_touched[program.func_of(block).index()] = true;
-        if program.blocks[block].start == first {
-            self.passed[block.index()] = self.passed[block.index()].saturating_add(count);
-        }
         for _ in 0..BLOCKS_MAX {
             let fallthrough = program.blocks[block].edges.as_usize().find(|&e| program.edges[e].kind == EdgeKind::Fallthrough);
             let Some(index) = fallthrough.filter(|&e| program.blocks[program.edges[e].target].start <= last) else { break };
             self.edges[index] = self.edges[index].saturating_add(count);
             block = program.edges[index].target;
-            self.passed[block.index()] = self.passed[block.index()].saturating_add(count);
         }
     }
 
@@ -259,7 +254,7 @@ impl Counter<'_> {
         }
         for (block, data) in program.blocks.iter().filter(|(_, data)| self.is_touched[data.func.index()]) {
             let index = block.index();
-            counts.blocks[index] = Count::new(signed(incoming[index].max(outgoing[index]).max(self.passed[index])));
+            counts.blocks[index] = Count::new(signed(incoming[index].max(outgoing[index])));
             let is_only = data.edges.len() == 1;
             for edge in data.edges.as_usize() {
                 let is_silent = self.edges[edge] == 0

@@ -142,6 +142,7 @@ fn resolve_function(
         }
         for call in &block.calls {
             if let Some(&callee) = starts.get(&call.fid).filter(|_| call.fid != 0) {
+                collector.note(call.count, true);
                 collector.branch(Some(at + u64::from(call.offset)), Some(callee), call.count, call.mispredicted);
             }
         }

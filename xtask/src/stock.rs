@@ -6,7 +6,7 @@
 //! where two runs of the original already differ, only what they have in common is compared. A table is printed and stored.
 
 mod elf;
-mod report;
+pub(crate) mod report;
 pub(crate) mod sandbox;
 mod skip;
 mod users;

@@ -12,6 +12,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::choice::{Answer, Open, Shapes};
 use super::pieces::{End, Of, Piece, Place, Reader, Tables};
+use crate::decode::Kind;
 use crate::tables::{self, TableReference};
 use crate::walk::Walk;
 
@@ -49,7 +50,7 @@ enum Key {
 pub(super) struct Graph<'r, 'w, 'a> {
     walk: &'r Walk<'w, 'a>,
     pub(super) tables: &'r Tables,
-    /// Labels of pieces that may be copies of code that the walk reached.
+    /// Labels of unreached pieces; code that the walk reached is a piece if it has one of them.
     wanted: &'r FxHashSet<u64>,
     pub(super) nodes: Vec<Node>,
     pub(super) shapes: Shapes,
@@ -75,7 +76,7 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
     }
 
     pub(super) fn reader(&self, of: Of) -> Reader<'r, 'w, 'a> {
-        Reader { walk: self.walk, of, tables: self.tables }
+        Reader { walk: self.walk, of, tables: self.tables, wanted: self.wanted }
     }
 
     /// The node of what `address` leads to, if anything does.
@@ -193,33 +194,21 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
     }
 }
 
-/// The jump tables that unreached code of the input names.
-pub(super) fn tables_named(walk: &Walk<'_, '_>, starts: &[u64]) -> Tables {
+/// The jump tables that the instructions of the input at these addresses name.
+pub(super) fn tables_named(walk: &Walk<'_, '_>, addresses: &[u64]) -> Tables {
     let (input, mut found) = (walk.input, Tables::default());
-    let is_fixed = input.image.is_position_dependent();
-    for &start in starts {
-        let mut address = start;
-        while let Some(inst) = input.inst(address) {
-            if input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index)) {
-                break;
-            }
-            let reference = |value, width| TableReference { input: value, output: value, width, from: address, origin: address };
-            let mut named = None;
-            if inst.kind == crate::decode::Kind::Lea && inst.disp != 0 {
-                named = Some(reference(input.operand(address, inst), 4));
-            } else if is_fixed {
-                named = walk.absolute_table(input.code.bytes(address, inst)).map(|value| reference(value, 8));
-            }
-            if let Some(named) = named.filter(|named| !input.image.in_code(named.input)) {
-                let targets = tables::targets(walk, named);
-                if found.get(&named.input).map_or(0, Vec::len) < targets.len() {
-                    found.insert(named.input, targets);
-                }
-            }
-            if inst.ends_flow() {
-                break;
-            }
-            address += u64::from(inst.len);
+    for &address in addresses {
+        let Some(inst) = input.inst(address) else { continue };
+        let named = if inst.kind == Kind::Lea && inst.disp != 0 {
+            Some((input.operand(address, inst), 4))
+        } else {
+            walk.absolute_table(input.code.bytes(address, inst)).map(|value| (value, 8))
+        };
+        let Some((value, width)) = named.filter(|&(value, _)| !input.image.in_code(value)) else { continue };
+        let reference = TableReference { input: value, output: value, width, from: address, origin: address };
+        let targets = tables::targets(walk, reference);
+        if found.get(&value).map_or(0, Vec::len) < targets.len() {
+            found.insert(value, targets);
         }
     }
     found

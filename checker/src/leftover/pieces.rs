@@ -9,7 +9,7 @@
 
 use std::hash::Hasher;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::decode::{Inst, Kind, Shape};
 use crate::unwind::{Located, NONE};
@@ -18,6 +18,8 @@ use crate::walk::{Side, Walk, condition, prefixes};
 /// So that a loop without a branch ends.
 const INSTRUCTIONS_MAX: usize = 64;
 const JUMPS_MAX: usize = 512;
+/// Jumps from function to function that are followed in copies.
+const DEPTH_MAX: usize = 8;
 
 /// Whose code it is.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
@@ -82,6 +84,8 @@ pub(super) struct Reader<'r, 'w, 'a> {
     pub(super) walk: &'r Walk<'w, 'a>,
     pub(super) of: Of,
     pub(super) tables: &'r Tables,
+    /// Labels of unreached pieces: reached code with one of them may have an unreached copy.
+    pub(super) wanted: &'r FxHashSet<u64>,
 }
 
 impl<'w, 'a> Reader<'_, 'w, 'a> {
@@ -124,8 +128,13 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
         }
     }
 
-    /// Reads the piece at `start`, where code that the walk reached ends it unless it begins there.
+    /// Reads the piece at `start`. Code that the walk reached ends it; where it begins in such code, a jump to another function does of which no
+    /// copy is looked for.
     pub(super) fn piece(&self, start: u64, mut visit: impl FnMut(u64, Inst)) -> Piece {
+        self.piece_at(start, 0, &mut visit)
+    }
+
+    fn piece_at(&self, start: u64, depth: usize, visit: &mut dyn FnMut(u64, Inst)) -> Piece {
         let is_reached = self.related(start).is_some();
         let mut label = Label::new();
         let (mut address, mut jumps, mut count) = (start, 0, 0);
@@ -144,7 +153,17 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
                 Kind::Jump if jumps == JUMPS_MAX => return label.end(End::Nothing),
                 Kind::Jump => {
                     jumps += 1;
-                    address = self.side().target(address, inst);
+                    let target = self.side().target(address, inst);
+                    if is_reached && self.side().unwind.fde_at(address) != self.side().unwind.fde_at(target) {
+                        let is_wanted = depth < DEPTH_MAX && {
+                            let next = self.piece_at(target, depth + 1, &mut |_, _| {});
+                            self.wanted.contains(&next.label)
+                        };
+                        if !is_wanted {
+                            return label.end(End::Flow(target));
+                        }
+                    }
+                    address = target;
                 }
                 _ => {
                     count += 1;
@@ -233,7 +252,8 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
             let names_function = side.unwind.fde_at(value).is_some();
             if names_function || self.may_move(value) {
                 label.bytes(&bytes[..usize::from(inst.disp).min(bytes.len())]);
-                label.byte(u8::from(names_function));
+                let is_marked = names_function && self.walk.has_ibt && side.begins_with_mark(value);
+                label.byte(u8::from(names_function) + u8::from(is_marked));
                 let field = usize::from(inst.disp);
                 return if names_function { Field::Names(value) } else { Field::MayName { value, field, width: 4 } };
             }

@@ -9,7 +9,7 @@ use object::elf;
 
 use crate::address::Va;
 use crate::discover::stubs::Stubs;
-use crate::discover::units::{UnitData, Units, unit_at};
+use crate::discover::units::{Bounds, UnitData, Units, unit_at};
 use crate::elf::Image;
 use crate::elf::image::StaticReloc;
 use crate::ir::PinReason;
@@ -59,6 +59,8 @@ pub(crate) struct Survey {
     pub(crate) data_names: Vec<(Va, Va)>,
     /// Fields that may hold absolute addresses, in instruction order; only where nothing says which of them do.
     pub(crate) absolutes: Vec<Absolute>,
+    /// Callees that are no code as far as is known.
+    pub(crate) stray_calls: Vec<Va>,
     pub(crate) problem: Option<PinReason>,
     /// Whether execution may run past the last instruction.
     pub(crate) falls_out: bool,
@@ -99,7 +101,9 @@ impl Surveyor<'_> {
         if bytes.len() < unit.len() {
             return Survey { problem: Some(PinReason::Undecodable), may_return: true, ..Survey::default() };
         }
-        self.survey_clean(unit, bytes).unwrap_or_else(|| self.survey_opaque(unit, bytes))
+        let is_code = unit.bounds != Bounds::LeftOver;
+        let clean = if is_code { self.survey_clean(unit, bytes) } else { None };
+        clean.unwrap_or_else(|| self.survey_opaque(unit, bytes))
     }
 
     /// The survey of a unit whose bytes are not known to be code, whatever they decode to.
@@ -108,7 +112,8 @@ impl Surveyor<'_> {
     }
 
     fn survey_clean(&self, unit: &UnitData, bytes: &[u8]) -> Option<Survey> {
-        let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], ..Survey::default() };
+        // Where there are only no-ops, execution runs through them.
+        let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], falls_out: true, ..Survey::default() };
         let mut relocs = self.static_relocs(unit).iter().peekable();
         let (mut reads_words, mut calls_registers) = (false, false);
         let mut decoder = Decoder::with_ip(64, bytes, unit.start.0, DecoderOptions::NONE);
@@ -177,6 +182,8 @@ impl Surveyor<'_> {
             Flow::Call(target) => {
                 if unit_at(self.units, target).is_some() {
                     note(target, How::Call);
+                } else {
+                    survey.stray_calls.push(target);
                 }
                 if is_last && unit.fde().is_some() {
                     survey.last_call = Some(target);

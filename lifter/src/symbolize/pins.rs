@@ -19,9 +19,18 @@ use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::{PinReason, RelinkMode};
 
-/// Metadata that names code in ways that are not understood, relative to itself and without relocations.
-const UNKNOWN_METADATA: [&str; 6] =
-    ["xray_instr_map", "xray_fn_idx", ".kcfi_traps", "swift5_protocol_conformances", "swift5_types", "swift5_type_metadata"];
+/// Metadata that names code in ways that are not understood: relative to itself and without relocations, or as a whole stretch.
+const UNKNOWN_METADATA: [&str; 8] = [
+    "xray_instr_map",
+    "xray_fn_idx",
+    ".kcfi_traps",
+    "swift5_protocol_conformances",
+    "swift5_types",
+    "swift5_type_metadata",
+    // Restartable sequences: the kernel compares the program counter with their bounds.
+    "__rseq_cs",
+    "__rseq_cs_ptr_array",
+];
 
 /// Pins by cluster; the reason that is first in `PinReason` counts.
 #[derive(Debug)]
@@ -49,6 +58,7 @@ pub(crate) struct PinContext<'i> {
     pub(crate) names: &'i Names,
     pub(crate) clusters: &'i Clusters,
     pub(crate) mode: RelinkMode,
+    pub(crate) use_static_relocs: bool,
 }
 
 impl PinContext<'_> {
@@ -78,7 +88,13 @@ impl PinContext<'_> {
             if !self.image.is_movable_code_section(data.section) {
                 pin(PinReason::LinkerSection);
             }
-            if data.bounds == Bounds::Gap {
+            let is_unfounded = match data.bounds {
+                Bounds::Gap | Bounds::LeftOver => true,
+                // A symbol says where a function is, not that all that reaches it is known.
+                Bounds::Symbol(_) => !self.use_static_relocs,
+                Bounds::Unwind(_) | Bounds::Reached => false,
+            };
+            if is_unfounded {
                 pin(PinReason::NoBounds);
             }
             if let Some(problem) = self.surveys[unit.index()].problem {

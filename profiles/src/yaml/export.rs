@@ -2,12 +2,13 @@
 //!
 //! BOLT's hashes are of its own opcode numbers, which nobody else has; what is written in their place holds the block's offset where
 //! BOLT's holds it, and nothing else. So BOLT must be told `-profile-ignore-hash`; it then matches by name and number of blocks.
-//! Blocks that fall through to one that nothing else leads to are one block to BOLT, and are numbered so.
+//! Blocks that fall through to one that nothing else leads to are one block to BOLT, a call that does not return ends none, and padding behind a
+//! jump is a block of its own; blocks are numbered so.
 
 use std::fmt::Write;
 
 use lifter::entity::{Block, EntityId, Func};
-use lifter::ir::{BlockFlags, EdgeKind, Program, Terminator};
+use lifter::ir::{BlockFlags, EdgeKind, Program, StopKind, Terminator};
 use lifter::{Image, Va};
 use rustc_hash::FxHashMap;
 
@@ -19,8 +20,8 @@ use crate::weights::Weights;
 struct Piece {
     name: String,
     start: Va,
-    /// First blocks of what BOLT takes for one block, ascending by address.
-    heads: Vec<Block>,
+    /// First blocks of what BOLT takes for one block, ascending by address; padding is `None`.
+    heads: Vec<Option<Block>>,
 }
 
 /// BOLT's view of the program: which blocks are one to it, and their numbers.
@@ -55,7 +56,9 @@ impl<'p> Numbering<'p> {
         }
         for (number, piece) in numbering.pieces.iter().enumerate() {
             for (bid, head) in piece.heads.iter().enumerate() {
-                numbering.place[head.index()] = Some((number as u32, bid as u32));
+                if let Some(head) = head {
+                    numbering.place[head.index()] = Some((number as u32, bid as u32));
+                }
             }
         }
         numbering
@@ -75,13 +78,20 @@ impl<'p> Numbering<'p> {
             });
             let named = BlockFlags::TABLE_TARGET | BlockFlags::LANDING_PAD | BlockFlags::ADDRESS_TAKEN | BlockFlags::ENTRY;
             let is_own = data.flags.intersects(named) || data.start == start || self.is_target[block.index()];
-            let before = last.filter(|&last| {
-                let before = &program.blocks[last];
-                matches!(before.terminator, Terminator::Fallthrough { next } if next == block) && before.end() == data.start
+            let before = last.filter(|_| data.start != start).map(|last| (last, &program.blocks[last]));
+            let runs_on = before.filter(|(_, before)| match before.terminator {
+                Terminator::Fallthrough { next } => next == block,
+                Terminator::Stop(StopKind::NoReturnCall) => true,
+                _ => false,
             });
-            match before.filter(|_| !is_own) {
-                Some(before) => self.head_of[block.index()] = self.head_of[before.index()],
-                None => pieces[piece].heads.push(block),
+            match runs_on.filter(|_| !is_own) {
+                Some((before, _)) => self.head_of[block.index()] = self.head_of[before.index()],
+                None => {
+                    if runs_on.is_none() && before.is_some_and(|(_, before)| before.end() < data.start) {
+                        pieces[piece].heads.push(None);
+                    }
+                    pieces[piece].heads.push(Some(block));
+                }
             }
             last = Some(block);
         }
@@ -89,32 +99,45 @@ impl<'p> Numbering<'p> {
 
     fn write(&self, text: &mut String, number: u32, weights: &Weights, by_head: &[Vec<&FlowRecord>]) {
         let piece = &self.pieces[number as usize];
-        let exec = piece.heads.first().map_or(0, |b| weights.blocks[b.index()]);
+        let weight = |block: Block| weights.blocks[block.index()];
+        let exec = piece.heads.first().copied().flatten().map_or(0, weight);
         let name = piece.name.replace('\'', "''");
         let _ = writeln!(text, "  - name:            '{name}'\n    fid:             {}", number + 1);
         let _ =
             writeln!(text, "    hash:            0x0\n    exec:            {exec}\n    nblocks:         {}", piece.heads.len());
         text.push_str("    blocks:\n");
-        for (bid, &head) in piece.heads.iter().enumerate().filter(|(_, head)| weights.blocks[head.index()] != 0) {
+        let mut before: &[&FlowRecord] = &[];
+        for (bid, head) in piece.heads.iter().enumerate() {
+            let Some(head) = *head else {
+                write_padding(text, bid, before);
+                continue;
+            };
+            before = &by_head[head.index()];
+            if weight(head) == 0 {
+                continue;
+            }
             let data = &self.program.blocks[head];
-            let offset = data.start - piece.start;
             let _ = writeln!(text, "      - bid:             {bid}\n        insns:           {}", data.num_insts);
-            // The one bit above the offset tells an offset of zero from a hash that is missing.
-            let _ = writeln!(text, "        hash:            {:#x}", 0x1_0000 | (offset & 0xffff));
-            let _ = writeln!(text, "        exec:            {}", weights.blocks[head.index()]);
-            self.write_flow(text, number, head, &by_head[head.index()]);
+            let _ = writeln!(text, "        hash:            {:#x}", placeholder(data.start - piece.start));
+            let _ = writeln!(text, "        exec:            {}", weight(head));
+            self.write_flow(text, number, head, bid, before);
         }
     }
 
-    fn write_flow(&self, text: &mut String, number: u32, head: Block, records: &[&FlowRecord]) {
+    fn write_flow(&self, text: &mut String, number: u32, head: Block, own: usize, records: &[&FlowRecord]) {
         let (mut calls, mut successors) = (Vec::new(), Vec::new());
+        let heads = &self.pieces[number as usize].heads;
         for record in records {
             let target = self.head_of[record.target.index()];
             let Some((callee, bid)) = self.place[target.index()] else { continue };
             if record.kind == FlowKind::Call || callee != number {
                 let at = record.from - self.program.blocks[head].start;
                 calls.push(format!("{{ off: {at:#x}, fid: {}, cnt: {} }}", callee + 1, record.count));
-            } else if target != head || record.kind == FlowKind::Taken {
+            } else if record.kind == FlowKind::Taken {
+                successors.push(format!("{{ bid: {bid}, cnt: {} }}", record.count));
+            } else if target != head {
+                let is_over_padding = heads.get(own + 1).is_some_and(Option::is_none);
+                let bid = if is_over_padding { own as u32 + 1 } else { bid };
                 successors.push(format!("{{ bid: {bid}, cnt: {} }}", record.count));
             }
         }
@@ -124,6 +147,19 @@ impl<'p> Numbering<'p> {
             }
         }
     }
+}
+
+/// In the place of a hash: the offset, and the one bit above it that tells an offset of zero from a hash that is missing.
+fn placeholder(offset: u64) -> u64 {
+    0x1_0000 | (offset & 0xffff)
+}
+
+/// Padding that a conditional jump falls through.
+fn write_padding(text: &mut String, bid: usize, before: &[&FlowRecord]) {
+    let Some(record) = before.iter().find(|r| r.kind == FlowKind::Fallthrough) else { return };
+    let count = record.count;
+    let _ = writeln!(text, "      - bid:             {bid}\n        insns:           0\n        hash:            0x0");
+    let _ = writeln!(text, "        exec:            {count}\n        succ:            [ {{ bid: {}, cnt: {count} }} ]", bid + 1);
 }
 
 /// The whole file.
@@ -138,7 +174,7 @@ pub fn export(image: &Image<'_>, program: &Program, weights: &Weights, symbols: 
     text.push_str("  profile-flags:   [ lbr ]\n  profile-origin:  relift\n  profile-events:  ''\n  dfs-order:       false\n");
     text.push_str("  hash-func:       xxh3\nfunctions:\n");
     for (number, piece) in numbering.pieces.iter().enumerate() {
-        if piece.heads.iter().any(|b| weights.blocks[b.index()] != 0) {
+        if piece.heads.iter().flatten().any(|b| weights.blocks[b.index()] != 0) {
             numbering.write(&mut text, number as u32, weights, &by_head);
         }
     }
