@@ -63,12 +63,10 @@ pub(crate) fn rewrite(
 
 /// The plan for an order.
 pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, timing: &mut Timing) -> LayoutPlan {
-    timing.phase("lay out", |_| {
-        match order {
-            Order::ByWeights(options) => layout::compute(&lifted.program, weights, options),
-            Order::Original => layout::original(&lifted.program),
-            Order::Shuffled(seed) => layout::shuffle(&lifted.program, *seed),
-        }
+    timing.phase("lay out", |_| match order {
+        Order::ByWeights(options) => layout::compute(&lifted.program, weights, options),
+        Order::Original => layout::original(&lifted.program),
+        Order::Shuffled(seed) => layout::shuffle(&lifted.program, *seed),
     })
 }
 

@@ -232,6 +232,7 @@ behaviors! {
     cold_paths,
     computed_goto,
     constructors,
+    copied_code,
     cpp_containers,
     cpp_exceptions,
     cpp_virtual,
@@ -248,8 +249,10 @@ behaviors! {
     static_init,
     switch_tables,
     switch_unbounded,
+    tail_called_table,
     tail_calls,
     threads_tls,
+    unseen_pointers,
     varargs_float,
     weak_undefined,
 }

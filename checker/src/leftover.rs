@@ -1,165 +1,264 @@
-//! Code that no pair reaches: matched by content; and what then stays unexplained.
+//! Code that no pair reaches: dead code, and what only an unread reference leads to.
 //!
-//! **Method.** Each stretch of input code that was not reached is first tried at its own address (pinned code), then against the unreached
-//! stretches of the output with the same [`fingerprint`]: whole functions first, of these the ones with one counterpart, then what may
-//! be a function's inside. Equal functions may change places: nothing tells them apart. Last, output code that nothing reaches may be a
-//! further copy of code that stands elsewhere too (dead functions of a guarded relink). A match is a trial of the product walk, so a
-//! wrong guess changes nothing. At last every byte of the output's code is passed by the walk, padding, a table, or the same byte as at
-//! the same address of the input.
+//! **Method.** In a file at a fixed address without the linker's relocations any constant may name code, so that every function must still
+//! be found at its old address: unreached ones are walked from there. What is left becomes a graph of [`pieces`] of both files, and the coarsest [`partition`] in which equal pieces lead to equal
+//! pieces is their bisimilarity: equal dead functions, which nothing tells apart, are one class, however many there are and whatever calls
+//! whom. A piece of the output is explained by any piece of the input of its class, a function of the input by any piece of the output.
+//! Pieces without a partner are then compared with all code of the other file that begins alike, reached or not (copies, and
+//! pieces that begin in the middle of another). At last every byte of the output's code is passed by the walk, a piece with a partner,
+//! padding, a table, or the same byte as at the same address of the input.
 //!
-//! **Terminates**: each stretch is tried against at most [`CANDIDATES_MAX`] others, in each of at most [`ROUNDS_MAX`] rounds.
+//! **Invariant.** Whatever is unreached in the output does what unreached or other code of the input does, for ever.
+//!
+//! **Terminates**: each leader is walked once; the graph is finite and refined twice.
 
-mod fingerprint;
+mod choice;
+mod graph;
+mod partition;
+mod pieces;
 
-use std::collections::BTreeSet;
+use rustc_hash::FxHashSet;
 
-use rustc_hash::{FxHashMap, FxHashSet};
-
-use crate::decode::Kind;
+use crate::decode::{Inst, Kind};
 use crate::report::ViolationKind;
 use crate::walk::{Bits, Pair, Reach, Side, Walk};
-use fingerprint::{Detail, Of, fingerprint};
+use choice::{Answer, Open};
+use graph::{Graph, Node, Owner};
+use partition::Partition;
+use pieces::{End, Of, Tables};
 
-const CANDIDATES_MAX: usize = 64;
-/// Matched code tells what its callees are, and so what their other callers are.
-const ROUNDS_MAX: usize = 12;
-
-/// What is matched in a pass; each is less certain than the one before.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum Pass {
-    /// Functions that have only one possible counterpart.
-    Clear,
-    Functions,
-    Pieces,
-    /// Functions and pieces that have a counterpart already; first what no other unreached code leads to.
-    CopiedRoots,
-    CopiedFunctions,
-    Copies,
-}
-
-const PASSES: [Pass; 6] = [Pass::Clear, Pass::Functions, Pass::Pieces, Pass::CopiedRoots, Pass::CopiedFunctions, Pass::Copies];
-
-/// Matches what is left of both sides, then reports what stays.
+/// Explains what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
-    let mut left = match_in_place(walk);
-    for _ in 0..ROUNDS_MAX {
-        // The most certain matches may make others certain.
-        let found = PASSES.into_iter().any(|pass| {
-            let found = match_by_content(walk, &left, pass);
-            walk.settle_tries();
-            found
-        });
-        if !found {
-            break;
-        }
-        left = match_in_place(walk);
+    let keeps_old_text = walk.keeps_old_text();
+    crate::tables::read_arguments(walk);
+    walk.settle();
+    walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text);
+    if keeps_old_text {
+        walk_old_text(walk);
     }
-    report_missing(walk);
+    let mut roots = Roots::of(walk);
+    let tables = graph::tables_named(walk, &instructions(walk, false));
+    let mut found = match_pieces(walk, &roots, &tables, &FxHashSet::default());
+    std::mem::take(&mut found.matched).mark(walk);
+    let unmatched = found.unmatched.iter().filter(|&&(address, _)| is_uncovered(walk, address)).map(|&(_, label)| label);
+    let sought: FxHashSet<u64> = unmatched.chain(found.missing.iter().map(|&(_, label)| label)).collect();
+    if !sought.is_empty() {
+        let tables = graph::tables_named(walk, &instructions(walk, true));
+        let beginnings = beginnings(walk, &found);
+        roots.extend(walk, &tables, (&sought, &beginnings), &found.labels);
+        found = match_pieces(walk, &roots, &tables, &found.labels);
+        std::mem::take(&mut found.matched).mark(walk);
+    }
+    walk.settle_doubtful();
+    report_missing(walk, &found.missing);
     report_unexplained(walk);
 }
 
-fn try_pair(walk: &mut Walk<'_, '_>, input: u64, output: u64) -> bool {
-    let is_right = walk.attempt(Pair { input, output, origin: output, reach: Reach::Flow });
-    if is_right {
-        walk.stats.matched_by_content += 1;
+fn is_uncovered(walk: &Walk<'_, '_>, address: u64) -> bool {
+    walk.output.code.index(address).is_some_and(|index| !walk.relation.covered.contains(index))
+}
+
+/// Where a constant may be an address that nobody sees, every function is still found where it was; then comes old text behind entries that
+/// now lead elsewhere.
+fn walk_old_text(walk: &mut Walk<'_, '_>) {
+    for (_, address) in unreached_functions(walk) {
+        walk.seed(address, address, address);
         walk.settle();
     }
-    is_right
-}
-
-/// Tries unreached input code at its own address; gives what is elsewhere.
-fn match_in_place(walk: &mut Walk<'_, '_>) -> Vec<u64> {
-    for address in leaders(walk, Of::Output, &walk.relation.covered) {
-        let is_free = walk.output.code.index(address).is_some_and(|index| !walk.relation.covered.contains(index));
-        if is_free && walk.is_untouched(address) {
-            try_pair(walk, address, address);
+    for address in leaders(walk, Of::Output) {
+        if is_uncovered(walk, address) && walk.is_untouched(address) {
+            walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow });
+            walk.settle();
         }
     }
-    let mut lost = Vec::new();
-    for address in leaders(walk, Of::Input, &walk.relation.seen) {
-        if walk.input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index)) {
+    walk.settle_tries(|_| true);
+}
+
+/// Where the pieces that are compared begin.
+struct Roots {
+    input: Vec<u64>,
+    output: Vec<u64>,
+    /// By frame description of the input that was not reached: where its code begins.
+    functions: Vec<(u32, u64)>,
+}
+
+impl Roots {
+    fn of(walk: &Walk<'_, '_>) -> Self {
+        let functions: Vec<(u32, u64)> = unreached_functions(walk);
+        let mut input = leaders(walk, Of::Input);
+        input.extend(functions.iter().map(|&(_, start)| start));
+        Self { input, output: leaders(walk, Of::Output), functions }
+    }
+
+    /// Adds all code that begins a piece with a label that is sought.
+    fn extend(
+        &mut self,
+        walk: &Walk<'_, '_>,
+        tables: &Tables,
+        (sought, beginnings): (&FxHashSet<u64>, &FxHashSet<Beginning>),
+        wanted: &FxHashSet<u64>,
+    ) {
+        for (of, roots) in [(Of::Input, &mut self.input), (Of::Output, &mut self.output)] {
+            let reader = pieces::Reader { walk, of, tables, wanted };
+            each_instruction(reader.side(), |address, inst| {
+                let is_start = beginnings.contains(&Beginning::of(reader.side(), address, inst));
+                // What is reached in the output is so in the input.
+                let is_known = of == Of::Output && reader.related(address).is_some();
+                if is_start && !is_known && sought.contains(&reader.piece(address, |_, _| {}).label) {
+                    roots.push(address);
+                }
+            });
+        }
+    }
+}
+
+/// What is the same of the first instruction of equal pieces, and quick to tell.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+struct Beginning(Kind, [u8; 15]);
+
+impl Beginning {
+    fn of(side: &Side<'_>, address: u64, inst: Inst) -> Self {
+        let mut bytes = [0; 15];
+        let is_whole = inst.kind == Kind::Plain && inst.disp == 0 && !side.image.is_position_dependent();
+        let known = if is_whole { side.code.bytes(address, inst) } else { &[] };
+        bytes[..known.len()].copy_from_slice(known);
+        Self(inst.kind, bytes)
+    }
+}
+
+/// The first instructions of pieces without a partner.
+fn beginnings(walk: &Walk<'_, '_>, found: &Found) -> FxHashSet<Beginning> {
+    let of = |side: &Side<'_>, address| side.inst(address).map(|inst| Beginning::of(side, address, inst));
+    let output = found.unmatched.iter().filter(|&&(address, _)| is_uncovered(walk, address));
+    let output = output.filter_map(|&(address, _)| of(walk.output, address));
+    let starts = found.missing.iter().map(|&(number, _)| walk.input.unwind.fdes[number as usize].start);
+    let input = starts.filter_map(|start| of(walk.input, walk.input_leads_to(start)));
+    output.chain(input).collect()
+}
+
+/// Functions of the input that were not reached.
+fn unreached_functions(walk: &Walk<'_, '_>) -> Vec<(u32, u64)> {
+    let input = walk.input;
+    let mut found = Vec::new();
+    for (fde, number) in input.unwind.fdes.iter().zip(0..) {
+        let address = walk.input_leads_to(fde.start);
+        if input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index)) || address >= fde.end {
             continue;
         }
-        let is_free = walk.output.code.index(address).is_some_and(|index| !walk.relation.covered.contains(index));
-        if !is_free || !try_pair(walk, address, address) {
-            lost.push(address);
-        }
+        found.push((number, address));
     }
-    lost
+    found
 }
 
-fn match_by_content(walk: &mut Walk<'_, '_>, lost: &[u64], pass: Pass) -> bool {
-    let mut candidates: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
-    let is_copy = matches!(pass, Pass::CopiedRoots | Pass::CopiedFunctions | Pass::Copies);
-    let detail = if is_copy || pass == Pass::Pieces { Detail::Shape } else { Detail::Full };
-    let inner = if pass == Pass::CopiedRoots { led_to(walk) } else { FxHashSet::default() };
-    for address in leaders(walk, Of::Output, &walk.relation.covered) {
-        // What is untouched needs no other origin.
-        if is_copy && walk.is_untouched(address) || inner.contains(&address) {
-            continue;
-        }
-        if let Some(print) = fingerprint(walk, Of::Output, detail, address) {
-            candidates.entry(print).or_default().push(address);
-        }
-    }
-    if candidates.is_empty() {
-        return false;
-    }
-    let functions: BTreeSet<u64> = walk.input.unwind.fdes.iter().map(|fde| walk.input_leads_to(fde.start)).collect();
-    let wanted: Vec<u64> = match pass {
-        Pass::Clear | Pass::Functions => lost.iter().copied().filter(|address| functions.contains(address)).collect(),
-        Pass::Pieces => lost.to_vec(),
-        Pass::CopiedRoots | Pass::CopiedFunctions => functions.into_iter().collect(),
-        Pass::Copies => leaders(walk, Of::Input, &Bits::default()),
-    };
-    // All prints are taken before the first match, because matches change them.
-    let prints: Vec<(u64, u64)> =
-        wanted.into_iter().filter_map(|address| Some((address, fingerprint(walk, Of::Input, detail, address)?))).collect();
-    let mut any = false;
-    for (address, print) in prints {
-        let is_seen = walk.input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index));
-        let Some(list) = candidates.get_mut(&print) else { continue };
-        list.retain(|&output| walk.output.code.index(output).is_some_and(|index| !walk.relation.covered.contains(index)));
-        let size = list.len().min(CANDIDATES_MAX);
-        match pass {
-            Pass::CopiedRoots | Pass::CopiedFunctions | Pass::Copies => {
-                for &output in &list[..size] {
-                    any |= try_pair(walk, address, output);
-                }
-            }
-            Pass::Clear if size > 1 => {}
-            _ if is_seen => {}
-            _ => any |= list[..size].iter().any(|&output| try_pair(walk, address, output)),
-        }
-    }
-    any
+/// What came of a comparison.
+struct Found {
+    matched: Matched,
+    /// Pieces of the output without a partner, with their labels.
+    unmatched: Vec<(u64, u64)>,
+    /// Functions of the input without a counterpart, with their labels.
+    missing: Vec<(u32, u64)>,
+    /// The labels of all unreached pieces.
+    labels: FxHashSet<u64>,
 }
 
-/// Where unreached code of the output jumps, and what follows its calls.
-fn led_to(walk: &Walk<'_, '_>) -> FxHashSet<u64> {
-    let side = walk.output;
-    let mut found = FxHashSet::default();
-    for (start, end) in ranges(side) {
-        let mut address = start;
-        while address < end {
-            let Some(index) = side.code.index(address) else { break };
-            let Some(inst) = side.inst(address) else {
-                address += 1;
-                continue;
-            };
-            let after = address + u64::from(inst.len);
-            if !walk.relation.covered.contains(index) {
-                match inst.kind {
-                    Kind::Jump | Kind::Branch | Kind::Loop => drop(found.insert(side.target(address, inst))),
-                    Kind::Call => found.extend([side.target(address, inst), after]),
-                    Kind::IndirectCall => drop(found.insert(after)),
-                    _ => {}
-                }
-            }
-            address = after;
+/// What the pieces with a partner explain.
+#[derive(Default)]
+struct Matched {
+    input: Vec<(u64, u8)>,
+    output: Vec<(u64, u8)>,
+    /// Place, number of entries, and width of tables.
+    tables: Vec<(u64, u64, u8)>,
+    pieces: u64,
+}
+
+fn match_pieces(walk: &Walk<'_, '_>, roots: &Roots, tables: &Tables, wanted: &FxHashSet<u64>) -> Found {
+    let mut graph = Graph::new(walk, tables, wanted);
+    for &root in &roots.input {
+        graph.add(Of::Input, root);
+    }
+    let started: Vec<(u64, u32)> = roots.output.iter().map(|&root| (root, graph.add(Of::Output, root))).collect();
+    let partition = choice::solve(&mut graph.nodes, &graph.shapes);
+    let in_input = classes_of(&graph, &partition, Of::Input);
+    let in_output = classes_of(&graph, &partition, Of::Output);
+
+    let mut found =
+        Found { matched: Matched::default(), unmatched: Vec::new(), missing: Vec::new(), labels: FxHashSet::default() };
+    let unreached = graph.nodes.iter().filter(|node| node.owner != Owner::Both);
+    found.labels = unreached.map(|node| node.label).collect();
+    for (node, id) in graph.nodes.iter().zip(0..) {
+        let class = partition.class(id);
+        match node.owner {
+            Owner::Only(Of::Output) if in_input.contains(&class) => found.matched.add(&graph, Of::Output, node),
+            Owner::Only(Of::Output) => found.unmatched.push((node.address, node.label)),
+            Owner::Only(Of::Input) if in_output.contains(&class) => found.matched.add(&graph, Of::Input, node),
+            _ => {}
+        }
+    }
+    // A jump to what is explained does nothing.
+    for (root, id) in started {
+        if in_input.contains(&partition.class(id)) {
+            found.matched.lead(&graph, Of::Output, root);
+        }
+    }
+    for &(number, start) in &roots.functions {
+        let id = graph.id(Of::Input, start);
+        if let Some(id) = id.filter(|&id| !in_output.contains(&partition.class(id))) {
+            found.missing.push((number, graph.nodes[id as usize].label));
         }
     }
     found
+}
+
+/// The classes that have a node of a file.
+fn classes_of(graph: &Graph<'_, '_, '_>, partition: &Partition, of: Of) -> FxHashSet<u32> {
+    let nodes = graph.nodes.iter().zip(0..);
+    nodes.filter(|(node, _)| [Owner::Only(of), Owner::Both].contains(&node.owner)).map(|(_, id)| partition.class(id)).collect()
+}
+
+impl Matched {
+    fn add(&mut self, graph: &Graph<'_, '_, '_>, of: Of, node: &Node) {
+        let reader = graph.reader(of);
+        let passed = if of == Of::Input { &mut self.input } else { &mut self.output };
+        let piece = reader.piece(node.address, |address, inst| passed.push((address, inst.len)));
+        match piece.end {
+            End::Flow(next) => self.lead(graph, of, next),
+            End::Ways(even, odd) => [even, odd].into_iter().for_each(|way| self.lead(graph, of, way)),
+            End::Names { after, .. } | End::MayName { after: Some(after), .. } => self.lead(graph, of, after),
+            End::Call { at, inst, .. } if node.answer == Some(Answer::GoesOn) => self.lead(graph, of, at + u64::from(inst.len)),
+            _ => {}
+        }
+        if of == Of::Output {
+            self.pieces += 1;
+            if let (Some(Open::Field { value, width, .. }), Some(Answer::Table(shape))) = (&node.open, node.answer) {
+                self.tables.push((*value, graph.shapes.get(shape).len() as u64, *width));
+            }
+        }
+    }
+
+    /// The jumps and the padding on the way to a piece.
+    fn lead(&mut self, graph: &Graph<'_, '_, '_>, of: Of, address: u64) {
+        let passed = if of == Of::Input { &mut self.input } else { &mut self.output };
+        graph.reader(of).lead(address, |address, inst: Inst| passed.push((address, inst.len)));
+    }
+
+    fn mark(self, walk: &mut Walk<'_, '_>) {
+        for (address, size) in self.input {
+            if let Some(index) = walk.input.code.index(address) {
+                walk.relation.pass(true, index, size);
+            }
+        }
+        for (address, size) in self.output {
+            if let Some(index) = walk.output.code.index(address) {
+                walk.relation.pass(false, index, size);
+            }
+        }
+        walk.stats.matched_by_content += self.pieces;
+        for (start, entries, width) in self.tables {
+            for place in (0..entries).map(|position| start + position * u64::from(width)) {
+                walk.explain_entry(place, width);
+            }
+        }
+    }
 }
 
 /// The frame descriptions and the gaps between them, by address.
@@ -184,64 +283,69 @@ fn ranges(side: &Side<'_>) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// The starts of straight pieces of code that are not in `passed`.
-fn leaders(walk: &Walk<'_, '_>, of: Of, passed: &Bits) -> Vec<u64> {
-    let side = if of == Of::Input { walk.input } else { walk.output };
-    let mut leaders = Vec::new();
+/// Calls `visit` with each instruction that linear decoding meets.
+fn each_instruction(side: &Side<'_>, mut visit: impl FnMut(u64, Inst)) {
     for (start, end) in ranges(side) {
         let mut address = start;
-        let mut is_leader = true;
         while address < end {
-            let Some(index) = side.code.index(address) else { break };
             let Some(inst) = side.inst(address) else {
-                (address, is_leader) = (address + 1, true);
+                address += 1;
                 continue;
             };
-            if passed.contains(index) {
-                is_leader = true;
-            } else if !matches!(inst.kind, Kind::Nop | Kind::Trap) {
-                if is_leader {
-                    leaders.push(address);
-                }
-                is_leader = inst.ends_flow() || walk.never_comes_back(of == Of::Input, address, inst);
-            }
+            visit(address, inst);
             address += u64::from(inst.len);
         }
     }
+}
+
+/// The instructions of the input's functions, either all of them or those that were not reached.
+fn instructions(walk: &Walk<'_, '_>, all: bool) -> Vec<u64> {
+    let mut found = Vec::new();
+    each_instruction(walk.input, |address, inst| {
+        let may_name = inst.disp != 0 || walk.input.image.is_position_dependent();
+        let is_wanted = || all || walk.input.code.index(address).is_some_and(|index| !walk.relation.seen.contains(index));
+        if may_name && is_wanted() {
+            found.push(address);
+        }
+    });
+    found
+}
+
+/// The starts of straight pieces of code that were not reached.
+fn leaders(walk: &Walk<'_, '_>, of: Of) -> Vec<u64> {
+    let (side, passed): (_, &Bits) = match of {
+        Of::Input => (walk.input, &walk.relation.seen),
+        Of::Output => (walk.output, &walk.relation.covered),
+    };
+    let mut leaders = Vec::new();
+    let mut next = None;
+    each_instruction(side, |address, inst| {
+        let is_reached = side.code.index(address).is_none_or(|index| passed.contains(index));
+        let after = address + u64::from(inst.len);
+        // Only what goes on from unreached code needs no beginning of its own.
+        let goes_on = next == Some(address);
+        next = match inst.kind {
+            _ if is_reached => None,
+            Kind::Nop => next.filter(|_| goes_on).map(|_| after),
+            Kind::Trap | Kind::Call | Kind::IndirectCall => None,
+            _ => Some(after).filter(|_| !inst.ends_flow()),
+        };
+        if !is_reached && !goes_on && !matches!(inst.kind, Kind::Nop | Kind::Trap) {
+            leaders.push(address);
+        }
+    });
     leaders
 }
 
 /// Functions of the input of which nothing was found.
-fn report_missing(walk: &mut Walk<'_, '_>) {
+fn report_missing(walk: &mut Walk<'_, '_>, missing: &[(u32, u64)]) {
     let input = walk.input;
-    let mut missing = Vec::new();
-    for fde in &input.unwind.fdes {
-        let mut address = fde.start;
-        // A function is looked for where its first real instruction is.
-        while let Some(inst) = input.inst(address).filter(|inst| inst.kind == Kind::Nop && address < fde.end) {
-            address += u64::from(inst.len);
-        }
-        if input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index)) || address >= fde.end {
-            continue;
-        }
-        let size = usize::try_from(fde.end - fde.start).unwrap_or(usize::MAX);
-        if input.image.at(fde.start, size) != walk.output.image.at(fde.start, size) {
-            missing.push((fde.start, size));
-        }
-    }
-    // Of equal functions that nothing reaches one may have been found in another's place: any one stands for all.
-    let prints: FxHashSet<u64> = match missing.is_empty() {
-        true => FxHashSet::default(),
-        false => {
-            let pieces = leaders(walk, Of::Output, &Bits::default());
-            pieces.into_iter().filter_map(|address| fingerprint(walk, Of::Output, Detail::Full, address)).collect()
-        }
-    };
-    missing.retain(|&(start, _)| fingerprint(walk, Of::Input, Detail::Full, start).is_none_or(|print| !prints.contains(&print)));
-    for (start, size) in missing {
+    for &(number, _) in missing {
+        let fde = &input.unwind.fdes[number as usize];
+        let size = fde.end - fde.start;
         let message =
             format!("{size} bytes of the input's code with a frame description have no counterpart (address of the input)");
-        walk.report(ViolationKind::MissingFunction, start, message);
+        walk.report(ViolationKind::MissingFunction, fde.start, message);
     }
 }
 

@@ -65,6 +65,14 @@ impl Violation {
         }
         Self { kind, address, message }
     }
+
+    /// The same, with the place that led there.
+    pub(crate) fn from(mut self, origin: u64) -> Self {
+        if origin != self.address {
+            self.message.push_str(&format!(" (from {origin:#x})"));
+        }
+        self
+    }
 }
 
 impl fmt::Display for Violation {

@@ -17,6 +17,7 @@ use crate::unwind;
 use crate::walk::Side;
 
 const PAGE: u64 = 0x1000;
+const PT_GNU_PROPERTY: u32 = 0x6474_e553;
 /// `GNU_PROPERTY_X86_FEATURE_1_AND` and its bit for indirect branch tracking (x86-64 psABI, "Program Property").
 const FEATURE_1_AND: u32 = 0xc000_0002;
 const FEATURE_1_IBT: u32 = 1;
@@ -29,8 +30,8 @@ pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<Vi
     compare_headers(a, b, violations);
     compare_segments(a, b, violations);
     compare_dynamic(a, b, violations);
-    if claims_ibt(a) != claims_ibt(b) {
-        violations.push(Violation::new(ViolationKind::Header, 0, "the claim of indirect branch tracking differs"));
+    if property_note(a) != property_note(b) {
+        violations.push(Violation::new(ViolationKind::Header, 0, "the note of the program's properties differs"));
     }
 }
 
@@ -296,10 +297,18 @@ fn compare_dynamic(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation>
     }
 }
 
+/// The note of the program's properties, by section or by segment.
+fn property_note<'a>(image: &Image<'a>) -> Option<&'a [u8]> {
+    if let Some(section) = image.section(".note.gnu.property") {
+        return Some(image.section_bytes(section));
+    }
+    let header = image.elf.program_headers.iter().find(|header| header.p_type == PT_GNU_PROPERTY)?;
+    image.at(header.p_vaddr, usize::try_from(header.p_filesz).ok()?)
+}
+
 /// Whether the file says that it runs with indirect branch tracking.
 pub(crate) fn claims_ibt(image: &Image<'_>) -> bool {
-    let Some(section) = image.section(".note.gnu.property") else { return false };
-    let bytes = image.section_bytes(section);
+    let Some(bytes) = property_note(image) else { return false };
     let word = |at: usize| bytes.get(at..at + 4).and_then(|field| field.try_into().ok()).map(u32::from_le_bytes);
     // One note: three words, "GNU\0", then properties of type, size and data padded to 8.
     let mut at = 16;

@@ -7,14 +7,18 @@
 //!
 //! **Extent.** A table ends where its section ends, where the next thing begins that any instruction refers to, or before the first word that
 //! does not meet an instruction of the function. A comparison with a constant right before the `lea` bounds it too. Up to that bound, or
-//! without one up to the extent, entries must correspond; what lies between is only tried, and in a copied table what lies behind.
+//! without one up to the extent, entries must correspond. What lies between, and in a copied table behind, asks for nothing; it is explained if what it leads
+//! to corresponds for other reasons.
 
 use crate::decode::{Inst, Kind, Shape};
+use crate::image::Slot;
 use crate::report::ViolationKind;
-use crate::walk::{Bits, Displaced, Pair, Reach, Side, Walk};
+use crate::walk::{Bits, Displaced, Side, Walk};
 
 /// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
 const BOUND_WINDOW: usize = 8;
+/// How many instructions make the arguments of a call.
+const CALL_WINDOW: usize = 16;
 
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct TableReference {
@@ -34,13 +38,20 @@ pub(crate) struct Survey {
     /// Data addresses that instructions name, sorted.
     referenced: Vec<u64>,
     boundaries: Bits,
+    /// Frame descriptions that something names, other than a jump or a table.
+    named: Bits,
 }
 
 impl Survey {
     pub(crate) fn of(side: &Side<'_>) -> Self {
         let count = side.unwind.fdes.len();
-        let mut survey =
-            Self { groups: (0..count as u32).collect(), referenced: Vec::new(), boundaries: Bits::new(side.code.size()) };
+        let mut survey = Self {
+            groups: (0..count as u32).collect(),
+            referenced: Vec::new(),
+            boundaries: Bits::new(side.code.size()),
+            named: Bits::new(count),
+        };
+        survey.name_what_the_loader_knows(side);
         let fixed = side.image.is_position_dependent();
         for (index, fde) in side.unwind.fdes.iter().enumerate() {
             let mut address = fde.start;
@@ -56,7 +67,12 @@ impl Survey {
                             survey.join(index as u32, other);
                         }
                     }
-                    _ if inst.disp != 0 => survey.referenced.push(side.operand(address, inst)),
+                    Kind::Call => survey.name(side, side.target(address, inst)),
+                    _ if inst.disp != 0 => {
+                        let operand = side.operand(address, inst);
+                        survey.name(side, operand);
+                        survey.referenced.push(operand);
+                    }
                     _ if fixed => {
                         let bytes = side.code.bytes(address, inst);
                         let named = Shape::of(bytes).wide_displacement(bytes).and_then(|at| bytes.get(at..at + 4));
@@ -71,6 +87,29 @@ impl Survey {
         survey.referenced.sort_unstable();
         survey.referenced.dedup();
         survey
+    }
+
+    fn name(&mut self, side: &Side<'_>, address: u64) {
+        if let Some(fde) = side.unwind.fde_at(address) {
+            self.named.insert(fde as usize);
+        }
+    }
+
+    fn name_what_the_loader_knows(&mut self, side: &Side<'_>) {
+        self.name(side, side.image.elf.entry);
+        for &(_, slot) in &side.image.slots {
+            if let Slot::Relative(address) | Slot::Resolver(address) = slot {
+                self.name(side, address);
+            }
+        }
+        for symbol in side.image.elf.dynsyms.iter().filter(|symbol| crate::data::names_code(&side.image, symbol)) {
+            self.name(side, symbol.st_value);
+        }
+    }
+
+    /// Whether nothing but a table can lead to a frame description: a cold part.
+    fn is_orphan(&self, fde: u32) -> bool {
+        !self.named.contains(fde as usize) && self.find(fde) == fde
     }
 
     fn find(&self, mut member: u32) -> u32 {
@@ -118,23 +157,70 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     if !walk.tables_seen.insert((table.input, table.output)) {
         return;
     }
+    if table.input == table.output && goes_to_call(walk.input, table.from) {
+        walk.arguments.push(table);
+        return;
+    }
+    read_entries(walk, table, &entries);
+}
+
+/// Reads what is at the same time a table and an argument of a call, unless the jump uses a copy of the table: then it is what lies before the
+/// table that the call gets, by its end.
+pub(crate) fn read_arguments(walk: &mut Walk<'_, '_>) {
+    for table in std::mem::take(&mut walk.arguments) {
+        if !walk.clones.iter().any(|&(input, output, _)| input == table.input && output != input) {
+            let entries = input_entries(walk, table);
+            read_entries(walk, table, &entries);
+        }
+    }
+}
+
+/// Whether the address that a `lea` makes is in a register that the next call may overwrite, and is no base of a jump before it.
+fn goes_to_call(side: &Side<'_>, from: u64) -> bool {
+    let registers = |address, inst| {
+        let bytes = side.code.bytes(address, inst);
+        Shape::of(bytes).registers(bytes)
+    };
+    let Some(inst) = side.inst(from) else { return false };
+    let Some([Some(register), ..]) = registers(from, inst) else { return false };
+    if matches!(register, 3..=5 | 12..) {
+        return false;
+    }
+    let mut address = from + u64::from(inst.len);
+    for _ in 0..CALL_WINDOW {
+        let Some(inst) = side.inst(address) else { return false };
+        let used = registers(address, inst).unwrap_or_default();
+        let is_pushed = matches!(*side.code.bytes(address, inst), [opcode @ 0x50..=0x57] if opcode & 7 == register);
+        match inst.kind {
+            Kind::Call => return true,
+            Kind::IndirectCall => return used[1] != Some(register) && used[2] != Some(register),
+            Kind::Lea if used[0] != Some(register) && used[2] != Some(register) => {}
+            Kind::Plain | Kind::Lea | Kind::Nop if !used.contains(&Some(register)) && !is_pushed => {}
+            _ => return false,
+        }
+        address += u64::from(inst.len);
+    }
+    false
+}
+
+/// Asks for the pairs of a table's entries.
+fn read_entries(walk: &mut Walk<'_, '_>, table: TableReference, entries: &[Entry]) {
     walk.stats.jump_tables += 1;
     let width = u64::from(table.width);
     let extent = walk.survey.next_reference(table.input).saturating_sub(table.input) / width;
-    let bound = bound(walk.input, table.from).unwrap_or(usize::MAX).min(usize::try_from(extent).unwrap_or(usize::MAX));
+    let bound = bound(walk, table.from).unwrap_or(usize::MAX).min(usize::try_from(extent).unwrap_or(usize::MAX));
     let mut size = 0;
     for (position, &input) in entries.iter().enumerate() {
         let place = table.output + position as u64 * width;
         let is_certain = position < bound;
         let output = entry(walk.output, table.output, place, table.width);
-        if !read_entry(walk, place, input, output, is_certain) {
+        if !read_entry(walk, place, input, output, (is_certain, table.width)) {
             break;
         }
-        walk.stats.jump_table_entries += 1;
         size += width;
-        walk.explained.push((place, width));
-        if let Some(index) = walk.output.code.index(place) {
-            walk.relation.cover_data(index, table.width);
+        if is_certain || input == Entry::Unreachable {
+            walk.stats.jump_table_entries += 1;
+            walk.explain_entry(place, table.width);
         }
     }
     if table.input != table.output {
@@ -142,12 +228,21 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     }
 }
 
-/// Asks for the pair of one entry; `false` if the table ends before it.
-fn read_entry(walk: &mut Walk<'_, '_>, place: u64, input: Entry, output: Option<u64>, is_certain: bool) -> bool {
+/// An entry that the program may be unable to select.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Doubtful {
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+    pub(crate) place: u64,
+    pub(crate) width: u8,
+}
+
+/// Asks for the pair of one entry, or puts it off; `false` if the table ends before it.
+fn read_entry(walk: &mut Walk<'_, '_>, place: u64, input: Entry, output: Option<u64>, (is_certain, width): (bool, u8)) -> bool {
     let Entry::To(input) = input else { return output.is_some() };
     match output.filter(|&output| walk.output.image.in_code(output)) {
         Some(output) if is_certain => walk.seed_address(input, output, place),
-        Some(output) => return walk.attempt(Pair { input, output, origin: place, reach: Reach::Pointer }),
+        Some(output) => walk.doubtful.push(Doubtful { input, output, place, width }),
         None if is_certain => {
             let message = format!("the entry leads out of the code; the input's leads to {input:#x}");
             walk.report(ViolationKind::JumpTable, place, message);
@@ -158,7 +253,8 @@ fn read_entry(walk: &mut Walk<'_, '_>, place: u64, input: Entry, output: Option<
     true
 }
 
-fn entry(side: &Side<'_>, base: u64, place: u64, width: u8) -> Option<u64> {
+/// Where an entry leads.
+pub(crate) fn entry(side: &Side<'_>, base: u64, place: u64, width: u8) -> Option<u64> {
     if width == 8 {
         side.image.u64_at(place)
     } else {
@@ -172,6 +268,15 @@ enum Entry {
     To(u64),
     /// LLVM lets entries that the program cannot select point at the function's end.
     Unreachable,
+}
+
+/// The targets of a table of the input, `None` for entries that cannot be selected; none if it is not a table.
+pub(crate) fn targets(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Option<u64>> {
+    let target = |entry| match entry {
+        Entry::To(target) => Some(target),
+        Entry::Unreachable => None,
+    };
+    input_entries(walk, table).into_iter().map(target).collect()
 }
 
 /// The targets of the input's entries; none if it is not a table.
@@ -197,53 +302,70 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         let Some(target) = entry(side, table.input, place, table.width) else { break };
         let in_group = |address| side.unwind.fde_at(address).is_some_and(|fde| walk.survey.find(fde) == group);
         let meets_instruction = side.code.index(target).is_some_and(|index| walk.survey.is_boundary(index));
-        // A cold part that only the table leads to is in no group; the bounds check vouches for the entry then.
+        // A cold part that only the table leads to is in no group; the bounds check vouches for the entry then, or that nothing else names it.
+        let is_orphan = |address| side.unwind.fde_at(address).is_some_and(|fde| walk.survey.is_orphan(fde));
         let is_bounded =
-            |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(side, table.from).unwrap_or(0));
+            |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(walk, table.from).unwrap_or(0));
         if meets_instruction && in_group(target) {
             targets.push(Entry::To(target));
         } else if !targets.is_empty() && !in_group(target) && target > 0 && in_group(target - 1) {
             targets.push(Entry::Unreachable);
-        } else if meets_instruction && is_bounded(&mut limit) {
+        } else if meets_instruction && (is_bounded(&mut limit) || is_orphan(target)) {
             targets.push(Entry::To(target));
         } else {
             break;
         }
         place += width;
     }
+    let is_own = |&entry: &Entry| match entry {
+        Entry::To(target) => side.unwind.fde_at(target).is_some_and(|fde| walk.survey.find(fde) == group),
+        Entry::Unreachable => false,
+    };
+    if !targets.iter().any(is_own) && bound(walk, table.from).is_none() {
+        targets.clear();
+    }
     targets
 }
 
 /// The number of entries by a comparison with an unsigned branch, or a mask, right before the instruction that names the table. Only
 /// if the jump follows closely as well: a `lea` that was hoisted has other comparisons around it.
-fn bound(side: &Side<'_>, from: u64) -> Option<usize> {
+fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
+    let side = walk.input;
     let fde = &side.unwind.fdes[side.unwind.fde_at(from)? as usize];
-    let mut listing: Vec<(u64, Inst)> = Vec::new();
-    let mut address = fde.start;
-    let mut after = 0;
-    while address < fde.end && after <= BOUND_WINDOW {
-        let inst = side.inst(address)?;
-        listing.push((address, inst));
-        after += usize::from(address >= from);
-        address += u64::from(inst.len);
+    let mut address = from;
+    for position in 0..=BOUND_WINDOW {
+        let inst = side.inst(address).filter(|_| address < fde.end)?;
+        match inst.kind {
+            Kind::IndirectJump => break,
+            Kind::Branch => return None,
+            _ if inst.ends_flow() || position == BOUND_WINDOW => return None,
+            _ => address += u64::from(inst.len),
+        }
     }
-    let at = listing.iter().position(|&(address, _)| address == from)?;
-    let jump = listing[at..].iter().position(|(_, inst)| inst.ends_flow() || inst.kind == Kind::Branch)?;
-    if listing[at + jump].1.kind != Kind::IndirectJump {
-        return None;
-    }
-    let window = at.saturating_sub(BOUND_WINDOW);
-    for position in (window..at).rev() {
-        let (address, inst) = listing[position];
+    let mut next: Option<(u64, Inst)> = None;
+    let mut address = from;
+    for position in 0..BOUND_WINDOW {
+        let (before, inst) = instruction_before(walk, address).filter(|&(before, _)| before >= fde.start)?;
         if inst.ends_flow() {
             return None;
         }
-        let next = listing.get(position + 1).map(|&(address, inst)| (side.code.bytes(address, inst), inst.kind));
-        if let Some(found) = entries_by(side.code.bytes(address, inst), next) {
+        let branch = next.filter(|_| position > 0).map(|(address, inst)| (side.code.bytes(address, inst), inst.kind));
+        if let Some(found) = entries_by(side.code.bytes(before, inst), branch) {
             return Some(found);
         }
+        (next, address) = (Some((before, inst)), before);
     }
     None
+}
+
+/// The instruction that ends where another begins, as linear decoding meets it.
+fn instruction_before(walk: &Walk<'_, '_>, address: u64) -> Option<(u64, Inst)> {
+    let side = walk.input;
+    (1..=15).find_map(|size| {
+        let before = address.checked_sub(size)?;
+        side.code.index(before).filter(|&index| walk.survey.is_boundary(index))?;
+        side.inst(before).filter(|inst| u64::from(inst.len) == size).map(|inst| (before, inst))
+    })
 }
 
 /// The number of values that pass a comparison and the branch after it, or a mask.

@@ -7,7 +7,7 @@ mod cfi;
 mod lsda;
 mod reader;
 
-pub(crate) use lsda::CallSites;
+pub(crate) use lsda::{CallSite, CallSites};
 pub(crate) use reader::Reader;
 
 use std::collections::hash_map::Entry;
@@ -177,6 +177,11 @@ impl Unwind {
         let after = self.fdes.partition_point(|fde| fde.start <= address);
         let fde = self.fdes[..after].last()?;
         (address < fde.end).then(|| after as u32 - 1)
+    }
+
+    /// Whether a frame description begins at an address.
+    pub(crate) fn starts_at(&self, address: u64) -> bool {
+        self.fde_at(address).is_some_and(|index| self.fdes[index as usize].start == address)
     }
 }
 

@@ -27,9 +27,10 @@ use crate::error::FileError;
 use crate::image::Image;
 use crate::noreturn::NoReturn;
 use crate::report::{Stats, Violation, ViolationKind};
-use crate::tables::{self, Survey, TableReference};
+use crate::tables::{self, Doubtful, Survey, TableReference};
 use crate::unwind::{CallSites, Located, Rows, Unwind};
 use compare::Reference;
+pub(crate) use compare::{condition, prefixes};
 use relation::Recorded;
 pub(crate) use relation::{Bits, Relation};
 
@@ -58,6 +59,10 @@ impl<'a> Side<'a> {
         self.code.inst(&self.decoder, address)
     }
 
+    pub(crate) fn begins_with_mark(&self, address: u64) -> bool {
+        self.inst(address).is_some_and(|inst| inst.kind == Kind::EndBranch)
+    }
+
     /// Where a direct branch or call goes.
     pub(crate) fn target(&self, address: u64, inst: Inst) -> u64 {
         let bytes = self.code.bytes(address, inst);
@@ -75,7 +80,7 @@ impl<'a> Side<'a> {
         address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(field, 4))
     }
 
-    fn call_sites(&self, fde: u32) -> Option<Rc<CallSites>> {
+    pub(crate) fn call_sites(&self, fde: u32) -> Option<Rc<CallSites>> {
         let fde = &self.unwind.fdes[fde as usize];
         let address = fde.lsda?;
         let mut known = self.call_sites.borrow_mut();
@@ -148,17 +153,23 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) explained: Vec<(u64, u64)>,
     pub(crate) unmoved: Vec<Unmoved>,
     pub(crate) displaced: Vec<Displaced>,
+    /// Tables whose address goes to a call.
+    pub(crate) arguments: Vec<TableReference>,
+    /// Entries of tables behind the last that must correspond.
+    pub(crate) doubtful: Vec<Doubtful>,
     /// Moved tables: input start, output start, bytes that were explained.
     pub(crate) clones: Vec<(u64, u64, u64)>,
     pub(crate) survey: Survey,
     /// Places in the input's code where the linker put an absolute address.
     absolute_fields: FxHashSet<u64>,
+    /// Whether code addresses in the input are plain numbers.
+    has_numbers: bool,
     noreturn: NoReturn,
     queue: Vec<Pair>,
     tries: Vec<Pair>,
     input_row: Located,
     output_row: Located,
-    has_ibt: bool,
+    pub(crate) has_ibt: bool,
 }
 
 /// Where following jumps and padding leads.
@@ -183,9 +194,12 @@ impl<'w, 'a> Walk<'w, 'a> {
             explained: Vec::new(),
             unmoved: Vec::new(),
             displaced: Vec::new(),
+            arguments: Vec::new(),
+            doubtful: Vec::new(),
             clones: Vec::new(),
             survey: Survey::of(input),
             absolute_fields: crate::data::absolute_fields(&input.image),
+            has_numbers: crate::data::has_numbers(&input.image),
             noreturn: NoReturn::compute(input),
             queue: Vec::new(),
             tries: Vec::new(),
@@ -201,6 +215,9 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Asks for a pair that must correspond.
     pub(crate) fn seed(&mut self, input: u64, output: u64, origin: u64) {
+        if let Err(violation) = self.compare_marks(input, output) {
+            self.violations.push(violation);
+        }
         self.stats.seeds += 1;
         self.queue.push(Pair { input, output, origin, reach: Reach::Name });
     }
@@ -226,9 +243,9 @@ impl<'w, 'a> Walk<'w, 'a> {
     }
 
     /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data.
-    pub(crate) fn settle_tries(&mut self) {
+    pub(crate) fn settle_tries(&mut self, which: impl Fn(Reach) -> bool) {
         while let Some(pair) = self.tries.pop() {
-            if self.attempt(pair) {
+            if which(pair.reach) && self.attempt(pair) {
                 self.settle();
             }
         }
@@ -266,6 +283,38 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
         self.queue = queue;
         is_right
+    }
+
+    /// Notes that a table's entry is what it should be.
+    pub(crate) fn explain_entry(&mut self, place: u64, width: u8) {
+        self.explained.push((place, u64::from(width)));
+        if let Some(index) = self.output.code.index(place) {
+            self.relation.cover_data(index, width);
+        }
+    }
+
+    /// Explains entries that nobody may select by what is known now: they lead to what corresponds, or to what
+    /// is reached on neither side.
+    pub(crate) fn settle_doubtful(&mut self) {
+        for Doubtful { input, output, place, width } in std::mem::take(&mut self.doubtful) {
+            let (Canonical::At(from, _), Canonical::At(to, _)) = (self.canonical(true, input), self.canonical(false, output))
+            else {
+                continue;
+            };
+            let (Some(from), Some(to)) = (self.input.code.index(from), self.output.code.index(to)) else { continue };
+            let is_right = match self.relation.input_of(to) {
+                Some(known) => known == from,
+                None if self.relation.output_of(from).is_none() => true,
+                None => {
+                    let is_right = self.attempt(Pair { input, output, origin: place, reach: Reach::Flow });
+                    self.settle();
+                    is_right
+                }
+            };
+            if is_right {
+                self.explain_entry(place, width);
+            }
+        }
     }
 
     fn canonical(&mut self, is_input: bool, start: u64) -> Canonical {
@@ -323,32 +372,21 @@ impl<'w, 'a> Walk<'w, 'a> {
             && bytes(self.input).is_some_and(|same| bytes(self.output) == Some(same))
     }
 
-    /// The input's name for what a call calls, if that is known.
-    pub(crate) fn known_callee(&self, is_input: bool, address: u64, inst: Inst) -> Option<u64> {
-        if is_input {
-            let callee = self.input.target(address, inst);
-            return self.relation.is_called(callee).then_some(callee);
-        }
-        self.relation.named(self.output.target(address, inst))
+    /// Whether any constant of the program may be a code address, and old text has to stay for it.
+    pub(crate) fn keeps_old_text(&self) -> bool {
+        self.input.image.is_position_dependent() && self.absolute_fields.is_empty()
     }
 
-    pub(crate) fn is_noreturn(&self, callee: u64) -> bool {
-        self.noreturn.contains(callee)
+    /// Whether nothing follows a call of the input.
+    pub(crate) fn ends_at(&self, address: u64, inst: Inst) -> bool {
+        self.noreturn.ends_at(self.input, address, inst)
     }
 
-    /// Whether a call goes through a cell that holds a function that never returns.
-    pub(crate) fn is_noreturn_cell(&self, is_input: bool, address: u64, inst: Inst) -> bool {
-        let side = if is_input { self.input } else { self.output };
-        inst.disp != 0 && self.noreturn.is_cell(side.operand(address, inst))
-    }
-
-    /// Whether nothing comes back from an instruction, as far as both sides know.
-    pub(crate) fn never_comes_back(&self, is_input: bool, address: u64, inst: Inst) -> bool {
-        match inst.kind {
-            Kind::Call => self.known_callee(is_input, address, inst).is_none_or(|callee| self.is_noreturn(callee)),
-            Kind::IndirectCall => self.is_noreturn_cell(is_input, address, inst),
-            _ => false,
-        }
+    /// Whether a field of the input's code with a value that is an address of code names it: a relocation says so; where there are none, a `lea`
+    /// does, and any field that meets an instruction.
+    pub(crate) fn names_code(&self, value: u64, place: u64, width: u8) -> bool {
+        let meets = || self.input.code.index(value).is_some_and(|index| self.survey.is_boundary(index));
+        width == 4 || if self.absolute_fields.is_empty() { meets() } else { self.absolute_fields.contains(&place) }
     }
 
     /// Walks straight on from a pair until something known or an end.
@@ -360,6 +398,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
             let (a, b);
             match (self.canonical(true, i), self.canonical(false, o)) {
+                (Canonical::At(input, inst), _) if name.is_none() && self.is_end_of_function(input, inst) => return Ok(()),
                 (Canonical::At(input, inst), Canonical::At(output, other)) => {
                     (i, o) = (input, output);
                     (a, b) = (inst, other);
@@ -392,7 +431,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             self.stats.instructions += 1;
             self.stats.moved_instructions += u64::from(i != o);
             self.compare_rows(i, o)?;
-            let references = self.compare(i, a, o, b)?;
+            let references = self.compare(i, a, o, b).map_err(|violation| violation.from(origin))?;
             self.follow(references, i, o)?;
             origin = o;
             match self.next(i, a, o, b)? {
@@ -400,6 +439,12 @@ impl<'w, 'a> Walk<'w, 'a> {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// Whether the input leads to the padding behind a function: LLVM sends ways there that the program cannot take.
+    fn is_end_of_function(&self, address: u64, inst: Inst) -> bool {
+        let fde_at = |address| self.input.unwind.fde_at(address);
+        inst.kind == Kind::Trap && fde_at(address).is_none() && fde_at(address - 1).is_some()
     }
 
     /// Whether what neither side can decode is the same: outside of all code, or untouched.
@@ -478,13 +523,21 @@ impl<'w, 'a> Walk<'w, 'a> {
             self.tries.push(Pair { input, output, origin, reach: Reach::Pointer });
             return Ok(());
         }
-        let begins_with_mark = |side: &Side<'_>, at| side.inst(at).is_some_and(|inst| inst.kind == Kind::EndBranch);
-        if self.has_ibt && begins_with_mark(self.input, input) && !begins_with_mark(self.output, output) {
+        self.compare_marks(input, output)?;
+        self.stats.seeds += 1;
+        self.queue.push(Pair { input, output, origin, reach: Reach::Pointer });
+        Ok(())
+    }
+
+    /// An indirect branch may come here: where the program runs with tracking, an `endbr64` must stand here itself, not behind a jump.
+    ///
+    /// The rest of it follows from the walk: `endbr64` is an instruction like any other, which only the same one stands for, and the prefix
+    /// `notrack` is a byte of its jump.
+    fn compare_marks(&self, input: u64, output: u64) -> Result<(), Violation> {
+        if self.has_ibt && self.input.begins_with_mark(input) && !self.output.begins_with_mark(output) {
             let message = format!("no endbr64 at an address that is taken; the input has one at {input:#x}");
             return Err(Violation::new(ViolationKind::IndirectBranchTarget, output, message));
         }
-        self.stats.seeds += 1;
-        self.queue.push(Pair { input, output, origin, reach: Reach::Pointer });
         Ok(())
     }
 

@@ -50,7 +50,9 @@ fn target(name: &str) -> Result<Target> {
 fn input(argument: &str) -> Result<Vec<u8>> {
     match fs::read(argument) {
         Ok(bytes) => Ok(bytes),
-        Err(error) => parse_line(argument).ok_or_else(|| format!("{argument} is neither a file ({error}) nor a line of digits").into()),
+        Err(error) => {
+            parse_line(argument).ok_or_else(|| format!("{argument} is neither a file ({error}) nor a line of digits").into())
+        }
     }
 }
 

@@ -34,7 +34,7 @@ pub enum Evidence {
 pub enum PinReason {
     /// Not in a section of compiled code: `.init`, `.plt`, `.fini` and the like.
     LinkerSection,
-    /// No unwind entry and no symbol gives its bounds.
+    /// It has no unwind entry, and nothing that is understood reaches it.
     NoBounds,
     /// Some bytes are not instructions, or instructions overlap.
     Undecodable,

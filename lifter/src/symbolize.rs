@@ -151,7 +151,7 @@ impl Assembly<'_> {
                 base: if raw.entry_size == 8 { TableBase::Absolute } else { TableBase::Own },
                 bound: raw.bound,
                 targets: IdRange::from_usize(first..program.table_targets.len()),
-                is_exclusive: false,
+                is_exclusive: raw.is_exclusive,
             });
         }
     }

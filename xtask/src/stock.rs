@@ -6,8 +6,8 @@
 //! where two runs of the original already differ, only what they have in common is compared. A table is printed and stored.
 
 mod elf;
-mod report;
-mod sandbox;
+pub(crate) mod report;
+pub(crate) mod sandbox;
 mod skip;
 mod users;
 

@@ -43,7 +43,7 @@ handlers:
     .quad unused
 "#;
 
-const TWICE: &str = r#"
+pub(super) const TWICE: &str = r#"
     .type twice, @function
 twice:
     .cfi_startproc
@@ -54,7 +54,7 @@ twice:
     .size twice, . - twice
 "#;
 
-const UNUSED: &str = r#"
+pub(super) const UNUSED: &str = r#"
     .type unused, @function
 unused:
     .cfi_startproc
@@ -66,7 +66,7 @@ unused:
 "#;
 
 /// As a compiler lays it out.
-const CLASSIFY: &str = r#"
+pub(super) const CLASSIFY: &str = r#"
     .type classify, @function
 classify:
     .cfi_startproc
@@ -144,13 +144,13 @@ classify:
 "#;
 
 /// The third entry cannot be selected, as far as LLVM knows, and points behind the function.
-const TABLE: &str = ".long .Lzero - table, .Lone - table, .Lend - table, .Ltwo - table, .Lone - table\n";
+pub(super) const TABLE: &str = ".long .Lzero - table, .Lone - table, .Lend - table, .Ltwo - table, .Lone - table\n";
 
 fn text(functions: &[&str], table: &str, copies: &str) -> String {
     FRAME.replace("@FUNCTIONS@", &functions.concat()).replace("@TABLE@", table).replace("@COPIES@", copies)
 }
 
-fn build(functions: &[&str], table: &str) -> Option<Vec<u8>> {
+pub(super) fn build(functions: &[&str], table: &str) -> Option<Vec<u8>> {
     build_with_copies(functions, table, "")
 }
 
@@ -167,11 +167,11 @@ fn build_with_copies(functions: &[&str], table: &str, copies: &str) -> Option<Ve
     Some(std::fs::read(program).unwrap())
 }
 
-fn relaid(condition: &str) -> String {
+pub(super) fn relaid(condition: &str) -> String {
     RELAID.replace("@CONDITION@", condition)
 }
 
-fn compare(functions: &[&str], table: &str) -> Option<Report> {
+pub(super) fn compare(functions: &[&str], table: &str) -> Option<Report> {
     let input = build(&[CLASSIFY, TWICE, UNUSED], TABLE)?;
     let output = build(functions, table)?;
     Some(check(&input, &output).unwrap())

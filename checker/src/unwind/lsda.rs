@@ -9,7 +9,7 @@ use super::reader::{OMIT, Reader};
 use crate::image::Image;
 
 /// One record of an action chain.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Handler {
     filter: i64,
     /// The type or, for an exception specification, the list of types, by address; indirect ones by their cell.

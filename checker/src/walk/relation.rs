@@ -6,8 +6,6 @@
 //!
 //! Indexes are those of [`crate::decode::Code`]; 0 in a map means nothing, so values are stored plus one.
 
-use std::collections::hash_map::Entry;
-
 use rustc_hash::FxHashMap;
 
 /// A set of code indexes.
@@ -59,7 +57,6 @@ enum Undo {
     Forward(usize),
     Backward(usize),
     Name(u64, Option<Identity>),
-    Called(u64),
     Seen(usize),
     Covered(usize),
 }
@@ -69,8 +66,6 @@ pub(crate) struct Relation {
     forward: Vec<u32>,
     backward: Vec<u32>,
     names: FxHashMap<u64, Identity>,
-    /// The input's address for each name in the output.
-    called: FxHashMap<u64, u64>,
     /// Input bytes that the walk passed: instructions, and jumps and padding between them.
     pub(crate) seen: Bits,
     /// The same of the output.
@@ -84,7 +79,6 @@ impl Relation {
             forward: vec![0; input_size],
             backward: vec![0; output_size],
             names: FxHashMap::default(),
-            called: FxHashMap::default(),
             seen: Bits::new(input_size),
             covered: Bits::new(output_size),
             journal: None,
@@ -99,16 +93,6 @@ impl Relation {
     /// What an output instruction stands for.
     pub(crate) fn input_of(&self, output: usize) -> Option<usize> {
         self.backward.get(output).and_then(|&value| (value as usize).checked_sub(1))
-    }
-
-    /// Whether the input's address has a name in the output.
-    pub(crate) fn is_called(&self, address: u64) -> bool {
-        self.names.contains_key(&address)
-    }
-
-    /// The input's address for a name in the output.
-    pub(crate) fn named(&self, name: u64) -> Option<u64> {
-        self.called.get(&name).copied()
     }
 
     fn note(&mut self, undo: Undo) {
@@ -154,15 +138,11 @@ impl Relation {
         }
         self.names.insert(address, identity);
         self.note(Undo::Name(address, old));
-        if let Entry::Vacant(new) = self.called.entry(name) {
-            new.insert(address);
-            self.note(Undo::Called(name));
-        }
         None
     }
 
     /// Marks an instruction's bytes as passed.
-    pub(super) fn pass(&mut self, is_input: bool, index: usize, size: u8) {
+    pub(crate) fn pass(&mut self, is_input: bool, index: usize, size: u8) {
         for index in index..index + usize::from(size) {
             let bits = if is_input { &mut self.seen } else { &mut self.covered };
             if bits.insert(index) {
@@ -189,7 +169,6 @@ impl Relation {
             match undo {
                 Undo::Forward(index) => self.forward[index] = 0,
                 Undo::Name(address, Some(old)) => drop(self.names.insert(address, old)),
-                Undo::Called(name) => drop(self.called.remove(&name)),
                 Undo::Name(address, None) => drop(self.names.remove(&address)),
                 Undo::Backward(index) => self.backward[index] = 0,
                 Undo::Seen(index) => self.seen.remove(index),

@@ -46,9 +46,8 @@ pub(crate) fn misused_targets(context: &TableContext<'_>, members: &[Unit], answ
 /// Immediates that may be code addresses, as `(instruction, address)`; what only looks like one pins a function for nothing.
 fn absolute_sources(context: &TableContext<'_>, members: &[Unit]) -> Vec<(Va, Va)> {
     let absolutes = members.iter().flat_map(|u| &context.surveys[u.index()].absolutes).filter(|a| !a.is_memory);
-    let is_code = |va: Va| {
-        unit_at(context.units, va).is_some_and(|u| context.surveys[u.index()].is_start(va - context.units[u].start))
-    };
+    let is_code =
+        |va: Va| unit_at(context.units, va).is_some_and(|u| context.surveys[u.index()].is_start(va - context.units[u].start));
     absolutes.filter(|a| is_code(a.value)).map(|a| (a.at, a.value)).collect()
 }
 

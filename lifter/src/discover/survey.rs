@@ -9,7 +9,7 @@ use object::elf;
 
 use crate::address::Va;
 use crate::discover::stubs::Stubs;
-use crate::discover::units::{UnitData, Units, unit_at};
+use crate::discover::units::{Bounds, UnitData, Units, unit_at};
 use crate::elf::Image;
 use crate::elf::image::StaticReloc;
 use crate::ir::PinReason;
@@ -70,6 +70,8 @@ pub(crate) struct Survey {
     pub(crate) may_return: bool,
     pub(crate) has_indirect_jumps: bool,
     pub(crate) has_indirect_calls: bool,
+    /// Calls through a register, and reads 32-bit words that it may add to an address.
+    pub(crate) has_relative_calls: bool,
 }
 
 impl Survey {
@@ -99,7 +101,9 @@ impl Surveyor<'_> {
         if bytes.len() < unit.len() {
             return Survey { problem: Some(PinReason::Undecodable), may_return: true, ..Survey::default() };
         }
-        self.survey_clean(unit, bytes).unwrap_or_else(|| self.survey_opaque(unit, bytes))
+        let is_code = unit.bounds != Bounds::LeftOver;
+        let clean = if is_code { self.survey_clean(unit, bytes) } else { None };
+        clean.unwrap_or_else(|| self.survey_opaque(unit, bytes))
     }
 
     /// The survey of a unit whose bytes are not known to be code, whatever they decode to.
@@ -111,6 +115,7 @@ impl Surveyor<'_> {
         // Where there are only no-ops, execution runs through them.
         let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], falls_out: true, ..Survey::default() };
         let mut relocs = self.static_relocs(unit).iter().peekable();
+        let (mut reads_words, mut calls_registers) = (false, false);
         let mut decoder = Decoder::with_ip(64, bytes, unit.start.0, DecoderOptions::NONE);
         let mut instruction = Instruction::default();
         while decoder.can_decode() {
@@ -121,6 +126,8 @@ impl Surveyor<'_> {
             let offset = instruction.ip() - unit.start.0;
             survey.starts[(offset / 64) as usize] |= 1 << (offset % 64);
             self.note_flow(unit, &instruction, &mut survey);
+            reads_words |= instruction.mnemonic() == Mnemonic::Movsxd && instruction.op1_kind() == OpKind::Memory;
+            calls_registers |= flow_of(&instruction) == Flow::IndirectCall && instruction.op0_kind() == OpKind::Register;
             if instruction.is_ip_rel_memory_operand() {
                 let how = if instruction.mnemonic() == Mnemonic::Lea { How::Address } else { How::Memory };
                 self.note_place(unit, &instruction, Va(instruction.ip_rel_memory_address()), how, &mut survey);
@@ -143,6 +150,7 @@ impl Surveyor<'_> {
             let is_inside = unit.start <= n.target && n.target < unit.end;
             !is_inside || !matches!(n.how, How::Jump | How::Branch | How::Loop)
         });
+        survey.has_relative_calls = reads_words && calls_registers;
         survey.problem = is_torn.then_some(PinReason::MidInstructionTarget);
         Some(survey)
     }
@@ -220,7 +228,9 @@ impl Surveyor<'_> {
         };
         for operand in 0..instruction.op_count() {
             match instruction.op_kind(operand) {
-                OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => note(instruction.immediate(operand), false),
+                OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
+                    note(instruction.immediate(operand), false)
+                }
                 OpKind::Memory if !instruction.is_ip_rel_memory_operand() && instruction.memory_displ_size() >= 4 => {
                     let is_address_only = matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);
                     note(instruction.memory_displacement64(), !is_address_only);

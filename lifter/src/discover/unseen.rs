@@ -5,8 +5,10 @@
 //! elsewhere is a jump at each such address, an *anchor*; all other bytes are free.
 //!
 //! **Method.** Every number that may be a code address counts as one:
-//! * every 32-bit word at every byte of the data, if an instruction starts at its value. A 64-bit word is one, its upper half aside;
-//! * every aligned 64-bit word of the data that points into code, wherever it points: into an instruction, it pins (a tagged pointer);
+//! * every 64-bit word at every byte of the data, if an instruction starts at its value;
+//! * every 32-bit word at every byte of the data, if a function starts at its value, and where several follow each other (a table of labels
+//!   that someone wrote by hand), if instructions start at their values;
+//! * every aligned 64-bit word that points a few bytes behind the start of a function: a tagged pointer, it pins;
 //! * every 32- and 64-bit immediate and displacement of an instruction, and every window of 32 bits in code that is not decoded;
 //! * every address that the loader writes into data.
 //!
@@ -15,9 +17,10 @@
 //! Offsets from a base are the closed set of [`crate::symbolize::pins`]: tables of them are resolved, or what they may reach is pinned;
 //! arithmetic on an address that an instruction holds pins what it names.
 //!
-//! **Tables of addresses** are the one exception: the words of a resolved table name nothing if every instruction that holds an
-//! address in the table is known to use it as that table (then all of them use its copy), no word of data holds such an address, and no
-//! table of addresses that begins before it is left unresolved (a base may be biased below its table).
+//! **Tables of addresses** are the one exception: the words of a table whose length is proven name nothing if all that reads them is
+//! known, because then they are written anew. That is so if every instruction that holds an address in the table is known to use it as
+//! that table, no word of data holds such an address, and no table of addresses that begins before it is left unresolved (a base may be
+//! biased below its table). All other tables of addresses stay as they are, and each of their entries keeps a jump.
 
 use object::elf;
 use rayon::prelude::*;
@@ -25,10 +28,11 @@ use rayon::prelude::*;
 use crate::address::Va;
 use crate::cfg::tables::RawTable;
 use crate::discover::names::dynamic_code_slots;
-use crate::discover::survey::{Absolute, Survey};
-use crate::discover::units::{UnitData, Units, unit_at};
+use crate::discover::survey::Survey;
+use crate::discover::units::{UnitData, Units, is_in, unit_at};
 use crate::elf::Image;
 use crate::elf::image::SectionData;
+use crate::ir::TableBound;
 
 /// What unseen pointers may name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,10 +51,6 @@ pub(crate) struct Search<'i> {
     pub(crate) image: &'i Image<'i>,
     pub(crate) units: &'i Units,
     pub(crate) surveys: &'i [Survey],
-    /// Ascending by address.
-    pub(crate) tables: &'i [RawTable],
-    /// Addresses from which indirect jumps read whole addresses, without an answer. Ascending.
-    pub(crate) open_tables: &'i [Va],
 }
 
 /// A number that points into code.
@@ -59,8 +59,12 @@ struct Found {
     /// Where the number is.
     at: Va,
     target: Va,
+    /// An instruction starts there.
     is_start: bool,
 }
+
+/// Tags of pointers take the bits that alignment leaves.
+const TAG_MAX: u64 = 7;
 
 /// Bytes of an anchor: a jump, and the mark of an indirect branch's target where the processor may ask for it.
 pub(crate) fn anchor_len(image: &Image<'_>, va: Va) -> u64 {
@@ -75,8 +79,10 @@ const BIAS_BYTES_MAX: u64 = 8 * 4096;
 const CHUNK: usize = 1 << 18;
 
 impl Search<'_> {
-    pub(crate) fn run(&self) -> Unseen {
-        let claimed = self.claimed_tables();
+    /// `tables` ascend.
+    pub(crate) fn run(&self, tables: &[RawTable]) -> Unseen {
+        let claimed = tables.iter().filter(|t| t.is_exclusive && t.entry_size == 8);
+        let claimed: Vec<(Va, Va)> = claimed.map(|t| (t.at, t.end())).collect();
         let mut unseen = Unseen::default();
         let words = self.data_sections().flat_map(|s| self.scan(s.sh_addr, s.end()).into_iter());
         for found in words.filter(|f| !is_in(&claimed, f.at)) {
@@ -107,12 +113,15 @@ impl Search<'_> {
 
     /// What the program itself may read, tables of the loader and the unwinder aside.
     fn data_sections(&self) -> impl Iterator<Item = &SectionData<'_>> {
-        let holds_data =
-            [elf::SHT_PROGBITS, elf::SHT_INIT_ARRAY, elf::SHT_FINI_ARRAY, elf::SHT_PREINIT_ARRAY].map(|t| t as usize);
+        // Tables of the loader hold offsets, names and hashes; `.dynamic` and `.dynsym` are written anew.
+        let is_loaders = |sh_type: u32| {
+            let tables = [elf::SHT_DYNAMIC, elf::SHT_DYNSYM, elf::SHT_HASH, elf::SHT_NOTE, elf::SHT_STRTAB, elf::SHT_SYMTAB];
+            let of_gnu = [elf::SHT_GNU_HASH, elf::SHT_GNU_VERDEF, elf::SHT_GNU_VERNEED, elf::SHT_GNU_VERSYM];
+            tables.contains(&sh_type) || of_gnu.contains(&sh_type)
+        };
         let is_unwind = |name: &str| name.starts_with(".eh_frame") || name.starts_with(".gcc_except_table");
-        self.image.sections.values().filter(move |s| {
-            s.is_alloc() && !s.is_executable() && s.has_bytes() && holds_data.contains(&(s.sh_type as usize)) && !is_unwind(s.name)
-        })
+        let sections = self.image.sections.values();
+        sections.filter(move |s| s.is_alloc() && !s.is_executable() && s.has_bytes() && !is_loaders(s.sh_type) && !is_unwind(s.name))
     }
 
     /// Whether an instruction starts at an address of decoded code; `None` outside of it.
@@ -127,58 +136,59 @@ impl Search<'_> {
         let bytes = self.image.read(start, (end - start) as usize).unwrap_or(&[]);
         let (Some(low), Some(high)) = (self.units.as_slice().first(), self.units.as_slice().last()) else { return Vec::new() };
         let (low, high) = (low.start.0, high.end.0);
+        let value_at = |at: usize| {
+            let word = bytes.get(at..at.checked_add(4)?)?;
+            Some(u64::from(u32::from_le_bytes(word.try_into().unwrap_or_default()))).filter(|v| (low..high).contains(v)).map(Va)
+        };
+        let is_label = |at: Option<usize>| at.and_then(value_at).and_then(|v| self.start_at(v)) == Some(true);
         let chunk = |first: usize| {
-            let last = (first + CHUNK).min(bytes.len().saturating_sub(3));
-            (first..last).filter_map(move |at| {
-                let value = u64::from(u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default()));
-                if value < low || value >= high {
-                    return None;
-                }
+            (first..(first + CHUNK).min(bytes.len())).filter_map(move |at| {
+                let target = value_at(at)?;
                 let place = start + at as u64;
-                let is_word = place.0.is_multiple_of(8) && bytes.get(at + 4..at + 8) == Some(&[0; 4]);
-                let is_start = self.start_at(Va(value))?;
-                (is_start || is_word).then_some(Found { at: place, target: Va(value), is_start })
+                let is_wide = bytes.get(at + 4..at + 8) == Some(&[0; 4]);
+                if !self.start_at(target)? {
+                    let function = target - self.units[unit_at(self.units, target)?].start;
+                    let is_tagged = is_wide && place.0.is_multiple_of(8) && function <= TAG_MAX;
+                    return is_tagged.then_some(Found { at: place, target, is_start: false });
+                }
+                let is_function = unit_at(self.units, target).is_some_and(|u| self.units[u].start == target);
+                let is_in_run = || place.0.is_multiple_of(4) && (is_label(Some(at + 4)) || is_label(at.checked_sub(4)));
+                (is_wide || is_function || is_in_run()).then_some(Found { at: place, target, is_start: true })
             })
         };
         (0..bytes.len().div_ceil(CHUNK)).into_par_iter().flat_map_iter(|index| chunk(index * CHUNK)).collect()
     }
 
-    /// The bytes of the tables whose words name nothing, ascending.
-    fn claimed_tables(&self) -> Vec<(Va, Va)> {
-        let tables: Vec<(&RawTable, Va)> =
-            self.tables.iter().filter(|t| t.entry_size == 8).map(|t| (t, t.at + 8 * t.targets.len() as u64)).collect();
-        let mut is_doubted = vec![false; tables.len()];
+    /// Marks the tables of which all readers are known: these may be overwritten, so that their words name nothing. `tables` and
+    /// `open_tables` ascend.
+    pub(crate) fn claim_tables(&self, tables: &mut [RawTable], open_tables: &[Va]) {
+        let ranges: Vec<(Va, Va)> = tables.iter().map(|t| (t.at, t.end())).collect();
+        let mut is_shared: Vec<bool> = tables.iter().map(|t| !t.is_exclusive && t.entry_size == 4).collect();
+        for (index, pair) in ranges.windows(2).enumerate().filter(|(_, pair)| pair[0].1 > pair[1].0) {
+            (is_shared[index], is_shared[index + 1]) = (true, true);
+            debug_assert!(pair[0].0 <= pair[1].0);
+        }
         let mut doubt = |value: Va, is_known: &dyn Fn(&RawTable) -> bool| {
-            // Tables of one cluster may overlap, but no more than a few do.
-            let after = tables.partition_point(|t| t.0.at <= value);
-            for index in (0..after).rev().take(8).filter(|&i| value < tables[i].1) {
-                is_doubted[index] |= !is_known(tables[index].0);
+            let after = ranges.partition_point(|r| r.0 <= value);
+            if let Some(index) = after.checked_sub(1).filter(|&i| value < ranges[i].1) {
+                is_shared[index] |= !is_known(&tables[index]);
             }
         };
         for survey in self.surveys {
-            for &Absolute { value, at, .. } in &survey.absolutes {
-                doubt(value, &|table| table.named_at.binary_search(&at).is_ok());
-            }
-            for &(value, at) in &survey.data_names {
-                doubt(value, &|table| table.named_at.binary_search(&at).is_ok());
+            let absolutes = survey.absolutes.iter().map(|a| (a.value, a.at));
+            for (value, at) in absolutes.chain(survey.data_names.iter().copied()) {
+                doubt(value, &|table| value == table.at && table.named_at.binary_search(&at).is_ok());
             }
         }
         for section in self.data_sections() {
-            let first = section.sh_addr.align_up(8);
-            let words = (first.0..section.end().0.saturating_sub(7)).step_by(8).filter_map(|at| self.image.read_u64(Va(at)));
-            words.for_each(|word| doubt(Va(word), &|_| false));
+            let words = (section.sh_addr.align_up(8).0..section.end().0.saturating_sub(7)).step_by(8);
+            let words = words.filter_map(|at| self.image.read_u64(Va(at))).map(Va);
+            words.for_each(|word| doubt(word, &|table| !(word - table.at).is_multiple_of(u64::from(table.entry_size))));
         }
-        let is_open = |at: Va, end: Va| {
-            let below = self.open_tables.partition_point(|&open| open < end);
-            below > 0 && self.open_tables[below - 1] + BIAS_BYTES_MAX > at
-        };
-        let claimed = tables.iter().zip(&is_doubted).filter(|(table, is_doubted)| !**is_doubted && !is_open(table.0.at, table.1));
-        claimed.map(|(table, _)| (table.0.at, table.1)).collect()
+        for (table, is_shared) in tables.iter_mut().zip(is_shared) {
+            let below = open_tables.partition_point(|&open| open < table.end());
+            let is_open = below > 0 && open_tables[below - 1] + BIAS_BYTES_MAX > table.at;
+            table.is_exclusive = !is_shared && !is_open && table.bound == TableBound::Proven;
+        }
     }
-}
-
-fn is_in(ranges: &[(Va, Va)], at: Va) -> bool {
-    let after = ranges.partition_point(|r| r.0 <= at);
-    // Overlapping ranges are of one cluster's tables; each word of the later one is in it.
-    ranges[..after].iter().rev().take(8).any(|r| at < r.1)
 }

@@ -58,10 +58,11 @@ pub(crate) fn place(
         if !used[table] {
             continue;
         }
-        let is_slots = data.base == TableBase::Absolute && program.is_replaceable();
+        // Words with addresses are slots, or unseen pointers that anchors answer, unless all their readers are known.
+        let is_words = data.base == TableBase::Absolute && (program.is_replaceable() || !data.is_exclusive);
         let names_moved = program.targets_of(table).iter().any(|&b| out.placed[b].is_some())
             || matches!(data.base, TableBase::Code(b) if out.placed[b].is_some());
-        tables[table] = if is_slots || !names_moved {
+        tables[table] = if is_words || !names_moved {
             TablePlace::Untouched
         } else if data.is_exclusive && data.bound == TableBound::Proven {
             TablePlace::InPlace

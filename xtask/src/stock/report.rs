@@ -12,7 +12,7 @@ use crate::shell::{self, Result};
 
 /// What relift did with a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     #[default]
     Relinked,
     /// With the reason, without the file's own numbers.
@@ -25,7 +25,7 @@ pub(super) enum Outcome {
 
 impl Outcome {
     /// Reads the one line that relift says when it writes nothing.
-    pub(super) fn of_complaint(complaint: &str, input: &Path, output: &Path) -> Outcome {
+    pub(crate) fn of_complaint(complaint: &str, input: &Path, output: &Path) -> Outcome {
         let line = complaint.lines().next_back().unwrap_or("no word on stderr");
         let mut what = line.strip_prefix("relift: ").unwrap_or(line);
         for path in [input, output] {

@@ -117,7 +117,7 @@ fn without_namespaces(text: &str) -> String {
     kept + rest
 }
 
-const TIMED_OUT: &str = "a time-out";
+pub(crate) const TIMED_OUT: &str = "a time-out";
 
 impl Sandbox<'_> {
     /// Runs `program` with the original of `replaced` and with `output` in its place, and notes what differs.
@@ -246,7 +246,7 @@ fn mounted(file: &Path, replaced: &Path, program: &Path, environment: &[(String,
 }
 
 /// Runs to the end or to the limit, in a process group of its own that is ended with it, and says in words how it ended.
-pub(super) fn run_limited(command: &mut Command, limit: Duration) -> String {
+pub(crate) fn run_limited(command: &mut Command, limit: Duration) -> String {
     let mut child = match command.process_group(0).spawn() {
         Ok(child) => child,
         Err(error) => return format!("cannot start: {error}"),

@@ -1,0 +1,215 @@
+//! The graph of unreached code: pieces of both files and who leads to whom.
+//!
+//! Code that the walk reached is a leaf: the walk has found what stands for what, so both sides name it by the input's place. Where its label
+//! is *wanted* (something unmatched may be a copy of it) it is a piece like any other, of both sides at once. Whether code follows a call, and
+//! what a field that may move names, is definite in the input and open in the output ([`super::choice`]).
+//!
+//! **Terminates**: each address of each side becomes a node once.
+
+use std::collections::hash_map::Entry;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::choice::{Answer, Open, Shapes};
+use super::pieces::{End, Of, Piece, Place, Reader, Tables};
+use crate::decode::Kind;
+use crate::tables::{self, TableReference};
+use crate::walk::Walk;
+
+/// So many entries in a row that lead to no function are none.
+const DOUBTFUL_MAX: usize = 16;
+
+/// Whose a node is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Owner {
+    Only(Of),
+    /// Code that the walk found in both; the address is the input's.
+    Both,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) owner: Owner,
+    pub(super) address: u64,
+    pub(super) label: u64,
+    /// What it leads to whatever is chosen.
+    pub(super) edges: Vec<u32>,
+    pub(super) open: Option<Open>,
+    /// What was chosen; nothing counts before.
+    pub(super) answer: Option<Answer>,
+}
+
+/// What makes two nodes one.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Piece(Of, u64),
+    Reached(usize),
+    Cycle,
+}
+
+pub(super) struct Graph<'r, 'w, 'a> {
+    walk: &'r Walk<'w, 'a>,
+    pub(super) tables: &'r Tables,
+    /// Labels of unreached pieces; code that the walk reached is a piece if it has one of them.
+    wanted: &'r FxHashSet<u64>,
+    pub(super) nodes: Vec<Node>,
+    pub(super) shapes: Shapes,
+    ids: FxHashMap<Key, u32>,
+    work: Vec<(u32, Of, Piece)>,
+    /// No more entries are read from a table of the output than any of the input's has.
+    entries_max: usize,
+}
+
+impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
+    pub(super) fn new(walk: &'r Walk<'w, 'a>, tables: &'r Tables, wanted: &'r FxHashSet<u64>) -> Self {
+        let entries_max = tables.values().map(Vec::len).max().unwrap_or(0);
+        Self {
+            walk,
+            tables,
+            wanted,
+            nodes: Vec::new(),
+            shapes: Shapes::default(),
+            ids: FxHashMap::default(),
+            work: Vec::new(),
+            entries_max,
+        }
+    }
+
+    pub(super) fn reader(&self, of: Of) -> Reader<'r, 'w, 'a> {
+        Reader { walk: self.walk, of, tables: self.tables, wanted: self.wanted }
+    }
+
+    /// The node of what `address` leads to, if anything does.
+    pub(super) fn id(&self, of: Of, address: u64) -> Option<u32> {
+        let reader = self.reader(of);
+        let key = match reader.lead(address, |_, _| {}) {
+            Place::At(address) => reader.related(address).map_or(Key::Piece(of, address), Key::Reached),
+            Place::Bad(address) => Key::Piece(of, address),
+            Place::Cycle => Key::Cycle,
+        };
+        self.ids.get(&key).copied()
+    }
+
+    /// Adds the code at `address` and all that it leads to.
+    pub(super) fn add(&mut self, of: Of, address: u64) -> u32 {
+        let node = self.node(of, address);
+        while let Some((node, of, piece)) = self.work.pop() {
+            self.expand(node, of, &piece);
+        }
+        node
+    }
+
+    fn node(&mut self, of: Of, address: u64) -> u32 {
+        let reader = self.reader(of);
+        let (key, owner, place, start) = match reader.lead(address, |_, _| {}) {
+            Place::Cycle => (Key::Cycle, Owner::Both, 0, None),
+            Place::Bad(place) => (Key::Piece(of, place), Owner::Only(of), place, Some(place)),
+            Place::At(place) => match reader.related(place) {
+                None => (Key::Piece(of, place), Owner::Only(of), place, Some(place)),
+                Some(index) => (Key::Reached(index), Owner::Both, self.walk.input.code.address(index), None),
+            },
+        };
+        let entry = match self.ids.entry(key) {
+            Entry::Occupied(known) => return *known.get(),
+            Entry::Vacant(new) => new,
+        };
+        let id = self.nodes.len() as u32;
+        entry.insert(id);
+        let piece = match (start, key) {
+            (Some(start), _) => Some((of, reader.piece(start, |_, _| {}))),
+            (None, Key::Reached(_)) if !self.wanted.is_empty() => {
+                let piece = self.reader(Of::Input).piece(place, |_, _| {});
+                self.wanted.contains(&piece.label).then_some((Of::Input, piece))
+            }
+            _ => None,
+        };
+        let label = match (&piece, key) {
+            (Some((_, piece)), _) => piece.label,
+            // No piece has a label like these but by chance.
+            (None, Key::Reached(index)) => (index as u64 + 2).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            (None, _) => 1,
+        };
+        self.nodes.push(Node { owner, address: place, label, edges: Vec::new(), open: None, answer: None });
+        self.work.extend(piece.map(|(of, piece)| (id, of, piece)));
+        id
+    }
+
+    fn expand(&mut self, node: u32, of: Of, piece: &Piece) {
+        let mut edges = Vec::new();
+        let mut open = None;
+        match piece.end {
+            End::Nothing => {}
+            End::Flow(next) => edges.push(self.node(of, next)),
+            End::Ways(even, odd) => edges.extend([self.node(of, even), self.node(of, odd)]),
+            End::Names { target, after } => edges.extend([self.node(of, target), self.node(of, after)]),
+            End::Call { callee, landing_pad, personality, at, inst } => {
+                let named = [callee, landing_pad, personality];
+                edges.extend(named.into_iter().flatten().map(|target| self.node(of, target)));
+                let after = self.node(of, at + u64::from(inst.len));
+                let own = (of == Of::Input).then(|| match self.walk.ends_at(at, inst) {
+                    true => Answer::Stops,
+                    false => Answer::GoesOn,
+                });
+                open = Some(Open::Call { after, own });
+            }
+            End::MayName { value, at, field, width, after } => {
+                edges.extend(after.map(|after| self.node(of, after)));
+                open = Some(self.field(of, value, (at, field, width)));
+            }
+        }
+        let node = &mut self.nodes[node as usize];
+        (node.edges, node.open) = (edges, open);
+    }
+
+    fn field(&mut self, of: Of, value: u64, (at, field, width): (u64, u8, u8)) -> Open {
+        let tables = self.tables;
+        let known = tables.get(&value);
+        let side = self.reader(of).side();
+        let is_code = side.image.in_code(value);
+        let own = (of == Of::Input).then(|| match known {
+            Some(targets) => Answer::Table(self.shapes.id(targets.iter().map(Option::is_some).collect())),
+            None if is_code && self.walk.names_code(value, at + u64::from(field), width) => Answer::Code,
+            None => Answer::Literal,
+        });
+        let entries = match of {
+            Of::Input => known.into_iter().flatten().map(|target| target.map(|target| self.node(of, target))).collect(),
+            Of::Output => self.entries(value, width),
+        };
+        let code = is_code.then(|| self.node(of, value));
+        Open::Field { value, width, entries, code, own }
+    }
+
+    /// What may be the entries of a table of the output.
+    fn entries(&mut self, value: u64, width: u8) -> Vec<Option<u32>> {
+        let side = self.walk.output;
+        let mut entries = Vec::new();
+        let mut doubtful = 0;
+        while entries.len() < self.entries_max && doubtful < DOUBTFUL_MAX {
+            let place = value + entries.len() as u64 * u64::from(width);
+            let target = tables::entry(side, value, place, width).filter(|&target| side.unwind.fde_at(target).is_some());
+            doubtful = if target.is_some() { 0 } else { doubtful + 1 };
+            entries.push(target.map(|target| self.node(Of::Output, target)));
+        }
+        entries
+    }
+}
+
+/// The jump tables that the instructions of the input at these addresses name.
+pub(super) fn tables_named(walk: &Walk<'_, '_>, addresses: &[u64]) -> Tables {
+    let (input, mut found) = (walk.input, Tables::default());
+    for &address in addresses {
+        let Some(inst) = input.inst(address) else { continue };
+        let named = if inst.kind == Kind::Lea && inst.disp != 0 {
+            Some((input.operand(address, inst), 4))
+        } else {
+            walk.absolute_table(input.code.bytes(address, inst)).map(|value| (value, 8))
+        };
+        let Some((value, width)) = named.filter(|&(value, _)| !input.image.in_code(value)) else { continue };
+        let reference = TableReference { input: value, output: value, width, from: address, origin: address };
+        let targets = tables::targets(walk, reference);
+        if found.get(&value).map_or(0, Vec::len) < targets.len() {
+            found.insert(value, targets);
+        }
+    }
+    found
+}

@@ -1,0 +1,364 @@
+//! Pieces of code as a label and what follows: what two layouts of the same code have in common.
+//!
+//! **Method.** A piece begins anywhere and ends with the first instruction that leads elsewhere or may name something that moves. Jumps are followed and
+//! padding is skipped, so where blocks lie changes nothing; a branch gives the way of its even condition first, since a layout may invert
+//! it. The label hashes the instructions but for the fields that may move, the rules of unwinding in force, and handlers at calls. It depends on
+//! the code from there on alone, never on where other pieces begin: equal code has equal pieces in both files.
+//!
+//! **Terminates**: a piece has at most [`INSTRUCTIONS_MAX`] instructions and [`JUMPS_MAX`] jumps; padding comes to an end.
+
+use std::hash::Hasher;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::decode::{Inst, Kind, Shape};
+use crate::unwind::{Located, NONE};
+use crate::walk::{Side, Walk, condition, prefixes};
+
+/// So that a loop without a branch ends.
+const INSTRUCTIONS_MAX: usize = 64;
+const JUMPS_MAX: usize = 512;
+/// Jumps from function to function that are followed in copies.
+const DEPTH_MAX: usize = 8;
+
+/// Whose code it is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Of {
+    Input,
+    Output,
+}
+
+/// Jump tables of the input that code out of reach names: by address the targets, `None` for entries that cannot be selected.
+pub(super) type Tables = FxHashMap<u64, Vec<Option<u64>>>;
+
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub(super) label: u64,
+    pub(super) end: End,
+}
+
+/// What follows a piece; addresses as they are named.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Nothing,
+    Flow(u64),
+    Ways(u64, u64),
+    Call {
+        callee: Option<u64>,
+        landing_pad: Option<u64>,
+        personality: Option<u64>,
+        at: u64,
+        inst: Inst,
+    },
+    /// An instruction that names code.
+    Names {
+        target: u64,
+        after: u64,
+    },
+    /// An instruction with a field that may name code, a table of entries of `width` bytes, or nothing but itself.
+    MayName {
+        value: u64,
+        at: u64,
+        field: u8,
+        width: u8,
+        after: Option<u64>,
+    },
+}
+
+/// What an instruction says apart from its bytes.
+enum Field {
+    None,
+    Names(u64),
+    MayName { value: u64, field: usize, width: u8 },
+}
+
+/// Where following jumps and padding leads.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    At(u64),
+    Cycle,
+    Bad(u64),
+}
+
+pub(super) struct Reader<'r, 'w, 'a> {
+    pub(super) walk: &'r Walk<'w, 'a>,
+    pub(super) of: Of,
+    pub(super) tables: &'r Tables,
+    /// Labels of unreached pieces: reached code with one of them may have an unreached copy.
+    pub(super) wanted: &'r FxHashSet<u64>,
+}
+
+impl<'w, 'a> Reader<'_, 'w, 'a> {
+    pub(super) fn side(&self) -> &'w Side<'a> {
+        match self.of {
+            Of::Input => self.walk.input,
+            Of::Output => self.walk.output,
+        }
+    }
+
+    /// The index in the input's code of what the walk found to stand at `address`.
+    pub(super) fn related(&self, address: u64) -> Option<usize> {
+        let index = self.side().code.index(address)?;
+        match self.of {
+            Of::Input => self.walk.relation.output_of(index).map(|_| index),
+            Of::Output => self.walk.relation.input_of(index),
+        }
+    }
+
+    /// Where `address` leads; `visit` sees the jumps and the padding between.
+    pub(super) fn lead(&self, mut address: u64, mut visit: impl FnMut(u64, Inst)) -> Place {
+        let mut jumps = 0;
+        loop {
+            let Some(inst) = self.side().inst(address) else { return Place::Bad(address) };
+            match inst.kind {
+                Kind::Nop => {
+                    visit(address, inst);
+                    address += u64::from(inst.len);
+                }
+                Kind::Jump => {
+                    visit(address, inst);
+                    jumps += 1;
+                    if jumps > JUMPS_MAX {
+                        return Place::Cycle;
+                    }
+                    address = self.side().target(address, inst);
+                }
+                _ => return Place::At(address),
+            }
+        }
+    }
+
+    /// Reads the piece at `start`. Code that the walk reached ends it; where it begins in such code, a jump to another function does of which no
+    /// copy is looked for.
+    pub(super) fn piece(&self, start: u64, mut visit: impl FnMut(u64, Inst)) -> Piece {
+        self.piece_at(start, 0, &mut visit)
+    }
+
+    fn piece_at(&self, start: u64, depth: usize, visit: &mut dyn FnMut(u64, Inst)) -> Piece {
+        let is_reached = self.related(start).is_some();
+        let mut label = Label::new();
+        let (mut address, mut jumps, mut count) = (start, 0, 0);
+        loop {
+            if count > 0 && !is_reached && self.related(address).is_some() || count == INSTRUCTIONS_MAX {
+                return label.end(End::Flow(address));
+            }
+            let Some(inst) = self.side().inst(address) else {
+                label.bad(self.side(), address);
+                return label.end(End::Nothing);
+            };
+            visit(address, inst);
+            let after = address + u64::from(inst.len);
+            match inst.kind {
+                Kind::Nop => address = after,
+                Kind::Jump if jumps == JUMPS_MAX => return label.end(End::Nothing),
+                Kind::Jump => {
+                    jumps += 1;
+                    let target = self.side().target(address, inst);
+                    if is_reached && self.side().unwind.fde_at(address) != self.side().unwind.fde_at(target) {
+                        let is_wanted = depth < DEPTH_MAX && {
+                            let next = self.piece_at(target, depth + 1, &mut |_, _| {});
+                            self.wanted.contains(&next.label)
+                        };
+                        if !is_wanted {
+                            return label.end(End::Flow(target));
+                        }
+                    }
+                    address = target;
+                }
+                _ => {
+                    count += 1;
+                    label.rules(self.side(), address);
+                    if let Some(end) = self.instruction(address, inst, &mut label) {
+                        return label.end(end);
+                    }
+                    address = after;
+                }
+            }
+        }
+    }
+
+    /// Adds an instruction to the label; gives the end of the piece if it is one.
+    fn instruction(&self, address: u64, inst: Inst, label: &mut Label) -> Option<End> {
+        let side = self.side();
+        let bytes = side.code.bytes(address, inst);
+        let after = address + u64::from(inst.len);
+        label.byte(inst.kind as u8);
+        match inst.kind {
+            Kind::Branch => {
+                label.byte(condition(bytes) & 14);
+                prefixes(bytes).for_each(|&prefix| label.byte(prefix));
+                let target = side.target(address, inst);
+                let is_even = condition(bytes) & 1 == 0;
+                Some(if is_even { End::Ways(target, after) } else { End::Ways(after, target) })
+            }
+            Kind::Loop => {
+                let field = if bytes.first() == Some(&0xc7) { 4 } else { 1 };
+                label.bytes(&bytes[..bytes.len().saturating_sub(field)]);
+                Some(End::Ways(side.target(address, inst), after))
+            }
+            Kind::Call => {
+                prefixes(bytes).filter(|&&prefix| prefix != 0x67).for_each(|&prefix| label.byte(prefix));
+                Some(self.call(address, inst, Some(side.target(address, inst)), label))
+            }
+            Kind::IndirectCall => {
+                self.operand(address, inst, bytes, label);
+                Some(self.call(address, inst, None, label))
+            }
+            _ => {
+                let ends = inst.ends_flow() || inst.kind == Kind::Trap;
+                match self.field(address, inst, bytes, label) {
+                    Field::Names(target) => Some(End::Names { target, after }),
+                    Field::MayName { value, field, width } => {
+                        let after = Some(after).filter(|_| !ends);
+                        Some(End::MayName { value, at: address, field: field as u8, width, after })
+                    }
+                    Field::None => ends.then_some(End::Nothing),
+                }
+            }
+        }
+    }
+
+    fn call(&self, at: u64, inst: Inst, callee: Option<u64>, label: &mut Label) -> End {
+        let side = self.side();
+        let mut end = (None, None);
+        if let Some(fde) = side.unwind.fde_at(at) {
+            end.1 = side.unwind.fdes[fde as usize].local_personality;
+            if let Some(sites) = side.call_sites(fde) {
+                let site = sites.find(at);
+                end.0 = site.and_then(|site| site.landing_pad);
+                label.handlers(site);
+            }
+        }
+        End::Call { callee, landing_pad: end.0, personality: end.1, at, inst }
+    }
+
+    /// All bytes of an instruction, with the address that a rip-relative operand names in place of the distance.
+    fn operand(&self, address: u64, inst: Inst, bytes: &[u8], label: &mut Label) {
+        let disp = usize::from(inst.disp);
+        if disp == 0 || bytes.len() < disp + 4 {
+            label.bytes(bytes);
+            return;
+        }
+        label.bytes(&bytes[..disp]);
+        label.word(self.side().operand(address, inst));
+        label.bytes(&bytes[disp + 4..]);
+    }
+
+    /// The same, without a field that may move.
+    fn field(&self, address: u64, inst: Inst, bytes: &[u8], label: &mut Label) -> Field {
+        let side = self.side();
+        if inst.kind == Kind::Lea && inst.disp != 0 {
+            let value = side.operand(address, inst);
+            let names_function = side.unwind.fde_at(value).is_some();
+            if names_function || self.may_move(value) {
+                label.bytes(&bytes[..usize::from(inst.disp).min(bytes.len())]);
+                let is_marked = names_function && self.walk.has_ibt && side.begins_with_mark(value);
+                label.byte(u8::from(names_function) + u8::from(is_marked));
+                let field = usize::from(inst.disp);
+                return if names_function { Field::Names(value) } else { Field::MayName { value, field, width: 4 } };
+            }
+        } else if self.walk.input.image.is_position_dependent()
+            && let Some((at, size, value)) = absolute_fields(inst, bytes).find(|&(_, _, value)| self.may_move(value))
+        {
+            self.operand(address, inst, &bytes[..at], label);
+            label.bytes(&bytes[at + size..]);
+            return Field::MayName { value, field: at as u8 as usize, width: 8 };
+        }
+        self.operand(address, inst, bytes, label);
+        Field::None
+    }
+
+    /// Whether an address may be another one in the other file: code, a jump table, or what only the output has.
+    fn may_move(&self, value: u64) -> bool {
+        let (input, output) = (&self.walk.input.image, &self.walk.output.image);
+        input.in_code(value)
+            || output.in_code(value)
+            || self.tables.contains_key(&value)
+            || output.tail(value).is_some() && input.tail(value).is_none()
+    }
+}
+
+/// Fields that may hold an absolute address: offset, size, value.
+fn absolute_fields(inst: Inst, bytes: &[u8]) -> impl Iterator<Item = (usize, usize, u64)> {
+    let shape = Shape::of(bytes);
+    let read = move |at: usize, size: usize| {
+        let field = bytes.get(at..at + size)?;
+        Some((at, size, field.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))))
+    };
+    let is_wide = bytes.len() == 10 && shape.opcode == 1 && bytes[1] & 0xf8 == 0xb8;
+    let displacement = shape.wide_displacement(bytes).filter(|_| inst.disp == 0);
+    let behind = if inst.disp == 0 { shape.opcode + 1 } else { usize::from(inst.disp) + 4 };
+    let immediate = bytes.len().checked_sub(4).filter(|&at| at >= behind && displacement != Some(at));
+    let fields = [is_wide.then_some((2, 8)), displacement.map(|at| (at, 4)), immediate.map(|at| (at, 4))];
+    fields.into_iter().flatten().filter_map(move |(at, size)| read(at, size))
+}
+
+/// The bytes of a label before they are hashed.
+struct Label {
+    bytes: Vec<u8>,
+    located: Located,
+    rules: (u32, u32),
+}
+
+impl Label {
+    fn new() -> Self {
+        Self { bytes: Vec::with_capacity(64), located: Located::nowhere(), rules: (NONE - 1, NONE - 1) }
+    }
+
+    fn byte(&mut self, byte: u8) {
+        self.bytes.push(byte);
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn word(&mut self, word: u64) {
+        self.bytes(&word.to_le_bytes());
+    }
+
+    /// The rules of unwinding, where they are others than before.
+    fn rules(&mut self, side: &Side<'_>, address: u64) {
+        if !self.located.covers(address) {
+            self.located = side.unwind.locate(address);
+        }
+        let rules = (self.located.row, self.located.frame);
+        if rules != self.rules {
+            self.rules = rules;
+            self.word(u64::from(rules.0) << 32 | u64::from(rules.1));
+        }
+    }
+
+    fn handlers(&mut self, site: Option<&crate::unwind::CallSite>) {
+        let Some(site) = site else { return self.byte(1) };
+        self.byte(2 + u8::from(site.landing_pad.is_some()));
+        let mut hasher = std::hash::DefaultHasher::new();
+        std::hash::Hash::hash(&*site.handlers, &mut hasher);
+        self.word(hasher.finish());
+    }
+
+    /// What cannot be decoded is the same only at the same address.
+    fn bad(&mut self, side: &Side<'_>, address: u64) {
+        self.byte(0xff);
+        self.word(address);
+        let tail = side.code.tail(address).unwrap_or(&[]);
+        self.bytes(&tail[..tail.len().min(15)]);
+    }
+
+    fn end(&self, end: End) -> Piece {
+        let mut hasher = std::hash::DefaultHasher::new();
+        hasher.write(&self.bytes);
+        let shape = match end {
+            End::Nothing => 0,
+            End::Flow(_) => 1,
+            End::Ways(..) => 2,
+            End::Call { callee, landing_pad, personality, .. } => {
+                3 + u8::from(callee.is_some()) + 2 * u8::from(landing_pad.is_some()) + 4 * u8::from(personality.is_some())
+            }
+            End::Names { .. } => 11,
+            End::MayName { after, .. } => 12 + u8::from(after.is_some()),
+        };
+        hasher.write_u8(shape);
+        Piece { label: hasher.finish(), end }
+    }
+}

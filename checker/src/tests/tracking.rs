@@ -1,0 +1,69 @@
+//! Indirect branch tracking: what an indirect branch may come to still begins with `endbr64`.
+
+use super::layout::{CLASSIFY, TABLE, TWICE, UNUSED, build, relaid};
+use super::*;
+
+/// `GNU_PROPERTY_X86_FEATURE_1_AND` with IBT.
+const NOTE: &str = r#"
+    .section .note.gnu.property, "a"
+    .balign 8
+    .long 4, 16, 5
+    .asciz "GNU"
+    .long 0xc0000002, 4, 1, 0
+    .text
+"#;
+
+fn note(features: &str) -> String {
+    NOTE.replace(" 4, 1, 0", &format!(" 4, {features}, 0"))
+}
+
+/// `twice` without its mark at the address that `handlers` holds.
+fn unmarked() -> String {
+    TWICE.replace("twice:\n    .cfi_startproc\n", "twice:\n    .cfi_startproc\n    jmp 1f\n1:\n")
+}
+
+fn check_layout(twice: &str, classify: &str, (before, after): (&str, &str)) -> Option<Report> {
+    let notrack = CLASSIFY.replace("jmp *%rax", "notrack jmp *%rax");
+    let input = build(&[&notrack, TWICE, UNUSED, before], TABLE)?;
+    let output = build(&[UNUSED, twice, classify, after], TABLE)?;
+    Some(check(&input, &output).unwrap())
+}
+
+fn relaid_with_prefix() -> String {
+    relaid("je").replace("jmp *%rax", "notrack jmp *%rax")
+}
+
+#[test]
+fn a_taken_address_that_lost_its_mark_is_seen_where_tracking_is_claimed() {
+    let ibt = note("1");
+    let Some(report) = check_layout(TWICE, &relaid_with_prefix(), (&ibt, &ibt)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let Some(report) = check_layout(&unmarked(), &relaid_with_prefix(), (&ibt, &ibt)) else { return };
+    assert_eq!(kinds(&report), [ViolationKind::IndirectBranchTarget], "{}", report.summary(10));
+    // Without the claim a jump in front does nothing.
+    let Some(report) = check_layout(&unmarked(), &relaid_with_prefix(), ("", "")) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+}
+
+#[test]
+fn a_mark_that_is_gone_is_seen() {
+    let ibt = note("1");
+    let Some(report) = check_layout(&TWICE.replace("endbr64", ""), &relaid_with_prefix(), (&ibt, &ibt)) else { return };
+    assert!(!report.is_ok());
+    let Some(report) = check_layout(&TWICE.replace("endbr64", ""), &relaid_with_prefix(), ("", "")) else { return };
+    assert!(!report.is_ok());
+}
+
+#[test]
+fn a_prefix_that_is_lost_is_seen() {
+    let Some(report) = check_layout(TWICE, &relaid("je"), (&note("1"), &note("1"))) else { return };
+    assert!(kinds(&report).contains(&ViolationKind::InstructionMismatch), "{}", report.summary(10));
+}
+
+#[test]
+fn another_property_note_is_seen() {
+    for (before, after) in [("1", "0"), ("1", "3"), ("0", "1"), ("3", "1")] {
+        let Some(report) = check_layout(TWICE, &relaid_with_prefix(), (&note(before), &note(after))) else { return };
+        assert!(kinds(&report).contains(&ViolationKind::Header), "{before} to {after}: {}", report.summary(10));
+    }
+}
