@@ -15,7 +15,7 @@ use crate::error::FileError;
 use crate::image::Area;
 
 /// What an instruction does to the flow of control.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum Kind {
     Plain,
@@ -78,6 +78,8 @@ pub(crate) struct Code<'a> {
     areas: Vec<Area<'a>>,
     /// Index of each area's first byte.
     bases: Vec<u32>,
+    /// Number, start and size of the largest area.
+    main: (usize, u64, u64),
     cache: Vec<AtomicU16>,
 }
 
@@ -100,7 +102,9 @@ impl<'a> Code<'a> {
             size += u32::try_from(area.bytes.len()).unwrap_or(0);
         }
         let cache = (0..size).map(|_| AtomicU16::new(UNKNOWN)).collect();
-        Self { areas: areas.to_vec(), bases, cache }
+        let largest = areas.iter().enumerate().max_by_key(|(_, area)| area.bytes.len());
+        let main = largest.map_or((0, 0, 0), |(number, area)| (number, area.start, area.bytes.len() as u64));
+        Self { areas: areas.to_vec(), bases, main, cache }
     }
 
     pub(crate) fn areas(&self) -> &[Area<'a>] {
@@ -112,6 +116,11 @@ impl<'a> Code<'a> {
     }
 
     fn locate(&self, address: u64) -> Option<(usize, usize)> {
+        // Nearly all code is in one area.
+        let offset = address.wrapping_sub(self.main.1);
+        if offset < self.main.2 {
+            return Some((self.main.0, offset as usize));
+        }
         let area = self.areas.partition_point(|area| area.start <= address).checked_sub(1)?;
         let offset = usize::try_from(address - self.areas[area].start).ok()?;
         (offset < self.areas[area].bytes.len()).then_some((area, offset))
@@ -253,6 +262,8 @@ fn fallback(window: &[u8]) -> Option<Inst> {
     let immediate = match shape.map {
         2 | 5 | 6 => 0,
         3 => 1,
+        // The PadLock instructions of VIA.
+        1 if !shape.vector && matches!(window.get(shape.opcode), Some(0xa6 | 0xa7)) => 0,
         _ => return None,
     };
     let modrm = *window.get(shape.modrm).filter(|_| shape.modrm != 0)?;

@@ -29,9 +29,11 @@ use pieces::{End, Of, Tables};
 
 /// Explains what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
+    let keeps_old_text = walk.keeps_old_text();
     crate::tables::read_arguments(walk);
     walk.settle();
-    if walk.keeps_old_text() {
+    walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text);
+    if keeps_old_text {
         walk_old_text(walk);
     }
     let mut roots = Roots::of(walk);
@@ -42,7 +44,8 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     let sought: FxHashSet<u64> = unmatched.chain(found.missing.iter().map(|&(_, label)| label)).collect();
     if !sought.is_empty() {
         let tables = graph::tables_named(walk, &instructions(walk, true));
-        roots.extend(walk, &tables, &sought, &found.labels);
+        let beginnings = beginnings(walk, &found);
+        roots.extend(walk, &tables, (&sought, &beginnings), &found.labels);
         found = match_pieces(walk, &roots, &tables, &found.labels);
         std::mem::take(&mut found.matched).mark(walk);
     }
@@ -68,7 +71,7 @@ fn walk_old_text(walk: &mut Walk<'_, '_>) {
             walk.settle();
         }
     }
-    walk.settle_tries();
+    walk.settle_tries(|_| true);
 }
 
 /// Where the pieces that are compared begin.
@@ -88,11 +91,17 @@ impl Roots {
     }
 
     /// Adds all code that begins a piece with a label that is sought.
-    fn extend(&mut self, walk: &Walk<'_, '_>, tables: &Tables, sought: &FxHashSet<u64>, wanted: &FxHashSet<u64>) {
+    fn extend(
+        &mut self,
+        walk: &Walk<'_, '_>,
+        tables: &Tables,
+        (sought, beginnings): (&FxHashSet<u64>, &FxHashSet<Beginning>),
+        wanted: &FxHashSet<u64>,
+    ) {
         for (of, roots) in [(Of::Input, &mut self.input), (Of::Output, &mut self.output)] {
             let reader = pieces::Reader { walk, of, tables, wanted };
             each_instruction(reader.side(), |address, inst| {
-                let is_start = !matches!(inst.kind, Kind::Nop | Kind::Jump | Kind::Trap);
+                let is_start = beginnings.contains(&Beginning::of(reader.side(), address, inst));
                 // What is reached in the output is so in the input.
                 let is_known = of == Of::Output && reader.related(address).is_some();
                 if is_start && !is_known && sought.contains(&reader.piece(address, |_, _| {}).label) {
@@ -101,6 +110,30 @@ impl Roots {
             });
         }
     }
+}
+
+/// What is the same of the first instruction of equal pieces, and quick to tell.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+struct Beginning(Kind, [u8; 15]);
+
+impl Beginning {
+    fn of(side: &Side<'_>, address: u64, inst: Inst) -> Self {
+        let mut bytes = [0; 15];
+        let is_whole = inst.kind == Kind::Plain && inst.disp == 0 && !side.image.is_position_dependent();
+        let known = if is_whole { side.code.bytes(address, inst) } else { &[] };
+        bytes[..known.len()].copy_from_slice(known);
+        Self(inst.kind, bytes)
+    }
+}
+
+/// The first instructions of pieces without a partner.
+fn beginnings(walk: &Walk<'_, '_>, found: &Found) -> FxHashSet<Beginning> {
+    let of = |side: &Side<'_>, address| side.inst(address).map(|inst| Beginning::of(side, address, inst));
+    let output = found.unmatched.iter().filter(|&&(address, _)| is_uncovered(walk, address));
+    let output = output.filter_map(|&(address, _)| of(walk.output, address));
+    let starts = found.missing.iter().map(|&(number, _)| walk.input.unwind.fdes[number as usize].start);
+    let input = starts.filter_map(|start| of(walk.input, walk.input_leads_to(start)));
+    output.chain(input).collect()
 }
 
 /// Functions of the input that were not reached.

@@ -215,6 +215,6 @@ pub(super) const RECIPES: [Recipe; 25] = [
         name: "relift",
         origin: Origin::Here,
         script: "cargo rustc --quiet --release --bin relift --target-dir \"$TARGET\" -- $FLAGS $LINK && cp \"$TARGET/release/relift\" \"$OUT\"",
-        variants: &["rustc-O3-pie", "rustc-Os-pie", "rustc-O2-fixed"],
+        variants: &["rustc-O3-pie", "rustc-Os-fixed"],
     },
 ];
