@@ -43,6 +43,12 @@ pub(crate) enum Command {
     Check(Check),
     /// Compare two files: sizes, and with a profile of the first the executed instructions and branches.
     Diff(Diff),
+    /// Take llvm-bolt's arguments: a program's name changed is all that a build needs.
+    Bolt(Raw),
+    /// Take merge-fdata's arguments.
+    MergeFdata(Raw),
+    /// Take perf2bolt's arguments.
+    Perf2bolt(Raw),
     /// Run the main job on a program that comes with relift.
     Demo(Demo),
 }
@@ -81,11 +87,14 @@ pub(crate) struct Train {
 pub(crate) struct Optimize {
     #[command(flatten)]
     pub(crate) rewrite: Rewrite,
-    /// A profile that an instrumented program wrote; several are added up.
+    /// A profile: relift's own, perf.data, or BOLT's fdata, YAML or pre-aggregated text. Several are added up; PROFILE:N counts N times.
     #[arg(short, long, value_name = "PROFILE")]
     pub(crate) profile: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) transforms: Transforms,
+    /// Show executed instructions and branches by this profile instead of the one that is optimized by.
+    #[arg(long, value_name = "PROFILE")]
+    pub(crate) measure_by: Vec<PathBuf>,
     /// Lay everything out at random but legally: a test of relift and of the program.
     #[arg(long, value_name = "SEED", conflicts_with = "profile")]
     pub(crate) shuffle: Option<u64>,
@@ -143,13 +152,44 @@ pub(crate) enum ProfileCommand {
         #[arg(long, default_value_t = 20, value_name = "N")]
         top: usize,
     },
-    /// Add profiles of one instrumented program up.
+    /// Add profiles up: relift's of one instrumented program, or BOLT's fdata; PROFILE:N counts N times.
     Merge {
         #[arg(required = true)]
         profiles: Vec<PathBuf>,
         #[arg(short, long, value_name = "OUTPUT")]
         output: PathBuf,
     },
+    /// Write profiles of a program, of any kinds, as one in a format of BOLT's.
+    Convert {
+        #[arg(required = true)]
+        profiles: Vec<PathBuf>,
+        #[arg(short, long, value_name = "OUTPUT")]
+        output: PathBuf,
+        #[arg(long, value_enum, value_name = "FORMAT")]
+        format: TextFormat,
+        /// The program that the profiles are of.
+        #[arg(long, value_name = "INPUT")]
+        program: PathBuf,
+    },
+    /// Say how well profiles fit a program: what was found in it, and how far from consistent it was.
+    Quality {
+        #[arg(required = true)]
+        profiles: Vec<PathBuf>,
+        /// The program that the profiles are of.
+        #[arg(long, value_name = "INPUT")]
+        program: PathBuf,
+    },
+}
+
+/// The formats of BOLT's that can be written.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TextFormat {
+    /// Branch records by function name.
+    Fdata,
+    /// By function and block; BOLT needs -profile-ignore-hash to take it.
+    Yaml,
+    /// Branches and straight runs by address, for `perf2bolt -pa`.
+    Preaggregated,
 }
 
 #[derive(Debug, Args)]
@@ -189,4 +229,11 @@ pub(crate) struct Demo {
     /// Keep the files here instead of in a scratch folder.
     #[arg(long, value_name = "DIR")]
     pub(crate) keep: Option<PathBuf>,
+}
+
+/// Arguments of another program, as they are.
+#[derive(Debug, Args)]
+pub(crate) struct Raw {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+    pub(crate) arguments: Vec<String>,
 }

@@ -8,7 +8,7 @@ use lifter::{Image, verify};
 use profiles::Weights;
 use rewriter::edit::EditPlan;
 use rewriter::layout::{self, LayoutOptions};
-use rewriter::plan::{LayoutPlan, Temperature};
+use rewriter::plan::LayoutPlan;
 use rewriter::relink::{Payload, Relinked};
 use rewriter::{encode, instrument, materialize, relink};
 
@@ -61,18 +61,12 @@ pub(crate) fn rewrite(
     apply(path, lifted, weights, plan, &EditPlan::default(), None, timing)
 }
 
-/// The plan for an order. In *guard* mode what a profile says does not run is not copied: the old text has it.
+/// The plan for an order.
 pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, timing: &mut Timing) -> LayoutPlan {
-    timing.phase("lay out", |_| {
-        let mut plan = match order {
-            Order::ByWeights(options) => layout::compute(&lifted.program, weights, options),
-            Order::Original => layout::original(&lifted.program),
-            Order::Shuffled(seed) => layout::shuffle(&lifted.program, *seed),
-        };
-        if !lifted.program.is_replaceable() && matches!(order, Order::ByWeights(_)) {
-            plan.fragments.retain(|f| f.temperature == Temperature::Hot);
-        }
-        plan
+    timing.phase("lay out", |_| match order {
+        Order::ByWeights(options) => layout::compute(&lifted.program, weights, options),
+        Order::Original => layout::original(&lifted.program),
+        Order::Shuffled(seed) => layout::shuffle(&lifted.program, *seed),
     })
 }
 

@@ -16,7 +16,7 @@ use crate::timing::{Timing, peak_rss_bytes};
 pub(crate) struct Report {
     pub(crate) input: String,
     pub(crate) output: String,
-    /// `replace`: the new text took the old one's place. `guard`: old text stays, hot code is copied.
+    /// `replace`: the new text took the old one's place. `guard`: old addresses that an unseen pointer may hold keep a jump.
     pub(crate) mode: &'static str,
     pub(crate) input_bytes: u64,
     pub(crate) output_bytes: u64,
@@ -66,12 +66,63 @@ pub(crate) struct Dyno {
     pub(crate) after: BTreeMap<&'static str, u64>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct ProfileQuality {
     pub(crate) functions_matched: u64,
     pub(crate) functions_total: u64,
     pub(crate) counts_matched: u64,
     pub(crate) counts_total: u64,
+    /// Where some of it was sampled: what was, and how good it is.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) sampled: Vec<SampledQuality>,
+}
+
+/// The quality of the samples of one kind.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SampledQuality {
+    /// `branches` or `addresses`.
+    pub(crate) kind: &'static str,
+    /// In the source's own unit.
+    pub(crate) total: u64,
+    /// Of these, in the program.
+    pub(crate) located: u64,
+    /// Of these, in code that was lifted.
+    pub(crate) mapped: u64,
+    pub(crate) functions: usize,
+    /// Share of the counted flow that was missing or too much at some block before inference; after it there is none.
+    pub(crate) imbalance_before: f64,
+    /// Share of the counts that inference changed.
+    pub(crate) changed: f64,
+}
+
+impl ProfileQuality {
+    pub(crate) fn to_text(&self) -> String {
+        let mut text = String::new();
+        if self.functions_total != 0 {
+            let _ = writeln!(
+                text,
+                "profile    {} of {} functions and {} of counts matched",
+                group(self.functions_matched),
+                group(self.functions_total),
+                percent(self.counts_matched, self.counts_total),
+            );
+        }
+        for sampled in &self.sampled {
+            let _ = writeln!(
+                text,
+                "samples    {} of {} {} in the program ({}), {} of these in lifted code; {} functions; flow out of balance {:.1} % before inference, 0 after; {:.1} % of counts changed",
+                group(sampled.located),
+                group(sampled.total),
+                sampled.kind,
+                percent(sampled.located, sampled.total),
+                percent(sampled.mapped, sampled.located),
+                group(sampled.functions as u64),
+                sampled.imbalance_before * 100.0,
+                sampled.changed * 100.0,
+            );
+        }
+        text
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -185,13 +236,7 @@ impl Report {
             let _ = writeln!(text, "{transform}  {}", counts.join(", "));
         }
         if let Some(quality) = &self.profile {
-            let _ = writeln!(
-                text,
-                "profile    {} of {} functions and {} of counts matched",
-                group(quality.functions_matched),
-                group(quality.functions_total),
-                percent(quality.counts_matched, quality.counts_total),
-            );
+            text.push_str(&quality.to_text());
         }
         if with_phases {
             text.push_str(&self.phases_text());

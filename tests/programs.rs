@@ -228,9 +228,11 @@ macro_rules! behaviors {
 behaviors! {
     alloca_vla,
     big_function,
+    breakpoints,
     cold_paths,
     computed_goto,
     constructors,
+    copied_code,
     cpp_containers,
     cpp_exceptions,
     cpp_virtual,
@@ -247,8 +249,10 @@ behaviors! {
     static_init,
     switch_tables,
     switch_unbounded,
+    tail_called_table,
     tail_calls,
     threads_tls,
+    unseen_pointers,
     varargs_float,
     weak_undefined,
 }

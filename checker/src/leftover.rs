@@ -58,13 +58,9 @@ fn is_uncovered(walk: &Walk<'_, '_>, address: u64) -> bool {
     walk.output.code.index(address).is_some_and(|index| !walk.relation.covered.contains(index))
 }
 
-/// Where a constant may be an address that nobody sees, every function is still found where it was; then comes old text behind entries that
-/// now lead elsewhere.
+/// Old text behind entries that now lead elsewhere. Which old addresses have to stay good was asked when the data's words and the code's
+/// numbers were read.
 fn walk_old_text(walk: &mut Walk<'_, '_>) {
-    for (_, address) in unreached_functions(walk) {
-        walk.seed(address, address, address);
-        walk.settle();
-    }
     for address in leaders(walk, Of::Output) {
         if is_uncovered(walk, address) && walk.is_untouched(address) {
             walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow });

@@ -58,7 +58,12 @@ pub struct Violation {
 
 impl Violation {
     pub(crate) fn new(kind: ViolationKind, address: u64, message: impl Into<String>) -> Self {
-        Self { kind, address, message: message.into() }
+        let mut message = message.into();
+        if message.contains(char::is_control) {
+            // Names come from the file, and a terminal obeys control characters.
+            message = message.escape_debug().to_string();
+        }
+        Self { kind, address, message }
     }
 
     /// The same, with the place that led there.

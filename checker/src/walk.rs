@@ -162,6 +162,8 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) survey: Survey,
     /// Places in the input's code where the linker put an absolute address.
     absolute_fields: FxHashSet<u64>,
+    /// Whether code addresses in the input are plain numbers.
+    has_numbers: bool,
     noreturn: NoReturn,
     queue: Vec<Pair>,
     tries: Vec<Pair>,
@@ -197,6 +199,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             clones: Vec::new(),
             survey: Survey::of(input),
             absolute_fields: crate::data::absolute_fields(&input.image),
+            has_numbers: crate::data::has_numbers(&input.image),
             noreturn: NoReturn::compute(input),
             queue: Vec::new(),
             tries: Vec::new(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use lifter::elf::Unwind;
-use lifter::ir::{PinReason, Program, StopKind, TableBound, Terminator};
+use lifter::ir::{BlockData, PinReason, Program, StopKind, TableBound, Terminator};
 use lifter::{Image, lift};
 
 fn main() {
@@ -47,17 +47,21 @@ fn report(path: &str) -> Result<String, Box<dyn std::error::Error>> {
             }
         }
     }
-    for block in program.blocks.values().filter(|b| b.terminator == Terminator::Stop(StopKind::Unknown)).take(12) {
+    let is_unresolved = |b: &&BlockData| {
+        b.terminator == Terminator::Stop(StopKind::Unknown) && program.funcs[b.func].pin != Some(PinReason::NoBounds)
+    };
+    for block in program.blocks.values().filter(is_unresolved).take(60) {
         println!("  unresolved: jump that ends at {} in {}", block.end(), block.func);
     }
     let pins: Vec<String> = pins.iter().map(|(r, (count, size))| format!("{} {count}/{size}B", r.name())).collect();
     Ok(format!(
-        "{:.2}% of {total} moved, {} funcs {} blocks {} tables ({} proven) {} unknown stops {} slots {:?}; pins [{}]; parse {parsed:.1?} all {elapsed:.1?}; {} violations",
+        "{:.2}% of {total} moved, {} funcs {} blocks {} tables ({} proven, {} exclusive) {} unknown stops {} slots {:?}; pins [{}]; parse {parsed:.1?} all {elapsed:.1?}; {} violations",
         100.0 * moved as f64 / total.max(1) as f64,
         program.funcs.len(),
         program.blocks.len(),
         program.tables.len(),
         program.tables.values().filter(|t| t.bound == TableBound::Proven).count(),
+        program.tables.values().filter(|t| t.is_exclusive).count(),
         unknown_stops(&program),
         program.slots.len(),
         program.mode,

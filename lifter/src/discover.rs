@@ -11,6 +11,8 @@
 pub(crate) mod clusters;
 pub(crate) mod names;
 pub(crate) mod no_return;
+pub(crate) mod reach;
 pub(crate) mod stubs;
 pub(crate) mod survey;
 pub(crate) mod units;
+pub(crate) mod unseen;

@@ -34,7 +34,7 @@ pub enum Evidence {
 pub enum PinReason {
     /// Not in a section of compiled code: `.init`, `.plt`, `.fini` and the like.
     LinkerSection,
-    /// No unwind entry and no symbol gives its bounds.
+    /// It has no unwind entry, and nothing that is understood reaches it.
     NoBounds,
     /// Some bytes are not instructions, or instructions overlap.
     Undecodable,
@@ -86,7 +86,8 @@ impl PinReason {
 pub enum RelinkMode {
     /// Every reference into text is exact or derived: the new text takes the old one's place.
     Replace,
-    /// Some references may be unseen: old text stays correct, copies of hot functions are laid out elsewhere, entries jump to them.
+    /// Pointers may be unseen: as `Replace`, but each address that one may hold keeps a jump to where its code went, and no word of data
+    /// and no absolute address in code is changed.
     Guard,
 }
 
@@ -176,6 +177,8 @@ bitflags::bitflags! {
         const TABLE_TARGET = 1 << 5;
         /// In the body of a natural loop's header (by back edge).
         const LOOP_HEADER = 1 << 6;
+        /// *Guard* mode: an unseen pointer may hold its address, which stays good, by a jump if the block moves.
+        const ANCHOR = 1 << 7;
     }
 }
 
@@ -202,6 +205,10 @@ pub struct BlockData {
 impl BlockData {
     pub fn end(&self) -> Va {
         self.start + u64::from(self.len)
+    }
+    /// How many bytes an anchor takes: a jump, behind the `endbr64` that the processor may ask for.
+    pub fn anchor_len(&self, has_ibt: bool) -> u64 {
+        if has_ibt && self.flags.contains(BlockFlags::ENDBR) { 9 } else { 5 }
     }
 }
 

@@ -5,13 +5,17 @@ use rayon::prelude::*;
 use crate::address::Va;
 use crate::cfg::build::Builder;
 use crate::cfg::escape::misused_targets;
-use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable, TableContext};
+use crate::cfg::tables::exclusive::mark_exclusive;
+use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable, TableContext, merge_tables};
+use crate::cfg::thunks::Thunks;
 use crate::discover::clusters::{Clusters, join_by_flow};
 use crate::discover::names::{self, NamedBy, Names};
 use crate::discover::no_return::find_no_return;
+use crate::discover::reach::{Reach, Reached};
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
-use crate::discover::units::{Bounds, Unit, Units, find_units, is_stub_section, unit_at};
+use crate::discover::units::{Unit, Units, find_units, is_stub_section, unit_at};
+use crate::discover::unseen::{Search, Unseen};
 use crate::elf::image::FileKind;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
@@ -46,12 +50,21 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 
     // Discover: which bytes are code, and what they name.
     let mut stubs = Stubs::find(image);
-    let mut units = find_units(image, &unwind, &[]);
-    let mut surveys = survey_all(image, &units, &stubs, use_static_relocs);
+    let mut units = find_units(image, &unwind, &[], &Reached::default());
+    let survey_all = |units: &Units, stubs: &Stubs| {
+        let has_unseen_absolutes = mode == RelinkMode::Guard;
+        survey_all(Surveyor { image, units, stubs, use_static_relocs, has_unseen_absolutes })
+    };
+    let mut surveys = survey_all(&units, &stubs);
     let claimed = claimed_padding(image, &units, &surveys);
-    if !claimed.is_empty() {
-        units = find_units(image, &unwind, &claimed);
-        surveys = survey_all(image, &units, &stubs, use_static_relocs);
+    // In guard mode nothing without an unwind entry moves, and the linker's relocations say more than can be found out.
+    let reached = match mode == RelinkMode::Replace && !use_static_relocs {
+        true => Reach { image, units: &units, surveys: &surveys, stubs: &stubs }.find(),
+        false => Reached::default(),
+    };
+    if !claimed.is_empty() || !reached.regions.is_empty() {
+        units = find_units(image, &unwind, &claimed, &reached);
+        surveys = survey_all(&units, &stubs);
     }
     stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
     let mut names = names::collect(image, &unwind, &units, &surveys);
@@ -63,15 +76,37 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     stubs.add_no_return(no_return.into_iter());
 
     // Indirect jumps: tables are new names, and may join clusters.
-    let context = Discovered { image, unwind: &unwind, units: &units, surveys: &surveys, stubs: &stubs, use_static_relocs, mode };
-    let jumps = context.resolve_jumps(&names, &mut clusters);
-    let tables = merged_tables(&jumps);
+    let thunks = Thunks::find(image, &units);
+    let context = Discovered {
+        image,
+        unwind: &unwind,
+        units: &units,
+        surveys: &surveys,
+        stubs: &stubs,
+        thunks: &thunks,
+        use_static_relocs,
+        mode,
+    };
+    let mut jumps = context.resolve_jumps(&names, &mut clusters);
+    let mut tables = merge_tables(&mut jumps);
+    mark_exclusive(image, &surveys, &mut tables);
     let names = names.extended(tables.iter().flat_map(|t| &t.targets).map(|&target| (target, NamedBy::TABLE)));
+
+    let unseen = context.unseen(&jumps, &mut tables);
+    let names = names.extended(unseen.anchors.iter().map(|&anchor| (anchor, NamedBy::UNSEEN)));
 
     // Blocks, then pins: from here on no address is named that is not a leader.
     let mut parts = context.build(&names, &clusters, &jumps, &tables);
-    let pin_context =
-        PinContext { image, unwind: &unwind, units: &units, surveys: &surveys, names: &names, clusters: &clusters, mode };
+    let pin_context = PinContext {
+        image,
+        unwind: &unwind,
+        units: &units,
+        surveys: &surveys,
+        names: &names,
+        clusters: &clusters,
+        mode,
+        use_static_relocs,
+    };
     let words = if use_static_relocs { slots::relative_words(image, |word| is_in_table(&tables, word)) } else { Vec::new() };
     let mut pins = pin_context.compute(&jumps, &words);
     for va in context.misused_addresses(&names, &clusters, &jumps) {
@@ -80,7 +115,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     for part in parts.iter().filter(|p| p.draft.is_broken) {
         pins.pin(&clusters, part.members[0], PinReason::Undecodable);
     }
-    pin_context.spread(&mut pins);
+    pin_context.pin_unseen(&unseen, &jumps, &mut pins);
+    pin_context.spread(&unseen.anchors, &mut pins);
     for part in &mut parts {
         part.pin = pins.of(&clusters, part.members[0]);
     }
@@ -98,13 +134,13 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 }
 
 /// Surveys every unit. One that code reads as data is opaque, and so is a gap that is named in the middle of what was taken for an instruction.
-fn survey_all(image: &Image<'_>, units: &Units, stubs: &Stubs, use_static_relocs: bool) -> Vec<Survey> {
-    let surveyor = Surveyor { image, units, stubs, use_static_relocs };
+fn survey_all(surveyor: Surveyor<'_>) -> Vec<Survey> {
+    let units = surveyor.units;
     let mut surveys: Vec<Survey> = units.as_slice().par_iter().map(|unit| surveyor.survey(unit)).collect();
     let is_doubted = |name: &CodeName| {
         let unit = unit_at(units, name.target)?;
         let is_torn = !surveys[unit.index()].is_start(name.target - units[unit].start);
-        (name.how == How::Memory || is_torn && units[unit].bounds == Bounds::Gap).then_some(unit)
+        (name.how == How::Memory || is_torn && units[unit].fde().is_none()).then_some(unit)
     };
     let mut doubted: Vec<Unit> = surveys.iter().flat_map(|s| &s.names).filter_map(is_doubted).collect();
     doubted.sort();
@@ -124,7 +160,12 @@ fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<
         .map(|s| (s.sh_addr, s.end()))
         .collect();
     let in_code = |va: &Va| code.iter().any(|(start, end)| start <= va && va < end) && unit_at(units, *va).is_none();
-    let mut claimed: Vec<Va> = surveys.iter().flat_map(|s| &s.data_names).map(|n| n.0).filter(in_code).collect();
+    let named = |s: &Survey| -> Vec<Va> {
+        let data = s.data_names.iter().map(|n| n.0);
+        let code = s.names.iter().map(|n| n.target).chain(s.stray_calls.iter().copied());
+        data.chain(code).filter(in_code).collect()
+    };
+    let mut claimed: Vec<Va> = surveys.iter().flat_map(named).collect();
     claimed.sort();
     claimed.dedup();
     claimed
@@ -138,9 +179,6 @@ fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     }
     if has_section(".gopclntab") || has_section(".note.go.buildid") || has_section(".go.buildinfo") {
         return unsupported("a Go program: its run time keeps its own tables of code addresses");
-    }
-    if has_section(".bolt.org.text") {
-        return unsupported("the file was already rewritten by BOLT");
     }
     if has_section(".ltext") || has_section(".lrodata") || has_section(".ldata") {
         return unsupported("the medium or large code model");
@@ -175,6 +213,7 @@ struct Discovered<'i> {
     units: &'i Units,
     surveys: &'i [Survey],
     stubs: &'i Stubs,
+    thunks: &'i Thunks,
     use_static_relocs: bool,
     mode: RelinkMode,
 }
@@ -189,7 +228,7 @@ impl Discovered<'_> {
         let mut kept: Vec<Unit> = Vec::new();
         loop {
             let context = self.table_context(names, clusters, &known_tables);
-            let has_jumps = |members: &[Unit]| members.iter().any(|u| self.surveys[u.index()].has_indirect_jumps);
+            let has_jumps = |members: &[Unit]| members.iter().any(|&u| self.has_jumps(u));
             let again: Vec<(Unit, ClusterJumps)> = clusters
                 .members()
                 .par_iter()
@@ -226,6 +265,25 @@ impl Discovered<'_> {
         }
     }
 
+    /// What may be named without anyone's knowing; nothing in *replace* mode.
+    fn unseen(&self, jumps: &[(Unit, ClusterJumps)], tables: &mut [RawTable]) -> Unseen {
+        if self.mode == RelinkMode::Replace {
+            return Unseen::default();
+        }
+        let mut open_tables: Vec<Va> = jumps.iter().flat_map(|j| j.1.open.iter().copied()).collect();
+        open_tables.sort();
+        let search = Search { image: self.image, units: self.units, surveys: self.surveys };
+        search.claim_tables(tables, &open_tables);
+        search.run(tables)
+    }
+
+    /// Whether a unit has a jump, or a call, whose target may have to be computed.
+    fn has_jumps(&self, unit: Unit) -> bool {
+        let survey = &self.surveys[unit.index()];
+        let has_thunks = || survey.names.iter().any(|name| self.thunks.register_of(name.target).is_some());
+        survey.has_indirect_jumps || survey.has_relative_calls || !self.thunks.is_empty() && has_thunks()
+    }
+
     fn table_context<'c>(&'c self, names: &'c Names, clusters: &'c Clusters, known_tables: &'c [Va]) -> TableContext<'c> {
         TableContext {
             image: self.image,
@@ -233,6 +291,7 @@ impl Discovered<'_> {
             units: self.units,
             surveys: self.surveys,
             stubs: self.stubs,
+            thunks: self.thunks,
             names,
             clusters,
             known_tables,
@@ -264,7 +323,6 @@ impl Discovered<'_> {
             table_names: &table_names,
             dispatches: &dispatches,
             has_labels: false,
-            mode: self.mode,
         };
         clusters
             .members()
@@ -280,23 +338,9 @@ impl Discovered<'_> {
     /// Whether the address of a place inside the unit is taken.
     fn has_labels(&self, names: &Names, unit: Unit) -> bool {
         let data = &self.units[unit];
-        names.within(data.start + 1, data.end).iter().any(|n| n.1.intersects(NamedBy::ADDRESS | NamedBy::SLOT))
+        let is_label = NamedBy::ADDRESS | NamedBy::SLOT | NamedBy::UNSEEN;
+        names.within(data.start + 1, data.end).iter().any(|n| n.1.intersects(is_label))
     }
-}
-
-/// All tables, ascending by address, each once.
-fn merged_tables(jumps: &[(Unit, ClusterJumps)]) -> Vec<RawTable> {
-    let mut tables: Vec<RawTable> = jumps.iter().flat_map(|j| j.1.tables.iter().cloned()).collect();
-    tables.sort_by_key(|t| t.at);
-    tables.dedup_by(|next, kept| {
-        let is_same = next.at == kept.at;
-        if is_same {
-            kept.named_at.append(&mut next.named_at);
-            kept.named_at.sort();
-        }
-        is_same
-    });
-    tables
 }
 
 /// `(instruction, table)`, ascending.
@@ -310,6 +354,6 @@ fn is_in_table(tables: &[RawTable], word: Va) -> bool {
     let after = tables.partition_point(|t| t.at <= word);
     after > 0 && {
         let table = &tables[after - 1];
-        word < table.at + table.targets.len() as u64 * u64::from(table.entry_size)
+        word < table.end()
     }
 }

@@ -123,6 +123,7 @@ impl Assembly<'_> {
         flags.set(BlockFlags::ENTRY, by.intersects(NamedBy::ENTRY));
         flags.set(BlockFlags::ADDRESS_TAKEN, by.intersects(NamedBy::TAKEN));
         flags.set(BlockFlags::LANDING_PAD, by.contains(NamedBy::LANDING_PAD));
+        flags.set(BlockFlags::ANCHOR, by.contains(NamedBy::UNSEEN));
         flags.set(BlockFlags::TABLE_TARGET, by.contains(NamedBy::TABLE));
         BlockData {
             start: draft.start,
@@ -150,7 +151,7 @@ impl Assembly<'_> {
                 base: if raw.entry_size == 8 { TableBase::Absolute } else { TableBase::Own },
                 bound: raw.bound,
                 targets: IdRange::from_usize(first..program.table_targets.len()),
-                is_exclusive: false,
+                is_exclusive: raw.is_exclusive,
             });
         }
     }
@@ -165,6 +166,10 @@ impl Assembly<'_> {
                 program.refs.extend(resolved.refs);
                 let data = &mut program.blocks[block];
                 data.terminator = resolved.terminator;
+                if matches!(data.terminator, Terminator::Stop(_)) {
+                    // A branch that could not be resolved is not made anew: it stays with the body.
+                    data.body_len = data.len;
+                }
                 data.edges = IdRange::from_usize(first_edge..program.edges.len());
                 data.refs = IdRange::from_usize(first_ref..program.refs.len());
             }

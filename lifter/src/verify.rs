@@ -2,10 +2,13 @@
 
 use std::fmt;
 
+use iced_x86::{Decoder, DecoderOptions, Mnemonic};
+
 use crate::address::Va;
 use crate::elf::Image;
 use crate::entity::{Block, EntityId, Func};
 use crate::ir::*;
+use crate::x86::is_nop;
 
 /// A broken invariant, with where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +41,12 @@ pub fn verify(image: &Image<'_>, program: &Program) -> Vec<Violation> {
     verifier.check_tables();
     verifier.check_slots();
     verifier.violations
+}
+
+/// The length of the no-op or breakpoint at the front, if there is one.
+fn filler_len(bytes: &[u8]) -> Option<usize> {
+    let instruction = Decoder::new(64, bytes, DecoderOptions::NONE).decode();
+    (is_nop(&instruction) || instruction.mnemonic() == Mnemonic::Int3).then(|| instruction.len())
 }
 
 struct Verifier<'p> {
@@ -96,8 +105,7 @@ impl Verifier<'_> {
         }
         let bytes = self.image.read(start, (end - start) as usize).unwrap_or(&[]);
         let mut rest = bytes;
-        let filler = |rest: &[u8]| if rest.first() == Some(&0xcc) { Some(1) } else { crate::discover::units::nop_len(rest) };
-        while let Some(len) = filler(rest) {
+        while let Some(len) = filler_len(rest) {
             rest = &rest[len..];
         }
         if !rest.is_empty() || bytes.is_empty() {

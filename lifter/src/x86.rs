@@ -68,6 +68,30 @@ pub(crate) fn flow_of(instruction: &Instruction) -> Flow {
     }
 }
 
+/// The condition of a `cmov`, `set` or `jcc`.
+pub(crate) fn condition_code(instruction: &Instruction) -> Option<Condition> {
+    use iced_x86::ConditionCode::*;
+    Some(Condition(match instruction.condition_code() {
+        o => 0,
+        no => 1,
+        b => 2,
+        ae => 3,
+        e => 4,
+        ne => 5,
+        be => 6,
+        a => 7,
+        s => 8,
+        ns => 9,
+        p => 10,
+        np => 11,
+        l => 12,
+        ge => 13,
+        le => 14,
+        g => 15,
+        None => return Option::None,
+    }))
+}
+
 fn condition_of(mnemonic: Mnemonic) -> Condition {
     Condition(match mnemonic {
         Mnemonic::Jo => 0,

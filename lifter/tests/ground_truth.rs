@@ -7,14 +7,16 @@ use std::process::Command;
 use lifter::Image;
 use lifter::elf::Unwind;
 use lifter::ground_truth::{GroundTruth, ground_truth};
-use lifter::ir::{PinReason, Program, RelinkMode, StopKind, Terminator};
+use lifter::ir::{BlockFlags, PinReason, Program, RelinkMode, StopKind, TableBound, Terminator};
 use lifter::lift::{LiftOptions, lift_with};
 use lifter::verify::verify;
 
 /// All levels for what the lifter finds hard, one for the rest.
 fn levels(source: &Path) -> &'static [&'static str] {
     let name = source.file_stem().and_then(|s| s.to_str()).unwrap_or("");
-    let is_hard = ["switch", "goto", "tables", "tail", "cold", "exceptions", "big"].iter().any(|part| name.contains(part));
+    let is_hard = ["switch", "goto", "tables", "tail", "cold", "exceptions", "big", "label", "vtables"]
+        .iter()
+        .any(|part| name.contains(part));
     if is_hard { &["-O0", "-O2", "-O3", "-Os"] } else { &["-O2"] }
 }
 
@@ -70,6 +72,26 @@ fn lifted(bytes: &[u8], use_static_relocs: bool) -> (Image<'_>, Program) {
     (image, program)
 }
 
+/// The file without symbols and relocations; nothing that is loaded changes.
+fn stripped(bytes: &[u8], folder: &Path) -> Vec<u8> {
+    let (input, output) = (folder.join("to-strip"), folder.join("stripped"));
+    std::fs::write(&input, bytes).expect("the folder takes a file");
+    let result = Command::new("strip").arg("-o").arg(&output).arg(&input).status().expect("strip runs");
+    assert!(result.success());
+    std::fs::read(&output).expect("strip wrote a file")
+}
+
+/// Lifts the stripped file and compares it with what the whole one says.
+fn assert_is_right_when_stripped(name: &str, bytes: &[u8], folder: &Path) -> GroundTruth {
+    let stripped = stripped(bytes, folder);
+    let (image, program) = lifted(&stripped, false);
+    assert!(image.symbols.len() <= 1 && !image.has_static_relocs(), "{name} was not stripped");
+    assert_eq!(verify(&image, &program), [], "{name} stripped");
+    let truth = ground_truth(&Image::parse(bytes).expect("parses"), &program);
+    assert!(truth.is_sound(), "{name} stripped: {truth:#?}");
+    truth
+}
+
 fn movable_share(program: &Program) -> f64 {
     let ours = program.funcs.iter().filter(|(_, f)| f.pin != Some(PinReason::LinkerSection));
     let (mut moved, mut total) = (0, 0);
@@ -100,6 +122,7 @@ fn for_each_program(kind: &[&str], mut check: impl FnMut(&str, &[u8])) {
 
 #[test]
 fn nothing_is_missed_in_position_independent_programs_without_their_relocations() {
+    let folder = tempfile::tempdir().expect("a folder");
     let (mut compared, mut tables) = (0, 0);
     for_each_program(&["-fPIE", "-pie"], |name, bytes| {
         let (image, program) = lifted(bytes, false);
@@ -107,14 +130,58 @@ fn nothing_is_missed_in_position_independent_programs_without_their_relocations(
         assert_eq!(verify(&image, &program), [], "{name}");
         let truth = ground_truth(&image, &program);
         assert!(truth.is_sound(), "{name}: {truth:#?}");
-        compared += truth.num_compared;
+        compared += truth.num_refs + truth.num_entries;
+        let without_symbols = assert_is_right_when_stripped(name, bytes, folder.path());
+        assert_eq!(without_symbols.num_refs, truth.num_refs, "{name}: as many fields are compared");
         tables += program.tables.len();
     });
     assert!(compilers().is_empty() || compared > 2000 && tables > 20, "{compared} fields and {tables} tables were compared");
 }
 
 #[test]
+fn the_size_of_a_table_is_proven_wherever_the_code_tells_it() {
+    let (mut proven, mut tables) = (0, 0);
+    let folder = tempfile::tempdir().expect("a folder for programs");
+    let source = fixtures().join("switch_bounds/switch_bounds.c");
+    for compiler in compilers() {
+        for level in ["-O0", "-O1", "-O2", "-O3", "-Os"] {
+            let Some(bytes) = compile(compiler, &source, &["-fPIE", "-pie", level], folder.path()) else { continue };
+            let (image, program) = lifted(&bytes, false);
+            let name = format!("{} {level}", compiler.0);
+            assert!(program.funcs.values().all(|f| f.pin.is_none_or(|pin| pin != PinReason::UnresolvedJump)), "{name}");
+            for table in program.tables.values() {
+                let words = (0..table.targets.len() as u64).map(|i| table.at + 4 * i);
+                let is_relocated = |va| !image.static_relocs_in(va, va + 1).is_empty();
+                assert!(words.clone().all(is_relocated), "{name}: the table at {} is too long", table.at);
+                tables += 1;
+                if table.bound == TableBound::Proven {
+                    assert!(table.is_exclusive, "{name}: nothing else names the table at {}", table.at);
+                    proven += 1;
+                }
+            }
+        }
+    }
+    assert!(compilers().is_empty() || tables > 60 && proven * 10 >= tables * 8, "{proven} of {tables} tables are proven");
+}
+
+#[test]
+fn virtual_functions_that_only_differences_name_stay_where_they_are() {
+    let folder = tempfile::tempdir().expect("a folder for programs");
+    let source = fixtures().join("relative_vtables/relative_vtables.cc");
+    for compiler in compilers().into_iter().filter(|c| c.0 == "clang") {
+        for level in ["-O0", "-O2", "-Os"] {
+            let flags = ["-fPIE", "-pie", level, "-fexperimental-relative-c++-abi-vtables", "-fno-rtti", "-Wl,--strip-all"];
+            let Some(bytes) = compile(compiler, &source, &flags, folder.path()) else { continue };
+            let (_, program) = lifted(&bytes, false);
+            let stays = program.funcs.values().filter(|f| f.pin == Some(PinReason::MayBeTableTarget)).count();
+            assert!(stays >= 6, "{level}: {stays} functions stay");
+        }
+    }
+}
+
+#[test]
 fn nothing_is_missed_in_programs_at_a_fixed_address_with_their_relocations() {
+    let folder = tempfile::tempdir().expect("a folder");
     let mut shares = Vec::new();
     for_each_program(&["-fno-pie", "-no-pie"], |name, bytes| {
         let (image, program) = lifted(bytes, true);
@@ -124,6 +191,7 @@ fn nothing_is_missed_in_programs_at_a_fixed_address_with_their_relocations() {
         assert!(truth.is_sound(), "{name}: {truth:#?}");
         shares.push(movable_share(&program));
         assert_is_guarded_without_relocations(name, bytes);
+        assert_is_right_when_stripped(name, bytes, folder.path());
     });
     let mean = shares.iter().sum::<f64>() / shares.len().max(1) as f64;
     assert!(shares.is_empty() || mean > 0.75, "{mean} of the code may move");
@@ -135,6 +203,8 @@ fn assert_is_guarded_without_relocations(name: &str, bytes: &[u8]) {
     assert_eq!(program.mode, Some(RelinkMode::Guard), "{name}");
     assert!(program.slots.is_empty(), "{name}");
     assert_eq!(verify(&image, &program), [], "{name}");
+    let truth = ground_truth(&image, &program);
+    assert!(truth.is_sound(), "{name} without relocations: {truth:#?}");
     let mut unknown = program.blocks.values().filter(|b| b.terminator == Terminator::Stop(StopKind::Unknown));
     assert!(unknown.all(|b| !program.funcs[b.func].is_movable()), "{name}");
 }
@@ -152,4 +222,38 @@ fn a_hidden_slot_and_a_forgotten_reference_are_reported() {
     }
     let GroundTruth { missed_refs, missed_slots, .. } = ground_truth(&image, &program);
     assert!(!missed_refs.is_empty() && !missed_slots.is_empty());
+}
+
+#[test]
+fn a_table_that_ends_too_early_is_reported() {
+    let Some(&compiler) = compilers().first() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = fixtures().join("switch_tables/switch_tables.c");
+    for kind in [["-fPIE", "-pie", "-O2"], ["-fno-pie", "-no-pie", "-O2"]] {
+        let bytes = compile(compiler, &source, &kind, folder.path()).expect("builds");
+        let (image, mut program) = lifted(&bytes, false);
+        let tables = program.tables.len();
+        assert!(tables > 2 && ground_truth(&image, &program).is_sound());
+        for table in program.tables.values_mut() {
+            let targets = table.targets.as_usize();
+            table.targets = lifter::entity::IdRange::from_usize(targets.start..targets.end - 1);
+        }
+        let truth = ground_truth(&image, &program);
+        assert!(truth.missed_entries.len() >= tables, "{} of {tables}", truth.missed_entries.len());
+    }
+}
+
+#[test]
+fn an_address_that_keeps_no_jump_is_reported() {
+    let Some(&compiler) = compilers().first() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = fixtures().join("function_tables/function_tables.c");
+    let bytes = compile(compiler, &source, &["-fno-pie", "-no-pie", "-O2"], folder.path()).expect("builds");
+    let (image, mut program) = lifted(&bytes, false);
+    assert!(ground_truth(&image, &program).is_sound());
+    for block in program.blocks.values_mut() {
+        block.flags.remove(BlockFlags::ANCHOR);
+    }
+    let truth = ground_truth(&image, &program);
+    assert!(!truth.missed_slots.is_empty() && !truth.missed_refs.is_empty(), "{truth:#?}");
 }

@@ -10,6 +10,12 @@ pub enum Error {
     Version { found: u32, expected: u32 },
     #[error("malformed profile: {what}: {why}")]
     Malformed { what: &'static str, why: String },
+    #[error("{format}, line {line}: {why}")]
+    Line { format: &'static str, line: usize, why: String },
+    #[error("{format}, at byte {offset}: {why}")]
+    Byte { format: &'static str, offset: u64, why: String },
+    #[error("no kind of profile that is known: neither relift's, perf's nor BOLT's")]
+    UnknownFormat,
     #[error("the profile is still being created: its header has not been written yet")]
     NotWrittenYet,
     #[error("profile of another binary: none of its {functions} functions is in this program")]

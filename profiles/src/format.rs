@@ -137,6 +137,16 @@ impl ProfileFile {
         Ok(sum)
     }
 
+    /// The same with every count so many times.
+    pub fn scale(&mut self, weight: u64) {
+        let scale = |count: &mut u64| *count = count.saturating_mul(weight);
+        self.counters.iter_mut().for_each(scale);
+        for call in &mut self.calls {
+            call.targets.iter_mut().for_each(|target| scale(&mut target.1));
+            scale(&mut call.other);
+        }
+    }
+
     pub fn summary(&self) -> Summary<'_> {
         let sum = |counts: &[u64]| counts.iter().fold(0u64, |total, &count| total.saturating_add(count));
         let nonzero = |counts: &[u64]| counts.iter().filter(|&&count| count != 0).count();

@@ -35,9 +35,19 @@ use network::Network;
 
 /// Weights that obey conservation, as near to the counts as can be found with bounded work. What nothing is known of weighs zero.
 pub fn infer(program: &Program, counts: &Counts) -> Weights {
+    infer_with(program, counts, None)
+}
+
+/// The same where counts are estimates: `costs` says, by block, what changing its count by one costs. Flow may come to a function's entry and
+/// leave at its returns as it needs to.
+pub fn infer_by_trust(program: &Program, counts: &Counts, costs: &[u32]) -> Weights {
+    infer_with(program, counts, Some(costs))
+}
+
+fn infer_with(program: &Program, counts: &Counts, costs: Option<&[u32]>) -> Weights {
     let mut weights = Weights::none(program.blocks.len(), program.edges.len());
     let funcs: Vec<Func> = program.funcs.keys().filter(|&func| counts.knows(program, func)).collect();
-    let solved: Vec<Option<(FlowGraph, Vec<i64>)>> = funcs.par_iter().map(|&func| repair(program, func, counts)).collect();
+    let solved: Vec<Option<(FlowGraph, Vec<i64>)>> = funcs.par_iter().map(|&func| repair(program, func, counts, costs)).collect();
     for (func, solved) in funcs.into_iter().zip(solved) {
         match solved {
             None => copy_counts(program, func, counts, &mut weights),
@@ -58,12 +68,12 @@ pub fn first_inconsistent(program: &Program, weights: &Weights) -> Option<Func> 
 }
 
 /// The flows of a function that had to be changed; `None` where the counts are right as they are.
-fn repair(program: &Program, func: Func, counts: &Counts) -> Option<(FlowGraph, Vec<i64>)> {
+fn repair(program: &Program, func: Func, counts: &Counts, costs: Option<&[u32]>) -> Option<(FlowGraph, Vec<i64>)> {
     let graph = FlowGraph::build(program, func);
     if is_consistent(&graph, counts) {
         return None;
     }
-    let mut network = Network::build(&graph, counts);
+    let mut network = Network::build(program, &graph, counts, costs);
     share::share_unknown(&graph, &mut network);
     network.balance();
     Some((graph, network.flows))

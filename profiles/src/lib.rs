@@ -6,20 +6,35 @@
 
 pub mod attribute;
 pub mod error;
+pub mod fdata;
 pub mod flow;
 pub mod format;
 pub mod infer;
 pub mod instrument;
+pub mod kind;
+pub mod perf;
+pub mod preaggregated;
+pub mod records;
 pub mod runtime;
+pub mod sampled;
+pub mod samples;
+pub mod symbols;
+mod text;
 pub mod weights;
+pub mod yaml;
 
 #[cfg(test)]
 mod testing;
 
 pub use attribute::{Attribution, Quality, attribute};
 pub use error::{Error, Result};
+pub use fdata::Fdata;
 pub use format::{Descriptor, ProfileFile};
 pub use infer::infer;
 pub use instrument::{CallSite, Count, CounterPlan, CounterSite, Counts, derive, plan_counters};
+pub use kind::{ProfileKind, sniff};
 pub use runtime::{RuntimeLayout, build_runtime, call_site_snippet, counter_snippet, runtime_len};
+pub use sampled::{SampleQuality, weigh};
+pub use samples::Samples;
+pub use symbols::SymbolIndex;
 pub use weights::Weights;

@@ -14,6 +14,22 @@ pub struct IndirectTargets {
     pub other: u64,
 }
 
+impl IndirectTargets {
+    fn place(&self) -> (Block, u32) {
+        (self.block, self.return_offset)
+    }
+    fn merge(&mut self, other: &IndirectTargets) {
+        self.other = self.other.saturating_add(other.other);
+        for &(func, count) in &other.targets {
+            match self.targets.iter_mut().find(|(known, _)| *known == func) {
+                Some((_, sum)) => *sum = sum.saturating_add(count),
+                None => self.targets.push((func, count)),
+            }
+        }
+        self.targets.sort_by_key(|&(func, count)| (std::cmp::Reverse(count), func));
+    }
+}
+
 /// Execution counts by block and by edge, indexed like `Program::blocks` and `Program::edges`.
 ///
 /// Invariant: the counts of a block's incoming edges add up to its own, unless execution may come to it from outside its
@@ -32,6 +48,27 @@ impl Weights {
     pub fn none(num_blocks: usize, num_edges: usize) -> Self {
         Self { blocks: vec![0; num_blocks], edges: vec![0; num_edges], indirect: Vec::new() }
     }
+    /// Adds another profile of the same program, each count so many times. Sums of consistent flows are consistent.
+    pub fn add(&mut self, other: &Weights, weight: u64) {
+        let add = |sum: &mut u64, count: u64| *sum = sum.saturating_add(count.saturating_mul(weight));
+        self.blocks.iter_mut().zip(&other.blocks).for_each(|(sum, &count)| add(sum, count));
+        self.edges.iter_mut().zip(&other.edges).for_each(|(sum, &count)| add(sum, count));
+        let scaled = |site: &IndirectTargets| IndirectTargets {
+            targets: site.targets.iter().map(|&(func, count)| (func, count.saturating_mul(weight))).collect(),
+            other: site.other.saturating_mul(weight),
+            ..*site
+        };
+        self.indirect.extend(other.indirect.iter().map(scaled));
+        self.indirect.sort_by_key(IndirectTargets::place);
+        self.indirect.dedup_by(|next, own| {
+            let is_same = next.place() == own.place();
+            if is_same {
+                own.merge(next);
+            }
+            is_same
+        });
+    }
+
     pub fn has_counts(&self) -> bool {
         self.blocks.iter().any(|&count| count != 0)
     }

@@ -16,7 +16,7 @@ use std::ops::Range;
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::Table;
-use lifter::ir::{Condition, Program, RefData, RefKind, RefTarget};
+use lifter::ir::{BlockFlags, Condition, Program, RefData, RefKind, RefRole, RefTarget};
 use rayon::prelude::*;
 
 use crate::edit::Snippet;
@@ -173,10 +173,10 @@ impl Writer<'_> {
         &refs[count..]
     }
 
-    /// A call goes to the new body. In *guard* mode an address keeps naming the old entry, which is what unseen pointers name too.
+    /// A call goes to the new body. The address of an anchor stays the old one, which is what unseen pointers name too.
     fn ref_target(&self, block: lifter::entity::Block, r: &RefData, out: &OutProgram) -> OutTarget {
-        let keeps_identity =
-            !self.program.is_replaceable() && !matches!(r.role, lifter::ir::RefRole::Call | lifter::ir::RefRole::Branch);
+        let is_anchor = self.program.blocks[block].flags.contains(BlockFlags::ANCHOR);
+        let keeps_identity = is_anchor && !matches!(r.role, RefRole::Call | RefRole::Branch);
         match out.placed[block] {
             Some(placed) if !keeps_identity => OutTarget::Placed(placed),
             _ => OutTarget::Fixed(self.program.blocks[block].start),

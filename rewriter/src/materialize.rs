@@ -5,8 +5,7 @@
 //! are made by `terminator::emit`, with the block that follows in the fragment in view.
 //!
 //! **Invariants.** Output blocks of a fragment have consecutive ids in output order. The successors of an output block, seen through
-//! edge blocks, are those of its origin. In *replace* mode every block of a movable function is placed exactly once, in *guard* mode at
-//! most once; copies of a block are not its place: nothing names them, what stands before one runs into it.
+//! edge blocks, are those of its origin. Every block of a movable function is placed exactly once; copies of a block are not its place: nothing names them, what stands before one runs into it.
 
 use std::ops::Range;
 
@@ -206,9 +205,6 @@ impl Skeleton {
     }
 
     fn check_complete(&self, program: &Program) -> Result<()> {
-        if !program.is_replaceable() {
-            return Ok(());
-        }
         let missing =
             program.blocks.iter().find(|(block, data)| program.funcs[data.func].is_movable() && self.placed[*block].is_none());
         match missing {

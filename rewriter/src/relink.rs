@@ -64,8 +64,8 @@ pub struct Relinked {
     pub dropped_sections: Vec<String>,
     /// Bytes behind the image that nothing inside had room for.
     pub overflow_bytes: u64,
-    /// *Guard* mode: old entries that jump to a copy.
-    pub redirected_entries: usize,
+    /// *Guard* mode: old addresses that a jump keeps good.
+    pub num_anchors: usize,
 }
 
 /// Relinks. `codes` are the encoded fragments of `out`.
@@ -91,6 +91,9 @@ pub fn relink(
     let fragments = unwind::fragments(program, out, &codes, &placement);
     let pad = |va: Va| unwind::landing_pad(program, &addresses, va);
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
+    if tables.keeps_tables() {
+        return Err(Error::UnknownExceptionTable);
+    }
     let places =
         unwind::place(image, [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len], &mut placement.space)?;
     check_unnamed(image, program, &places)?;
@@ -112,10 +115,8 @@ pub fn relink(
     // Beyond this line no address changes.
 
     let mut file = OutBytes::new(image, overflow);
-    if program.is_replaceable() {
-        for free in space::free_text(image, program) {
-            file.slice_mut(free.start, free.len() as usize)?.fill(0xcc);
-        }
+    for free in space::free_text(image, program) {
+        file.slice_mut(free.start, free.len() as usize)?.fill(0xcc);
     }
     codes.par_iter_mut().zip(&placement.fragments).try_for_each(|(code, &at)| patch::resolve_fixups(code, at, &addresses))?;
     for (code, &at) in codes.iter_mut().zip(&placement.fragments) {
@@ -125,13 +126,9 @@ pub fn relink(
         file.write(at, &code.bytes)?;
     }
     patch::write_tables(program, &placement, &addresses, &mut file)?;
-    let mut redirected_entries = 0;
-    if program.is_replaceable() {
-        patch::patch_pinned(program, &addresses, &mut file)?;
-        patch::patch_slots(image, program, &addresses, &mut file)?;
-    } else {
-        redirected_entries = patch::redirect_entries(program, image.has_ibt, &addresses, &mut file)?;
-    }
+    patch::patch_pinned(program, &addresses, &mut file)?;
+    patch::patch_slots(image, program, &addresses, &mut file)?;
+    let num_anchors = patch::write_anchors(program, image.has_ibt, &addresses, &mut file)?;
     write_unwind(image, &tables, &places, &mut file)?;
     if let Some((at, built, _)) = &built {
         file.write(*at, &built.bytes)?;
@@ -186,7 +183,7 @@ pub fn relink(
     if let Some((offset, len)) = build_id {
         renew_build_id(&mut bytes, offset, len);
     }
-    Ok(Relinked { bytes, blocks, dropped_sections, overflow_bytes: overflow.len(), redirected_entries })
+    Ok(Relinked { bytes, blocks, dropped_sections, overflow_bytes: overflow.len(), num_anchors })
 }
 
 /// Bytes behind everything that the headers describe are someone's payload (a self-extracting archive, say): the program finds them by

@@ -24,7 +24,8 @@ pub(crate) fn run(args: &Optimize, style: Style, timing: &mut Timing) -> Result<
         Some(seed) => Order::Shuffled(seed),
         None => Order::ByWeights(options(&args.transforms)),
     };
-    let job = Job { rewrite: &args.rewrite, profiles: &args.profile, order, fuel: args.transforms.fuel };
+    let job =
+        Job { rewrite: &args.rewrite, profiles: &args.profile, measure_by: &args.measure_by, order, fuel: args.transforms.fuel };
     let done = optimize(&job, timing)?;
     timing.finish();
     done.print(style, timing)?;
@@ -48,6 +49,8 @@ pub(crate) fn options(transforms: &Transforms) -> LayoutOptions {
 pub(crate) struct Job<'a> {
     pub(crate) rewrite: &'a Rewrite,
     pub(crate) profiles: &'a [PathBuf],
+    /// What the report counts by, if not these.
+    pub(crate) measure_by: &'a [PathBuf],
     pub(crate) order: Order,
     pub(crate) fuel: Option<u64>,
 }
@@ -87,7 +90,7 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let (weights, quality) = match job.profiles {
         [] => (Weights::none(lifted.program.blocks.len(), lifted.program.edges.len()), None),
         paths => {
-            let (weights, quality) = timing.phase("attribute the profile", |_| profile::load(paths, &lifted))?;
+            let (weights, quality) = timing.phase("attribute the profile", |_| profile::load(paths, input, &lifted))?;
             (weights, Some(quality))
         }
     };
@@ -102,15 +105,14 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     }
     draft.put_in_place()?;
 
-    let dyno = weights.has_counts().then(|| timing.phase("dyno-stats", |_| dyno_stats(&lifted, &weights, &plan, &relinked)));
+    let judge = match job.measure_by {
+        [] => None,
+        paths => Some(timing.phase("attribute the profile", |_| profile::load(paths, input, &lifted))?.0),
+    };
+    let measure = judge.as_ref().unwrap_or(&weights);
+    let dyno = measure.has_counts().then(|| timing.phase("dyno-stats", |_| dyno_stats(&lifted, measure, &plan, &relinked)));
     if !relinked.dropped_sections.is_empty() {
         warnings.push(format!("dropped sections that describe the old code: {}", relinked.dropped_sections.join(", ")));
-    }
-    if !lifted.program.is_replaceable() && plan.fragments.is_empty() {
-        warnings.push(
-            "the file is neither position-independent nor linked with --emit-relocs: without a profile nothing is copied"
-                .to_owned(),
-        );
     }
     if lifted.program.funcs.values().all(|f| !f.is_movable()) {
         warnings.push("no function could be moved: the output differs from the input in nothing that runs".to_owned());
@@ -189,8 +191,8 @@ fn transforms(
     let copies = plan.fragments.iter().flat_map(|f| &f.blocks).filter(|b| b.copy.is_some()).count();
     layout.insert("duplicated blocks", copies as u64);
     layout.insert("bytes behind the image", relinked.overflow_bytes);
-    if relinked.redirected_entries > 0 {
-        layout.insert("redirected entries", relinked.redirected_entries as u64);
+    if relinked.num_anchors > 0 {
+        layout.insert("old addresses kept by a jump", relinked.num_anchors as u64);
     }
     [("layout", layout)].into()
 }

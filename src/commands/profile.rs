@@ -1,73 +1,117 @@
-//! `relift profile show` and `merge`, and profiles as inputs of other commands.
+//! `relift profile`: profiles shown, added up, converted and judged.
 
+mod load;
+
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use profiles::{ProfileFile, Weights};
+use profiles::{Fdata, ProfileFile, ProfileKind, SymbolIndex, Weights};
 use serde_json::json;
 
 use super::{Style, print, print_json};
-use crate::args::ProfileCommand;
-use crate::driver::Lifted;
+use crate::args::{ProfileCommand, TextFormat};
+use crate::driver::{self, Lifted};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Draft};
-use crate::report::{ProfileQuality, group, percent};
+use crate::report::{group, percent};
+use crate::timing::Timing;
 
-pub(crate) fn run(command: &ProfileCommand, style: Style) -> Result<ExitCode> {
+pub(crate) use load::{Source, load};
+
+pub(crate) fn run(command: &ProfileCommand, style: Style, timing: &mut Timing) -> Result<ExitCode> {
     match command {
         ProfileCommand::Show { profile, top } => show(profile, *top, style)?,
         ProfileCommand::Merge { profiles, output } => merge(profiles, output)?,
+        ProfileCommand::Convert { profiles, output, format, program } => convert(profiles, output, *format, program, timing)?,
+        ProfileCommand::Quality { profiles, program } => quality(profiles, program, style, timing)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn read(path: &Path) -> Result<ProfileFile> {
     let bytes = files::read(path)?;
-    ProfileFile::read(&bytes)
-        .map_err(|e| Failure::at(path, e).hint("give a file that a program made by `relift instrument` wrote"))
+    load::parse(path, &bytes)
 }
 
-/// Reads, adds up and attributes profiles.
-pub(crate) fn load(paths: &[PathBuf], lifted: &Lifted<'_>) -> Result<(Weights, ProfileQuality)> {
-    let profile = sum(paths)?;
-    let attribution = profiles::attribute(&profile, &lifted.image, &lifted.program).map_err(|e| {
-        let path = paths.first().map_or(Path::new("profile"), PathBuf::as_path);
-        Failure::at(path, e).hint("give a profile of this program")
-    })?;
-    // Start-up code is the same in all programs; a profile that has only that in common is another program's.
-    const MATCHED_PERCENT_MIN: u64 = 10;
-    let found = &attribution.quality;
-    if found.counts_matched.saturating_mul(100) < found.counts_total.saturating_mul(MATCHED_PERCENT_MIN) {
-        let path = paths.first().map_or(Path::new("profile"), PathBuf::as_path);
-        let share = percent(found.counts_matched, found.counts_total);
-        return Err(Failure::at(path, format!("a profile of another program: {share} of its counts match"))
-            .hint("give a profile of this program"));
-    }
-    let quality = ProfileQuality {
-        functions_matched: attribution.quality.functions_matched as u64,
-        functions_total: attribution.quality.functions_total as u64,
-        counts_matched: attribution.quality.counts_matched,
-        counts_total: attribution.quality.counts_total,
-    };
-    Ok((attribution.weights, quality))
+fn merge(paths: &[PathBuf], output: &Path) -> Result<()> {
+    let like = Source::parse(&paths[0])?.path;
+    Draft::write(output, &merged(paths)?, &like)?.put_in_place()
 }
 
-fn sum(paths: &[PathBuf]) -> Result<ProfileFile> {
-    let profiles = paths.iter().map(|path| read(path)).collect::<Result<Vec<_>>>()?;
-    ProfileFile::merge(&profiles).map_err(|e| {
+/// Adds up files of one kind without the program.
+pub(crate) fn merged(paths: &[PathBuf]) -> Result<Vec<u8>> {
+    let sources: Vec<Source> = paths.iter().map(|path| Source::parse(path)).collect::<Result<_>>()?;
+    let inputs = sources.iter().map(|s| files::read(&s.path)).collect::<Result<Vec<_>>>()?;
+    let kinds = sources.iter().zip(&inputs).map(|(s, bytes)| load::kind(&s.path, bytes)).collect::<Result<Vec<_>>>()?;
+    Ok(if kinds.iter().all(|&kind| kind == ProfileKind::Relift) {
+        let mut profiles = Vec::new();
+        for (source, bytes) in sources.iter().zip(&inputs) {
+            let mut profile = load::parse(&source.path, bytes)?;
+            profile.scale(source.weight);
+            profiles.push(profile);
+        }
+        sum(&profiles, paths)?.write()
+    } else if kinds.iter().all(|&kind| kind == ProfileKind::Fdata) {
+        let mut merged = Fdata::default();
+        for (source, bytes) in sources.iter().zip(&inputs) {
+            let fdata = Fdata::read(bytes).map_err(|e| Failure::at(&source.path, e))?;
+            merged.merge(&fdata, source.weight).map_err(|e| Failure::at(&source.path, e))?;
+        }
+        merged.write().into_bytes()
+    } else {
+        return Err(Failure::new("only profiles of one kind, relift's or fdata, can be added up without the program")
+            .hint("`relift profile convert --program` adds up any"));
+    })
+}
+
+fn sum(profiles: &[ProfileFile], paths: &[PathBuf]) -> Result<ProfileFile> {
+    ProfileFile::merge(profiles).map_err(|e| {
         let names: Vec<_> = paths.iter().map(|p| p.display().to_string()).collect();
         Failure::new(format!("{}: {e}", names.join(", "))).hint("only profiles of one instrumented program can be added up")
     })
 }
 
-fn merge(paths: &[PathBuf], output: &Path) -> Result<()> {
-    let merged = sum(paths)?;
-    let like = &paths[0];
-    Draft::write(output, &merged.write(), like)?.put_in_place()
+pub(crate) fn convert(paths: &[PathBuf], output: &Path, format: TextFormat, program: &Path, timing: &mut Timing) -> Result<()> {
+    let bytes = files::read(program)?;
+    let lifted = driver::lift(program, &bytes, false, timing)?;
+    let (weights, _) = timing.phase("attribute the profile", |_| load(paths, program, &lifted))?;
+    let text = timing.phase("write the profile", |_| export(&lifted, &weights, format));
+    Draft::write(output, text.as_bytes(), &Source::parse(&paths[0])?.path)?.put_in_place()
+}
+
+/// A profile as text.
+pub(crate) fn export(lifted: &Lifted<'_>, weights: &Weights, format: TextFormat) -> String {
+    let Lifted { image, program } = lifted;
+    let symbols = || SymbolIndex::build(image, program);
+    match format {
+        TextFormat::Fdata => profiles::fdata::export(image, program, weights, &symbols()).write(),
+        TextFormat::Yaml => profiles::yaml::export(image, program, weights, &symbols()),
+        TextFormat::Preaggregated => profiles::preaggregated::export(image, program, weights),
+    }
+}
+
+fn quality(paths: &[PathBuf], program: &Path, style: Style, timing: &mut Timing) -> Result<()> {
+    let bytes = files::read(program)?;
+    let lifted = driver::lift(program, &bytes, false, timing)?;
+    let (_, quality) = timing.phase("attribute the profile", |_| load(paths, program, &lifted))?;
+    if style.json {
+        return print_json(&quality);
+    }
+    print(&quality.to_text())
 }
 
 fn show(path: &Path, top: usize, style: Style) -> Result<()> {
+    let bytes = files::read(path)?;
+    match load::kind(path, &bytes)? {
+        ProfileKind::Relift => {}
+        ProfileKind::Fdata => return show_fdata(path, &bytes, top, style),
+        kind => {
+            return Err(Failure::at(path, format!("{} says nothing without the program", kind.name()))
+                .hint("`relift profile quality --program` shows what it holds"));
+        }
+    }
     let profile = read(path)?;
     let summary = profile.summary();
     let mut text = String::new();
@@ -106,6 +150,36 @@ fn show(path: &Path, top: usize, style: Style) -> Result<()> {
             name(f.name),
             f.content_hash
         );
+    }
+    print(&text)
+}
+
+/// The functions of an `fdata` file by how much of it is about them.
+fn show_fdata(path: &Path, bytes: &[u8], top: usize, style: Style) -> Result<()> {
+    let fdata = Fdata::read(bytes).map_err(|e| Failure::at(path, e))?;
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    let from_branches = fdata.branches.iter().map(|(&(_, to), &(_, count))| (to, count));
+    for (place, count) in from_branches.chain(fdata.samples.iter().map(|(&place, &count)| (place, count))) {
+        let sum = counts.entry(fdata.name(place.name)).or_default();
+        *sum = sum.saturating_add(count);
+    }
+    let total = counts.values().fold(0u64, |sum, &count| sum.saturating_add(count));
+    let mut rows: Vec<(&str, u64)> = counts.into_iter().collect();
+    rows.sort_by_key(|&(name, count)| (std::cmp::Reverse(count), name));
+    if style.json {
+        let functions: Vec<_> = rows.iter().take(top).map(|(name, count)| json!({ "name": name, "counted": count })).collect();
+        return print_json(&json!({ "kind": "fdata", "records": fdata.branches.len() + fdata.samples.len(), "counted": total,
+            "is_sampled": fdata.sampled_events.is_some(), "from_bolted": fdata.is_bolted, "functions": functions }));
+    }
+    let what = if fdata.sampled_events.is_some() { "samples" } else { "branches" };
+    let mut text = format!(
+        "fdata: {} records of {} {what} in {} functions\n",
+        group((fdata.branches.len() + fdata.samples.len()) as u64),
+        group(total),
+        group(rows.len() as u64)
+    );
+    for (name, count) in rows.iter().take(top) {
+        let _ = writeln!(text, "{:>16} {:>7}  {name}", group(*count), percent(*count, total));
     }
     print(&text)
 }

@@ -5,7 +5,7 @@
 //! `DIR/<program>/<form>/<program>`; sources and objects stay in `DIR/build`. What exists is not made again, so an interrupted
 //! run is resumed by repeating the command.
 
-mod sources;
+pub(crate) mod sources;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};

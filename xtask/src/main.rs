@@ -5,8 +5,11 @@
 
 mod corpus;
 mod e2e;
+mod random;
 mod shell;
 mod stock;
+mod suites;
+mod truth;
 mod workload;
 
 use std::path::PathBuf;
@@ -29,6 +32,12 @@ enum Command {
     E2e(e2e::E2eArgs),
     /// Relink the ELF files that this machine has, at random, and compare how they behave
     Stock(stock::StockArgs),
+    /// Run real test-suites on relinked programs and libraries, and compare with the originals
+    Suites(suites::SuitesArgs),
+    /// Compare what is lifted with what the linker knew, on programs built for it
+    Truth(truth::TruthArgs),
+    /// Relink random programs at random, and compare how they behave
+    Random(random::RandomArgs),
 }
 
 fn main() -> ExitCode {
@@ -36,6 +45,9 @@ fn main() -> ExitCode {
         Command::Corpus(args) => corpus::run(&args),
         Command::E2e(args) => e2e::run(&args),
         Command::Stock(args) => stock::run(&args),
+        Command::Suites(args) => suites::run(&args),
+        Command::Truth(args) => truth::run(&args),
+        Command::Random(args) => random::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -41,8 +41,12 @@ pub(crate) struct Body {
     pub(crate) reads: Vec<RegisterMask>,
     /// Ascending by address.
     pub(crate) blocks: Vec<BodyBlock>,
+    /// Whether each instruction may write memory.
+    pub(crate) stores: Vec<bool>,
     /// Whether `rbp` points into the frame somewhere.
     pub(crate) has_frame_pointer: bool,
+    /// Whether an address in the frame is put anywhere but into `rsp` and `rbp`.
+    pub(crate) frame_escapes: bool,
     leaders: Vec<Va>,
     /// Where calls return although they came to nothing elsewhere. Ascending.
     returned_to: Vec<Va>,
@@ -59,6 +63,11 @@ impl Body {
             leaders.push(data.start);
             leaders.extend(names.within(data.start, data.end).iter().map(|n| n.0));
         }
+        Self::of(instructions, leaders, names, stubs)
+    }
+
+    /// A body of instructions, cut at the leaders and wherever the flow ends.
+    pub(crate) fn of(instructions: Vec<Instruction>, mut leaders: Vec<Va>, names: &Names, stubs: &Stubs) -> Self {
         for instruction in &instructions {
             match flow_of(instruction) {
                 Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) => {
@@ -69,10 +78,20 @@ impl Body {
                 _ => {}
             }
         }
-        let (writes, reads) = register_masks(&instructions);
+        let Accesses { writes, reads, stores } = accesses(&instructions);
         let has_frame_pointer = instructions.iter().any(sets_frame_pointer);
-        let mut body =
-            Body { has_frame_pointer, instructions, writes, reads, blocks: Vec::new(), leaders, returned_to: Vec::new() };
+        let frame_escapes = instructions.iter().any(|i| leaks_frame(i, has_frame_pointer));
+        let mut body = Body {
+            instructions,
+            writes,
+            reads,
+            stores,
+            blocks: Vec::new(),
+            has_frame_pointer,
+            frame_escapes,
+            leaders,
+            returned_to: Vec::new(),
+        };
         body.cut(&[], names);
         body
     }
@@ -148,6 +167,13 @@ impl Body {
         }
     }
 
+    /// Whether a block is reached along the known edges only, with the values that hold at the ends of its predecessors. A landing pad is
+    /// reached from the middle of them.
+    pub(crate) fn is_entered_by_edges_only(&self, block: usize) -> bool {
+        let data = &self.blocks[block];
+        !data.is_entry && !data.preds.is_empty() && !data.named_by.contains(NamedBy::LANDING_PAD)
+    }
+
     pub(crate) fn successors(&self, block: usize) -> &[u32] {
         &self.blocks[block].succs
     }
@@ -203,10 +229,6 @@ impl Body {
         self.blocks.iter().filter(is_orphan).map(|b| Va(self.instructions[b.first as usize].ip()))
     }
 
-    pub(crate) fn has_orphans(&self) -> bool {
-        self.orphans().next().is_some()
-    }
-
     /// Lets calls return that are followed by orphans, whatever was said of them. Says whether there are any.
     pub(crate) fn let_calls_return(&mut self) -> bool {
         let follows_call = |va: &Va| {
@@ -245,7 +267,8 @@ fn is_label(by: NamedBy) -> bool {
     by.intersects(NamedBy::ADDRESS | NamedBy::SLOT) && !by.contains(NamedBy::UNWIND)
 }
 
-fn sets_frame_pointer(instruction: &Instruction) -> bool {
+/// Whether an instruction makes `rbp` point into the frame.
+pub(crate) fn sets_frame_pointer(instruction: &Instruction) -> bool {
     let sets_rbp =
         instruction.op_count() == 2 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RBP;
     sets_rbp
@@ -256,18 +279,49 @@ fn sets_frame_pointer(instruction: &Instruction) -> bool {
         }
 }
 
-fn register_masks(instructions: &[Instruction]) -> (Vec<RegisterMask>, Vec<RegisterMask>) {
+/// Whether an instruction takes an address of the frame for more than keeping the frame.
+fn leaks_frame(instruction: &Instruction, has_frame_pointer: bool) -> bool {
+    let is_frame = |register: Register| {
+        let register = register.full_register();
+        register == Register::RSP || register == Register::RBP && has_frame_pointer
+    };
+    let is_kept =
+        instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register && is_frame(instruction.op0_register());
+    match instruction.mnemonic() {
+        Mnemonic::Lea => !is_kept && (is_frame(instruction.memory_base()) || is_frame(instruction.memory_index())),
+        Mnemonic::Push => instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RSP,
+        Mnemonic::Pop | Mnemonic::Leave | Mnemonic::Enter | Mnemonic::Cmp | Mnemonic::Test => false,
+        _ if is_kept => false,
+        _ => (0..instruction.op_count())
+            .any(|operand| instruction.op_kind(operand) == OpKind::Register && is_frame(instruction.op_register(operand))),
+    }
+}
+
+/// What each instruction does to registers and memory.
+struct Accesses {
+    writes: Vec<RegisterMask>,
+    reads: Vec<RegisterMask>,
+    stores: Vec<bool>,
+}
+
+fn accesses(instructions: &[Instruction]) -> Accesses {
     let mut factory = InstructionInfoFactory::new();
-    let masks = instructions.iter().map(|instruction| {
+    let len = instructions.len();
+    let mut result =
+        Accesses { writes: Vec::with_capacity(len), reads: Vec::with_capacity(len), stores: Vec::with_capacity(len) };
+    for instruction in instructions {
+        let info = factory.info(instruction);
+        let is_write = |access: OpAccess| !matches!(access, OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess);
         let (mut writes, mut reads) = (0, 0);
-        for used in factory.info(instruction).used_registers() {
+        for used in info.used_registers() {
             let Some(number) = general(used.register()) else { continue };
-            let is_write = !matches!(used.access(), OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess);
             let is_read = !matches!(used.access(), OpAccess::Write | OpAccess::CondWrite | OpAccess::NoMemAccess);
-            writes |= u16::from(is_write) << number;
+            writes |= u16::from(is_write(used.access())) << number;
             reads |= u16::from(is_read) << number;
         }
-        (writes, reads)
-    });
-    masks.unzip()
+        result.writes.push(writes);
+        result.reads.push(reads);
+        result.stores.push(info.used_memory().iter().any(|used| is_write(used.access())));
+    }
+    result
 }

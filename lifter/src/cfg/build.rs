@@ -18,7 +18,7 @@ use crate::discover::units::{Unit, UnitData, Units, unit_at};
 use crate::elf::Image;
 use crate::elf::image::StaticReloc;
 use crate::entity::EntityId;
-use crate::ir::{BlockFlags, Condition, Evidence, RefKind, RefRole, RelinkMode, StopKind};
+use crate::ir::{BlockFlags, Condition, Evidence, RefKind, RefRole, StopKind};
 use crate::x86::{Flow, flow_of, is_nop};
 
 /// How a block ends, by address.
@@ -82,7 +82,6 @@ pub(crate) struct Builder<'i> {
     pub(crate) dispatches: &'i [(Va, Dispatch)],
     /// Whether a jump of the closed set may go to an address-taken block inside this cluster.
     pub(crate) has_labels: bool,
-    pub(crate) mode: RelinkMode,
 }
 
 impl Builder<'_> {
@@ -168,8 +167,6 @@ impl Builder<'_> {
         let dispatch = self.dispatches.binary_search_by_key(&at, |d| d.0).map(|i| self.dispatches[i].1);
         match dispatch {
             Ok(Dispatch::Table(table)) => DraftEnd::Table(table),
-            // In guard mode the old text stays: wherever the jump goes, it goes there.
-            Ok(Dispatch::Unresolved) if self.mode == RelinkMode::Guard => DraftEnd::Stop(StopKind::IndirectTailCall),
             Ok(Dispatch::Closed) if self.has_labels => DraftEnd::Stop(StopKind::ComputedJump),
             Ok(Dispatch::Closed) => DraftEnd::Stop(StopKind::IndirectTailCall),
             _ => DraftEnd::Stop(StopKind::Unknown),
@@ -241,6 +238,12 @@ impl Cutter<'_, '_> {
         });
     }
 
+    /// Whether the last block runs on behind its end.
+    fn is_fallen_into(&self) -> bool {
+        let last = self.draft.blocks.last().filter(|b| b.unit == self.unit);
+        last.is_some_and(|b| matches!(b.end, DraftEnd::Branch(..) | DraftEnd::Loop(..)))
+    }
+
     /// No-ops between a conditional branch and what follows it are padding: the branch falls through to what follows them.
     fn fall_through_padding_to(&mut self, at: Va) {
         let Some(block) = self.draft.blocks.last_mut().filter(|b| b.unit == self.unit) else { return };
@@ -253,8 +256,8 @@ impl Cutter<'_, '_> {
     fn push(&mut self, instruction: &Instruction, offsets: &ConstantOffsets) {
         let is_padding = is_nop(instruction);
         if self.open.is_none() {
-            // Nothing names it and nothing falls into it: a breakpoint there fills a gap as a no-op does.
-            if is_padding || instruction.mnemonic() == Mnemonic::Int3 {
+            // Nothing names it: where nothing falls into it either, a breakpoint fills a gap as a no-op does.
+            if is_padding || instruction.mnemonic() == Mnemonic::Int3 && !self.is_fallen_into() {
                 return;
             }
             self.open(Va(instruction.ip()));
@@ -282,7 +285,11 @@ impl Cutter<'_, '_> {
         let end = match flow {
             Flow::Jump(target) => (DraftEnd::Jump(target), len),
             Flow::Branch(condition, target) => (DraftEnd::Branch(condition, target, next), len),
-            Flow::Loop(target) => (DraftEnd::Loop(target, next), len),
+            Flow::Loop(target) => {
+                // Its 8 bits reach no place outside the program once it has moved.
+                self.draft.is_broken |= unit_at(self.builder.units, target).is_none();
+                (DraftEnd::Loop(target, next), len)
+            }
             Flow::Return => (DraftEnd::Stop(StopKind::Return), 0),
             Flow::Trap => (DraftEnd::Stop(StopKind::Trap), 0),
             Flow::IndirectJump => (self.builder.stop_kind(instruction), 0),
@@ -346,6 +353,10 @@ impl Cutter<'_, '_> {
         {
             block.num_insts -= count;
             block.len -= bytes;
+            // A no-op may have an operand, which went with it.
+            let first = block.refs.start as usize;
+            let kept = self.draft.refs[first..].partition_point(|r| r.offset < block.len);
+            self.draft.refs.truncate(first + kept);
         }
     }
 
@@ -424,11 +435,15 @@ impl Cutter<'_, '_> {
                 elf::R_X86_64_64 => (RefKind::Abs64, self.builder.image.read_u64(reloc.at)),
                 _ => continue,
             };
-            if let Some(target) = target.map(Va)
-                && unit_at(self.builder.units, target).is_some()
-            {
-                push((reloc.at - at) as usize, kind, RefRole::Address, target);
+            let Some(target) = target.map(Va).filter(|&target| unit_at(self.builder.units, target).is_some()) else { continue };
+            let offset = (reloc.at - at) as usize;
+            let width = if kind == RefKind::Abs64 { 8 } else { 4 };
+            // A branch has no room for an absolute field, and a field ends with its instruction at the latest.
+            if matches!(flow, Flow::Jump(_) | Flow::Branch(..) | Flow::Loop(_)) || offset + width > len {
+                self.draft.is_broken = true;
+                return;
             }
+            push(offset, kind, RefRole::Address, target);
         }
     }
 }

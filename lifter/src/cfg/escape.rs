@@ -13,7 +13,7 @@ use crate::address::Va;
 use crate::cfg::body::{Body, RegisterMask, general};
 use crate::cfg::tables::{ClusterJumps, TableContext};
 use crate::discover::survey::How;
-use crate::discover::units::Unit;
+use crate::discover::units::{Unit, unit_at};
 use crate::entity::EntityId;
 use crate::x86::{Flow, flow_of};
 
@@ -25,6 +25,7 @@ pub(crate) fn misused_targets(context: &TableContext<'_>, members: &[Unit], answ
     let surveys = members.iter().map(|u| &context.surveys[u.index()]);
     let mut sources: Vec<(Va, Va)> =
         surveys.flat_map(|s| &s.names).filter(|n| n.how == How::Address).map(|n| (n.at, n.target)).collect();
+    sources.extend(absolute_sources(context, members));
     if sources.is_empty() {
         return Vec::new();
     }
@@ -34,9 +35,20 @@ pub(crate) fn misused_targets(context: &TableContext<'_>, members: &[Unit], answ
     let closed = answer.map(ClusterJumps::closed_jumps).unwrap_or_default();
     body.cut(&edges.iter().map(|e| e.1).collect::<Vec<_>>(), context.names);
     body.connect(context.stubs, context.unwind, &edges, &closed);
+    // A comparison leaves its register as it is.
+    let compares = |va: Va| body.index_of(va).is_some_and(|i| body.instructions[i].mnemonic() == Mnemonic::Cmp);
+    sources.retain(|s| !compares(s.0));
     let places: Vec<Va> = sources.iter().map(|s| s.0).collect();
     let misused = misused(&body, &places);
     sources.iter().filter(|s| misused.binary_search(&s.0).is_ok()).map(|s| s.1).collect()
+}
+
+/// Immediates that may be code addresses, as `(instruction, address)`; what only looks like one pins a function for nothing.
+fn absolute_sources(context: &TableContext<'_>, members: &[Unit]) -> Vec<(Va, Va)> {
+    let absolutes = members.iter().flat_map(|u| &context.surveys[u.index()].absolutes).filter(|a| !a.is_memory);
+    let is_code =
+        |va: Va| unit_at(context.units, va).is_some_and(|u| context.surveys[u.index()].is_start(va - context.units[u].start));
+    absolutes.filter(|a| is_code(a.value)).map(|a| (a.at, a.value)).collect()
 }
 
 /// The instructions among `sources` (each a `lea` of code, or a move of its address) whose result takes part in arithmetic or in a memory operand.

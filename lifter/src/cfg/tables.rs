@@ -3,19 +3,35 @@
 //! **Problem.** The entries of a PIC jump table are differences of addresses: the one kind of code pointer that no relocation and no
 //! instruction names. A missed entry is a wrong program, one too many is a wasted word.
 //!
-//! **Method.** At each indirect jump of a cluster, ask [`values`](crate::cfg::values) where it goes. A sum of a table's address and a word of that table is a
-//! switch; its entries are read from the start of the table to the first word that can't be one, which never ends too early: every
-//! entry of a table the compiler made is the start of an instruction of the same cluster, of a split-off part that nothing else names, or the end of a unit (an unreachable
-//! case). A complete 64-bit word can only hold an address that something else names. Anything else is unresolved.
+//! **Method.** At each indirect jump of a cluster, ask [`values`](crate::cfg::values) where it goes. A sum of an address and a word of a table
+//! is a switch if the address is the table's own; [`entries`] reads the table from its start to the first word that can't be an entry. A
+//! complete 64-bit word can only hold an address that something else names. Anything else is unresolved, but where it counts from a label
+//! (`&&label - &&base`) it reaches only what the words lead to.
 //!
 //! Found targets are new leaders and new edges, over which more jumps may become clear, so the cluster is asked again until
 //! nothing changes. That ends: edges are only added, and a table's targets are bounded by the cluster's instructions.
+//!
+//! **Bounds.** On the graph that results, [`ranges`](crate::cfg::ranges) asks which entries the loads may read. Where that is exactly as many as
+//! were read, the count is proven; where it is fewer, the reading is long enough. Where it is more, and all of those words lead to
+//! instructions, the rest was a table too: it is read on, and the graph made anew. A proof assumes that the graph is complete: it counts only in clusters whose jumps are all
+//! resolved. (That the tables' proofs may rest on each other is no circle: the first jump that left the graph would contradict the proof of its own
+//! table, which holds on the path up to there.) A table whose end is in doubt and not proven makes its jumps unresolved; what they reach is
+//! among what its words lead to.
+
+mod entries;
+pub(crate) mod exclusive;
+
+use iced_x86::{OpKind, Register};
+use rustc_hash::FxHashMap;
 
 use crate::address::Va;
 use crate::cfg::body::Body;
-use crate::cfg::values::{Evaluator, Value};
+use crate::cfg::ranges::Ranges;
+use crate::cfg::tables::entries::Shape;
+use crate::cfg::thunks::Thunks;
+use crate::cfg::values::{Evaluator, Load, Value};
 use crate::discover::clusters::Clusters;
-use crate::discover::names::{NamedBy, Names};
+use crate::discover::names::Names;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::Survey;
 use crate::discover::units::{Unit, Units, unit_at};
@@ -23,19 +39,28 @@ use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::TableBound;
 use crate::x86::{Flow, flow_of};
-use object::elf;
 
 /// A switch's table as read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RawTable {
     pub(crate) at: Va,
-    /// 4: differences from the table's own address. 8: addresses.
+    /// 4: differences from `base`. 8: addresses.
     pub(crate) entry_size: u8,
+    /// `at`, or 0 for addresses.
+    pub(crate) base: Va,
     pub(crate) bound: TableBound,
     /// One per entry; an unreachable case repeats a reachable one.
     pub(crate) targets: Vec<Va>,
     /// The instructions that hold the table's address, ascending.
     pub(crate) named_at: Vec<Va>,
+    /// Nothing else names its bytes.
+    pub(crate) is_exclusive: bool,
+}
+
+impl RawTable {
+    pub(crate) fn end(&self) -> Va {
+        self.at + u64::from(self.entry_size) * self.targets.len() as u64
+    }
 }
 
 /// Where an indirect jump goes.
@@ -44,11 +69,13 @@ pub(crate) enum Dispatch {
     Table(Va),
     /// To an address that something else names.
     Closed,
+    /// Through a table whose end is in doubt: into the cluster, or to `ClusterJumps::candidates`.
+    Doubtful,
     Unresolved,
 }
 
 /// The answer for one cluster.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClusterJumps {
     /// `(jump, where)`, ascending.
     pub(crate) dispatches: Vec<(Va, Dispatch)>,
@@ -58,6 +85,12 @@ pub(crate) struct ClusterJumps {
     pub(crate) joins: Vec<Unit>,
     /// Every table of differences that any round met. Ascending.
     pub(crate) seen: Vec<Va>,
+    /// Where jumps read whole addresses in a way that is not understood.
+    pub(crate) open: Vec<Va>,
+    /// Units that doubtful jumps may reach.
+    pub(crate) candidates: Vec<Unit>,
+    /// Some call or jump goes through a table of differences at an unknown place.
+    pub(crate) has_relative_calls: bool,
 }
 
 /// What all clusters share.
@@ -68,6 +101,7 @@ pub(crate) struct TableContext<'i> {
     pub(crate) units: &'i Units,
     pub(crate) surveys: &'i [Survey],
     pub(crate) stubs: &'i Stubs,
+    pub(crate) thunks: &'i Thunks,
     pub(crate) names: &'i Names,
     pub(crate) clusters: &'i Clusters,
     /// Tables found in earlier rounds: where another one starts, a table ends. Ascending.
@@ -78,27 +112,49 @@ pub(crate) struct TableContext<'i> {
 /// Rounds over one cluster; each adds a table, so this bounds the depth of nested switches, not their number.
 const MAX_ROUNDS: usize = 40;
 
+/// What one indirect jump or call turned out to be.
+struct Answer {
+    at: Va,
+    site: Site,
+    value: Value,
+    /// Instructions that took part, ascending.
+    trace: Vec<usize>,
+    loads: Vec<Load>,
+}
+
+/// A switch's table, what of it was read, and the loads of its entries.
+struct Table {
+    raw: RawTable,
+    joins: Vec<Unit>,
+    is_doubtful: bool,
+    loads: Vec<Load>,
+}
+
 impl TableContext<'_> {
     pub(crate) fn analyze(&self, members: &[Unit]) -> ClusterJumps {
         let mut body = Body::decode(self.image, self.units, members, self.names, self.stubs);
-        let jumps: Vec<usize> = (0..body.instructions.len())
-            .filter(|&i| flow_of(&body.instructions[i]) == Flow::IndirectJump && !body.instructions[i].is_ip_rel_memory_operand())
-            .collect();
+        let sites = self.sites(&body);
         let mut result = ClusterJumps::default();
         let mut seen = Vec::new();
+        let mut proven: FxHashMap<Va, u64> = FxHashMap::default();
         for _ in 0..MAX_ROUNDS {
             let edges = result.edges();
             let targets: Vec<Va> = edges.iter().map(|e| e.1).collect();
             body.cut(&targets, self.names);
             body.connect(self.stubs, self.unwind, &edges, &result.closed_jumps());
-            let next = self.round(&body, &jumps, &mut seen);
-            let is_stable = next.dispatches == result.dispatches && next.tables == result.tables && next.seen == result.seen;
+            let (next, tables) = self.round(&body, &sites, &mut seen, &proven);
+            let is_stable = next == result;
             result = next;
             // Code that only a call's return reaches shows that it returns, or that the compiler thought so.
-            if is_stable && !body.let_calls_return() {
-                self.doubt_orphans(&body, &mut result);
-                return result;
+            if !is_stable || body.let_calls_return() {
+                continue;
             }
+            let bounds = self.bounds(&body, &tables);
+            if self.is_read_on(&body, &tables, &bounds, &seen, &mut proven) {
+                continue;
+            }
+            self.settle(tables, &bounds, &mut result);
+            return result;
         }
         for dispatch in &mut result.dispatches {
             dispatch.1 = Dispatch::Unresolved;
@@ -106,157 +162,266 @@ impl TableContext<'_> {
         result
     }
 
-    /// Code that nothing reaches, in a cluster with tables, may be what a table reaches that was not read to its end: then the tables
-    /// are not trusted.
-    fn doubt_orphans(&self, body: &Body, result: &mut ClusterJumps) {
-        if result.tables.iter().any(|t| t.entry_size == 4) && body.has_orphans() {
-            for dispatch in result.dispatches.iter_mut().filter(|d| matches!(d.1, Dispatch::Table(_))) {
-                dispatch.1 = Dispatch::Unresolved;
+    /// The jumps and calls to ask about, with the register or operand that says where they go.
+    fn sites(&self, body: &Body) -> Vec<(usize, Site)> {
+        let site = |index: usize| {
+            let instruction = &body.instructions[index];
+            match flow_of(instruction) {
+                Flow::IndirectJump if !instruction.is_ip_rel_memory_operand() => Some(Site::Jump),
+                Flow::IndirectCall if instruction.op0_kind() == OpKind::Register => Some(Site::Call(instruction.op0_register())),
+                Flow::Call(target) => self.thunks.register_of(target).map(Site::Call),
+                Flow::Jump(target) => self.thunks.register_of(target).map(Site::ThunkJump),
+                _ => None,
             }
-        }
+        };
+        (0..body.instructions.len()).filter_map(|index| Some((index, site(index)?))).collect()
     }
 
     /// Asks every jump once. Tables are read after all jumps have answered: each ends at the latest where another one starts.
-    fn round(&self, body: &Body, jumps: &[usize], seen: &mut Vec<Va>) -> ClusterJumps {
+    fn round(
+        &self,
+        body: &Body,
+        sites: &[(usize, Site)],
+        seen: &mut Vec<Va>,
+        proven: &FxHashMap<Va, u64>,
+    ) -> (ClusterJumps, Vec<Table>) {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
         let is_fixed = !self.image.kind.is_position_independent();
-        let mut answers: Vec<(usize, Value, Vec<usize>)> = Vec::new();
-        for &jump in jumps {
-            let mut evaluator = Evaluator::new(body, &is_code, is_fixed);
-            let value = evaluator.branch_target(jump);
-            let mut trace: Vec<usize> = evaluator.trace.iter().copied().chain([jump]).collect();
-            trace.sort();
-            if let Value::Sum { base, table } = value
-                && base == table
-            {
-                seen.push(table);
-            }
-            answers.push((jump, value, trace));
-        }
+        let is_table = |va: Va| self.may_begin(va);
+        let ask = |&(index, site): &(usize, Site)| answer(body, Evaluator::new(body, &is_code, &is_table, is_fixed), index, site);
+        let answers: Vec<Answer> = sites.iter().map(ask).collect();
+        seen.extend(answers.iter().filter_map(|a| match a.value {
+            Value::Sum { table, .. } => Some(table),
+            _ => None,
+        }));
         seen.sort();
         seen.dedup();
         let mut result = ClusterJumps { seen: seen.clone(), ..ClusterJumps::default() };
-        for (jump, value, trace) in answers {
-            let at = Va(body.instructions[jump].ip());
-            let dispatch = match value {
-                Value::Sum { base, table } if base == table => self.read_table(body, &trace, table, 4, &mut result),
-                Value::Entry64 { table } if is_fixed => self.read_table(body, &trace, table, 8, &mut result),
-                Value::Pointer | Value::Entry64 { .. } => Dispatch::Closed,
-                Value::Address(va) if is_code(va) => Dispatch::Closed,
-                _ => Dispatch::Unresolved,
-            };
-            // Where entries are complete words, each is known by itself, table or not.
-            let is_closed = dispatch == Dispatch::Unresolved && matches!(value, Value::Entry64 { .. });
-            result.dispatches.push((at, if is_closed { Dispatch::Closed } else { dispatch }));
+        let mut tables: Vec<Table> = Vec::new();
+        for answer in answers {
+            self.take(body, answer, proven, &mut result, &mut tables);
         }
-        result.tables.sort_by_key(|t| t.at);
+        tables.sort_by_key(|t| t.raw.at);
+        result.tables = tables.iter().map(|t| t.raw.clone()).collect();
+        result.joins = tables.iter().flat_map(|t| &t.joins).copied().collect();
         result.joins.sort();
         result.joins.dedup();
-        result
+        (result, tables)
     }
 
-    fn read_table(&self, body: &Body, trace: &[usize], at: Va, entry_size: u8, result: &mut ClusterJumps) -> Dispatch {
-        let named_at =
-            trace.iter().filter(|&&i| names_address(&body.instructions[i], at)).map(|&i| Va(body.instructions[i].ip()));
-        if let Some(known) = result.tables.iter_mut().find(|t| t.at == at && t.entry_size == entry_size) {
-            known.named_at.extend(named_at);
-            known.named_at.sort();
-            known.named_at.dedup();
-            return Dispatch::Table(at);
+    fn take(&self, body: &Body, answer: Answer, proven: &FxHashMap<Va, u64>, result: &mut ClusterJumps, tables: &mut Vec<Table>) {
+        let is_code = |va: Va| unit_at(self.units, va).is_some();
+        let is_fixed = !self.image.kind.is_position_independent();
+        let at = answer.at;
+        let shape = match answer.value {
+            Value::Sum { base, table } => Some(Shape { at: table, base, entry_size: 4 }),
+            Value::Entry64 { table } if is_fixed => Some(Shape { at: table, base: Va(0), entry_size: 8 }),
+            _ => None,
+        };
+        // A jump with an index is a switch whose table is not known; without one it is a call at the end of a function.
+        let is_call = matches!(answer.site, Site::Call(_));
+        result.has_relative_calls |= match answer.value {
+            Value::Relative { is_indexed } => is_call || !is_indexed,
+            _ => false,
+        };
+        if answer.site != Site::Jump {
+            // It is not made anew, so that its table stays, and with it what the table leads to.
+            let dispatch = match (shape, answer.value) {
+                (Some(shape), _) if shape.entry_size == 4 => self.doubt(shape, result),
+                (_, Value::Several { base }) => self.doubt(Shape { at: base, base, entry_size: 4 }, result),
+                (_, Value::Relative { .. } | Value::Other) if !is_call => Dispatch::Unresolved,
+                _ => return,
+            };
+            result.dispatches.push((at, dispatch));
+            return;
         }
-        let named_at: Vec<Va> = named_at.collect();
-        let cluster = self.clusters.find(unit_at(self.units, Va(body.instructions[0].ip())).unwrap_or(Unit::new(0)));
-        let mut joins = Vec::new();
-        let targets = self.read_entries(cluster, at, entry_size, &result.seen, &mut joins);
-        if targets.is_empty() || named_at.is_empty() {
+        let dispatch = match (shape, answer.value) {
+            (Some(shape), value) => match self.add_table(body, answer, shape, proven, &result.seen, tables) {
+                true => Dispatch::Table(shape.at),
+                // Where entries are complete words, each is known by itself, table or not.
+                false if matches!(value, Value::Entry64 { .. }) => {
+                    result.open.push(shape.at);
+                    Dispatch::Closed
+                }
+                false => self.doubt(shape, result),
+            },
+            (None, Value::Pointer | Value::Entry64 { .. }) => Dispatch::Closed,
+            (None, Value::Address(va)) if is_code(va) => Dispatch::Closed,
+            // One of several entries that were read ahead: all of them count from the same table.
+            (None, Value::Several { base }) => self.doubt(Shape { at: base, base, entry_size: 4 }, result),
+            // Computed from a place in code (unrolled loops): it stays near that place.
+            (None, Value::Near { base }) => {
+                result.candidates.extend(unit_at(self.units, base));
+                Dispatch::Doubtful
+            }
+            _ => Dispatch::Unresolved,
+        };
+        result.dispatches.push((at, dispatch));
+    }
+
+    /// A jump through a table that is not understood.
+    fn doubt(&self, shape: Shape, result: &mut ClusterJumps) -> Dispatch {
+        let candidates = self.candidates(shape);
+        if candidates.is_empty() {
             return Dispatch::Unresolved;
         }
-        result.joins.extend(joins);
-        result.tables.push(RawTable { at, entry_size, bound: TableBound::Scanned, targets, named_at });
-        Dispatch::Table(at)
+        result.candidates.extend(candidates);
+        Dispatch::Doubtful
     }
 
-    /// The targets of all words from the table's start that may be entries of it.
-    fn read_entries(&self, cluster: Unit, at: Va, entry_size: u8, seen: &[Va], joins: &mut Vec<Unit>) -> Vec<Va> {
-        let Some(section) = self.image.section_at(at) else { return Vec::new() };
-        let section = &self.image.sections[section];
-        if section.is_executable() || section.is_writable() && entry_size == 4 || !section.has_bytes() {
-            return Vec::new();
-        }
-        let after = |tables: &[Va]| tables.get(tables.partition_point(|&t| t <= at)).copied().unwrap_or(section.end());
-        // A biased base may lie inside another table of addresses; differences are never biased.
-        let limit = match entry_size {
-            4 => section.end().min(after(self.known_tables)).min(after(seen)),
-            _ => section.end(),
+    /// Reads a table, unless it is known already; `false` if it is none.
+    fn add_table(
+        &self,
+        body: &Body,
+        answer: Answer,
+        shape: Shape,
+        proven: &FxHashMap<Va, u64>,
+        seen: &[Va],
+        tables: &mut Vec<Table>,
+    ) -> bool {
+        let names = |va: Va| {
+            let named = answer.trace.iter().filter(move |&&i| names_address(&body.instructions[i], va));
+            named.map(|&i| Va(body.instructions[i].ip())).collect::<Vec<Va>>()
         };
-        let mut entries: Vec<Entry> = Vec::new();
-        let mut word = at;
-        while word + u64::from(entry_size) <= limit {
-            let Some(entry) = self.read_entry(cluster, at, word, entry_size) else { break };
-            entries.push(entry);
-            word = word + u64::from(entry_size);
+        let loads = answer.loads.iter().filter(|load| load.table == shape.at);
+        let named_at = names(shape.at);
+        if named_at.is_empty() {
+            return false;
         }
-        while matches!(entries.last(), Some(Entry::Unreachable)) {
-            entries.pop();
+        if let Some(known) = tables.iter_mut().find(|t| t.raw.at == shape.at) {
+            if known.raw.entry_size != shape.entry_size || known.raw.base != shape.base {
+                return false;
+            }
+            known.raw.named_at.extend(named_at);
+            known.raw.named_at.sort();
+            known.raw.named_at.dedup();
+            known.loads.extend(loads);
+            return true;
         }
-        let stand_in = entries.iter().find_map(|e| match e {
-            Entry::Inside(va) | Entry::Joined(va, _) => Some(*va),
-            Entry::Unreachable => None,
+        let cluster = self.cluster_of(body);
+        // Differences of labels are not followed yet: who checks the output can't tell them from other data.
+        if shape.base != shape.at && shape.entry_size == 4 {
+            return false;
+        }
+        let reading = self.read(cluster, shape, proven.get(&shape.at).copied().unwrap_or(0), seen);
+        // The first entry may be in doubt already; a proof can still settle it.
+        if reading.targets.is_empty() && !reading.is_doubtful {
+            return false;
+        }
+        let Shape { at, base, entry_size } = shape;
+        let raw = RawTable {
+            at,
+            entry_size,
+            base,
+            bound: TableBound::Scanned,
+            targets: reading.targets,
+            named_at,
+            is_exclusive: false,
+        };
+        let loads = loads.copied().collect();
+        tables.push(Table { raw, joins: reading.joins, is_doubtful: reading.is_doubtful, loads });
+        true
+    }
+
+    fn cluster_of(&self, body: &Body) -> Unit {
+        let first = body.instructions.first().map_or(Va(0), |i| Va(i.ip()));
+        self.clusters.find(unit_at(self.units, first).unwrap_or(Unit::new(0)))
+    }
+
+    /// How many entries each table's loads may read, where that can be told.
+    fn bounds(&self, body: &Body, tables: &[Table]) -> Vec<Option<u64>> {
+        let mut ranges = Ranges::new(body);
+        let mut bound = |load: &Load| ranges.small_max(load.index, load.at).map(|max| max / u64::from(load.unit) + 1);
+        let bounds = tables.iter().map(|table| {
+            let mut loads = table.loads.clone();
+            loads.sort_by_key(|l| l.at);
+            loads.dedup();
+            let counts: Option<Vec<u64>> = loads.iter().map(&mut bound).collect();
+            counts?.into_iter().max()
         });
-        let Some(stand_in) = stand_in else { return Vec::new() };
-        entries
-            .into_iter()
-            .map(|entry| match entry {
-                Entry::Inside(va) => va,
-                Entry::Joined(va, unit) => {
-                    joins.push(unit);
-                    va
-                }
-                Entry::Unreachable => stand_in,
-            })
-            .collect()
+        bounds.collect()
     }
 
-    fn read_entry(&self, cluster: Unit, table: Va, word: Va, entry_size: u8) -> Option<Entry> {
-        if self.use_static_relocs && self.image.has_static_relocs() {
-            let wanted = if entry_size == 8 { elf::R_X86_64_64 } else { elf::R_X86_64_PC32 };
-            if !self.image.static_relocs_in(word, word + 1).iter().any(|r| r.r_type == wanted) {
-                return None;
+    /// Takes note of tables that go on behind what was read of them, because their loads do.
+    fn is_read_on(
+        &self,
+        body: &Body,
+        tables: &[Table],
+        bounds: &[Option<u64>],
+        seen: &[Va],
+        proven: &mut FxHashMap<Va, u64>,
+    ) -> bool {
+        let cluster = self.cluster_of(body);
+        let mut is_any = false;
+        for (table, count) in tables.iter().zip(bounds) {
+            let RawTable { at, base, entry_size, .. } = table.raw;
+            let Some(count) = count.filter(|&count| count > table.raw.targets.len() as u64) else { continue };
+            let is_longer = self.has_entries(cluster, Shape { at, base, entry_size }, count, seen);
+            if is_longer && proven.get(&at).is_none_or(|&known| known < count) {
+                proven.insert(at, count);
+                is_any = true;
             }
         }
-        let target = match entry_size {
-            8 => Va(self.image.read_u64(word)?),
-            _ => table.offset(i64::from(self.image.read_u32(word)? as i32)),
-        };
-        match unit_at(self.units, target) {
-            Some(unit) if self.surveys[unit.index()].is_start(target - self.units[unit].start) => {
-                if self.clusters.find(unit) == cluster {
-                    return Some(Entry::Inside(target));
-                }
-                if self.ends_unit_of(cluster, target) {
-                    return Some(Entry::Unreachable);
-                }
-                let by = self.names.at(self.units[unit].start);
-                let is_known = by.intersects(NamedBy::ENTRY | NamedBy::FUNCTION_SYMBOL | NamedBy::BRANCH);
-                let is_same_section = self.image.is_movable_code_section(self.units[unit].section);
-                (!is_known && is_same_section && self.clusters.find(unit) == unit).then_some(Entry::Joined(target, unit))
-            }
-            _ => self.ends_unit_of(cluster, target).then_some(Entry::Unreachable),
-        }
+        is_any
     }
 
-    /// Whether a unit of the cluster ends at an address.
-    fn ends_unit_of(&self, cluster: Unit, va: Va) -> bool {
-        unit_at(self.units, Va(va.0.wrapping_sub(1))).is_some_and(|u| self.units[u].end == va && self.clusters.find(u) == cluster)
+    /// The last word on the tables: proven, scanned, or in doubt.
+    fn settle(&self, mut tables: Vec<Table>, bounds: &[Option<u64>], result: &mut ClusterJumps) {
+        let is_bounded = |table: &Table, count: &Option<u64>| count.is_some_and(|n| n <= table.raw.targets.len() as u64 && n > 0);
+        // Where fewer entries can be read than seem to be there, the rest may be entries that no path selects.
+        let is_exact = |table: &Table, count: &Option<u64>| *count == Some(table.raw.targets.len() as u64);
+        // Tables of addresses follow word by word where relocations name them.
+        let is_by_word = |table: &Table| table.raw.entry_size == 8 && self.use_static_relocs;
+        let is_unresolved = |d: &Dispatch| matches!(d, Dispatch::Unresolved | Dispatch::Doubtful);
+        let is_trusted =
+            |(table, count): (&Table, &Option<u64>)| is_bounded(table, count) || !table.is_doubtful || is_by_word(table);
+        let is_complete = !result.dispatches.iter().any(|d| is_unresolved(&d.1)) && tables.iter().zip(bounds).all(is_trusted);
+        for (table, count) in tables.iter_mut().zip(bounds) {
+            if is_complete && is_exact(table, count) {
+                table.raw.bound = TableBound::Proven;
+            } else if table.is_doubtful && !is_by_word(table) && !(is_complete && is_bounded(table, count)) {
+                self.distrust(table, result);
+            }
+        }
+        result.candidates.sort();
+        result.candidates.dedup();
+        // What a jump reads in a way that is not understood is no table; each of its words is known by itself.
+        let is_open = |raw: &RawTable| raw.entry_size == 8 && !result.dispatches.iter().any(|d| d.1 == Dispatch::Table(raw.at));
+        let (open, known): (Vec<RawTable>, Vec<RawTable>) = tables.into_iter().map(|t| t.raw).partition(is_open);
+        result.open.extend(open.iter().map(|table| table.at));
+        result.tables = known.into_iter().filter(|table| !table.targets.is_empty()).collect();
+    }
+
+    fn distrust(&self, table: &Table, result: &mut ClusterJumps) {
+        let RawTable { at, base, entry_size, .. } = table.raw;
+        let instead = if entry_size == 8 { Dispatch::Closed } else { Dispatch::Doubtful };
+        for dispatch in result.dispatches.iter_mut().filter(|d| d.1 == Dispatch::Table(at)) {
+            dispatch.1 = instead;
+        }
+        if entry_size == 4 {
+            result.candidates.extend(self.candidates(Shape { at, base, entry_size }));
+        }
     }
 }
 
-#[derive(Copy, Clone, Debug)]
-enum Entry {
-    Inside(Va),
-    Joined(Va, Unit),
-    /// One past the end of a unit: a case that the compiler knows not to occur.
-    Unreachable,
+/// What is asked about.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Site {
+    Jump,
+    /// A call through a register, or of a thunk that goes where the register says.
+    Call(Register),
+    /// A jump to such a thunk.
+    ThunkJump(Register),
+}
+
+fn answer(body: &Body, mut evaluator: Evaluator<'_>, index: usize, site: Site) -> Answer {
+    let value = match site {
+        Site::Jump => evaluator.branch_target(index),
+        Site::Call(register) | Site::ThunkJump(register) => evaluator.register(register, index),
+    };
+    let mut trace: Vec<usize> = evaluator.trace.iter().copied().chain([index]).collect();
+    trace.sort();
+    Answer { at: Va(body.instructions[index].ip()), site, value, trace, loads: evaluator.loads }
 }
 
 impl ClusterJumps {
@@ -280,12 +445,51 @@ impl ClusterJumps {
     pub(crate) fn is_cut_by(&self, tables: &[Va]) -> bool {
         self.tables.iter().filter(|t| t.entry_size == 4).any(|table| {
             let next = tables.partition_point(|&t| t <= table.at);
-            tables.get(next).is_some_and(|&t| t < table.at + 4 * table.targets.len() as u64)
+            tables.get(next).is_some_and(|&t| t < table.end())
         })
     }
+    /// Whether the cluster has a jump that is not understood.
     pub(crate) fn has_unresolved(&self) -> bool {
+        self.dispatches.iter().any(|d| matches!(d.1, Dispatch::Unresolved | Dispatch::Doubtful))
+    }
+    /// Whether it has one that may reach whatever nothing else names.
+    pub(crate) fn is_open(&self) -> bool {
         self.dispatches.iter().any(|d| d.1 == Dispatch::Unresolved)
     }
+}
+
+/// All tables, ascending by address, each once. Where clusters read the same bytes in different ways, none is right for both: their jumps
+/// become doubtful.
+pub(crate) fn merge_tables(answers: &mut [(Unit, ClusterJumps)]) -> Vec<RawTable> {
+    let mut tables: Vec<RawTable> = answers.iter().flat_map(|a| a.1.tables.iter().cloned()).collect();
+    tables.sort_by_key(|t| t.at);
+    let mut torn: Vec<Va> = Vec::new();
+    tables.dedup_by(|next, kept| {
+        let is_same = next.at == kept.at;
+        if is_same {
+            if (next.base, next.entry_size) != (kept.base, kept.entry_size) {
+                torn.push(kept.at);
+            }
+            if next.bound == TableBound::Scanned {
+                kept.bound = TableBound::Scanned;
+            }
+            if next.targets.len() > kept.targets.len() {
+                std::mem::swap(&mut kept.targets, &mut next.targets);
+            }
+            kept.named_at.append(&mut next.named_at);
+            kept.named_at.sort();
+        }
+        is_same
+    });
+    for (_, answer) in answers.iter_mut().filter(|_| !torn.is_empty()) {
+        for dispatch in answer.dispatches.iter_mut() {
+            if matches!(dispatch.1, Dispatch::Table(at) if torn.contains(&at)) {
+                dispatch.1 = Dispatch::Doubtful;
+            }
+        }
+    }
+    tables.retain(|t| !torn.contains(&t.at));
+    tables
 }
 
 /// Whether an instruction holds this address in a field of its own.

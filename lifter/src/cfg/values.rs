@@ -6,9 +6,12 @@
 //!
 //! **The lattice.** `Nothing` below all, `Other` above all; in between an address, an entry of a table, an address plus such
 //! an entry, and `Pointer`: a word that is complete as it is (loaded as 64 bits, passed in, returned), which in the closed set of a
-//! position-independent file can only be an address that something else names.
+//! position-independent file can only be an address that something else names. A word that is added to an unknown base is `Relative`: what
+//! a table of differences whose place is not known (a relative vtable) makes.
 //!
 //! Terminates: a search visits each (block, location) once, definitions nest at most `MAX_DEPTH` deep, and a budget bounds the total.
+
+mod instructions;
 
 use std::collections::HashSet;
 
@@ -16,7 +19,9 @@ use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 use rustc_hash::FxHashSet;
 
 use crate::address::Va;
-use crate::cfg::body::{Body, general};
+use crate::cfg::body::{Body, general, sets_frame_pointer};
+pub(crate) use crate::cfg::values::instructions::{is_cmov, stack_step};
+use crate::cfg::values::instructions::{is_store_to, switches_stack};
 use crate::x86::{Flow, flow_of};
 
 const MAX_DEPTH: u32 = 16;
@@ -24,6 +29,7 @@ const MAX_STEPS: u32 = 200_000;
 const RAX: u8 = 0;
 const RDX: u8 = 2;
 const RSP: u8 = 4;
+const RBP: u8 = 5;
 /// `rbx`, `rbp`, `r12` to `r15`.
 const CALLEE_SAVED: u16 = 1 << 3 | 1 << 5 | 0xf000;
 
@@ -45,6 +51,24 @@ pub(crate) enum Value {
         base: Va,
         table: Va,
     },
+    /// `base` plus words of different tables.
+    Several {
+        base: Va,
+    },
+    /// An address in code plus something that is not known.
+    Near {
+        base: Va,
+    },
+    /// A 32-bit word of memory that no constant names.
+    Word {
+        is_extended: bool,
+        /// Which word depends on an index: an entry of a table rather than a member of an object.
+        is_indexed: bool,
+    },
+    /// Something unknown plus such a word.
+    Relative {
+        is_indexed: bool,
+    },
     Pointer,
     Other,
 }
@@ -63,6 +87,9 @@ impl Value {
         match (self, other) {
             (Nothing, v) | (v, Nothing) => v,
             (a, b) if a == b => a,
+            (Sum { base, .. } | Several { base }, Sum { base: other, .. } | Several { base: other }) if base == other => {
+                Several { base }
+            }
             (a, b) if a.is_complete(is_code) && b.is_complete(is_code) => Pointer,
             _ => Other,
         }
@@ -84,6 +111,8 @@ enum Definition {
     At(usize),
     /// The value on entry to the function.
     Entry,
+    /// On a stack that the function switched to: what another one put there.
+    Foreign,
     /// Written in a way that can't be followed.
     Lost,
 }
@@ -92,16 +121,44 @@ enum Definition {
 pub(crate) struct Evaluator<'b> {
     body: &'b Body,
     is_code: &'b dyn Fn(Va) -> bool,
+    /// Whether a table of differences may begin at an address.
+    is_table: &'b dyn Fn(Va) -> bool,
     is_fixed_address: bool,
     steps: u32,
     in_progress: Vec<(usize, Location)>,
     /// The instructions that took part: loads, adds, copies and the `lea`s themselves.
     pub(crate) trace: FxHashSet<usize>,
+    /// The loads of entries, each once.
+    pub(crate) loads: Vec<Load>,
+}
+
+/// A load of a table's entry.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) at: usize,
+    pub(crate) table: Va,
+    /// Holds which entry, in units of `unit` bytes.
+    pub(crate) index: Register,
+    pub(crate) unit: u32,
 }
 
 impl<'b> Evaluator<'b> {
-    pub(crate) fn new(body: &'b Body, is_code: &'b dyn Fn(Va) -> bool, is_fixed_address: bool) -> Self {
-        Self { body, is_code, is_fixed_address, steps: 0, in_progress: Vec::new(), trace: HashSet::default() }
+    pub(crate) fn new(
+        body: &'b Body,
+        is_code: &'b dyn Fn(Va) -> bool,
+        is_table: &'b dyn Fn(Va) -> bool,
+        is_fixed_address: bool,
+    ) -> Self {
+        Self {
+            body,
+            is_code,
+            is_table,
+            is_fixed_address,
+            steps: 0,
+            in_progress: Vec::new(),
+            trace: HashSet::default(),
+            loads: Vec::new(),
+        }
     }
 
     /// Where an indirect jump or call goes.
@@ -113,7 +170,7 @@ impl<'b> Evaluator<'b> {
         }
     }
 
-    fn register(&mut self, register: Register, before: usize) -> Value {
+    pub(crate) fn register(&mut self, register: Register, before: usize) -> Value {
         match general(register) {
             Some(number) if register.size() == 8 || register.size() == 4 => self.location(Location::Register(number), before),
             _ => Value::Other,
@@ -130,7 +187,7 @@ impl<'b> Evaluator<'b> {
                 Definition::At(index) => self.definition(index, location),
                 // What a callee-saved register holds on entry is the caller's: compiled code saves it and never looks at it.
                 Definition::Entry if matches!(location, Location::Register(n) if CALLEE_SAVED >> n & 1 == 1) => Value::Nothing,
-                Definition::Entry => Value::Pointer,
+                Definition::Entry | Definition::Foreign => Value::Pointer,
                 Definition::Lost => Value::Other,
             };
             value = value.join(one, self.is_code);
@@ -206,6 +263,7 @@ impl<'b> Evaluator<'b> {
                     if writes_base && !is_call {
                         match stack_step(instruction).filter(|_| base == RSP) {
                             Some(step) => location = Location::Slot { base, disp: disp + step },
+                            None if base == RSP && switches_stack(instruction) => return Ok((Definition::Foreign, location)),
                             None => return Ok((Definition::Lost, location)),
                         }
                     }
@@ -250,6 +308,12 @@ impl<'b> Evaluator<'b> {
             // Zero is no address: whoever jumps there crashes, before and after.
             Mnemonic::Xor if instruction.op0_register() == instruction.op1_register() => Value::Nothing,
             Mnemonic::Lea if is_wide => self.lea(instruction, index),
+            Mnemonic::Pop if is_wide => self.location(Location::Slot { base: RSP, disp: 0 }, index),
+            // A pointer that was stored mangled (`setjmp`, `atexit`) is complete again.
+            Mnemonic::Ror | Mnemonic::Rol if is_wide => complete(self.register(instruction.op0_register(), index)),
+            Mnemonic::Xor if is_wide && instruction.op1_kind() == OpKind::Memory => {
+                complete(self.register(instruction.op0_register(), index))
+            }
             Mnemonic::Mov => self.mov(instruction, index, is_wide),
             Mnemonic::Movsxd if is_wide => match instruction.op1_kind() {
                 OpKind::Memory => self.load32(instruction, index, true),
@@ -259,7 +323,8 @@ impl<'b> Evaluator<'b> {
             Mnemonic::Add if is_wide => {
                 let left = self.register(instruction.op0_register(), index);
                 let right = self.operand1(instruction, index);
-                sum(left, right)
+                let other = if instruction.op1_kind() == OpKind::Register { instruction.op1_register() } else { Register::None };
+                self.sum(left, right, [instruction.op0_register(), other], index)
             }
             name if is_wide && is_cmov(name) => {
                 let kept = self.register(instruction.op0_register(), index);
@@ -283,7 +348,7 @@ impl<'b> Evaluator<'b> {
             OpKind::Register if is_wide => self.register(instruction.op1_register(), index),
             OpKind::Register if instruction.op0_register().size() == 4 => {
                 match self.register(instruction.op1_register(), index) {
-                    Value::Entry32 { table, is_extended: false } => Value::Entry32 { table, is_extended: false },
+                    v @ (Value::Entry32 { is_extended: false, .. } | Value::Word { is_extended: false, .. }) => v,
                     Value::Address(va) if self.is_fixed_address => Value::Address(va),
                     Value::Nothing => Value::Nothing,
                     _ => Value::Other,
@@ -321,23 +386,103 @@ impl<'b> Evaluator<'b> {
         if instruction.memory_index_scale() != 1 || disp != 0 {
             return Value::Other;
         }
+        let registers = [instruction.memory_base(), second];
         let second = self.register(second, index);
-        sum(base, second)
+        self.sum(base, second, registers, index)
+    }
+
+    /// What the sum of two registers is.
+    fn sum(&mut self, left: Value, right: Value, registers: [Register; 2], index: usize) -> Value {
+        let value = sum(left, right, self.is_code);
+        match (left, right) {
+            // Paths that the graph has but execution never takes may bring something else than the table.
+            (Value::Entry32 { is_extended: true, table }, _) if self.only_table(registers[1], index) == Some(table) => {
+                Value::Sum { base: table, table }
+            }
+            (_, Value::Entry32 { is_extended: true, table }) if self.only_table(registers[0], index) == Some(table) => {
+                Value::Sum { base: table, table }
+            }
+            _ => value,
+        }
+    }
+
+    /// The one address among the definitions of a register at which a table may begin. Where the register is the base of an indexed load whose
+    /// result is added to it again, every other definition is on a path that does not come here (behind a call that never returns,
+    /// say): nothing but a table can be such a base. `None` if there are more tables, or a definition that can't be followed.
+    fn only_table(&mut self, register: Register, index: usize) -> Option<Va> {
+        let mut pending = vec![(Location::Register(general(register).filter(|_| register.size() == 8)?), index)];
+        let mut seen: FxHashSet<(usize, Location)> = HashSet::default();
+        let mut tables: Vec<Va> = Vec::new();
+        while let Some((location, before)) = pending.pop() {
+            for (definition, location) in self.reaching(location, before) {
+                match definition {
+                    Definition::Lost => return None,
+                    Definition::At(at) if seen.insert((at, location)) => {
+                        let instruction = &self.body.instructions[at];
+                        if let Some((source, is_address)) = self.copied(instruction, at, location) {
+                            self.trace.insert(at);
+                            match source {
+                                Some(source) => pending.push((source, at)),
+                                None => tables.extend(is_address.filter(|&va| (self.is_table)(va))),
+                            }
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        tables.sort();
+        tables.dedup();
+        match tables.as_slice() {
+            &[table] => Some(table),
+            _ => None,
+        }
+    }
+
+    /// What a definition copies: another location, or an address; `None` if it computes something.
+    fn copied(&mut self, instruction: &Instruction, at: usize, location: Location) -> Option<(Option<Location>, Option<Va>)> {
+        let register = |register: Register| general(register).filter(|_| register.size() == 8).map(Location::Register);
+        let is_store = matches!(location, Location::Slot { .. });
+        match (instruction.mnemonic(), instruction.op_count()) {
+            (Mnemonic::Lea, _) if instruction.is_ip_rel_memory_operand() => {
+                Some((None, Some(Va(instruction.ip_rel_memory_address()))))
+            }
+            (Mnemonic::Push, _) if is_store => Some((Some(register(instruction.op0_register())?), None)),
+            (Mnemonic::Pop, _) if !is_store => Some((Some(Location::Slot { base: RSP, disp: 0 }), None)),
+            (Mnemonic::Mov, 2) if instruction.op1_kind() == OpKind::Register => {
+                Some((Some(register(instruction.op1_register())?), None))
+            }
+            (Mnemonic::Mov, 2) if instruction.op1_kind() == OpKind::Memory => {
+                Some((Some(self.frame_slot(instruction, at)?), None))
+            }
+            _ => None,
+        }
     }
 
     /// The slot that a memory operand names, if it is one of the frame.
-    fn frame_slot(&self, instruction: &Instruction) -> Option<Location> {
+    fn frame_slot(&mut self, instruction: &Instruction, index: usize) -> Option<Location> {
         let base = instruction.memory_base();
         let is_frame_base = base == Register::RSP || base == Register::RBP && self.body.has_frame_pointer;
         let is_frame = is_frame_base && instruction.memory_index() == Register::None;
+        let is_frame = is_frame && (base == Register::RSP || self.holds_frame_pointer(index));
         is_frame.then(|| Location::Slot { base: base.number() as u8, disp: instruction.memory_displacement64() as i64 })
+    }
+
+    /// Whether `rbp` may point into the frame: in a function that also uses it for other things.
+    fn holds_frame_pointer(&mut self, index: usize) -> bool {
+        let definitions = self.reaching(Location::Register(RBP), index);
+        definitions.iter().any(|(definition, _)| match definition {
+            Definition::At(at) => sets_frame_pointer(&self.body.instructions[*at]),
+            Definition::Lost => true,
+            Definition::Entry | Definition::Foreign => false,
+        })
     }
 
     fn load64(&mut self, instruction: &Instruction, index: usize) -> Value {
         if instruction.segment_prefix() != Register::None {
             return Value::Pointer;
         }
-        if let Some(slot) = self.frame_slot(instruction) {
+        if let Some(slot) = self.frame_slot(instruction, index) {
             // Where nothing stores, it is an argument: the search has met the entry.
             return self.location(slot, index);
         }
@@ -348,13 +493,16 @@ impl<'b> Evaluator<'b> {
     }
 
     fn load32(&mut self, instruction: &Instruction, index: usize, is_extended: bool) -> Value {
-        if let Some(slot) = self.frame_slot(instruction) {
+        if let Some(slot) = self.frame_slot(instruction, index) {
             let value = self.location(slot, index);
             return if is_extended { extended(value) } else { value };
         }
+        if instruction.is_ip_rel_memory_operand() {
+            return Value::Entry32 { table: Va(instruction.ip_rel_memory_address()), is_extended };
+        }
         match self.table_address(instruction, index, 4) {
             Some(table) => Value::Entry32 { table, is_extended },
-            None => Value::Other,
+            None => Value::Word { is_extended, is_indexed: instruction.memory_index() != Register::None },
         }
     }
 
@@ -367,107 +515,76 @@ impl<'b> Evaluator<'b> {
         if instruction.is_ip_rel_memory_operand() {
             return None;
         }
-        let address_in = |this: &mut Self, register: Register| {
-            if register == Register::None {
-                return None;
-            }
-            match this.register(register, index) {
-                Value::Address(va) => Some(va + disp),
-                _ => None,
-            }
-        };
         if base == Register::None {
-            return (self.is_fixed_address && second != Register::None && scale == size).then_some(Va(disp));
+            let is_table = self.is_fixed_address && second != Register::None && scale == size;
+            return is_table.then(|| self.note_load(index, Va(disp), second, 1));
         }
         if second == Register::None {
             // `(base)` where base is the table plus a scaled index.
             return None;
         }
         if scale == size {
-            return address_in(self, base);
+            let table = self.address_in(base, index)? + disp;
+            return Some(self.note_load(index, table, second, 1));
         }
         if scale != 1 {
             return None;
         }
         let trace = self.trace.clone();
-        address_in(self, base).or_else(|| {
-            self.trace = trace;
-            address_in(self, second)
-        })
+        if let Some(table) = self.address_in(base, index) {
+            return Some(self.note_load(index, table + disp, second, size));
+        }
+        self.trace = trace;
+        let table = self.address_in(second, index)? + disp;
+        Some(self.note_load(index, table, base, size))
+    }
+
+    fn address_in(&mut self, register: Register, index: usize) -> Option<Va> {
+        match self.register(register, index) {
+            Value::Address(va) => Some(va),
+            _ => self.only_table(register, index),
+        }
+    }
+
+    fn note_load(&mut self, at: usize, table: Va, index: Register, unit: u32) -> Va {
+        let load = Load { at, table, index, unit };
+        if !self.loads.contains(&load) {
+            self.loads.push(load);
+        }
+        table
     }
 }
 
 fn extended(value: Value) -> Value {
     match value {
         Value::Entry32 { table, .. } => Value::Entry32 { table, is_extended: true },
+        Value::Word { is_indexed, .. } => Value::Word { is_extended: true, is_indexed },
         Value::Nothing => Value::Nothing,
         _ => Value::Other,
     }
 }
 
-fn sum(left: Value, right: Value) -> Value {
-    match (left, right) {
-        (Value::Address(base), Value::Entry32 { table, is_extended: true })
-        | (Value::Entry32 { table, is_extended: true }, Value::Address(base)) => Value::Sum { base, table },
-        (Value::Nothing, _) | (_, Value::Nothing) => Value::Nothing,
+/// A rearranged word, if it was a complete one.
+fn complete(value: Value) -> Value {
+    match value {
+        Value::Pointer | Value::Entry64 { .. } => Value::Pointer,
+        Value::Nothing => Value::Nothing,
         _ => Value::Other,
     }
 }
 
-pub(crate) fn is_cmov(name: Mnemonic) -> bool {
-    use Mnemonic::*;
-    matches!(
-        name,
-        Cmova
-            | Cmovae
-            | Cmovb
-            | Cmovbe
-            | Cmove
-            | Cmovg
-            | Cmovge
-            | Cmovl
-            | Cmovle
-            | Cmovne
-            | Cmovno
-            | Cmovnp
-            | Cmovns
-            | Cmovo
-            | Cmovp
-            | Cmovs
-    )
-}
-
-/// Whether an instruction writes memory at `disp(base)`; `push` writes at `(%rsp)`.
-fn is_store_to(instruction: &Instruction, base: u8, disp: i64) -> bool {
-    if instruction.mnemonic() == Mnemonic::Push {
-        return base == RSP && disp == 0;
-    }
-    let is_memory = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Memory;
-    let reads_only =
-        matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Nop | Mnemonic::Call | Mnemonic::Jmp);
-    is_memory
-        && !reads_only
-        && general(instruction.memory_base()) == Some(base)
-        && instruction.memory_index() == Register::None
-        && instruction.memory_displacement64() as i64 == disp
-}
-
-/// What to add to a displacement from `rsp` to name the same place before the instruction.
-fn stack_step(instruction: &Instruction) -> Option<i64> {
-    let is_rsp =
-        instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RSP;
-    let constant = || {
-        let is_constant = matches!(instruction.op1_kind(), OpKind::Immediate8to64 | OpKind::Immediate32to64);
-        is_constant.then(|| instruction.immediate(1) as i64)
-    };
-    match instruction.mnemonic() {
-        Mnemonic::Push => Some(-8),
-        Mnemonic::Pop if !is_rsp => Some(8),
-        Mnemonic::Sub if is_rsp => constant().map(|n| -n),
-        Mnemonic::Add if is_rsp => constant(),
-        Mnemonic::Lea if is_rsp && instruction.memory_base() == Register::RSP && instruction.memory_index() == Register::None => {
-            Some(instruction.memory_displacement64() as i64)
+fn sum(left: Value, right: Value, is_code: &dyn Fn(Va) -> bool) -> Value {
+    match (left, right) {
+        (Value::Address(base), Value::Entry32 { table, is_extended: true })
+        | (Value::Entry32 { table, is_extended: true }, Value::Address(base)) => Value::Sum { base, table },
+        (Value::Nothing, _) | (_, Value::Nothing) => Value::Nothing,
+        (_, Value::Word { is_extended: true, is_indexed }) | (Value::Word { is_extended: true, is_indexed }, _) => {
+            Value::Relative { is_indexed }
         }
-        _ => None,
+        (_, Value::Entry32 { is_extended: true, .. }) | (Value::Entry32 { is_extended: true, .. }, _) => {
+            Value::Relative { is_indexed: true }
+        }
+        (Value::Address(base), _) | (_, Value::Address(base)) if is_code(base) => Value::Near { base },
+        _ => Value::Other,
     }
 }

@@ -34,12 +34,15 @@ bitflags::bitflags! {
         const MEMORY = 1 << 11;
         /// An opaque unit perhaps names it.
         const PERHAPS = 1 << 12;
+        /// *Guard* mode: a word of data or a field of an instruction may hold it.
+        const UNSEEN = 1 << 13;
 
         /// Execution comes from outside the unit and its cluster, or may.
         const ENTRY = Self::CALL.bits() | Self::ADDRESS.bits() | Self::SLOT.bits() | Self::EXPORT.bits() | Self::ROOT.bits()
-            | Self::PERHAPS.bits();
+            | Self::PERHAPS.bits() | Self::UNSEEN.bits();
         /// The address itself is known somewhere.
-        const TAKEN = Self::ADDRESS.bits() | Self::SLOT.bits() | Self::EXPORT.bits() | Self::ROOT.bits() | Self::PERHAPS.bits();
+        const TAKEN = Self::ADDRESS.bits() | Self::SLOT.bits() | Self::EXPORT.bits() | Self::ROOT.bits() | Self::PERHAPS.bits()
+            | Self::UNSEEN.bits();
     }
 }
 

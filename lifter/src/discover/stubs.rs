@@ -76,7 +76,7 @@ impl Stubs {
 }
 
 fn never_returns(name: &str) -> bool {
-    const NAMES: [&str; 26] = [
+    const NAMES: [&str; 30] = [
         "_Exit",
         "_Unwind_Resume",
         "__assert_fail",
@@ -96,12 +96,16 @@ fn never_returns(name: &str) -> bool {
         "_longjmp",
         "_ZSt9terminatev",
         "abort",
+        "err",
+        "errx",
         "exit",
         "longjmp",
         "pthread_exit",
         "quick_exit",
         "siglongjmp",
         "thrd_exit",
+        "verr",
+        "verrx",
         "__assert_perror_fail",
     ];
     NAMES.contains(&name) || name.starts_with("_ZSt") && name.contains("__throw_")

@@ -4,12 +4,12 @@
 //! that stay inside it aside), the data addresses that it names, and how its end is reached. An opaque unit is decoded at *every*
 //! byte, because where its instructions begin is not known: whatever any of those decodes may name is reported as possibly named.
 
-use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
 use object::elf;
 
 use crate::address::Va;
 use crate::discover::stubs::Stubs;
-use crate::discover::units::{UnitData, Units, unit_at};
+use crate::discover::units::{Bounds, UnitData, Units, unit_at};
 use crate::elf::Image;
 use crate::elf::image::StaticReloc;
 use crate::ir::PinReason;
@@ -40,6 +40,15 @@ pub(crate) struct CodeName {
     pub(crate) is_short: bool,
 }
 
+/// A field of 32 or 64 bits whose value is an address of the image, if it is an address at all.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Absolute {
+    pub(crate) value: Va,
+    pub(crate) at: Va,
+    /// The instruction reads or writes memory there.
+    pub(crate) is_memory: bool,
+}
+
 /// What one pass over a unit finds.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
@@ -48,6 +57,10 @@ pub(crate) struct Survey {
     pub(crate) names: Vec<CodeName>,
     /// `(target, instruction)`: data addresses, in instruction order.
     pub(crate) data_names: Vec<(Va, Va)>,
+    /// Fields that may hold absolute addresses, in instruction order; only where nothing says which of them do.
+    pub(crate) absolutes: Vec<Absolute>,
+    /// Callees that are no code as far as is known.
+    pub(crate) stray_calls: Vec<Va>,
     pub(crate) problem: Option<PinReason>,
     /// Whether execution may run past the last instruction.
     pub(crate) falls_out: bool,
@@ -57,6 +70,8 @@ pub(crate) struct Survey {
     pub(crate) may_return: bool,
     pub(crate) has_indirect_jumps: bool,
     pub(crate) has_indirect_calls: bool,
+    /// Calls through a register, and reads 32-bit words that it may add to an address.
+    pub(crate) has_relative_calls: bool,
 }
 
 impl Survey {
@@ -76,6 +91,8 @@ pub(crate) struct Surveyor<'i> {
     pub(crate) units: &'i Units,
     pub(crate) stubs: &'i Stubs,
     pub(crate) use_static_relocs: bool,
+    /// Whether fields may hold absolute addresses that nothing vouches for.
+    pub(crate) has_unseen_absolutes: bool,
 }
 
 impl Surveyor<'_> {
@@ -84,7 +101,9 @@ impl Surveyor<'_> {
         if bytes.len() < unit.len() {
             return Survey { problem: Some(PinReason::Undecodable), may_return: true, ..Survey::default() };
         }
-        self.survey_clean(unit, bytes).unwrap_or_else(|| self.survey_opaque(unit, bytes))
+        let is_code = unit.bounds != Bounds::LeftOver;
+        let clean = if is_code { self.survey_clean(unit, bytes) } else { None };
+        clean.unwrap_or_else(|| self.survey_opaque(unit, bytes))
     }
 
     /// The survey of a unit whose bytes are not known to be code, whatever they decode to.
@@ -93,8 +112,10 @@ impl Surveyor<'_> {
     }
 
     fn survey_clean(&self, unit: &UnitData, bytes: &[u8]) -> Option<Survey> {
-        let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], ..Survey::default() };
+        // Where there are only no-ops, execution runs through them.
+        let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], falls_out: true, ..Survey::default() };
         let mut relocs = self.static_relocs(unit).iter().peekable();
+        let (mut reads_words, mut calls_registers) = (false, false);
         let mut decoder = Decoder::with_ip(64, bytes, unit.start.0, DecoderOptions::NONE);
         let mut instruction = Instruction::default();
         while decoder.can_decode() {
@@ -105,9 +126,14 @@ impl Surveyor<'_> {
             let offset = instruction.ip() - unit.start.0;
             survey.starts[(offset / 64) as usize] |= 1 << (offset % 64);
             self.note_flow(unit, &instruction, &mut survey);
+            reads_words |= instruction.mnemonic() == Mnemonic::Movsxd && instruction.op1_kind() == OpKind::Memory;
+            calls_registers |= flow_of(&instruction) == Flow::IndirectCall && instruction.op0_kind() == OpKind::Register;
             if instruction.is_ip_rel_memory_operand() {
                 let how = if instruction.mnemonic() == Mnemonic::Lea { How::Address } else { How::Memory };
                 self.note_place(unit, &instruction, Va(instruction.ip_rel_memory_address()), how, &mut survey);
+            }
+            if self.has_unseen_absolutes {
+                self.note_absolutes(&instruction, &mut survey);
             }
             while let Some(reloc) = relocs.next_if(|r| r.at.0 < instruction.next_ip()) {
                 if let Some(target) = self.absolute_target(reloc) {
@@ -124,6 +150,7 @@ impl Surveyor<'_> {
             let is_inside = unit.start <= n.target && n.target < unit.end;
             !is_inside || !matches!(n.how, How::Jump | How::Branch | How::Loop)
         });
+        survey.has_relative_calls = reads_words && calls_registers;
         survey.problem = is_torn.then_some(PinReason::MidInstructionTarget);
         Some(survey)
     }
@@ -155,6 +182,8 @@ impl Surveyor<'_> {
             Flow::Call(target) => {
                 if unit_at(self.units, target).is_some() {
                     note(target, How::Call);
+                } else {
+                    survey.stray_calls.push(target);
                 }
                 if is_last && unit.fde().is_some() {
                     survey.last_call = Some(target);
@@ -188,6 +217,26 @@ impl Surveyor<'_> {
             survey.names.push(CodeName { target, at, how, is_short: false });
         } else {
             survey.data_names.push((target, at));
+        }
+    }
+
+    fn note_absolutes(&self, instruction: &Instruction, survey: &mut Survey) {
+        let mut note = |value: u64, is_memory: bool| {
+            if self.image.low().0 <= value && value < self.image.high().0 {
+                survey.absolutes.push(Absolute { value: Va(value), at: Va(instruction.ip()), is_memory });
+            }
+        };
+        for operand in 0..instruction.op_count() {
+            match instruction.op_kind(operand) {
+                OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
+                    note(instruction.immediate(operand), false)
+                }
+                OpKind::Memory if !instruction.is_ip_rel_memory_operand() && instruction.memory_displ_size() >= 4 => {
+                    let is_address_only = matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);
+                    note(instruction.memory_displacement64(), !is_address_only);
+                }
+                _ => {}
+            }
         }
     }
 

@@ -5,6 +5,7 @@
 use object::elf;
 
 use crate::address::Va;
+use crate::discover::reach::Reached;
 use crate::elf::{Image, Unwind};
 use crate::entity::{EntityId, Fde, PrimaryMap, Section, Symbol};
 
@@ -17,8 +18,12 @@ crate::define_id!(
 pub(crate) enum Bounds {
     Unwind(Fde),
     Symbol(Symbol),
+    /// Everything in it is reached from code that has bounds, and nothing else runs into it.
+    Reached,
     /// Nothing: it is what lies between units, without leading padding.
     Gap,
+    /// A gap between pieces that are reached: dead code or data.
+    LeftOver,
 }
 
 #[derive(Copy, Clone, Debug)]
@@ -56,9 +61,9 @@ pub(crate) fn is_stub_section(name: &str) -> bool {
 }
 
 /// All units of the image, ascending by address. `claimed` are addresses that instructions name, ascending: what looks like padding
-/// from there on is data.
-pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind, claimed: &[Va]) -> Units {
-    let mut vouched = vouched_ranges(image, unwind);
+/// from there on is data. `reached` is code without unwind entries that was found before.
+pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind, claimed: &[Va], reached: &Reached) -> Units {
+    let mut vouched = vouched_ranges(image, unwind, reached);
     vouched.sort_by_key(|&(start, end, bounds)| (start, matches!(bounds, Bounds::Symbol(_)), end));
     let mut sections: Vec<Section> = image
         .sections
@@ -80,19 +85,21 @@ pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind, claimed: &[Va]) -> 
             if range_start >= range_end {
                 continue;
             }
-            push_gap(image, &mut units, claimed, section, at, range_start);
+            push_gap(image, &mut units, (claimed, reached), section, at, range_start);
             units.push(UnitData { start: range_start, end: range_end, section, bounds });
             at = range_end;
         }
-        push_gap(image, &mut units, claimed, section, at, end);
+        push_gap(image, &mut units, (claimed, reached), section, at, end);
         next_free = end.max(next_free);
     }
     units
 }
 
-fn vouched_ranges(image: &Image<'_>, unwind: &Unwind) -> Vec<(Va, Va, Bounds)> {
+fn vouched_ranges(image: &Image<'_>, unwind: &Unwind, reached: &Reached) -> Vec<(Va, Va, Bounds)> {
     let mut ranges: Vec<(Va, Va, Bounds)> =
         unwind.fdes.iter().filter(|(_, f)| f.start < f.end).map(|(id, f)| (f.start, f.end, Bounds::Unwind(id))).collect();
+    ranges.sort_by_key(|r| r.0);
+    ranges.extend(reached.pieces.iter().map(|&(start, end)| (start, end, Bounds::Reached)));
     ranges.sort_by_key(|r| r.0);
     let by_unwind = ranges.len();
     for (id, symbol) in image.symbols.iter() {
@@ -103,7 +110,7 @@ fn vouched_ranges(image: &Image<'_>, unwind: &Unwind) -> Vec<(Va, Va, Bounds)> {
         let end = start + symbol.st_size;
         // A symbol whose range touches an unwind entry adds nothing, and would make two units of one.
         let after = ranges[..by_unwind].partition_point(|r| r.0 < end);
-        if end <= start || after > 0 && ranges[after - 1].1 > start {
+        if end <= start || after > 0 && ranges[after - 1].1 > start || is_in(&reached.regions, start) {
             continue;
         }
         ranges.push((start, end, Bounds::Symbol(id)));
@@ -111,7 +118,7 @@ fn vouched_ranges(image: &Image<'_>, unwind: &Unwind) -> Vec<(Va, Va, Bounds)> {
     ranges
 }
 
-fn push_gap(image: &Image<'_>, units: &mut Units, claimed: &[Va], section: Section, start: Va, end: Va) {
+fn push_gap(image: &Image<'_>, units: &mut Units, (claimed, reached): (&[Va], &Reached), section: Section, start: Va, end: Va) {
     if start >= end {
         return;
     }
@@ -119,8 +126,16 @@ fn push_gap(image: &Image<'_>, units: &mut Units, claimed: &[Va], section: Secti
     let first_claimed = claimed.get(claimed.partition_point(|&va| va < start)).filter(|&&va| va < end);
     let skipped = padding_len(bytes).min(first_claimed.map_or(bytes.len(), |&va| (va - start) as usize));
     if skipped < bytes.len() {
-        units.push(UnitData { start: start + skipped as u64, end, section, bounds: Bounds::Gap });
+        let start = start + skipped as u64;
+        let bounds = if is_in(&reached.regions, start) { Bounds::LeftOver } else { Bounds::Gap };
+        units.push(UnitData { start, end, section, bounds });
     }
+}
+
+/// Whether an address lies in one of these ranges, which are ascending and disjoint.
+pub(crate) fn is_in(ranges: &[(Va, Va)], at: Va) -> bool {
+    let after = ranges.partition_point(|r| r.0 <= at);
+    after > 0 && at < ranges[after - 1].1
 }
 
 /// How many bytes at the front are padding: no-ops of any length, `int3`, zero bytes.

@@ -9,18 +9,28 @@ use object::elf;
 use rayon::prelude::*;
 
 use crate::address::Va;
-use crate::cfg::tables::ClusterJumps;
+use crate::cfg::tables::{ClusterJumps, Dispatch};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::{NamedBy, Names};
 use crate::discover::survey::{How, Survey};
 use crate::discover::units::{Bounds, Unit, Units, unit_at};
+use crate::discover::unseen::{Unseen, anchor_len};
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::{PinReason, RelinkMode};
 
-/// Metadata that names code in ways that are not understood, relative to itself and without relocations.
-const UNKNOWN_METADATA: [&str; 6] =
-    ["xray_instr_map", "xray_fn_idx", ".kcfi_traps", "swift5_protocol_conformances", "swift5_types", "swift5_type_metadata"];
+/// Metadata that names code in ways that are not understood: relative to itself and without relocations, or as a whole stretch.
+const UNKNOWN_METADATA: [&str; 8] = [
+    "xray_instr_map",
+    "xray_fn_idx",
+    ".kcfi_traps",
+    "swift5_protocol_conformances",
+    "swift5_types",
+    "swift5_type_metadata",
+    // Restartable sequences: the kernel compares the program counter with their bounds.
+    "__rseq_cs",
+    "__rseq_cs_ptr_array",
+];
 
 /// Pins by cluster; the reason that is first in `PinReason` counts.
 #[derive(Debug)]
@@ -48,6 +58,7 @@ pub(crate) struct PinContext<'i> {
     pub(crate) names: &'i Names,
     pub(crate) clusters: &'i Clusters,
     pub(crate) mode: RelinkMode,
+    pub(crate) use_static_relocs: bool,
 }
 
 impl PinContext<'_> {
@@ -56,13 +67,9 @@ impl PinContext<'_> {
         let mut pins = Pins { by_root: vec![None; self.units.len()] };
         self.pin_by_unit(&mut pins);
         self.pin_by_name(&mut pins);
-        if self.mode == RelinkMode::Replace {
-            self.pin_by_jump(jumps, &mut pins);
-            for &va in relative_words.iter().flatten() {
-                if let Some(unit) = unit_at(self.units, va) {
-                    pins.pin(self.clusters, unit, PinReason::UnknownMetadata);
-                }
-            }
+        self.pin_by_jump(jumps, &mut pins);
+        for &va in relative_words.iter().flatten() {
+            self.pin_at(va, PinReason::UnknownMetadata, &mut pins);
         }
         pins
     }
@@ -81,7 +88,13 @@ impl PinContext<'_> {
             if !self.image.is_movable_code_section(data.section) {
                 pin(PinReason::LinkerSection);
             }
-            if data.bounds == Bounds::Gap {
+            let is_unfounded = match data.bounds {
+                Bounds::Gap | Bounds::LeftOver => true,
+                // A symbol says where a function is, not that all that reaches it is known.
+                Bounds::Symbol(_) => !self.use_static_relocs,
+                Bounds::Unwind(_) | Bounds::Reached => false,
+            };
+            if is_unfounded {
                 pin(PinReason::NoBounds);
             }
             if let Some(problem) = self.surveys[unit.index()].problem {
@@ -121,15 +134,17 @@ impl PinContext<'_> {
     }
 
     fn pin_by_jump(&self, jumps: &[(Unit, ClusterJumps)], pins: &mut Pins) {
-        let mut is_any_unresolved = false;
-        for (unit, answer) in jumps {
-            if answer.has_unresolved() {
-                pins.pin(self.clusters, *unit, PinReason::UnresolvedJump);
-                is_any_unresolved = true;
+        for (unit, answer) in jumps.iter().filter(|(_, answer)| answer.has_unresolved()) {
+            pins.pin(self.clusters, *unit, PinReason::UnresolvedJump);
+            for &candidate in &answer.candidates {
+                pins.pin(self.clusters, candidate, PinReason::MayBeTableTarget);
             }
         }
+        if jumps.iter().any(|(_, answer)| answer.has_relative_calls) {
+            self.pin_relative_targets(pins);
+        }
         self.pin_shared_labels(jumps, pins);
-        if !is_any_unresolved {
+        if !jumps.iter().any(|(_, answer)| answer.is_open()) {
             return;
         }
         let known = NamedBy::ENTRY | NamedBy::BRANCH | NamedBy::FUNCTION_SYMBOL | NamedBy::TABLE;
@@ -144,11 +159,40 @@ impl PinContext<'_> {
         }
     }
 
+    /// Tables of functions as 32-bit differences from the table (relative vtables) have no relocations. Such a table is named by an
+    /// instruction, by a word that the loader relocates, or by a symbol of the data that it is in; all that the words from there
+    /// on lead to, as long as they lead into code, stays.
+    fn pin_relative_targets(&self, pins: &mut Pins) {
+        let symbols = self.image.symbols.values().chain(&self.image.dynamic_symbols);
+        let objects = symbols.filter(|s| s.has_address() && s.st_type() == elf::STT_OBJECT);
+        let inside = objects.flat_map(|s| (0..s.st_size.min(1 << 16)).step_by(4).map(|offset| Va(s.st_value) + offset));
+        let named = self.surveys.iter().flat_map(|s| &s.data_names).map(|n| n.0);
+        let slots = self.image.dynamic_relocs.iter().map(|r| Va(r.addend as u64));
+        let mut bases: Vec<Va> = inside.chain(named).chain(slots).collect();
+        bases.par_sort_unstable();
+        bases.dedup();
+        for base in bases {
+            let Some(section) = self.image.section_at(base).map(|id| &self.image.sections[id]) else { continue };
+            if section.is_executable() || !section.has_bytes() {
+                continue;
+            }
+            let mut word = base;
+            while let Some(delta) = self.image.read_u32(word).filter(|_| word + 4 <= section.end()) {
+                let target = base.offset(i64::from(delta as i32));
+                if !self.image.is_executable(target) {
+                    break;
+                }
+                self.pin_at(target, PinReason::MayBeTableTarget, pins);
+                word = word + 4;
+            }
+        }
+    }
+
     /// A label of a switch may lie in a cold part that belongs to another cluster (it runs into that one's code, say). A bounds check goes
     /// there too, so whatever a cluster with an unresolved jump branches to may be in the jump's table.
     fn pin_shared_labels(&self, jumps: &[(Unit, ClusterJumps)], pins: &mut Pins) {
         let mut is_unresolved = vec![false; self.units.len()];
-        for (unit, _) in jumps.iter().filter(|(_, answer)| answer.has_unresolved()) {
+        for (unit, _) in jumps.iter().filter(|(_, answer)| answer.is_open()) {
             is_unresolved[self.clusters.find(*unit).index()] = true;
         }
         for unit in self.units.keys().filter(|&unit| is_unresolved[self.clusters.find(unit).index()]) {
@@ -162,8 +206,53 @@ impl PinContext<'_> {
         }
     }
 
-    /// Pins what 8-bit branches of pinned clusters reach; terminates because each round pins at least one more cluster.
-    pub(crate) fn spread(&self, pins: &mut Pins) {
+    /// *Guard* mode: what an unseen pointer may name, and where that can't be answered by a jump.
+    pub(crate) fn pin_unseen(&self, unseen: &Unseen, jumps: &[(Unit, ClusterJumps)], pins: &mut Pins) {
+        if self.mode == RelinkMode::Replace {
+            return;
+        }
+        // Nothing says what code without an unwind entry is: V8's built-in functions are copied elsewhere at run time.
+        for (unit, _) in self.units.iter().filter(|(_, data)| data.fde().is_none()) {
+            pins.pin(self.clusters, unit, PinReason::UnprovenPointers);
+        }
+        unseen.torn.iter().for_each(|&va| self.pin_at(va, PinReason::MidInstructionTarget, pins));
+        unseen.memory.iter().for_each(|&va| self.pin_at(va, PinReason::DataInText, pins));
+        let mut has_labels = vec![false; self.units.len()];
+        for unit in unseen.anchors.iter().filter_map(|&va| unit_at(self.units, va).filter(|&u| self.units[u].start != va)) {
+            has_labels[self.clusters.find(unit).index()] = true;
+        }
+        // Tables of differences were read without the ways that lead over such labels.
+        let is_doubted = |answer: &ClusterJumps| {
+            answer.dispatches.iter().any(|d| d.1 == Dispatch::Closed) && answer.tables.iter().any(|t| t.entry_size == 4)
+        };
+        for (unit, _) in jumps.iter().filter(|(unit, answer)| has_labels[self.clusters.find(*unit).index()] && is_doubted(answer))
+        {
+            pins.pin(self.clusters, *unit, PinReason::UnresolvedJump);
+        }
+    }
+
+    /// Pins where an anchor's jump has no room: before the next anchor, or before what is pinned. Says whether anything was.
+    fn pin_without_room(&self, anchors: &[Va], pins: &mut Pins) -> bool {
+        let mut has_changed = false;
+        for (index, &anchor) in anchors.iter().enumerate() {
+            let Some(unit) = unit_at(self.units, anchor).filter(|&u| pins.of(self.clusters, u).is_none()) else { continue };
+            let len = anchor_len(self.image, anchor);
+            let is_crowded = anchors.get(index + 1).is_some_and(|&next| next < anchor + len);
+            let mut following =
+                (unit.index() + 1..self.units.len()).map(Unit::new).take_while(|&u| self.units[u].start < anchor + len);
+            let is_beside_pinned = following.any(|next| pins.of(self.clusters, next).is_some());
+            let section = &self.image.sections[self.units[unit].section];
+            if is_crowded || is_beside_pinned || anchor + len > section.end() {
+                pins.pin(self.clusters, unit, PinReason::UnprovenPointers);
+                has_changed = true;
+            }
+        }
+        has_changed
+    }
+
+    /// Pins what 8-bit branches of pinned clusters reach, and anchors without room; terminates because each round but the last pins at least
+    /// one more cluster.
+    pub(crate) fn spread(&self, anchors: &[Va], pins: &mut Pins) {
         let short: Vec<(Unit, Unit)> = self
             .surveys
             .par_iter()
@@ -175,7 +264,7 @@ impl PinContext<'_> {
             .filter(|&(source, target)| self.clusters.find(source) != self.clusters.find(target))
             .collect();
         loop {
-            let mut has_changed = false;
+            let mut has_changed = self.pin_without_room(anchors, pins);
             for &(source, target) in &short {
                 if pins.of(self.clusters, source).is_some() && pins.of(self.clusters, target).is_none() {
                     pins.pin(self.clusters, target, PinReason::ShortReach);

@@ -1,12 +1,16 @@
 //! Minimum-cost repair of a flow that is not balanced.
 //!
 //! The cost of an arc is convex and piecewise linear in its flow, zero at the expected value, so successive shortest paths in
-//! the residual network find the minimum, and with potentials all reduced costs stay non-negative (Edmonds and Karp 1972). One
-//! search starts at all nodes with too much at once and stops at the first that lacks flow. Its cost is bounded by the arcs it
-//! relaxes; when the budget is spent, the remaining imbalance goes along trees to and from the outside.
+//! the residual network find the minimum, and with potentials all reduced costs stay non-negative (Edmonds and Karp 1972). A
+//! search starts at one node with too much and stops at the first that lacks flow; only the nodes that it reached change
+//! their potentials, so it costs no more than its neighborhood. The arcs that all searches relax are bounded; when that budget is
+//! spent, the remaining imbalance goes along trees to and from the outside.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+
+use lifter::entity::{Block, EntityId};
+use lifter::ir::{Program, StopKind, Terminator};
 
 use crate::flow::{Adjacency, Arc, ArcKind, FlowGraph};
 use crate::instrument::Counts;
@@ -43,7 +47,8 @@ struct Step {
 }
 
 impl Network {
-    pub(super) fn build(graph: &FlowGraph, counts: &Counts) -> Self {
+    /// `trust` is the cost, by block of the program, of changing its count by one; without it counts are taken for exact.
+    pub(super) fn build(program: &Program, graph: &FlowGraph, counts: &Counts, trust: Option<&[u32]>) -> Self {
         let raw: Vec<Option<i64>> = graph.arcs.iter().map(|arc| counts.of(graph, arc.kind).get()).collect();
         let flows: Vec<i64> = raw.iter().map(|count| count.unwrap_or(0).max(0)).collect();
         let mut excess = vec![0i64; graph.num_nodes()];
@@ -52,6 +57,7 @@ impl Network {
             excess[arc.to as usize] = excess[arc.to as usize].saturating_add(flow);
         }
         let cost_of = |(arc, count): (&Arc, &Option<i64>)| match (arc.kind, count) {
+            (kind, _) if trust.is_some() => estimated_cost(program, graph, kind, trust.unwrap_or(&[])),
             // However long a detour through uncounted arcs is in practice, it is cheaper than one count changed.
             (ArcKind::Block(_) | ArcKind::Edge(_), Some(_)) => UnitCost { raise: 4000, lower: 8000 },
             (ArcKind::Block(_) | ArcKind::Edge(_), None) => UnitCost { raise: 1, lower: 1 },
@@ -80,11 +86,15 @@ impl Network {
 
     /// Balances every node.
     pub(super) fn balance(&mut self) {
-        // Some hundred searches of the whole of a small function, a few of the whole of a large one.
-        let mut budget = 200_000 + 32 * self.arcs.len() as u64;
+        let mut budget = 4_000_000 + 64 * self.arcs.len() as u64;
         let mut search = Search::new(self.excess.len());
-        while let Some(sink) = search.run(self, &mut budget) {
-            self.augment(&search, sink);
+        'sources: for source in 0..self.excess.len() as u32 {
+            while self.excess[source as usize] > 0 {
+                match search.run(self, source, &mut budget) {
+                    Some(sink) => self.augment(&search, sink),
+                    None => break 'sources,
+                }
+            }
         }
         if self.excess.iter().any(|&e| e != 0) {
             self.drain();
@@ -165,13 +175,37 @@ impl Network {
     }
 }
 
-/// Shortest paths from the nodes with too much, by Dijkstra's algorithm on reduced costs.
+/// What changing an estimated flow by one costs. Functions are called and return as often as they need to.
+fn estimated_cost(program: &Program, graph: &FlowGraph, kind: ArcKind, costs: &[u32]) -> UnitCost {
+    const ODD: i64 = 200;
+    let block = |i: u32| graph.block(i);
+    match kind {
+        ArcKind::Block(i) => {
+            let cost = costs.get(block(i).index()).map_or(1, |&c| i64::from(c.max(1)));
+            UnitCost { raise: cost, lower: cost }
+        }
+        ArcKind::Edge(_) => UnitCost { raise: 1, lower: 1 },
+        ArcKind::Arrival(i) if program.funcs[graph.func].entry == block(i) => UnitCost { raise: 1, lower: 1 },
+        ArcKind::Departure(i) if leaves_often(program, block(i)) => UnitCost { raise: 1, lower: 1 },
+        ArcKind::Arrival(_) | ArcKind::Departure(_) => UnitCost { raise: ODD, lower: 1 },
+    }
+}
+
+/// Whether a block's end is one of a function's usual ends.
+fn leaves_often(program: &Program, block: Block) -> bool {
+    let kind = program.blocks[block].terminator;
+    !matches!(kind, Terminator::Stop(StopKind::NoReturnCall | StopKind::Trap | StopKind::ComputedJump | StopKind::TableJump(_)))
+}
+
+/// Shortest paths from a node with too much, by Dijkstra's algorithm on reduced costs.
 struct Search {
     potentials: Vec<i64>,
     distances: Vec<i64>,
     /// The last step of the shortest path to each node; none at its start.
     steps: Vec<Option<Step>>,
     is_done: Vec<bool>,
+    /// Nodes with a distance.
+    reached: Vec<u32>,
     heap: BinaryHeap<Reverse<(i64, u32)>>,
 }
 
@@ -182,23 +216,22 @@ impl Search {
             distances: vec![i64::MAX; num_nodes],
             steps: vec![None; num_nodes],
             is_done: vec![false; num_nodes],
+            reached: Vec::new(),
             heap: BinaryHeap::new(),
         }
     }
 
-    /// The nearest node that lacks flow; `None` when all are balanced or the budget is spent.
-    fn run(&mut self, network: &Network, budget: &mut u64) -> Option<u32> {
-        self.distances.fill(i64::MAX);
-        self.steps.fill(None);
-        self.is_done.fill(false);
-        self.heap.clear();
-        *budget = budget.checked_sub(network.excess.len() as u64)?;
-        for node in (0..network.excess.len() as u32).filter(|&n| network.excess[n as usize] > 0) {
-            // All sources hang off one imagined node: its potential is that of the sources' lowest, zero, as they are never
-            // relaxed below it.
-            self.distances[node as usize] = -self.potentials[node as usize];
-            self.heap.push(Reverse((self.distances[node as usize], node)));
+    /// The nearest node that lacks flow; `None` when the budget is spent.
+    fn run(&mut self, network: &Network, source: u32, budget: &mut u64) -> Option<u32> {
+        for node in self.reached.drain(..) {
+            self.distances[node as usize] = i64::MAX;
+            self.steps[node as usize] = None;
+            self.is_done[node as usize] = false;
         }
+        self.heap.clear();
+        self.distances[source as usize] = 0;
+        self.reached.push(source);
+        self.heap.push(Reverse((0, source)));
         while let Some(Reverse((distance, node))) = self.heap.pop() {
             if std::mem::replace(&mut self.is_done[node as usize], true) {
                 continue;
@@ -224,16 +257,21 @@ impl Search {
         let next = if step.is_forward { arc.to } else { arc.from };
         let reduced = distance + cost + self.potentials[node as usize] - self.potentials[next as usize];
         if !self.is_done[next as usize] && reduced < self.distances[next as usize] {
+            if self.distances[next as usize] == i64::MAX {
+                self.reached.push(next);
+            }
             self.distances[next as usize] = reduced;
             self.steps[next as usize] = Some(step);
             self.heap.push(Reverse((reduced, next)));
         }
     }
 
-    /// Nodes beyond the sink keep their reduced costs by being raised as far as the sink.
+    /// Nodes nearer than the sink are lowered by what they are nearer, which is the same as raising all others.
     fn raise_potentials(&mut self, sink_distance: i64) {
-        for (potential, (&distance, &is_done)) in self.potentials.iter_mut().zip(self.distances.iter().zip(&self.is_done)) {
-            *potential += if is_done { distance.min(sink_distance) } else { sink_distance };
+        for &node in &self.reached {
+            if self.is_done[node as usize] {
+                self.potentials[node as usize] += self.distances[node as usize] - sink_distance;
+            }
         }
     }
 }

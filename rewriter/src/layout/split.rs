@@ -4,11 +4,10 @@
 //! It gains density of hot code: the bytes that leave. Splits are taken by gain per cost, those of busy functions first, until the
 //! budget is spent. Without a split the cold blocks stay at the function's end, so branches are as good either way.
 //!
-//! A function that the compiler had split costs no new unwind entry; what it has too many is not counted as a gain. In *guard* mode the old
-//! text keeps the cold blocks anyway, with their unwind entries: there a split only costs longer branches and no budget limits it.
+//! A function that the compiler had split costs no new unwind entry; what it has too many is not counted as a gain.
 
 use lifter::entity::Block;
-use lifter::ir::{Program, RelinkMode};
+use lifter::ir::Program;
 use profiles::Weights;
 
 use super::{Group, LayoutOptions, count_of};
@@ -36,16 +35,12 @@ pub(super) fn choose(
     }
     let movable_bytes: u64 = groups.iter().map(|group| bytes(program, &group.hot) + bytes(program, &group.cold)).sum();
     let mut budget = movable_bytes.saturating_mul(options.split_cost_per_mille_max) / 1000;
-    let is_copy = program.mode == Some(RelinkMode::Guard);
-    if is_copy {
-        budget = u64::MAX;
-    }
     // Busy ones first, then by gain per cost, then in input order.
     let mut candidates: Vec<(bool, u64, usize, u64)> = Vec::new();
     for (index, group) in groups.iter().enumerate().filter(|(_, group)| !group.hot.is_empty() && !group.cold.is_empty()) {
         let gain = bytes(program, &group.cold);
-        let cost = branch_cost(program, group) + if is_copy { 0 } else { unwind_cost(program, group) };
-        if gain >= cost.max(if is_copy { 0 } else { COLD_BYTES_MIN }) {
+        let cost = branch_cost(program, group) + unwind_cost(program, group);
+        if gain >= cost.max(COLD_BYTES_MIN) {
             let is_busy = group.hot.iter().any(|&block| count_of(weights, block) >= busy_count_min);
             candidates.push((!is_busy, u64::MAX - (gain << 16) / cost.max(1), index, cost));
         }

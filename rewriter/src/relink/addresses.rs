@@ -2,7 +2,7 @@
 
 use lifter::address::Va;
 use lifter::entity::{Block, EntityId, SecondaryMap, Table};
-use lifter::ir::{CodeTarget, Program, RefTarget};
+use lifter::ir::{BlockFlags, CodeTarget, Program, RefRole, RefTarget};
 
 use crate::encode::{FixupTarget, FragmentCode};
 use crate::materialize::{Out, OutProgram, OutTarget};
@@ -46,9 +46,10 @@ impl<'a> Addresses<'a> {
     pub fn moved(&self, block: Block) -> Option<Va> {
         self.placed[block].map(|out| self.out(out))
     }
-    /// The address by which the block is known to pointers: in *guard* mode that stays the old one.
+    /// The address by which the block is known to pointers: an anchor's stays the old one.
     pub fn identity(&self, block: Block) -> Va {
-        if self.program.is_replaceable() { self.block(block) } else { self.program.blocks[block].start }
+        let data = &self.program.blocks[block];
+        if data.flags.contains(BlockFlags::ANCHOR) { data.start } else { self.block(block) }
     }
     pub(crate) fn table(&self, table: Table) -> Va {
         self.tables[table.index()]
@@ -71,9 +72,10 @@ impl<'a> Addresses<'a> {
             CodeTarget::Fixed(va) => va,
         }
     }
-    pub(crate) fn reference(&self, target: RefTarget) -> Va {
+    pub(crate) fn reference(&self, target: RefTarget, role: RefRole) -> Va {
         match target {
-            RefTarget::Block(block) => self.block(block),
+            RefTarget::Block(block) if matches!(role, RefRole::Call | RefRole::Branch) => self.block(block),
+            RefTarget::Block(block) => self.identity(block),
             RefTarget::Fixed(va) => va,
             RefTarget::Table(table) => self.table(table),
         }

@@ -165,7 +165,13 @@ impl<'a> UnwindLayout<'a> {
         let mut shared: FxHashMap<Vec<u8>, u32> = FxHashMap::default();
         let mut end = 0u64;
         for fde in &mut self.fdes {
-            let Table::Made(lsda) = std::mem::replace(&mut fde.table, Table::None) else { continue };
+            let lsda = match std::mem::replace(&mut fde.table, Table::None) {
+                Table::Made(lsda) => lsda,
+                kept => {
+                    fde.table = kept;
+                    continue;
+                }
+            };
             let offset = end.next_multiple_of(u64::from(lsda.align)) as u32;
             if let Some(bytes) = lsda.position_independent() {
                 if let Some(&known) = shared.get(bytes) {

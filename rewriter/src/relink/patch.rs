@@ -6,7 +6,7 @@
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
 use lifter::elf::image::{DynRelocPlace, Segment};
-use lifter::ir::{BlockData, Program, RefKind, SlotData, SlotKind, TableBase, Terminator};
+use lifter::ir::{BlockData, BlockFlags, Program, RefKind, SlotData, SlotKind, TableBase, Terminator};
 use object::elf;
 
 use crate::encode::FragmentCode;
@@ -102,7 +102,7 @@ pub(crate) fn resolve_fixups(code: &mut FragmentCode, at: Va, addresses: &Addres
     Ok(())
 }
 
-/// Makes the references of code that stayed follow what moved (*replace* only; in *guard* mode old code keeps naming old code).
+/// Makes the references of code that stayed follow what moved.
 pub(crate) fn patch_pinned(program: &Program, addresses: &Addresses<'_>, out: &mut OutBytes) -> Result<()> {
     for (block, data) in program.blocks.iter() {
         if program.funcs[data.func].is_movable() {
@@ -110,7 +110,7 @@ pub(crate) fn patch_pinned(program: &Program, addresses: &Addresses<'_>, out: &m
         }
         for r in program.block_refs(block) {
             let at = data.start + u64::from(r.offset);
-            let (bytes, len) = field(at, r.to_end, r.kind, addresses.reference(r.target))?;
+            let (bytes, len) = field(at, r.to_end, r.kind, addresses.reference(r.target, r.role))?;
             let changed = out.slice_mut(at, len)?;
             if changed != &bytes[..len] {
                 changed.copy_from_slice(&bytes[..len]);
@@ -144,32 +144,22 @@ fn patch_pinned_terminator(data: &BlockData, addresses: &Addresses<'_>, out: &mu
     out.write(at, &bytes[..len])
 }
 
-/// *Guard* mode: a copied function's old entry jumps to the copy, where five bytes can be had without touching a place that is
-/// jumped to. Returns how many entries were redirected.
-pub(crate) fn redirect_entries(program: &Program, has_ibt: bool, addresses: &Addresses<'_>, out: &mut OutBytes) -> Result<usize> {
-    const JUMP_LEN: u64 = 5;
+/// *Guard* mode: what stands at the old address of each anchor that moved. Returns how many there are.
+pub(crate) fn write_anchors(program: &Program, has_ibt: bool, addresses: &Addresses<'_>, out: &mut OutBytes) -> Result<usize> {
     const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-    let mut redirected = 0;
-    for func in program.funcs.values() {
-        let Some(to) = addresses.moved(func.entry) else { continue };
-        let entry = program.blocks[func.entry].start;
-        let keeps_endbr = has_ibt && out.slice_mut(entry, 4)? == ENDBR64;
-        let at = if keeps_endbr { entry + 4 } else { entry };
-        let to = if keeps_endbr { to + 4 } else { to };
-        let range = &program.ranges[func.primary_range as usize];
-        let next_block = program
-            .blocks_by_address
-            .get(program.blocks_by_address.partition_point(|&b| program.blocks[b].start <= entry))
-            .map_or(range.end, |&b| program.blocks[b].start);
-        if at + JUMP_LEN > range.end || at + JUMP_LEN > next_block {
-            continue;
+    let mut num_anchors = 0;
+    for (block, data) in program.blocks.iter().filter(|(_, data)| data.flags.contains(BlockFlags::ANCHOR)) {
+        let Some(to) = addresses.moved(block) else { continue };
+        let jump = data.start + (data.anchor_len(has_ibt) - 5);
+        if jump != data.start {
+            out.write(data.start, &ENDBR64)?;
         }
-        let (bytes, _) = field(at + 1, 4, RefKind::Rel32, to)?;
-        out.write(at, &[0xe9])?;
-        out.write(at + 1, &bytes[..4])?;
-        redirected += 1;
+        let (bytes, _) = field(jump + 1, 4, RefKind::Rel32, to)?;
+        out.write(jump, &[0xe9])?;
+        out.write(jump + 1, &bytes[..4])?;
+        num_anchors += 1;
     }
-    Ok(redirected)
+    Ok(num_anchors)
 }
 
 /// Words outside code that name code.

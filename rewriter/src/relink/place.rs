@@ -1,7 +1,7 @@
 //! Where each fragment and each copied table goes.
 //!
-//! **Method.** *Replace*: fragments take the old text's place in plan order; cold and unknown ones may fill holes. *Guard*: the old text
-//! stays, so everything goes to the overflow. Tables that may not be overwritten are copied into what is left.
+//! **Method.** Fragments take the old text's place in plan order; cold and unknown ones may fill holes. Tables that may not be overwritten are
+//! copied into what is left.
 //!
 //! **When a table is copied.** Overwriting is allowed where the count is proven and nothing else names its bytes; otherwise the words
 //! behind a wrong count would be someone's data. A copy that is too long harms nothing. Tables of addresses that a relocation names
@@ -42,8 +42,7 @@ pub(crate) fn place(
     codes: &[FragmentCode],
     overflow: Overflow,
 ) -> Placement {
-    let intervals = if program.is_replaceable() { free_text(image, program) } else { Vec::new() };
-    let mut space = Space::new(intervals, overflow);
+    let mut space = Space::new(free_text(image, program), overflow);
     let mut fragments = Vec::with_capacity(out.fragments.len());
     for (fragment, code) in out.fragments.iter().zip(codes) {
         let (len, align) = (code.bytes.len() as u64, u64::from(fragment.align));
@@ -54,17 +53,18 @@ pub(crate) fn place(
         fragments.push(at);
     }
     let mut tables = SecondaryMap::new(program.tables.len(), TablePlace::Untouched);
-    let used = used_tables(program, out);
+    let used = used_tables(program);
     for (table, data) in program.tables.iter() {
         if !used[table] {
             continue;
         }
-        let is_slots = data.base == TableBase::Absolute && program.is_replaceable();
+        // Words with addresses are slots, or unseen pointers that anchors answer, unless all their readers are known.
+        let is_words = data.base == TableBase::Absolute && (program.is_replaceable() || !data.is_exclusive);
         let names_moved = program.targets_of(table).iter().any(|&b| out.placed[b].is_some())
             || matches!(data.base, TableBase::Code(b) if out.placed[b].is_some());
-        tables[table] = if is_slots || !names_moved {
+        tables[table] = if is_words || !names_moved {
             TablePlace::Untouched
-        } else if program.is_replaceable() && data.is_exclusive && data.bound == TableBound::Proven {
+        } else if data.is_exclusive && data.bound == TableBound::Proven {
             TablePlace::InPlace
         } else {
             TablePlace::CopiedTo(space.take_anywhere(data.byte_len(), u64::from(data.entry_size)))
@@ -81,17 +81,11 @@ fn take_cold(space: &mut Space, len: u64, align: u64) -> Va {
 }
 
 /// Tables that some code of the output still names: moved code, or pinned code that follows a copy.
-fn used_tables(program: &Program, out: &OutProgram) -> SecondaryMap<Table, bool> {
+fn used_tables(program: &Program) -> SecondaryMap<Table, bool> {
     let mut used = SecondaryMap::new(program.tables.len(), false);
-    for (block, data) in program.blocks.iter() {
-        // In *guard* mode the old code keeps its old tables; only copies use copies.
-        if !program.is_replaceable() && out.placed[block].is_none() {
-            continue;
-        }
-        for r in &program.refs[data.refs.as_usize()] {
-            if let RefTarget::Table(table) = r.target {
-                used[table] = true;
-            }
+    for r in &program.refs {
+        if let RefTarget::Table(table) = r.target {
+            used[table] = true;
         }
     }
     used

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
-use lifter::ir::{CodeRange, Program};
+use lifter::ir::{BlockData, BlockFlags, CodeRange, Program};
 
 /// The page size that the psABI promises at least.
 pub(crate) const PAGE: u64 = 4096;
@@ -73,6 +73,8 @@ pub(crate) struct Space {
     /// Ascending; `next` is the one being filled.
     intervals: Vec<Interval>,
     next: usize,
+    /// Where among them a length fits: a file with many anchors has as many intervals.
+    lengths: MaxTree,
     /// What was passed over, by (length, start).
     holes: BTreeSet<(u64, Va)>,
     pub(crate) overflow: Overflow,
@@ -83,25 +85,40 @@ const HOLE_BYTES_MIN: u64 = 16;
 
 impl Space {
     pub(crate) fn new(intervals: Vec<Interval>, overflow: Overflow) -> Self {
-        Self { intervals, next: 0, holes: BTreeSet::new(), overflow }
+        let lengths = MaxTree::new(intervals.iter().map(|i| i.len()));
+        Self { intervals, next: 0, lengths, holes: BTreeSet::new(), overflow }
     }
 
     /// Room for `len` bytes behind what was handed out before, as far as possible.
     pub(crate) fn take_in_order(&mut self, len: u64, align: u64) -> Va {
         // A large fragment must not close an interval that many small ones could still use: look on without moving on.
-        for index in self.next..self.intervals.len() {
-            if let Some(at) = self.intervals[index].fit(len, align) {
-                for passed in self.next..index {
-                    self.add_hole(self.intervals[passed]);
-                }
-                self.next = index;
-                let skipped = Interval { start: self.intervals[index].start, end: at };
-                self.add_hole(skipped);
-                self.intervals[index].start = at + len;
-                return at;
+        let Some((index, at)) = self.first_fit(len, align) else { return self.take_anywhere(len, align) };
+        for passed in self.next..index {
+            self.add_hole(self.intervals[passed]);
+        }
+        self.next = index;
+        self.take_start(index, at, len);
+        at
+    }
+
+    /// The first interval that takes `len` bytes, and where.
+    fn first_fit(&self, len: u64, align: u64) -> Option<(usize, Va)> {
+        let mut from = self.next;
+        loop {
+            let index = self.lengths.first_at_least(from, len)?;
+            match self.intervals[index].fit(len, align) {
+                Some(at) => return Some((index, at)),
+                None => from = index + 1,
             }
         }
-        self.take_anywhere(len, align)
+    }
+
+    /// Hands out the front of an interval up to `at + len`.
+    fn take_start(&mut self, index: usize, at: Va, len: u64) {
+        let skipped = Interval { start: self.intervals[index].start, end: at };
+        self.add_hole(skipped);
+        self.intervals[index].start = at + len;
+        self.lengths.set(index, self.intervals[index].len());
     }
 
     /// Room for `len` bytes in the smallest hole that takes them, else in order, else behind the image.
@@ -127,10 +144,8 @@ impl Space {
     }
 
     fn take_rest(&mut self, len: u64, align: u64) -> Option<Va> {
-        let index = (self.next..self.intervals.len()).find(|&i| self.intervals[i].fit(len, align).is_some())?;
-        let at = self.intervals[index].fit(len, align)?;
-        self.add_hole(Interval { start: self.intervals[index].start, end: at });
-        self.intervals[index].start = at + len;
+        let (index, at) = self.first_fit(len, align)?;
+        self.take_start(index, at, len);
         Some(at)
     }
 
@@ -148,7 +163,62 @@ impl Space {
     pub(crate) fn close_tail(&mut self) {
         if let Some(last) = self.intervals.last_mut() {
             last.end = last.start;
+            self.lengths.set(self.intervals.len() - 1, 0);
         }
+    }
+}
+
+/// Lengths, of which the first that is long enough is found in logarithmic time: a tree of maxima in a vector, children of `i` at
+/// `2i` and `2i + 1`.
+#[derive(Debug)]
+struct MaxTree {
+    nodes: Vec<u64>,
+    num_leaves: usize,
+}
+
+impl MaxTree {
+    fn new(lengths: impl ExactSizeIterator<Item = u64>) -> Self {
+        let num_leaves = lengths.len().next_power_of_two();
+        let mut nodes = vec![0; 2 * num_leaves];
+        for (index, length) in lengths.enumerate() {
+            nodes[num_leaves + index] = length;
+        }
+        for node in (1..num_leaves).rev() {
+            nodes[node] = nodes[2 * node].max(nodes[2 * node + 1]);
+        }
+        Self { nodes, num_leaves }
+    }
+
+    fn set(&mut self, index: usize, length: u64) {
+        let mut node = self.num_leaves + index;
+        self.nodes[node] = length;
+        while node > 1 {
+            node /= 2;
+            self.nodes[node] = self.nodes[2 * node].max(self.nodes[2 * node + 1]);
+        }
+    }
+
+    /// The first index from `from` on with at least this length; empty intervals never count.
+    fn first_at_least(&self, from: usize, length: u64) -> Option<usize> {
+        let length = length.max(1);
+        if from >= self.num_leaves {
+            return None;
+        }
+        let mut node = self.num_leaves + from;
+        // Up until something to the right is long enough, then down to the first such leaf.
+        while self.nodes[node] < length {
+            while node & 1 == 1 {
+                node /= 2;
+            }
+            if node == 0 {
+                return None;
+            }
+            node += 1;
+        }
+        while node < self.num_leaves {
+            node = if self.nodes[2 * node] >= length { 2 * node } else { 2 * node + 1 };
+        }
+        Some(node - self.num_leaves)
     }
 }
 
@@ -164,9 +234,18 @@ fn pinned_text(program: &Program) -> Vec<Interval> {
     pinned
 }
 
-/// What the old text leaves free when everything movable has left it: the movable sections less what pinned functions occupy.
+/// What the jumps occupy that stay at anchors of movable functions.
+fn anchored_text(program: &Program, has_ibt: bool) -> impl Iterator<Item = Interval> {
+    let is_kept = |data: &&BlockData| data.flags.contains(BlockFlags::ANCHOR) && program.funcs[data.func].is_movable();
+    let anchors = program.blocks.values().filter(is_kept);
+    anchors.map(move |data| Interval { start: data.start, end: data.start + data.anchor_len(has_ibt) })
+}
+
+/// What the old text leaves free when everything movable has left it: the movable sections less what pinned functions and anchors occupy.
 pub(crate) fn free_text(image: &Image<'_>, program: &Program) -> Vec<Interval> {
-    let pinned = pinned_text(program);
+    let mut pinned = pinned_text(program);
+    pinned.extend(anchored_text(program, image.has_ibt));
+    pinned.sort_by_key(|i| i.start);
     let mut free = Vec::new();
     for (id, section) in image.sections.iter() {
         if !image.is_movable_code_section(id) {
@@ -203,6 +282,22 @@ mod tests {
         assert_eq!(space.take_in_order(0x30, 16), Va(0x1000));
         assert_eq!(space.take_in_order(0x20, 16), Va(0x2000));
         assert_eq!(space.take_in_order(0x10, 1), Va(0x2020));
+    }
+
+    #[test]
+    fn the_first_interval_that_is_long_enough_is_found_among_many() {
+        let mut random = 7u64;
+        let mut lengths = vec![0; 77];
+        let mut tree = MaxTree::new(lengths.iter().copied());
+        for round in 0..2000 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let (index, length) = ((random >> 40) as usize % lengths.len(), (random >> 20) % 100);
+            lengths[index] = length;
+            tree.set(index, length);
+            let (from, wanted) = (round % 80, (random >> 10) % 100);
+            let expected = (from..lengths.len()).find(|&i| lengths[i] >= wanted.max(1));
+            assert_eq!(tree.first_at_least(from, wanted), expected);
+        }
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub(crate) fn fragments(
         if let Some(fde) = range.fde {
             is_covered[fde] = true;
         }
-        let stays = !program.funcs[range.func].is_movable() || !program.is_replaceable();
+        let stays = !program.funcs[range.func].is_movable();
         if stays && range.fde.is_some() && range.start < range.end {
             fragments.push(identity(range.start, range.end));
         }

@@ -12,7 +12,7 @@ use crate::shell::{self, Result};
 const READY_MARK: &str = "relift-corpus-ready";
 
 /// The unpacked and prepared source tree of `package`; fetches it first if it is not there.
-pub(super) fn unpacked(package: &str, program: &str, prepare: &[&[&str]], directory: &Path) -> Result<PathBuf> {
+pub(crate) fn unpacked(package: &str, program: &str, prepare: &[&[&str]], directory: &Path) -> Result<PathBuf> {
     let folder = directory.join("build").join(program);
     let tree = folder.join("source");
     if tree.join(READY_MARK).is_file() {

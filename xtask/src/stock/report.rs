@@ -12,7 +12,7 @@ use crate::shell::{self, Result};
 
 /// What relift did with a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     #[default]
     Relinked,
     /// With the reason, without the file's own numbers.
@@ -25,7 +25,7 @@ pub(super) enum Outcome {
 
 impl Outcome {
     /// Reads the one line that relift says when it writes nothing.
-    pub(super) fn of_complaint(complaint: &str, input: &Path, output: &Path) -> Outcome {
+    pub(crate) fn of_complaint(complaint: &str, input: &Path, output: &Path) -> Outcome {
         let line = complaint.lines().next_back().unwrap_or("no word on stderr");
         let mut what = line.strip_prefix("relift: ").unwrap_or(line);
         for path in [input, output] {
@@ -62,15 +62,17 @@ pub(super) struct Row {
     pub(super) kind: Kind,
     pub(super) size: u64,
     pub(super) outcome: Outcome,
-    /// What `relift optimize --json` printed.
+    /// What `relift optimize --shuffle --json` printed.
     pub(super) said: Value,
+    /// The same without `--shuffle`.
+    pub(super) in_order: Value,
     pub(super) behavior: Behavior,
 }
 
 impl Row {
     pub(super) fn new(path: &Path, kind: Kind, size: u64) -> Row {
-        let (outcome, said, behavior) = (Outcome::default(), Value::Null, Behavior::default());
-        Row { path: path.to_owned(), kind, size, outcome, said, behavior }
+        let (outcome, said, in_order, behavior) = (Outcome::default(), Value::Null, Value::Null, Behavior::default());
+        Row { path: path.to_owned(), kind, size, outcome, said, in_order, behavior }
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -109,7 +111,8 @@ impl Row {
             "input_bytes": self.size,
             "outcome": outcome,
             "why": why,
-            "output_bytes": self.said.get("output_bytes"),
+            "output_bytes": self.in_order.get("output_bytes"),
+            "shuffled_bytes": self.said.get("output_bytes"),
             "mode": self.said.get("mode"),
             "functions": self.said.get("functions"),
             "text_bytes": self.said.get("text_bytes"),
@@ -181,25 +184,27 @@ fn percent(part: u64, whole: u64) -> String {
 
 fn kinds_table(rows: &[Row], text: &mut String) {
     text.push_str(
-        "| kind | files | relinked | text bytes | moved | input bytes | output bytes | size | seconds | peak memory |\n",
+        "| kind | files | relinked | text bytes | moved | input bytes | output bytes | size | shuffled | seconds | peak memory |\n",
     );
-    text.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+    text.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
     for kind in [Some(Kind::Pie), Some(Kind::Shared), Some(Kind::Fixed), None] {
         let of_kind: Vec<&Row> = rows.iter().filter(|row| kind.is_none_or(|kind| row.kind == kind)).collect();
         let relinked: Vec<&Row> = of_kind.iter().copied().filter(|row| row.outcome == Outcome::Relinked).collect();
         let sum = |pointer: &str| relinked.iter().map(|row| row.number(pointer)).sum::<u64>();
         let seconds: f64 = relinked.iter().filter_map(|row| row.said.get("seconds")?.as_f64()).sum();
         let peak = relinked.iter().map(|row| row.number("/peak_rss_bytes")).max().unwrap_or(0);
-        let (input, output) = (sum("/input_bytes"), sum("/output_bytes"));
+        let (input, shuffled) = (sum("/input_bytes"), sum("/output_bytes"));
+        let output: u64 = relinked.iter().filter_map(|row| row.in_order.get("output_bytes")?.as_u64()).sum();
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {input} | {output} | {} | {seconds:.1} | {} MB |",
+            "| {} | {} | {} | {} | {} | {input} | {output} | {} | {} | {seconds:.1} | {} MB |",
             kind.map_or("all", Kind::name),
             of_kind.len(),
             relinked.len(),
             sum("/text_bytes/total"),
             percent(sum("/text_bytes/moved"), sum("/text_bytes/total")),
             percent(output, input),
+            percent(shuffled, input),
             peak / 1_000_000,
         );
     }
@@ -261,9 +266,10 @@ mod tests {
     #[test]
     fn the_table_sums_what_was_moved_by_kind() {
         let mut row = Row::new(Path::new("/in"), Kind::Pie, 10);
-        row.said = json!({ "text_bytes": { "total": 200, "moved": 150, "pinned": { "undecodable": 50 } }, "input_bytes": 10, "output_bytes": 9 });
+        row.said = json!({ "text_bytes": { "total": 200, "moved": 150, "pinned": { "undecodable": 50 } }, "input_bytes": 10, "output_bytes": 12 });
+        row.in_order = json!({ "output_bytes": 9 });
         let text = markdown(&[row], 1, "here", Duration::from_secs(1));
-        assert!(text.contains("| PIE | 1 | 1 | 200 | 75.00 % | 10 | 9 | 90.00 % |"), "{text}");
+        assert!(text.contains("| PIE | 1 | 1 | 200 | 75.00 % | 10 | 9 | 90.00 % | 120.00 % |"), "{text}");
         assert!(text.contains("| PIE | undecodable | 50 | 0 |"), "{text}");
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Program names, `*` at the end for any ending, and why they are not run.
-const SKIPPED: [(&str, &str); 34] = [
+const SKIPPED: [(&str, &str); 35] = [
     ("reboot", "stops the machine"),
     ("halt", "stops the machine"),
     ("shutdown", "stops the machine"),
@@ -38,6 +38,7 @@ const SKIPPED: [(&str, &str); 34] = [
     ("killall*", "ends other programs"),
     ("switch_root", "replaces the root folder"),
     ("pivot_root", "replaces the root folder"),
+    ("lsfd", "prints its own memory map"),
 ];
 
 /// Why a program is not run, if it is not.

@@ -59,6 +59,8 @@ struct Cies {
 
 /// What a frame description entry says, its exception table by address only.
 struct RawFde {
+    /// Of the entry itself.
+    at: Va,
     data: FdeData,
     lsda_at: Option<Va>,
 }
@@ -83,6 +85,7 @@ impl Unwind {
         if let Some(pair) = raw_fdes.windows(2).find(|w| w[0].data.end > w[1].data.start) {
             return Err(malformed(pair[1].data.start)("two entries cover this address"));
         }
+        check_search_table(image, &raw_fdes)?;
         let lsdas = parse_lsdas(image, &mut raw_fdes)?;
         Ok(Unwind { cies: cies.list, fdes: raw_fdes.into_iter().map(|f| f.data).collect(), lsdas })
     }
@@ -108,6 +111,51 @@ fn tables<'a>(image: &Image<'a>) -> Result<Vec<Table<'a>>> {
     });
     let bytes = bytes.ok_or_else(|| malformed(at)("the search table's pointer to .eh_frame leads out of the file"))?;
     Ok(vec![Table { bytes, at: frame_at, ends_at_terminator: true }])
+}
+
+/// An unwinder goes by the search table, so an entry that it leaves out, or has under another address, is none: then what the file says
+/// of its code depends on who reads it. A table may list more than the entries of [`Unwind`]: those of no code.
+fn check_search_table(image: &Image<'_>, fdes: &[RawFde]) -> Result<()> {
+    let Some(header) = image.segments.iter().find(|s| s.p_type == object::elf::PT_GNU_EH_FRAME) else { return Ok(()) };
+    let Some(listed) = read_search_table(image, header.p_vaddr, header.p_filesz).map_err(malformed(header.p_vaddr))? else {
+        return Ok(());
+    };
+    let starts_at: FxHashMap<Va, Va> = fdes.iter().map(|f| (f.at, f.data.start)).collect();
+    if listed.iter().any(|(start, at)| starts_at.get(at).is_some_and(|known| known != start)) {
+        return Err(malformed(header.p_vaddr)("the search table has an entry under another address"));
+    }
+    if !listed.is_sorted_by_key(|l| l.0) {
+        return Err(malformed(header.p_vaddr)("the search table does not ascend"));
+    }
+    match fdes.iter().find(|f| listed.binary_search_by_key(&f.data.start, |l| l.0).is_err()) {
+        Some(left_out) => Err(malformed(left_out.at)("the search table leaves this entry out")),
+        None => Ok(()),
+    }
+}
+
+/// The search table: starts of code and the addresses of their entries; `None` if there is none.
+fn read_search_table(image: &Image<'_>, at: Va, len: u64) -> Result<Option<Vec<(Va, Va)>>, Problem> {
+    let bytes = usize::try_from(len).ok().and_then(|len| image.read(at, len)).ok_or("the search table is not in the file")?;
+    let mut cursor = Cursor::new(bytes, at, image.kind.is_position_independent());
+    if cursor.u8()? != 1 {
+        return Err("unknown version of the search table");
+    }
+    let (frame, count, table) = (cursor.u8()?, cursor.u8()?, cursor.u8()?);
+    cursor.pointer(frame)?;
+    if count == gimli::DW_EH_PE_omit.0 || table == gimli::DW_EH_PE_omit.0 {
+        return Ok(None);
+    }
+    // All linkers write tables of this form; libgcc searches no other.
+    if count != gimli::DW_EH_PE_udata4.0 || table != gimli::DW_EH_PE_datarel.0 | gimli::DW_EH_PE_sdata4.0 {
+        return Err("a search table of an unknown form");
+    }
+    let count = cursor.u32()?;
+    let mut listed = Vec::new();
+    for _ in 0..count {
+        let mut field = || Ok(at.offset(i64::from(cursor.u32()? as i32)));
+        listed.push((field()?, field()?));
+    }
+    Ok(Some(listed))
 }
 
 /// The address of `.eh_frame` from the start of `.eh_frame_hdr`.
@@ -284,7 +332,7 @@ fn parse_fde(image: &Image<'_>, table: &Table<'_>, located: &Located, cie: &CieD
         };
         let ops = parse_ops(body, cie, start)?;
         let data = FdeData { cie: located.cie.index, start, end, lsda: None, opaque_lsda: None, ops };
-        Ok(Some(RawFde { data, lsda_at }))
+        Ok(Some(RawFde { at, data, lsda_at }))
     };
     parse().map_err(malformed(at))
 }

@@ -1,0 +1,4 @@
+//! The target `checker` under libFuzzer.
+#![no_main]
+
+fuzz_libfuzzer::fuzz_program!("checker");

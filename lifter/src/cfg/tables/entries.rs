@@ -1,0 +1,194 @@
+//! The words of one table: which of them are entries, and where they lead.
+//!
+//! **Method.** Words are read from the start of the table to the first that can't be an entry. All entries of a table that a compiler made lead
+//! into code: to the start of an instruction of the same cluster, to a split-off part that nothing else names, or to the end of
+//! a unit (an unreachable case). So a word that leads to no instruction at all is the end for sure, and so is the start of another
+//! table. A word that leads to an instruction of another cluster leaves a doubt: it may be an entry that names a shared cold part. Where the number
+//! of entries is proven, such a word is an entry, and the clusters are joined.
+
+use object::elf;
+
+use crate::address::Va;
+use crate::cfg::tables::TableContext;
+use crate::discover::names::NamedBy;
+use crate::discover::units::{Unit, unit_at};
+use crate::entity::EntityId;
+
+/// What a word of the table is counted from, and how wide it is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) at: Va,
+    /// 0 for a table of addresses.
+    pub(crate) base: Va,
+    /// 4: differences from `base`. 8: addresses.
+    pub(crate) entry_size: u8,
+}
+
+/// A table as read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reading {
+    /// One per entry; an unreachable case repeats a reachable one.
+    pub(super) targets: Vec<Va>,
+    /// Units outside the cluster that entries reach.
+    pub(super) joins: Vec<Unit>,
+    /// The table may go on behind what was read.
+    pub(super) is_doubtful: bool,
+}
+
+#[derive(Copy, Clone, Debug)]
+enum Entry {
+    Inside(Va),
+    Joined(Va, Unit),
+    /// One past the end of a unit: a case that the compiler knows not to occur.
+    Unreachable,
+}
+
+/// What a word leads to.
+#[derive(Copy, Clone, Debug)]
+enum Lead {
+    Entry(Entry),
+    /// An instruction of another cluster, which other things name too.
+    Elsewhere(Va, Unit),
+    Nothing,
+}
+
+impl TableContext<'_> {
+    /// Reads a table of a cluster. `proven` is a number of entries that are there for sure; `seen` are tables that the cluster has.
+    pub(super) fn read(&self, cluster: Unit, shape: Shape, proven: u64, seen: &[Va]) -> Reading {
+        let Some(limit) = self.limit(shape, seen) else { return Reading::default() };
+        let mut reading = Reading::default();
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut word = shape.at;
+        while word + u64::from(shape.entry_size) <= limit {
+            let is_proven = (entries.len() as u64) < proven;
+            match self.lead(cluster, shape, word) {
+                Lead::Entry(entry) => entries.push(entry),
+                Lead::Elsewhere(va, unit) if is_proven => entries.push(Entry::Joined(va, unit)),
+                Lead::Elsewhere(..) => {
+                    reading.is_doubtful = true;
+                    break;
+                }
+                Lead::Nothing => break,
+            }
+            word = word + u64::from(shape.entry_size);
+        }
+        while matches!(entries.last(), Some(Entry::Unreachable)) && entries.len() as u64 > proven {
+            entries.pop();
+        }
+        let stand_in = entries.iter().find_map(|e| match e {
+            Entry::Inside(va) | Entry::Joined(va, _) => Some(*va),
+            Entry::Unreachable => None,
+        });
+        let Some(stand_in) = stand_in else { return reading };
+        for entry in entries {
+            reading.targets.push(match entry {
+                Entry::Inside(va) => va,
+                Entry::Joined(va, unit) => {
+                    reading.joins.push(unit);
+                    va
+                }
+                Entry::Unreachable => stand_in,
+            });
+        }
+        reading
+    }
+
+    /// Whether a word of read-only data is a difference between its own address and an instruction.
+    pub(super) fn may_begin(&self, at: Va) -> bool {
+        let shape = Shape { at, base: at, entry_size: 4 };
+        self.limit(shape, &[]).is_some_and(|limit| at + 4 <= limit)
+            && self
+                .target(shape, at)
+                .is_some_and(|va| unit_at(self.units, va).is_some() || unit_at(self.units, va.offset(-1)).is_some())
+    }
+
+    /// Whether all of the first words may be entries, of whatever cluster.
+    pub(super) fn has_entries(&self, cluster: Unit, shape: Shape, count: u64, seen: &[Va]) -> bool {
+        let Some(limit) = self.limit(shape, seen) else { return false };
+        let size = u64::from(shape.entry_size);
+        let fits = shape.at + count * size <= limit;
+        fits && (0..count).all(|i| !matches!(self.lead(cluster, shape, shape.at + i * size), Lead::Nothing))
+    }
+
+    /// The units that a table's words lead to as long as they lead into code, whatever ends the table.
+    pub(super) fn candidates(&self, shape: Shape) -> Vec<Unit> {
+        let mut units = Vec::new();
+        let Some(limit) = self.limit(shape, &[]) else { return units };
+        let mut word = shape.at;
+        while word + u64::from(shape.entry_size) <= limit {
+            let Some(target) = self.target(shape, word) else { break };
+            let inside = unit_at(self.units, target).filter(|&unit| {
+                let survey = &self.surveys[unit.index()];
+                survey.is_opaque() || survey.is_start(target - self.units[unit].start)
+            });
+            let Some(unit) = inside.or_else(|| unit_at(self.units, target.offset(-1)).filter(|&u| self.units[u].end == target))
+            else {
+                break;
+            };
+            units.push(unit);
+            word = word + u64::from(shape.entry_size);
+        }
+        units.sort();
+        units.dedup();
+        units
+    }
+
+    /// Where a table ends at the latest; `None` if no table can be there.
+    fn limit(&self, shape: Shape, seen: &[Va]) -> Option<Va> {
+        let section = &self.image.sections[self.image.section_at(shape.at)?];
+        if section.is_executable() || section.is_writable() && shape.entry_size == 4 || !section.has_bytes() {
+            return None;
+        }
+        let after = |tables: &[Va]| tables.get(tables.partition_point(|&t| t <= shape.at)).copied().unwrap_or(section.end());
+        // A biased base may lie inside another table of addresses; differences are never biased.
+        Some(match shape.entry_size {
+            4 => section.end().min(after(self.known_tables)).min(after(seen)),
+            _ => section.end(),
+        })
+    }
+
+    fn target(&self, shape: Shape, word: Va) -> Option<Va> {
+        Some(match shape.entry_size {
+            8 => Va(self.image.read_u64(word)?),
+            _ => shape.base.offset(i64::from(self.image.read_u32(word)? as i32)),
+        })
+    }
+
+    fn lead(&self, cluster: Unit, shape: Shape, word: Va) -> Lead {
+        // Differences of labels in one section need no relocation; all other entries of a file that has them do.
+        let is_relocated = shape.entry_size == 8 || shape.base == shape.at;
+        if is_relocated && self.use_static_relocs && self.image.has_static_relocs() {
+            let wanted = if shape.entry_size == 8 { elf::R_X86_64_64 } else { elf::R_X86_64_PC32 };
+            if !self.image.static_relocs_in(word, word + 1).iter().any(|r| r.r_type == wanted) {
+                return Lead::Nothing;
+            }
+        }
+        let Some(target) = self.target(shape, word) else { return Lead::Nothing };
+        let Some(unit) = unit_at(self.units, target) else {
+            return if self.ends_unit_of(cluster, target) { Lead::Entry(Entry::Unreachable) } else { Lead::Nothing };
+        };
+        let survey = &self.surveys[unit.index()];
+        let is_start = survey.is_start(target - self.units[unit].start);
+        if is_start && self.clusters.find(unit) == cluster {
+            return Lead::Entry(Entry::Inside(target));
+        }
+        if self.ends_unit_of(cluster, target) {
+            return Lead::Entry(Entry::Unreachable);
+        }
+        if !is_start && !survey.is_opaque() {
+            return Lead::Nothing;
+        }
+        let by = self.names.at(self.units[unit].start);
+        let is_known = by.intersects(NamedBy::ENTRY | NamedBy::FUNCTION_SYMBOL | NamedBy::BRANCH);
+        let is_same_section = self.image.is_movable_code_section(self.units[unit].section);
+        match is_start && !is_known && is_same_section && self.clusters.find(unit) == unit {
+            true => Lead::Entry(Entry::Joined(target, unit)),
+            false => Lead::Elsewhere(target, unit),
+        }
+    }
+
+    /// Whether a unit of the cluster ends at an address.
+    fn ends_unit_of(&self, cluster: Unit, va: Va) -> bool {
+        unit_at(self.units, va.offset(-1)).is_some_and(|u| self.units[u].end == va && self.clusters.find(u) == cluster)
+    }
+}

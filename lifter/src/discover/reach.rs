@@ -1,0 +1,404 @@
+//! Functions without unwind entries: found by following what reaches them.
+//!
+//! **Problem.** Hand-written code often has neither unwind entries nor symbols. Between what has bounds lie regions that may hold such code,
+//! data, or both.
+//!
+//! **Method.** Recursive decoding (Schwarz, Debray, Andrews, WCRE 2002), never guessing: from every address in a region that code
+//! with bounds calls, branches to or computes, that the loader writes or that is exported, and from what is reached so on. What calls and branches
+//! name is code; what only has its address taken may be data, so it is tried: it counts if all that it reaches decodes, agrees with what
+//! was decoded before and holds no instruction that user code does not have. Bytes that nothing reaches are padding or *left over*: dead
+//! code, or data. They stay, opaque.
+//!
+//! **When a region is given up**, all of it: something that is certainly code does not decode or runs out of the region; what is code is also
+//! read as data; or more is left over than was reached, as in V8's built-in functions, which a table of offsets in data names.
+//!
+//! Nothing unwinds through code without unwind entries, so it may move like any other; it has no unwind entry where it goes, either.
+//! Terminates: each step decodes an instruction that was not decoded before, or ends a trial; each seed is tried once.
+
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
+use object::elf;
+use rustc_hash::FxHashSet;
+
+use crate::address::Va;
+use crate::discover::names::dynamic_code_slots;
+use crate::discover::stubs::Stubs;
+use crate::discover::survey::{How, Survey};
+use crate::discover::units::{Units, nop_len, padding_len};
+use crate::elf::Image;
+use crate::x86::{Flow, flow_of};
+
+/// What decoding looks at.
+#[derive(Copy, Clone)]
+pub(crate) struct Reach<'i> {
+    pub(crate) image: &'i Image<'i>,
+    pub(crate) units: &'i Units,
+    pub(crate) surveys: &'i [Survey],
+    pub(crate) stubs: &'i Stubs,
+}
+
+/// What was found, ascending and disjoint.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reached {
+    /// Code that something reaches.
+    pub(crate) pieces: Vec<(Va, Va)>,
+    /// Where the pieces are; what else is there is padding or left over.
+    pub(crate) regions: Vec<(Va, Va)>,
+}
+
+/// A run of code without unwind entries, and what is known of its bytes.
+struct Region<'i> {
+    start: Va,
+    bytes: &'i [u8],
+    /// By byte.
+    states: Vec<State>,
+    /// Addresses in it that instructions read or write.
+    data: Vec<Va>,
+    /// Where execution may come from outside of what runs into it: calls, pointers.
+    entries: Vec<Va>,
+    is_given_up: bool,
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum State {
+    Unknown,
+    /// An instruction starts here; the flag says whether execution goes on behind it.
+    Start(bool),
+    Inside,
+}
+
+/// Why decoding from a place failed.
+struct NotCode;
+
+impl Reach<'_> {
+    /// The code that something reaches.
+    pub(crate) fn find(&self) -> Reached {
+        let mut regions = self.regions();
+        let (certain, mut perhaps) = self.seeds();
+        for seed in certain {
+            let Some(index) = region_at(&regions, seed) else { continue };
+            match self.follow(&mut regions, seed) {
+                Ok(addresses) => perhaps.extend(addresses),
+                Err(NotCode) => regions[index].is_given_up = true,
+            }
+        }
+        let mut tried: FxHashSet<Va> = FxHashSet::default();
+        while let Some(seed) = perhaps.pop() {
+            // What fails is data, or code that is not understood: it stays, with all that it may name.
+            if tried.insert(seed)
+                && let Ok(addresses) = self.follow(&mut regions, seed)
+            {
+                perhaps.extend(addresses);
+            }
+        }
+        let reads = self.surveys.iter().flat_map(|s| &s.names).filter(|n| n.how == How::Memory).map(|n| n.target);
+        for read in reads.collect::<Vec<Va>>() {
+            if let Some(index) = region_at(&regions, read) {
+                regions[index].data.push(read);
+            }
+        }
+        let mut reached = Reached::default();
+        for region in &mut regions {
+            let pieces = region.pieces();
+            if !pieces.is_empty() {
+                reached.regions.push((region.start, region.end()));
+                reached.pieces.extend(pieces);
+            }
+        }
+        reached
+    }
+
+    /// Runs of units without unwind entries that may move.
+    fn regions(&self) -> Vec<Region<'_>> {
+        let mut ranges: Vec<(Va, Va, bool)> = Vec::new();
+        let mut previous = None;
+        for unit in self.units.values() {
+            let is_open = unit.fde().is_none() && self.image.is_movable_code_section(unit.section);
+            match ranges.last_mut().filter(|_| is_open && previous == Some(unit.section)) {
+                Some(last) if last.2 => last.1 = unit.end,
+                _ if is_open => ranges.push((unit.start, unit.end, true)),
+                _ => {
+                    if let Some(last) = ranges.last_mut() {
+                        last.2 = false;
+                    }
+                }
+            }
+            previous = Some(unit.section);
+        }
+        let region = |(start, end, _): (Va, Va, bool)| {
+            let bytes = self.image.read(start, (end - start) as usize)?;
+            let states = vec![State::Unknown; bytes.len()];
+            Some(Region { start, bytes, states, data: Vec::new(), entries: Vec::new(), is_given_up: false })
+        };
+        ranges.into_iter().filter_map(region).collect()
+    }
+
+    /// Where code begins for certain, and where it may.
+    fn seeds(&self) -> (Vec<Va>, Vec<Va>) {
+        let (mut certain, mut perhaps) = (vec![self.image.e_entry], Vec::new());
+        for (unit, survey) in
+            self.units.values().zip(self.surveys).filter(|(unit, survey)| unit.fde().is_some() && !survey.is_opaque())
+        {
+            debug_assert!(unit.start < unit.end);
+            for name in &survey.names {
+                match name.how {
+                    How::Call | How::Jump | How::Branch | How::Loop => certain.push(name.target),
+                    How::Address => perhaps.push(name.target),
+                    How::Memory | How::Perhaps => {}
+                }
+            }
+        }
+        certain.extend([elf::DT_INIT, elf::DT_FINI].iter().filter_map(|&tag| self.image.dynamic_value(tag)).map(Va));
+        perhaps.extend(dynamic_code_slots(self.image, self.units).map(|(_, target)| target));
+        let is_function = |t: u8| [elf::STT_FUNC, elf::STT_GNU_IFUNC].contains(&t);
+        let exports = self.image.dynamic_symbols.iter().filter(|s| s.has_address() && is_function(s.st_type()));
+        perhaps.extend(exports.map(|s| Va(s.st_value)));
+        for seeds in [&mut certain, &mut perhaps] {
+            seeds.sort();
+            seeds.dedup();
+        }
+        (certain, perhaps)
+    }
+
+    /// Decodes all that a place reaches; gives the addresses that are computed there. On failure nothing has happened.
+    fn follow(&self, regions: &mut [Region<'_>], seed: Va) -> Result<Vec<Va>, NotCode> {
+        let mut log = Log::default();
+        let mut pending = vec![seed];
+        while let Some(place) = pending.pop() {
+            let Some(index) = region_at(regions, place) else { continue };
+            if self.run(&mut regions[index], index, place, &mut pending, &mut log).is_err() {
+                for (index, at) in log.states {
+                    regions[index].states[at] = State::Unknown;
+                }
+                for (index, count) in log.data {
+                    let kept = regions[index].data.len() - count;
+                    regions[index].data.truncate(kept);
+                }
+                return Err(NotCode);
+            }
+        }
+        for va in log.entries.into_iter().chain([seed]) {
+            if let Some(index) = region_at(regions, va) {
+                regions[index].entries.push(va);
+            }
+        }
+        Ok(log.addresses)
+    }
+
+    /// Decodes straight on from a place until something known or an end.
+    fn run(&self, region: &mut Region<'_>, index: usize, place: Va, pending: &mut Vec<Va>, log: &mut Log) -> Result<(), NotCode> {
+        let mut at = (place - region.start) as usize;
+        let mut instruction = Instruction::default();
+        loop {
+            match region.states.get(at) {
+                Some(State::Start(_)) => return Ok(()),
+                Some(State::Unknown) => {}
+                Some(State::Inside) | None => return Err(NotCode),
+            }
+            Decoder::with_ip(64, &region.bytes[at..], region.start.0 + at as u64, DecoderOptions::NONE)
+                .decode_out(&mut instruction);
+            let end = at + instruction.len();
+            let is_free = region.states.get(at..end).is_some_and(|s| s.iter().all(|&s| s == State::Unknown));
+            if !is_plausible(&instruction, &region.bytes[at..]) || !is_free {
+                return Err(NotCode);
+            }
+            let flow = flow_of(&instruction);
+            let goes_on = match flow {
+                Flow::Jump(target) => {
+                    pending.push(target);
+                    false
+                }
+                Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) => {
+                    pending.push(target);
+                    true
+                }
+                Flow::Call(target) => {
+                    // `call` to what follows it reads its own address.
+                    if target.0 == instruction.next_ip() {
+                        return Err(NotCode);
+                    }
+                    pending.push(target);
+                    log.entries.push(target);
+                    !self.stubs.is_no_return(target)
+                }
+                Flow::IndirectJump | Flow::Return | Flow::Trap => false,
+                Flow::IndirectCall | Flow::Next => true,
+            };
+            if instruction.is_ip_rel_memory_operand() {
+                let target = Va(instruction.ip_rel_memory_address());
+                let is_own = region.start <= target && target < region.end();
+                if instruction.mnemonic() == Mnemonic::Lea {
+                    log.addresses.push(target);
+                } else if is_own {
+                    region.data.push(target);
+                    log.note_data(index);
+                }
+            }
+            for state in at..end {
+                region.states[state] = if state == at { State::Start(goes_on) } else { State::Inside };
+                log.states.push((index, state));
+            }
+            if !goes_on {
+                return Ok(());
+            }
+            at = end;
+        }
+    }
+}
+
+/// What a trial changed.
+#[derive(Default)]
+struct Log {
+    /// `(region, byte)`.
+    states: Vec<(usize, usize)>,
+    /// `(region, how many)`.
+    data: Vec<(usize, usize)>,
+    entries: Vec<Va>,
+    /// Addresses that its code computes.
+    addresses: Vec<Va>,
+}
+
+impl Log {
+    fn note_data(&mut self, region: usize) {
+        match self.data.last_mut().filter(|last| last.0 == region) {
+            Some(last) => last.1 += 1,
+            None => self.data.push((region, 1)),
+        }
+    }
+}
+
+/// Whether compiled or hand-written code of a user program may hold this instruction. Two zero bytes are one, but rather data.
+fn is_plausible(instruction: &Instruction, bytes: &[u8]) -> bool {
+    let is_far =
+        matches!(instruction.mnemonic(), Mnemonic::Retf | Mnemonic::Iret | Mnemonic::Iretd | Mnemonic::Iretq | Mnemonic::Int)
+            || instruction.is_jmp_far()
+            || instruction.is_call_far();
+    let is_port = matches!(
+        instruction.mnemonic(),
+        Mnemonic::In
+            | Mnemonic::Out
+            | Mnemonic::Insb
+            | Mnemonic::Insw
+            | Mnemonic::Insd
+            | Mnemonic::Outsb
+            | Mnemonic::Outsw
+            | Mnemonic::Outsd
+    );
+    let is_zero = instruction.code() == Code::Add_rm8_r8 && bytes.starts_with(&[0, 0]);
+    !(instruction.is_invalid() || instruction.is_privileged() || is_far || is_port || is_zero)
+}
+
+fn region_at(regions: &[Region<'_>], va: Va) -> Option<usize> {
+    let index = regions.partition_point(|r| r.start <= va).checked_sub(1)?;
+    (va < regions[index].end()).then_some(index)
+}
+
+impl Region<'_> {
+    fn end(&self) -> Va {
+        self.start + self.bytes.len() as u64
+    }
+
+    fn state(&self, va: Va) -> State {
+        self.states.get((va - self.start) as usize).copied().unwrap_or(State::Unknown)
+    }
+
+    /// The stretches of reached code, cut where a function begins that nothing runs into.
+    fn pieces(&mut self) -> Vec<(Va, Va)> {
+        self.entries.sort();
+        self.entries.dedup();
+        let is_read = self.data.iter().any(|&va| self.state(va) != State::Unknown);
+        if self.is_given_up || is_read {
+            return Vec::new();
+        }
+        let mut pieces: Vec<(usize, usize)> = Vec::new();
+        let (mut at, mut reached, mut left_over) = (0, 0, 0);
+        // Whether execution goes on behind the last instruction, and whether the last piece may be continued.
+        let (mut goes_on, mut is_open) = (false, false);
+        while at < self.bytes.len() {
+            match self.states[at] {
+                State::Start(next_goes_on) => {
+                    let is_entry = self.entries.binary_search(&(self.start + at as u64)).is_ok();
+                    let end = (at + 1..self.bytes.len()).find(|&i| self.states[i] != State::Inside).unwrap_or(self.bytes.len());
+                    match pieces.last_mut().filter(|_| is_open && (goes_on || !is_entry)) {
+                        Some(last) => last.1 = end,
+                        None => pieces.push((at, end)),
+                    }
+                    (goes_on, is_open) = (next_goes_on, true);
+                    reached += end - at;
+                    at = end;
+                }
+                _ => {
+                    let end = (at..self.bytes.len()).find(|&i| self.states[i] != State::Unknown).unwrap_or(self.bytes.len());
+                    let padding = padding_len(&self.bytes[at..end]);
+                    left_over += end - at - padding;
+                    is_open = is_open && is_no_ops(&self.bytes[at..end]);
+                    at = end;
+                }
+            }
+        }
+        if left_over > reached {
+            return Vec::new();
+        }
+        pieces.into_iter().map(|(start, end)| (self.start + start as u64, self.start + end as u64)).collect()
+    }
+}
+
+/// Whether bytes are whole no-ops, which decode like the code around them.
+fn is_no_ops(mut bytes: &[u8]) -> bool {
+    while let Some(len) = nop_len(bytes).filter(|&len| len <= bytes.len()) {
+        bytes = &bytes[len..];
+    }
+    bytes.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region<'b>(bytes: &'b [u8], states: &[(usize, usize, bool)]) -> Region<'b> {
+        let mut region = Region {
+            start: Va(0x1000),
+            bytes,
+            states: vec![State::Unknown; bytes.len()],
+            data: Vec::new(),
+            entries: Vec::new(),
+            is_given_up: false,
+        };
+        for &(at, len, goes_on) in states {
+            region.states[at..at + len].fill(State::Inside);
+            region.states[at] = State::Start(goes_on);
+        }
+        region
+    }
+
+    #[test]
+    fn functions_are_cut_where_nothing_runs_into_them() {
+        // nop-free code: `push; ret`, two bytes of padding, `ret` that is an entry, and one that the last piece runs into.
+        let bytes = [0x50, 0xc3, 0x66, 0x90, 0xc3, 0x50, 0xc3];
+        let mut region = region(&bytes, &[(0, 1, true), (1, 1, false), (4, 1, false), (5, 1, true), (6, 1, false)]);
+        region.entries = vec![Va(0x1000), Va(0x1004), Va(0x1006)];
+        assert_eq!(region.pieces(), [(Va(0x1000), Va(0x1002)), (Va(0x1004), Va(0x1007))]);
+    }
+
+    #[test]
+    fn a_region_of_which_most_is_reached_by_nothing_is_given_up() {
+        let bytes = [0xc3, 0x50, 0x58, 0xc3];
+        assert_eq!(region(&bytes, &[(0, 1, false)]).pieces(), []);
+        assert_eq!(region(&bytes, &[(0, 1, false), (3, 1, false)]).pieces().len(), 2);
+    }
+
+    #[test]
+    fn code_that_is_read_as_data_is_given_up() {
+        let bytes = [0x50, 0xc3];
+        let mut region = region(&bytes, &[(0, 1, true), (1, 1, false)]);
+        region.data = vec![Va(0x1001)];
+        assert_eq!(region.pieces(), []);
+    }
+
+    #[test]
+    fn text_and_zeros_are_no_code() {
+        for bytes in [&[0u8, 0, 0, 0][..], b"outbound", b"lmno", &[0xf4], &[0x06]] {
+            let instruction = Decoder::with_ip(64, bytes, 0, DecoderOptions::NONE).decode();
+            assert!(!is_plausible(&instruction, bytes), "{bytes:x?}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What pointers that nobody vouches for may name, in a file at a fixed address without the linker's relocations.
+//!
+//! **Problem.** There a code address is a plain number, in data or in an instruction, and nothing tells it from other numbers. Data can't be
+//! changed, so whatever such a number may name has to stay good under its old address. What is left of the old code once its new copy is
+//! elsewhere is a jump at each such address, an *anchor*; all other bytes are free.
+//!
+//! **Method.** Every number that may be a code address counts as one:
+//! * every 64-bit word at every byte of the data, if an instruction starts at its value;
+//! * every 32-bit word at every byte of the data, if a function starts at its value, and where several follow each other (a table of labels
+//!   that someone wrote by hand), if instructions start at their values;
+//! * every aligned 64-bit word that points a few bytes behind the start of a function: a tagged pointer, it pins;
+//! * every 32- and 64-bit immediate and displacement of an instruction, and every window of 32 bits in code that is not decoded;
+//! * every address that the loader writes into data.
+//!
+//! **Why that is all.** Two halves that a program puts together are two numbers of which the lower one is a 32-bit word or immediate with
+//! the address (code at fixed addresses lies below 4 GiB). Addresses computed by rip-relative instructions are seen and follow.
+//! Offsets from a base are the closed set of [`crate::symbolize::pins`]: tables of them are resolved, or what they may reach is pinned;
+//! arithmetic on an address that an instruction holds pins what it names.
+//!
+//! **Tables of addresses** are the one exception: the words of a table whose length is proven name nothing if all that reads them is
+//! known, because then they are written anew. That is so if every instruction that holds an address in the table is known to use it as
+//! that table, no word of data holds such an address, and no table of addresses that begins before it is left unresolved (a base may be
+//! biased below its table). All other tables of addresses stay as they are, and each of their entries keeps a jump.
+
+use object::elf;
+use rayon::prelude::*;
+
+use crate::address::Va;
+use crate::cfg::tables::RawTable;
+use crate::discover::names::dynamic_code_slots;
+use crate::discover::survey::Survey;
+use crate::discover::units::{UnitData, Units, is_in, unit_at};
+use crate::elf::Image;
+use crate::elf::image::SectionData;
+use crate::ir::TableBound;
+
+/// What unseen pointers may name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unseen {
+    /// Starts of instructions: each keeps a jump. Ascending, each once.
+    pub(crate) anchors: Vec<Va>,
+    /// Places inside instructions. Ascending.
+    pub(crate) torn: Vec<Va>,
+    /// Places that instructions read or write by an absolute address. Ascending.
+    pub(crate) memory: Vec<Va>,
+}
+
+/// What is looked through.
+#[derive(Copy, Clone)]
+pub(crate) struct Search<'i> {
+    pub(crate) image: &'i Image<'i>,
+    pub(crate) units: &'i Units,
+    pub(crate) surveys: &'i [Survey],
+}
+
+/// A number that points into code.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+struct Found {
+    /// Where the number is.
+    at: Va,
+    target: Va,
+    /// An instruction starts there.
+    is_start: bool,
+}
+
+/// Tags of pointers take the bits that alignment leaves.
+const TAG_MAX: u64 = 7;
+
+/// Bytes of an anchor: a jump, and the mark of an indirect branch's target where the processor may ask for it.
+pub(crate) fn anchor_len(image: &Image<'_>, va: Va) -> u64 {
+    const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+    if image.has_ibt && image.read(va, 4) == Some(&ENDBR64) { ENDBR64.len() as u64 + JUMP_LEN } else { JUMP_LEN }
+}
+
+/// `jmp` with a 32-bit displacement.
+const JUMP_LEN: u64 = 5;
+/// How far above a biased base its table may begin.
+const BIAS_BYTES_MAX: u64 = 8 * 4096;
+const CHUNK: usize = 1 << 18;
+
+impl Search<'_> {
+    /// `tables` ascend.
+    pub(crate) fn run(&self, tables: &[RawTable]) -> Unseen {
+        let claimed = tables.iter().filter(|t| t.is_exclusive && t.entry_size == 8);
+        let claimed: Vec<(Va, Va)> = claimed.map(|t| (t.at, t.end())).collect();
+        let mut unseen = Unseen::default();
+        let words = self.data_sections().flat_map(|s| self.scan(s.sh_addr, s.end()).into_iter());
+        for found in words.filter(|f| !is_in(&claimed, f.at)) {
+            if found.is_start { &mut unseen.anchors } else { &mut unseen.torn }.push(found.target);
+        }
+        let raw = self.units.as_slice().iter().enumerate().filter(|(index, unit)| self.is_raw(*index, unit));
+        let raw = raw.flat_map(|(_, unit)| self.scan(unit.start, unit.end));
+        unseen.anchors.extend(raw.filter(|f| f.is_start).map(|f| f.target));
+        for absolute in self.surveys.iter().flat_map(|s| &s.absolutes) {
+            match self.start_at(absolute.value) {
+                Some(_) if absolute.is_memory => unseen.memory.push(absolute.value),
+                Some(true) => unseen.anchors.push(absolute.value),
+                _ => {}
+            }
+        }
+        unseen.anchors.extend(dynamic_code_slots(self.image, self.units).map(|(_, target)| target));
+        for list in [&mut unseen.anchors, &mut unseen.torn, &mut unseen.memory] {
+            list.sort();
+            list.dedup();
+        }
+        unseen
+    }
+
+    /// Code whose instructions are not known for certain: its bytes may be data.
+    fn is_raw(&self, index: usize, unit: &UnitData) -> bool {
+        unit.fde().is_none() || self.surveys[index].is_opaque()
+    }
+
+    /// What the program itself may read, tables of the loader and the unwinder aside.
+    fn data_sections(&self) -> impl Iterator<Item = &SectionData<'_>> {
+        // Tables of the loader hold offsets, names and hashes; `.dynamic` and `.dynsym` are written anew.
+        let is_loaders = |sh_type: u32| {
+            let tables = [elf::SHT_DYNAMIC, elf::SHT_DYNSYM, elf::SHT_HASH, elf::SHT_NOTE, elf::SHT_STRTAB, elf::SHT_SYMTAB];
+            let of_gnu = [elf::SHT_GNU_HASH, elf::SHT_GNU_VERDEF, elf::SHT_GNU_VERNEED, elf::SHT_GNU_VERSYM];
+            tables.contains(&sh_type) || of_gnu.contains(&sh_type)
+        };
+        let is_unwind = |name: &str| name.starts_with(".eh_frame") || name.starts_with(".gcc_except_table");
+        let sections = self.image.sections.values();
+        sections
+            .filter(move |s| s.is_alloc() && !s.is_executable() && s.has_bytes() && !is_loaders(s.sh_type) && !is_unwind(s.name))
+    }
+
+    /// Whether an instruction starts at an address of decoded code; `None` outside of it.
+    fn start_at(&self, va: Va) -> Option<bool> {
+        let unit = unit_at(self.units, va)?;
+        let survey = &self.surveys[crate::entity::EntityId::index(unit)];
+        (!survey.is_opaque()).then(|| survey.is_start(va - self.units[unit].start))
+    }
+
+    /// All numbers in `start..end` that point into code.
+    fn scan(&self, start: Va, end: Va) -> Vec<Found> {
+        let bytes = self.image.read(start, (end - start) as usize).unwrap_or(&[]);
+        let (Some(low), Some(high)) = (self.units.as_slice().first(), self.units.as_slice().last()) else { return Vec::new() };
+        let (low, high) = (low.start.0, high.end.0);
+        let value_at = |at: usize| {
+            let word = bytes.get(at..at.checked_add(4)?)?;
+            Some(u64::from(u32::from_le_bytes(word.try_into().unwrap_or_default()))).filter(|v| (low..high).contains(v)).map(Va)
+        };
+        let is_label = |at: Option<usize>| at.and_then(value_at).and_then(|v| self.start_at(v)) == Some(true);
+        let chunk = |first: usize| {
+            (first..(first + CHUNK).min(bytes.len())).filter_map(move |at| {
+                let target = value_at(at)?;
+                let place = start + at as u64;
+                let is_wide = bytes.get(at + 4..at + 8) == Some(&[0; 4]);
+                if !self.start_at(target)? {
+                    let function = target - self.units[unit_at(self.units, target)?].start;
+                    let is_tagged = is_wide && place.0.is_multiple_of(8) && function <= TAG_MAX;
+                    return is_tagged.then_some(Found { at: place, target, is_start: false });
+                }
+                let is_function = unit_at(self.units, target).is_some_and(|u| self.units[u].start == target);
+                let is_in_run = || place.0.is_multiple_of(4) && (is_label(Some(at + 4)) || is_label(at.checked_sub(4)));
+                (is_wide || is_function || is_in_run()).then_some(Found { at: place, target, is_start: true })
+            })
+        };
+        (0..bytes.len().div_ceil(CHUNK)).into_par_iter().flat_map_iter(|index| chunk(index * CHUNK)).collect()
+    }
+
+    /// Marks the tables of which all readers are known: these may be overwritten, so that their words name nothing. `tables` and
+    /// `open_tables` ascend.
+    pub(crate) fn claim_tables(&self, tables: &mut [RawTable], open_tables: &[Va]) {
+        let ranges: Vec<(Va, Va)> = tables.iter().map(|t| (t.at, t.end())).collect();
+        let mut is_shared: Vec<bool> = tables.iter().map(|t| !t.is_exclusive && t.entry_size == 4).collect();
+        for (index, pair) in ranges.windows(2).enumerate().filter(|(_, pair)| pair[0].1 > pair[1].0) {
+            (is_shared[index], is_shared[index + 1]) = (true, true);
+            debug_assert!(pair[0].0 <= pair[1].0);
+        }
+        let mut doubt = |value: Va, is_known: &dyn Fn(&RawTable) -> bool| {
+            let after = ranges.partition_point(|r| r.0 <= value);
+            if let Some(index) = after.checked_sub(1).filter(|&i| value < ranges[i].1) {
+                is_shared[index] |= !is_known(&tables[index]);
+            }
+        };
+        for survey in self.surveys {
+            let absolutes = survey.absolutes.iter().map(|a| (a.value, a.at));
+            for (value, at) in absolutes.chain(survey.data_names.iter().copied()) {
+                doubt(value, &|table| value == table.at && table.named_at.binary_search(&at).is_ok());
+            }
+        }
+        for section in self.data_sections() {
+            let words = (section.sh_addr.align_up(8).0..section.end().0.saturating_sub(7)).step_by(8);
+            let words = words.filter_map(|at| self.image.read_u64(Va(at))).map(Va);
+            words.for_each(|word| doubt(word, &|table| !(word - table.at).is_multiple_of(u64::from(table.entry_size))));
+        }
+        for (table, is_shared) in tables.iter_mut().zip(is_shared) {
+            let below = open_tables.partition_point(|&open| open < table.end());
+            let is_open = below > 0 && open_tables[below - 1] + BIAS_BYTES_MAX > table.at;
+            table.is_exclusive = !is_shared && !is_open && table.bound == TableBound::Proven;
+        }
+    }
+}

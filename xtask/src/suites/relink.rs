@@ -1,0 +1,84 @@
+//! Relinks each file once, whatever number of suites need it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::Context;
+use crate::shell::{self, Result};
+use crate::stock::report::Outcome;
+use crate::stock::sandbox::run_limited;
+
+/// How long relift may take for one file.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// What became of a file.
+#[derive(Clone, Debug)]
+pub(super) struct Output {
+    pub(super) of: PathBuf,
+    /// None if nothing was written.
+    pub(super) file: Option<PathBuf>,
+    pub(super) outcome: Outcome,
+    /// What `relift optimize --json` printed.
+    pub(super) said: Value,
+}
+
+pub(super) struct Relinker<'c> {
+    context: &'c Context,
+    folder: PathBuf,
+    done: BTreeMap<PathBuf, Output>,
+}
+
+impl Relinker<'_> {
+    pub(super) fn new(context: &Context) -> Result<Relinker<'_>> {
+        let folder = context.directory.join("relinked");
+        let _absent = fs::remove_dir_all(&folder);
+        shell::create_folder(&folder)?;
+        Ok(Relinker { context, folder, done: BTreeMap::new() })
+    }
+
+    /// The output for a file. Where the checker finds something, it is written all the same: the suite tells a false alarm from a fault.
+    pub(super) fn relink(&mut self, file: &Path) -> Result<Output> {
+        if let Some(known) = self.done.get(file) {
+            return Ok(known.clone());
+        }
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let output = self.folder.join(format!("{}-{name}", self.done.len()));
+        let (outcome, said) = self.run(file, &output, true)?;
+        let (mut file_of_output, mut said_last) = (Some(output.clone()), said);
+        if matches!(outcome, Outcome::Violation(_)) {
+            said_last = self.run(file, &output, false)?.1;
+        }
+        if !output.is_file() {
+            file_of_output = None;
+        }
+        let result = Output { of: file.to_owned(), file: file_of_output, outcome, said: said_last };
+        self.done.insert(file.to_owned(), result.clone());
+        Ok(result)
+    }
+
+    fn run(&self, input: &Path, output: &Path, check: bool) -> Result<(Outcome, Value)> {
+        let (stdout, stderr) = (self.folder.join("relift.out"), self.folder.join("relift.err"));
+        let create = |path: &Path| fs::File::create(path).map_err(|error| format!("cannot make {}: {error}", path.display()));
+        let mut command = Command::new(&self.context.relift);
+        command.arg("optimize").arg(input).arg("-o").arg(output);
+        command.args(["--verify", "--json", "--shuffle"]).arg(self.context.seed.to_string());
+        if !check {
+            command.arg("--no-check");
+        }
+        command.stdin(Stdio::null()).stdout(create(&stdout)?).stderr(create(&stderr)?);
+        let end = run_limited(&mut command, LIMIT);
+        let complaint = String::from_utf8_lossy(&shell::read_file(&stderr)?).trim().to_owned();
+        let outcome = match end.as_str() {
+            "status 0" => Outcome::Relinked,
+            "status 1" => Outcome::of_complaint(&complaint, input, output),
+            _ => Outcome::Crashed(format!("{end}: {}", complaint.lines().next().unwrap_or_default())),
+        };
+        let said = serde_json::from_slice(&shell::read_file(&stdout)?).unwrap_or(Value::Null);
+        Ok((outcome, said))
+    }
+}
