@@ -379,7 +379,7 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Whether nothing follows a call of the input.
     pub(crate) fn ends_at(&self, address: u64, inst: Inst) -> bool {
-        self.noreturn.ends_at(self.input, address, inst)
+        self.noreturn.stops(self.input, address, inst)
     }
 
     /// Whether a field of the input's code with a value that is an address of code names it: a relocation says so; where there are none, a `lea`
