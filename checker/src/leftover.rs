@@ -58,11 +58,11 @@ fn is_uncovered(walk: &Walk<'_, '_>, address: u64) -> bool {
     walk.output.code.index(address).is_some_and(|index| !walk.relation.covered.contains(index))
 }
 
-/// Where a constant may be an address that nobody sees, every function is still found where it was; then comes old text behind entries that
-/// now lead elsewhere.
+/// Where a constant may be an address that nobody sees, functions that nothing else reaches may be found where they were: there they stay, or
+/// a jump leads to where they went. Then comes old text behind entries that now lead elsewhere.
 fn walk_old_text(walk: &mut Walk<'_, '_>) {
     for (_, address) in unreached_functions(walk) {
-        walk.seed(address, address, address);
+        walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow });
         walk.settle();
     }
     for address in leaders(walk, Of::Output) {
