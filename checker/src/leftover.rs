@@ -58,9 +58,13 @@ fn is_uncovered(walk: &Walk<'_, '_>, address: u64) -> bool {
     walk.output.code.index(address).is_some_and(|index| !walk.relation.covered.contains(index))
 }
 
-/// Old text behind entries that now lead elsewhere. Which old addresses have to stay good was asked when the data's words and the code's
-/// numbers were read.
+/// Where a constant may be an address that nobody sees, functions that nothing else reaches may be found where they were: there they stay, or
+/// a jump leads to where they went. Then comes old text behind entries that now lead elsewhere.
 fn walk_old_text(walk: &mut Walk<'_, '_>) {
+    for (_, address) in unreached_functions(walk) {
+        walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow });
+        walk.settle();
+    }
     for address in leaders(walk, Of::Output) {
         if is_uncovered(walk, address) && walk.is_untouched(address) {
             walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow });

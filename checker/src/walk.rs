@@ -372,7 +372,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             && bytes(self.input).is_some_and(|same| bytes(self.output) == Some(same))
     }
 
-    /// Whether any constant of the program may be a code address, and old text has to stay for it.
+    /// Whether any constant of the program may be a code address, so that something has to stay there.
     pub(crate) fn keeps_old_text(&self) -> bool {
         self.input.image.is_position_dependent() && self.absolute_fields.is_empty()
     }
