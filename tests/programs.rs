@@ -240,6 +240,7 @@ behaviors! {
     function_tables,
     ifunc,
     inline_asm,
+    label_holes,
     longjmp,
     private_calls,
     qsort_callbacks,
