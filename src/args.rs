@@ -43,6 +43,12 @@ pub(crate) enum Command {
     Check(Check),
     /// Compare two files: sizes, and with a profile of the first the executed instructions and branches.
     Diff(Diff),
+    /// Take llvm-bolt's arguments: a program's name changed is all that a build needs.
+    Bolt(Raw),
+    /// Take merge-fdata's arguments.
+    MergeFdata(Raw),
+    /// Take perf2bolt's arguments.
+    Perf2bolt(Raw),
     /// Run the main job on a program that comes with relift.
     Demo(Demo),
 }
@@ -223,4 +229,11 @@ pub(crate) struct Demo {
     /// Keep the files here instead of in a scratch folder.
     #[arg(long, value_name = "DIR")]
     pub(crate) keep: Option<PathBuf>,
+}
+
+/// Arguments of another program, as they are.
+#[derive(Debug, Args)]
+pub(crate) struct Raw {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+    pub(crate) arguments: Vec<String>,
 }

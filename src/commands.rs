@@ -1,5 +1,6 @@
 //! One module a command: from what was typed to what is printed.
 
+mod bolt;
 mod check;
 mod demo;
 mod diff;
@@ -35,6 +36,9 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
         Command::Inspect(args) => inspect::run(&args, style, &mut timing),
         Command::Check(args) => check::run(&args, style, &mut timing),
         Command::Diff(args) => diff::run(&args, style),
+        Command::Bolt(args) => bolt::run(&args.arguments, style, &mut timing),
+        Command::MergeFdata(args) => bolt::merge_fdata(&args.arguments),
+        Command::Perf2bolt(args) => bolt::perf2bolt(&args.arguments, &mut timing),
         Command::Demo(args) => demo::run(&args, style, &mut timing),
     };
     timing.finish();
@@ -45,9 +49,9 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
 fn num_phases(command: &Command) -> u64 {
     match command {
         Command::Train(_) | Command::Demo(_) => 24,
-        Command::Optimize(_) | Command::Instrument(_) => 12,
-        Command::Inspect(_) => 5,
-        Command::Profile { .. } | Command::Check(_) | Command::Diff(_) => 1,
+        Command::Optimize(_) | Command::Instrument(_) | Command::Bolt(_) => 12,
+        Command::Inspect(_) | Command::Perf2bolt(_) => 5,
+        Command::Profile { .. } | Command::MergeFdata(_) | Command::Check(_) | Command::Diff(_) => 1,
     }
 }
 

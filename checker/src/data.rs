@@ -6,7 +6,9 @@
 
 use goblin::elf::dynamic::{DT_FINI, DT_INIT};
 use goblin::elf::reloc::{R_X86_64_32, R_X86_64_32S, R_X86_64_64};
-use goblin::elf::section_header::{SHF_ALLOC, SHN_ABS, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_RELA};
+use goblin::elf::section_header::{
+    SHF_ALLOC, SHN_ABS, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_PROGBITS, SHT_RELA,
+};
 use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC, STT_TLS};
 use goblin::elf::{Dynamic, Sym};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -48,6 +50,36 @@ pub(crate) fn seed(walk: &mut Walk<'_, '_>) {
     if input.image.is_position_dependent() {
         seed_arrays(walk);
         seed_linker_relocations(walk);
+    }
+    if has_numbers(&input.image) {
+        seed_numbers(walk);
+    }
+}
+
+/// Whether code addresses in a file are plain numbers: nothing marks them.
+pub(crate) fn has_numbers(image: &Image<'_>) -> bool {
+    let is_of_linker = |index: &usize| {
+        let header = image.elf.section_headers.get(*index);
+        header.is_some_and(|header| header.sh_type == SHT_RELA && header.sh_flags & u64::from(SHF_ALLOC) == 0)
+    };
+    image.is_position_dependent() && !image.elf.shdr_relocs.iter().any(|(index, _)| is_of_linker(index))
+}
+
+/// Aligned words of data that are the address of a function, and that the output did not change: the address has to stay good.
+fn seed_numbers(walk: &mut Walk<'_, '_>) {
+    let (input, output) = (walk.input, walk.output);
+    let is_read = |section: &&Section<'_>| {
+        let is_content = matches!(section.sh_type, SHT_PROGBITS | SHT_INIT_ARRAY | SHT_FINI_ARRAY | SHT_PREINIT_ARRAY);
+        section.is_alloc() && !section.is_code() && is_content && !BY_MEANING.contains(&section.name)
+    };
+    for section in input.image.sections.iter().filter(is_read) {
+        for place in (section.address.next_multiple_of(8)..section.end()).step_by(8) {
+            if let Some(value) = input.image.u64_at(place).filter(|&value| input.unwind.starts_at(value))
+                && output.image.u64_at(place) == Some(value)
+            {
+                walk.seed_address(value, value, place);
+            }
+        }
     }
 }
 

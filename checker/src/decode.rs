@@ -15,7 +15,7 @@ use crate::error::FileError;
 use crate::image::Area;
 
 /// What an instruction does to the flow of control.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum Kind {
     Plain,
@@ -78,6 +78,8 @@ pub(crate) struct Code<'a> {
     areas: Vec<Area<'a>>,
     /// Index of each area's first byte.
     bases: Vec<u32>,
+    /// Number, start and size of the largest area.
+    main: (usize, u64, u64),
     cache: Vec<AtomicU16>,
 }
 
@@ -100,7 +102,9 @@ impl<'a> Code<'a> {
             size += u32::try_from(area.bytes.len()).unwrap_or(0);
         }
         let cache = (0..size).map(|_| AtomicU16::new(UNKNOWN)).collect();
-        Self { areas: areas.to_vec(), bases, cache }
+        let largest = areas.iter().enumerate().max_by_key(|(_, area)| area.bytes.len());
+        let main = largest.map_or((0, 0, 0), |(number, area)| (number, area.start, area.bytes.len() as u64));
+        Self { areas: areas.to_vec(), bases, main, cache }
     }
 
     pub(crate) fn areas(&self) -> &[Area<'a>] {
@@ -112,6 +116,11 @@ impl<'a> Code<'a> {
     }
 
     fn locate(&self, address: u64) -> Option<(usize, usize)> {
+        // Nearly all code is in one area.
+        let offset = address.wrapping_sub(self.main.1);
+        if offset < self.main.2 {
+            return Some((self.main.0, offset as usize));
+        }
         let area = self.areas.partition_point(|area| area.start <= address).checked_sub(1)?;
         let offset = usize::try_from(address - self.areas[area].start).ok()?;
         (offset < self.areas[area].bytes.len()).then_some((area, offset))
@@ -253,6 +262,8 @@ fn fallback(window: &[u8]) -> Option<Inst> {
     let immediate = match shape.map {
         2 | 5 | 6 => 0,
         3 => 1,
+        // The PadLock instructions of VIA.
+        1 if !shape.vector && matches!(window.get(shape.opcode), Some(0xa6 | 0xa7)) => 0,
         _ => return None,
     };
     let modrm = *window.get(shape.modrm).filter(|_| shape.modrm != 0)?;
@@ -345,6 +356,19 @@ impl Shape {
         shape
     }
 
+    /// Whether the instruction ends in an immediate of 32 bits (or `mov r64, imm64`), by appendix A of the manual.
+    pub(crate) fn has_wide_immediate(&self, bytes: &[u8]) -> bool {
+        let is_short = bytes.get(..self.opcode).is_some_and(|prefixes| prefixes.contains(&0x66)) && self.rex & 8 == 0;
+        let group = bytes.get(self.modrm).map_or(0, |modrm| modrm >> 3 & 7);
+        let has_immediate = match bytes.get(self.opcode).copied().unwrap_or(0) {
+            0x05 | 0x0d | 0x15 | 0x1d | 0x25 | 0x2d | 0x35 | 0x3d | 0x68 | 0x69 | 0x81 | 0xa9 | 0xb8..=0xbf => true,
+            0xc7 => group == 0,
+            0xf7 => group < 2,
+            _ => false,
+        };
+        self.map == 0 && !self.vector && !is_short && has_immediate
+    }
+
     pub(crate) fn is_rip_relative(&self, bytes: &[u8]) -> bool {
         self.modrm != 0 && bytes.get(self.modrm).is_some_and(|modrm| modrm & 0xc7 == 0x05)
     }
@@ -387,5 +411,31 @@ impl Shape {
             0 if rm == 4 && sib_base == 5 => Some(after),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_immediates_of_32_bits_and_more_are_wide() {
+        let wide: [&[u8]; 5] = [
+            &[0xbf, 0x80, 0x7d, 0x70, 0],
+            &[0x48, 0xc7, 0xc0, 0x80, 0x7d, 0x70, 0],
+            &[0x81, 0x7d, 8, 0x80, 0x7d, 0x70, 0],
+            &[0x68, 0x80, 0x7d, 0x70, 0],
+            &[0x66, 0x48, 0xb8, 0x80, 0x7d, 0x70, 0, 0, 0, 0, 0],
+        ];
+        // `cmp byte [rbp + 0x70], 0`, the same with r13, a load from a displacement, `mov ax, imm16`, a vector instruction.
+        let others: [&[u8]; 5] = [
+            &[0x80, 0x7d, 0x70, 0],
+            &[0x41, 0x80, 0x7d, 0x70, 0],
+            &[0x8b, 0x80, 0x80, 0x7d, 0x70, 0],
+            &[0x66, 0xb8, 0x80, 0x7d],
+            &[0xc5, 0xf8, 0x28, 0x80, 0x80, 0x7d, 0x70, 0],
+        ];
+        assert!(wide.iter().all(|bytes| Shape::of(bytes).has_wide_immediate(bytes)));
+        assert!(!others.iter().any(|bytes| Shape::of(bytes).has_wide_immediate(bytes)));
     }
 }

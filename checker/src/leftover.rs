@@ -29,20 +29,23 @@ use pieces::{End, Of, Tables};
 
 /// Explains what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
+    let keeps_old_text = walk.keeps_old_text();
     crate::tables::read_arguments(walk);
     walk.settle();
-    if walk.keeps_old_text() {
+    walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text);
+    if keeps_old_text {
         walk_old_text(walk);
     }
     let mut roots = Roots::of(walk);
-    let tables = graph::tables_named(walk, &instructions(walk, false));
+    let tables = graph::tables_named(walk, false);
     let mut found = match_pieces(walk, &roots, &tables, &FxHashSet::default());
     std::mem::take(&mut found.matched).mark(walk);
     let unmatched = found.unmatched.iter().filter(|&&(address, _)| is_uncovered(walk, address)).map(|&(_, label)| label);
     let sought: FxHashSet<u64> = unmatched.chain(found.missing.iter().map(|&(_, label)| label)).collect();
     if !sought.is_empty() {
-        let tables = graph::tables_named(walk, &instructions(walk, true));
-        roots.extend(walk, &tables, &sought, &found.labels);
+        let beginnings = beginnings(walk, &found);
+        let tables = graph::tables_named(walk, true);
+        roots.extend(walk, &tables, &sought, &beginnings);
         found = match_pieces(walk, &roots, &tables, &found.labels);
         std::mem::take(&mut found.matched).mark(walk);
     }
@@ -55,11 +58,11 @@ fn is_uncovered(walk: &Walk<'_, '_>, address: u64) -> bool {
     walk.output.code.index(address).is_some_and(|index| !walk.relation.covered.contains(index))
 }
 
-/// Where a constant may be an address that nobody sees, every function is still found where it was; then comes old text behind entries that
-/// now lead elsewhere.
+/// Where a constant may be an address that nobody sees, functions that nothing else reaches may be found where they were: there they stay, or
+/// a jump leads to where they went. Then comes old text behind entries that now lead elsewhere.
 fn walk_old_text(walk: &mut Walk<'_, '_>) {
     for (_, address) in unreached_functions(walk) {
-        walk.seed(address, address, address);
+        walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow });
         walk.settle();
     }
     for address in leaders(walk, Of::Output) {
@@ -68,7 +71,7 @@ fn walk_old_text(walk: &mut Walk<'_, '_>) {
             walk.settle();
         }
     }
-    walk.settle_tries();
+    walk.settle_tries(|_| true);
 }
 
 /// Where the pieces that are compared begin.
@@ -88,11 +91,11 @@ impl Roots {
     }
 
     /// Adds all code that begins a piece with a label that is sought.
-    fn extend(&mut self, walk: &Walk<'_, '_>, tables: &Tables, sought: &FxHashSet<u64>, wanted: &FxHashSet<u64>) {
+    fn extend(&mut self, walk: &Walk<'_, '_>, tables: &Tables, sought: &FxHashSet<u64>, beginnings: &FxHashSet<Beginning>) {
         for (of, roots) in [(Of::Input, &mut self.input), (Of::Output, &mut self.output)] {
-            let reader = pieces::Reader { walk, of, tables, wanted };
+            let reader = pieces::Reader { walk, of, tables };
             each_instruction(reader.side(), |address, inst| {
-                let is_start = !matches!(inst.kind, Kind::Nop | Kind::Jump | Kind::Trap);
+                let is_start = beginnings.contains(&Beginning::of(reader.side(), address, inst));
                 // What is reached in the output is so in the input.
                 let is_known = of == Of::Output && reader.related(address).is_some();
                 if is_start && !is_known && sought.contains(&reader.piece(address, |_, _| {}).label) {
@@ -101,6 +104,30 @@ impl Roots {
             });
         }
     }
+}
+
+/// What is the same of the first instruction of equal pieces, and quick to tell.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+struct Beginning(Kind, [u8; 15]);
+
+impl Beginning {
+    fn of(side: &Side<'_>, address: u64, inst: Inst) -> Self {
+        let mut bytes = [0; 15];
+        let is_whole = inst.kind == Kind::Plain && inst.disp == 0 && !side.image.is_position_dependent();
+        let known = if is_whole { side.code.bytes(address, inst) } else { &[] };
+        bytes[..known.len()].copy_from_slice(known);
+        Self(inst.kind, bytes)
+    }
+}
+
+/// The first instructions of pieces without a partner.
+fn beginnings(walk: &Walk<'_, '_>, found: &Found) -> FxHashSet<Beginning> {
+    let of = |side: &Side<'_>, address| side.inst(address).map(|inst| Beginning::of(side, address, inst));
+    let output = found.unmatched.iter().filter(|&&(address, _)| is_uncovered(walk, address));
+    let output = output.filter_map(|&(address, _)| of(walk.output, address));
+    let starts = found.missing.iter().map(|&(number, _)| walk.input.unwind.fdes[number as usize].start);
+    let input = starts.filter_map(|start| of(walk.input, walk.input_leads_to(start)));
+    output.chain(input).collect()
 }
 
 /// Functions of the input that were not reached.
@@ -263,19 +290,6 @@ fn each_instruction(side: &Side<'_>, mut visit: impl FnMut(u64, Inst)) {
             address += u64::from(inst.len);
         }
     }
-}
-
-/// The instructions of the input's functions, either all of them or those that were not reached.
-fn instructions(walk: &Walk<'_, '_>, all: bool) -> Vec<u64> {
-    let mut found = Vec::new();
-    each_instruction(walk.input, |address, inst| {
-        let may_name = inst.disp != 0 || walk.input.image.is_position_dependent();
-        let is_wanted = || all || walk.input.code.index(address).is_some_and(|index| !walk.relation.seen.contains(index));
-        if may_name && is_wanted() {
-            found.push(address);
-        }
-    });
-    found
 }
 
 /// The starts of straight pieces of code that were not reached.

@@ -91,8 +91,14 @@ impl NoReturn {
         found
     }
 
-    /// Whether control does not come back from the call at `address`, as far as the compiler knew.
+    /// Whether control does not come back from the call at `address`, as far as the compiler knew: it puts a trap where it says so.
     pub(crate) fn ends_at(&self, side: &Side<'_>, address: u64, inst: Inst) -> bool {
+        let after = address + u64::from(inst.len);
+        self.stops(side, address, inst) || side.inst(after).is_some_and(|next| side.code.bytes(after, next) == [0x0f, 0x0b])
+    }
+
+    /// The same, by the callee or the end of the frame description alone.
+    pub(crate) fn stops(&self, side: &Side<'_>, address: u64, inst: Inst) -> bool {
         let after = address + u64::from(inst.len);
         let ends = side.unwind.fde_at(address).is_some_and(|fde| side.unwind.fdes[fde as usize].end <= after);
         ends || match inst.kind {

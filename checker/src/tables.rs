@@ -112,6 +112,11 @@ impl Survey {
         !self.named.contains(fde as usize) && self.find(fde) == fde
     }
 
+    /// Whether a frame description begins at an address, and something other than a jump or a table names it.
+    fn is_named(&self, side: &Side<'_>, address: u64) -> bool {
+        side.unwind.starts_at(address) && side.unwind.fde_at(address).is_some_and(|fde| self.named.contains(fde as usize))
+    }
+
     fn find(&self, mut member: u32) -> u32 {
         while self.groups[member as usize] != member {
             member = self.groups[member as usize];
@@ -208,7 +213,7 @@ fn read_entries(walk: &mut Walk<'_, '_>, table: TableReference, entries: &[Entry
     walk.stats.jump_tables += 1;
     let width = u64::from(table.width);
     let extent = walk.survey.next_reference(table.input).saturating_sub(table.input) / width;
-    let bound = bound(walk.input, table.from).unwrap_or(usize::MAX).min(usize::try_from(extent).unwrap_or(usize::MAX));
+    let bound = bound(walk, table.from).unwrap_or(usize::MAX).min(usize::try_from(extent).unwrap_or(usize::MAX));
     let mut size = 0;
     for (position, &input) in entries.iter().enumerate() {
         let place = table.output + position as u64 * width;
@@ -305,10 +310,12 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         // A cold part that only the table leads to is in no group; the bounds check vouches for the entry then, or that nothing else names it.
         let is_orphan = |address| side.unwind.fde_at(address).is_some_and(|fde| walk.survey.is_orphan(fde));
         let is_bounded =
-            |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(side, table.from).unwrap_or(0));
-        if meets_instruction && in_group(target) {
+            |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(walk, table.from).unwrap_or(0));
+        // What follows the function is no part of it where something else names it, though it may be in the group: by a tail call.
+        let is_next_function = target == side.unwind.fdes[from as usize].end && walk.survey.is_named(side, target);
+        if meets_instruction && in_group(target) && !is_next_function {
             targets.push(Entry::To(target));
-        } else if !targets.is_empty() && !in_group(target) && target > 0 && in_group(target - 1) {
+        } else if !targets.is_empty() && (is_next_function || !in_group(target) && target > 0 && in_group(target - 1)) {
             targets.push(Entry::Unreachable);
         } else if meets_instruction && (is_bounded(&mut limit) || is_orphan(target)) {
             targets.push(Entry::To(target));
@@ -321,7 +328,7 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         Entry::To(target) => side.unwind.fde_at(target).is_some_and(|fde| walk.survey.find(fde) == group),
         Entry::Unreachable => false,
     };
-    if !targets.iter().any(is_own) && bound(side, table.from).is_none() {
+    if !targets.iter().any(is_own) && bound(walk, table.from).is_none() {
         targets.clear();
     }
     targets
@@ -329,34 +336,43 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
 
 /// The number of entries by a comparison with an unsigned branch, or a mask, right before the instruction that names the table. Only
 /// if the jump follows closely as well: a `lea` that was hoisted has other comparisons around it.
-fn bound(side: &Side<'_>, from: u64) -> Option<usize> {
+fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
+    let side = walk.input;
     let fde = &side.unwind.fdes[side.unwind.fde_at(from)? as usize];
-    let mut listing: Vec<(u64, Inst)> = Vec::new();
-    let mut address = fde.start;
-    let mut after = 0;
-    while address < fde.end && after <= BOUND_WINDOW {
-        let inst = side.inst(address)?;
-        listing.push((address, inst));
-        after += usize::from(address >= from);
-        address += u64::from(inst.len);
+    let mut address = from;
+    for position in 0..=BOUND_WINDOW {
+        let inst = side.inst(address).filter(|_| address < fde.end)?;
+        match inst.kind {
+            Kind::IndirectJump => break,
+            Kind::Branch => return None,
+            _ if inst.ends_flow() || position == BOUND_WINDOW => return None,
+            _ => address += u64::from(inst.len),
+        }
     }
-    let at = listing.iter().position(|&(address, _)| address == from)?;
-    let jump = listing[at..].iter().position(|(_, inst)| inst.ends_flow() || inst.kind == Kind::Branch)?;
-    if listing[at + jump].1.kind != Kind::IndirectJump {
-        return None;
-    }
-    let window = at.saturating_sub(BOUND_WINDOW);
-    for position in (window..at).rev() {
-        let (address, inst) = listing[position];
+    let mut next: Option<(u64, Inst)> = None;
+    let mut address = from;
+    for position in 0..BOUND_WINDOW {
+        let (before, inst) = instruction_before(walk, address).filter(|&(before, _)| before >= fde.start)?;
         if inst.ends_flow() {
             return None;
         }
-        let next = listing.get(position + 1).map(|&(address, inst)| (side.code.bytes(address, inst), inst.kind));
-        if let Some(found) = entries_by(side.code.bytes(address, inst), next) {
+        let branch = next.filter(|_| position > 0).map(|(address, inst)| (side.code.bytes(address, inst), inst.kind));
+        if let Some(found) = entries_by(side.code.bytes(before, inst), branch) {
             return Some(found);
         }
+        (next, address) = (Some((before, inst)), before);
     }
     None
+}
+
+/// The instruction that ends where another begins, as linear decoding meets it.
+fn instruction_before(walk: &Walk<'_, '_>, address: u64) -> Option<(u64, Inst)> {
+    let side = walk.input;
+    (1..=15).find_map(|size| {
+        let before = address.checked_sub(size)?;
+        side.code.index(before).filter(|&index| walk.survey.is_boundary(index))?;
+        side.inst(before).filter(|inst| u64::from(inst.len) == size).map(|inst| (before, inst))
+    })
 }
 
 /// The number of values that pass a comparison and the branch after it, or a mask.

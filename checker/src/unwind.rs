@@ -178,6 +178,11 @@ impl Unwind {
         let fde = self.fdes[..after].last()?;
         (address < fde.end).then(|| after as u32 - 1)
     }
+
+    /// Whether a frame description begins at an address.
+    pub(crate) fn starts_at(&self, address: u64) -> bool {
+        self.fde_at(address).is_some_and(|index| self.fdes[index as usize].start == address)
+    }
 }
 
 /// Address and bytes of `.eh_frame`: by section, or by the pointer in the search table's header.

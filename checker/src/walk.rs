@@ -162,6 +162,8 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) survey: Survey,
     /// Places in the input's code where the linker put an absolute address.
     absolute_fields: FxHashSet<u64>,
+    /// Whether code addresses in the input are plain numbers.
+    has_numbers: bool,
     noreturn: NoReturn,
     queue: Vec<Pair>,
     tries: Vec<Pair>,
@@ -197,6 +199,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             clones: Vec::new(),
             survey: Survey::of(input),
             absolute_fields: crate::data::absolute_fields(&input.image),
+            has_numbers: crate::data::has_numbers(&input.image),
             noreturn: NoReturn::compute(input),
             queue: Vec::new(),
             tries: Vec::new(),
@@ -240,9 +243,9 @@ impl<'w, 'a> Walk<'w, 'a> {
     }
 
     /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data.
-    pub(crate) fn settle_tries(&mut self) {
+    pub(crate) fn settle_tries(&mut self, which: impl Fn(Reach) -> bool) {
         while let Some(pair) = self.tries.pop() {
-            if self.attempt(pair) {
+            if which(pair.reach) && self.attempt(pair) {
                 self.settle();
             }
         }
@@ -369,14 +372,14 @@ impl<'w, 'a> Walk<'w, 'a> {
             && bytes(self.input).is_some_and(|same| bytes(self.output) == Some(same))
     }
 
-    /// Whether any constant of the program may be a code address, and old text has to stay for it.
+    /// Whether any constant of the program may be a code address, so that something has to stay there.
     pub(crate) fn keeps_old_text(&self) -> bool {
         self.input.image.is_position_dependent() && self.absolute_fields.is_empty()
     }
 
     /// Whether nothing follows a call of the input.
     pub(crate) fn ends_at(&self, address: u64, inst: Inst) -> bool {
-        self.noreturn.ends_at(self.input, address, inst)
+        self.noreturn.stops(self.input, address, inst)
     }
 
     /// Whether a field of the input's code with a value that is an address of code names it: a relocation says so; where there are none, a `lea`

@@ -1,6 +1,7 @@
 //! The input file: headers, segments, sections, symbols, relocations, unwind tables; parsed once, never changed.
 
 pub mod cfi;
+mod consistency;
 mod cursor;
 pub mod eh_frame;
 pub mod image;

@@ -180,9 +180,6 @@ fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     if has_section(".gopclntab") || has_section(".note.go.buildid") || has_section(".go.buildinfo") {
         return unsupported("a Go program: its run time keeps its own tables of code addresses");
     }
-    if has_section(".bolt.org.text") {
-        return unsupported("the file was already rewritten by BOLT");
-    }
     if has_section(".ltext") || has_section(".lrodata") || has_section(".ldata") {
         return unsupported("the medium or large code model");
     }

@@ -148,19 +148,11 @@ impl Assembly<'_> {
             program.tables.push(TableData {
                 at: raw.at,
                 entry_size: raw.entry_size,
-                base: self.table_base(program, raw),
+                base: if raw.entry_size == 8 { TableBase::Absolute } else { TableBase::Own },
                 bound: raw.bound,
                 targets: IdRange::from_usize(first..program.table_targets.len()),
                 is_exclusive: raw.is_exclusive,
             });
-        }
-    }
-
-    fn table_base(&self, program: &Program, raw: &RawTable) -> TableBase {
-        match raw.entry_size {
-            8 => TableBase::Absolute,
-            _ if raw.base == raw.at => TableBase::Own,
-            _ => program.block_at(raw.base).map_or(TableBase::Fixed(raw.base), TableBase::Code),
         }
     }
 

@@ -24,7 +24,8 @@ pub(crate) fn run(args: &Optimize, style: Style, timing: &mut Timing) -> Result<
         Some(seed) => Order::Shuffled(seed),
         None => Order::ByWeights(options(&args.transforms)),
     };
-    let job = Job { rewrite: &args.rewrite, profiles: &args.profile, measure_by: &args.measure_by, order, fuel: args.transforms.fuel };
+    let job =
+        Job { rewrite: &args.rewrite, profiles: &args.profile, measure_by: &args.measure_by, order, fuel: args.transforms.fuel };
     let done = optimize(&job, timing)?;
     timing.finish();
     done.print(style, timing)?;

@@ -35,12 +35,17 @@ fn read(path: &Path) -> Result<ProfileFile> {
     load::parse(path, &bytes)
 }
 
-/// Adds up files of one kind without the program.
 fn merge(paths: &[PathBuf], output: &Path) -> Result<()> {
+    let like = Source::parse(&paths[0])?.path;
+    Draft::write(output, &merged(paths)?, &like)?.put_in_place()
+}
+
+/// Adds up files of one kind without the program.
+pub(crate) fn merged(paths: &[PathBuf]) -> Result<Vec<u8>> {
     let sources: Vec<Source> = paths.iter().map(|path| Source::parse(path)).collect::<Result<_>>()?;
     let inputs = sources.iter().map(|s| files::read(&s.path)).collect::<Result<Vec<_>>>()?;
     let kinds = sources.iter().zip(&inputs).map(|(s, bytes)| load::kind(&s.path, bytes)).collect::<Result<Vec<_>>>()?;
-    let bytes = if kinds.iter().all(|&kind| kind == ProfileKind::Relift) {
+    Ok(if kinds.iter().all(|&kind| kind == ProfileKind::Relift) {
         let mut profiles = Vec::new();
         for (source, bytes) in sources.iter().zip(&inputs) {
             let mut profile = load::parse(&source.path, bytes)?;
@@ -58,8 +63,7 @@ fn merge(paths: &[PathBuf], output: &Path) -> Result<()> {
     } else {
         return Err(Failure::new("only profiles of one kind, relift's or fdata, can be added up without the program")
             .hint("`relift profile convert --program` adds up any"));
-    };
-    Draft::write(output, &bytes, &sources[0].path)?.put_in_place()
+    })
 }
 
 fn sum(profiles: &[ProfileFile], paths: &[PathBuf]) -> Result<ProfileFile> {
@@ -69,7 +73,7 @@ fn sum(profiles: &[ProfileFile], paths: &[PathBuf]) -> Result<ProfileFile> {
     })
 }
 
-fn convert(paths: &[PathBuf], output: &Path, format: TextFormat, program: &Path, timing: &mut Timing) -> Result<()> {
+pub(crate) fn convert(paths: &[PathBuf], output: &Path, format: TextFormat, program: &Path, timing: &mut Timing) -> Result<()> {
     let bytes = files::read(program)?;
     let lifted = driver::lift(program, &bytes, false, timing)?;
     let (weights, _) = timing.phase("attribute the profile", |_| load(paths, program, &lifted))?;

@@ -68,7 +68,7 @@ impl Walk<'_, '_> {
                 return Ok(Some(found));
             }
             return if x == y {
-                Ok(self.absolute(x))
+                Ok(self.absolute(x).or_else(|| self.number(x)))
             } else {
                 self.absolute_difference(x, y).map_or_else(mismatch, |found| Ok(Some(found)))
             };
@@ -89,6 +89,15 @@ impl Walk<'_, '_> {
         }
         if x[disp + 4..] != y[disp + 4..] {
             return mismatch();
+        }
+        // A store of what may be an address.
+        if to_i == to_o
+            && a.kind != Kind::Lea
+            && x.len() == disp + 8
+            && !self.input.image.in_code(to_i)
+            && let Some(found) = self.number(x)
+        {
+            return Ok(Some(found));
         }
         self.operand(a, to_i, to_o).map_err(|message| Violation::new(ViolationKind::OperandMismatch, o, message))
     }
@@ -141,6 +150,20 @@ impl Walk<'_, '_> {
         }
         let value = field(bytes, Shape::of(bytes).wide_displacement(bytes)?)?;
         self.may_be_absolute_table(value).then_some(value)
+    }
+
+    /// In a file at a fixed address without the linker's relocations, a number at an instruction's end that is the address of a function: it
+    /// has to stay good.
+    fn number(&self, x: &[u8]) -> Option<Reference> {
+        if !self.has_numbers || !Shape::of(x).has_wide_immediate(x) {
+            return None;
+        }
+        // `movabs` alone ends in eight bytes.
+        let is_wide = x.len() == 10 && x[0] & 0xf8 == 0x48 && x[1] & 0xf8 == 0xb8;
+        let size = if is_wide { 8 } else { 4 };
+        let value = field(x, x.len().checked_sub(size)?)?;
+        let is_high = is_wide && field(x, x.len() - 4) != Some(0);
+        (!is_high && self.input.unwind.starts_at(value)).then_some(Reference::Code(value, value))
     }
 
     fn may_be_absolute_table(&self, address: u64) -> bool {

@@ -39,9 +39,7 @@ pub(crate) fn misused_targets(context: &TableContext<'_>, members: &[Unit], answ
     let compares = |va: Va| body.index_of(va).is_some_and(|i| body.instructions[i].mnemonic() == Mnemonic::Cmp);
     sources.retain(|s| !compares(s.0));
     let places: Vec<Va> = sources.iter().map(|s| s.0).collect();
-    let explained: Vec<usize> =
-        answer.map(|a| a.explained.iter().filter_map(|&va| body.index_of(va)).collect()).unwrap_or_default();
-    let misused = misused(&body, &places, &explained);
+    let misused = misused(&body, &places);
     sources.iter().filter(|s| misused.binary_search(&s.0).is_ok()).map(|s| s.1).collect()
 }
 
@@ -54,22 +52,22 @@ fn absolute_sources(context: &TableContext<'_>, members: &[Unit]) -> Vec<(Va, Va
 }
 
 /// The instructions among `sources` (each a `lea` of code, or a move of its address) whose result takes part in arithmetic or in a memory operand.
-fn misused(body: &Body, sources: &[Va], explained: &[usize]) -> Vec<Va> {
+fn misused(body: &Body, sources: &[Va]) -> Vec<Va> {
     let indices: Vec<usize> = sources.iter().filter_map(|&va| body.index_of(va)).collect();
-    if !is_misused(body, &indices, explained) {
+    if !is_misused(body, &indices) {
         return Vec::new();
     }
     // Something is: find out which, one by one.
-    indices.iter().filter(|&&i| is_misused(body, &[i], explained)).map(|&i| Va(body.instructions[i].ip())).collect()
+    indices.iter().filter(|&&i| is_misused(body, &[i])).map(|&i| Va(body.instructions[i].ip())).collect()
 }
 
-fn is_misused(body: &Body, sources: &[usize], explained: &[usize]) -> bool {
+fn is_misused(body: &Body, sources: &[usize]) -> bool {
     let mut entry_state: Vec<RegisterMask> = vec![0; body.blocks.len()];
     let mut pending: Vec<usize> = sources.iter().map(|&i| body.block_of(i)).collect();
     pending.sort();
     pending.dedup();
     while let Some(block) = pending.pop() {
-        let Some(state) = walk(body, block, entry_state[block], sources, explained) else { return true };
+        let Some(state) = walk(body, block, entry_state[block], sources) else { return true };
         for &next in body.successors(block) {
             let next = next as usize;
             if entry_state[next] | state != entry_state[next] {
@@ -82,7 +80,7 @@ fn is_misused(body: &Body, sources: &[usize], explained: &[usize]) -> bool {
 }
 
 /// The state after a block, or `None` if an address is misused in it.
-fn walk(body: &Body, block: usize, mut state: RegisterMask, sources: &[usize], explained: &[usize]) -> Option<RegisterMask> {
+fn walk(body: &Body, block: usize, mut state: RegisterMask, sources: &[usize]) -> Option<RegisterMask> {
     let data = &body.blocks[block];
     for index in data.first as usize..data.end as usize {
         let instruction = &body.instructions[index];
@@ -102,8 +100,6 @@ fn walk(body: &Body, block: usize, mut state: RegisterMask, sources: &[usize], e
         let mut copied = 0;
         if used != 0 {
             copied = match use_of(instruction, used) {
-                // A label that a table's entries are counted from.
-                Use::Misuse if explained.binary_search(&index).is_ok() => 0,
                 Use::Misuse => return None,
                 Use::Copy => general(instruction.op0_register()).map_or(0, |n| 1 << n),
                 Use::Harmless => 0,

@@ -4,15 +4,16 @@
 //! instruction names. A missed entry is a wrong program, one too many is a wasted word.
 //!
 //! **Method.** At each indirect jump of a cluster, ask [`values`](crate::cfg::values) where it goes. A sum of an address and a word of a table
-//! is a switch; the address is the table's own, or that of a label (`&&label - &&base`). [`entries`] reads the table from its start to the
-//! first word that can't be an entry. A complete 64-bit word can only hold an address that something else names. Anything else is unresolved.
+//! is a switch if the address is the table's own; [`entries`] reads the table from its start to the first word that can't be an entry. A
+//! complete 64-bit word can only hold an address that something else names. Anything else is unresolved, but where it counts from a label
+//! (`&&label - &&base`) it reaches only what the words lead to.
 //!
 //! Found targets are new leaders and new edges, over which more jumps may become clear, so the cluster is asked again until
 //! nothing changes. That ends: edges are only added, and a table's targets are bounded by the cluster's instructions.
 //!
-//! **Bounds.** On the graph that results, [`ranges`](crate::cfg::ranges) asks which entries the loads may read. Where that is fewer than were
-//! read, or exactly as many, the count is proven. Where it is more, and all of those words lead to instructions, the rest was a table too: it
-//! is read on, and the graph made anew. A proof assumes that the graph is complete: it counts only in clusters whose jumps are all
+//! **Bounds.** On the graph that results, [`ranges`](crate::cfg::ranges) asks which entries the loads may read. Where that is exactly as many as
+//! were read, the count is proven; where it is fewer, the reading is long enough. Where it is more, and all of those words lead to
+//! instructions, the rest was a table too: it is read on, and the graph made anew. A proof assumes that the graph is complete: it counts only in clusters whose jumps are all
 //! resolved. (That the tables' proofs may rest on each other is no circle: the first jump that left the graph would contradict the proof of its own
 //! table, which holds on the path up to there.) A table whose end is in doubt and not proven makes its jumps unresolved; what they reach is
 //! among what its words lead to.
@@ -45,7 +46,7 @@ pub(crate) struct RawTable {
     pub(crate) at: Va,
     /// 4: differences from `base`. 8: addresses.
     pub(crate) entry_size: u8,
-    /// `at`, or the label that entries are counted from.
+    /// `at`, or 0 for addresses.
     pub(crate) base: Va,
     pub(crate) bound: TableBound,
     /// One per entry; an unreachable case repeats a reachable one.
@@ -88,8 +89,6 @@ pub(crate) struct ClusterJumps {
     pub(crate) open: Vec<Va>,
     /// Units that doubtful jumps may reach.
     pub(crate) candidates: Vec<Unit>,
-    /// The instructions that take part in resolved jumps, ascending: what they do with a label is understood.
-    pub(crate) explained: Vec<Va>,
     /// Some call or jump goes through a table of differences at an unknown place.
     pub(crate) has_relative_calls: bool,
 }
@@ -129,8 +128,6 @@ struct Table {
     joins: Vec<Unit>,
     is_doubtful: bool,
     loads: Vec<Load>,
-    /// The instructions that took part.
-    trace: Vec<Va>,
 }
 
 impl TableContext<'_> {
@@ -287,7 +284,6 @@ impl TableContext<'_> {
             named.map(|&i| Va(body.instructions[i].ip())).collect::<Vec<Va>>()
         };
         let loads = answer.loads.iter().filter(|load| load.table == shape.at);
-        let trace = answer.trace.iter().map(|&i| Va(body.instructions[i].ip()));
         let named_at = names(shape.at);
         if named_at.is_empty() {
             return false;
@@ -300,16 +296,11 @@ impl TableContext<'_> {
             known.raw.named_at.sort();
             known.raw.named_at.dedup();
             known.loads.extend(loads);
-            known.trace.extend(trace);
             return true;
         }
         let cluster = self.cluster_of(body);
-        let is_own = shape.base == shape.at || shape.entry_size == 8;
-        let is_label = || {
-            unit_at(self.units, shape.base).is_some_and(|u| self.clusters.find(u) == cluster)
-                && body.index_of(shape.base).is_some()
-        };
-        if !is_own && !is_label() {
+        // Differences of labels are not followed yet: who checks the output can't tell them from other data.
+        if shape.base != shape.at && shape.entry_size == 4 {
             return false;
         }
         let reading = self.read(cluster, shape, proven.get(&shape.at).copied().unwrap_or(0), seen);
@@ -328,7 +319,7 @@ impl TableContext<'_> {
             is_exclusive: false,
         };
         let loads = loads.copied().collect();
-        tables.push(Table { raw, joins: reading.joins, is_doubtful: reading.is_doubtful, loads, trace: trace.collect() });
+        tables.push(Table { raw, joins: reading.joins, is_doubtful: reading.is_doubtful, loads });
         true
     }
 
@@ -376,25 +367,22 @@ impl TableContext<'_> {
 
     /// The last word on the tables: proven, scanned, or in doubt.
     fn settle(&self, mut tables: Vec<Table>, bounds: &[Option<u64>], result: &mut ClusterJumps) {
-        let is_proven = |table: &Table, count: &Option<u64>| count.is_some_and(|n| n <= table.raw.targets.len() as u64 && n > 0);
+        let is_bounded = |table: &Table, count: &Option<u64>| count.is_some_and(|n| n <= table.raw.targets.len() as u64 && n > 0);
+        // Where fewer entries can be read than seem to be there, the rest may be entries that no path selects.
+        let is_exact = |table: &Table, count: &Option<u64>| *count == Some(table.raw.targets.len() as u64);
         // Tables of addresses follow word by word where relocations name them.
         let is_by_word = |table: &Table| table.raw.entry_size == 8 && self.use_static_relocs;
         let is_unresolved = |d: &Dispatch| matches!(d, Dispatch::Unresolved | Dispatch::Doubtful);
         let is_trusted =
-            |(table, count): (&Table, &Option<u64>)| is_proven(table, count) || !table.is_doubtful || is_by_word(table);
+            |(table, count): (&Table, &Option<u64>)| is_bounded(table, count) || !table.is_doubtful || is_by_word(table);
         let is_complete = !result.dispatches.iter().any(|d| is_unresolved(&d.1)) && tables.iter().zip(bounds).all(is_trusted);
         for (table, count) in tables.iter_mut().zip(bounds) {
-            if is_complete && is_proven(table, count) {
+            if is_complete && is_exact(table, count) {
                 table.raw.bound = TableBound::Proven;
-                table.raw.targets.truncate(count.unwrap_or(0) as usize);
-            } else if table.is_doubtful && !is_by_word(table) {
+            } else if table.is_doubtful && !is_by_word(table) && !(is_complete && is_bounded(table, count)) {
                 self.distrust(table, result);
-                continue;
             }
-            result.explained.extend(&table.trace);
         }
-        result.explained.sort();
-        result.explained.dedup();
         result.candidates.sort();
         result.candidates.dedup();
         // What a jump reads in a way that is not understood is no table; each of its words is known by itself.

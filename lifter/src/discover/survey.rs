@@ -112,7 +112,8 @@ impl Surveyor<'_> {
     }
 
     fn survey_clean(&self, unit: &UnitData, bytes: &[u8]) -> Option<Survey> {
-        let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], ..Survey::default() };
+        // Where there are only no-ops, execution runs through them.
+        let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], falls_out: true, ..Survey::default() };
         let mut relocs = self.static_relocs(unit).iter().peekable();
         let (mut reads_words, mut calls_registers) = (false, false);
         let mut decoder = Decoder::with_ip(64, bytes, unit.start.0, DecoderOptions::NONE);

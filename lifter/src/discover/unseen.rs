@@ -113,16 +113,16 @@ impl Search<'_> {
 
     /// What the program itself may read, tables of the loader and the unwinder aside.
     fn data_sections(&self) -> impl Iterator<Item = &SectionData<'_>> {
-        let holds_data =
-            [elf::SHT_PROGBITS, elf::SHT_INIT_ARRAY, elf::SHT_FINI_ARRAY, elf::SHT_PREINIT_ARRAY].map(|t| t as usize);
+        // Tables of the loader hold offsets, names and hashes; `.dynamic` and `.dynsym` are written anew.
+        let is_loaders = |sh_type: u32| {
+            let tables = [elf::SHT_DYNAMIC, elf::SHT_DYNSYM, elf::SHT_HASH, elf::SHT_NOTE, elf::SHT_STRTAB, elf::SHT_SYMTAB];
+            let of_gnu = [elf::SHT_GNU_HASH, elf::SHT_GNU_VERDEF, elf::SHT_GNU_VERNEED, elf::SHT_GNU_VERSYM];
+            tables.contains(&sh_type) || of_gnu.contains(&sh_type)
+        };
         let is_unwind = |name: &str| name.starts_with(".eh_frame") || name.starts_with(".gcc_except_table");
-        self.image.sections.values().filter(move |s| {
-            s.is_alloc()
-                && !s.is_executable()
-                && s.has_bytes()
-                && holds_data.contains(&(s.sh_type as usize))
-                && !is_unwind(s.name)
-        })
+        let sections = self.image.sections.values();
+        sections
+            .filter(move |s| s.is_alloc() && !s.is_executable() && s.has_bytes() && !is_loaders(s.sh_type) && !is_unwind(s.name))
     }
 
     /// Whether an instruction starts at an address of decoded code; `None` outside of it.

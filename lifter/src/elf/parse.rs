@@ -47,6 +47,7 @@ impl<'a> Image<'a> {
         image.parse_dynamic_relocs()?;
         image.parse_static_relocs()?;
         image.parse_notes();
+        image.check_consistency()?;
         Ok(image)
     }
 
@@ -281,12 +282,15 @@ fn file_range(bytes: &[u8], offset: u64, size: u64) -> Option<&[u8]> {
     bytes.get(usize::try_from(offset).ok()?..usize::try_from(offset.checked_add(size)?).ok()?)
 }
 
-fn string_at(strings: &[u8], offset: u32) -> Option<&str> {
+fn raw_name(strings: &[u8], offset: u32) -> Option<&[u8]> {
     let rest = strings.get(offset as usize..)?;
-    let end = memchr::memchr(0, rest)?;
+    Some(&rest[..memchr::memchr(0, rest)?])
+}
+
+fn string_at(strings: &[u8], offset: u32) -> Option<&str> {
     // Names that are not UTF-8 can't be shown, and those with control characters must not be: a terminal obeys them. But they are no
     // reason to refuse a file; they are never written anew either.
-    let name = std::str::from_utf8(&rest[..end]).unwrap_or("");
+    let name = std::str::from_utf8(raw_name(strings, offset)?).unwrap_or("");
     Some(if name.contains(char::is_control) { "" } else { name })
 }
 
@@ -411,6 +415,9 @@ fn parse_sections<'a>(header: &Header, bytes: &'a [u8]) -> Result<PrimaryMap<Sec
             sh_entsize: s.sh_entsize(LE),
         };
         let what = || format!("section header {index} ({})", data.name);
+        if data.name.is_empty() && raw_name(names, data.sh_name) != Some(&[]) && !names.is_empty() {
+            return Err(Error::malformed(what(), "has a name that cannot be shown"));
+        }
         if data.has_bytes() && file_range(bytes, data.sh_offset.0, data.sh_size).is_none() {
             return Err(Error::malformed(what(), "reaches past the end of the file"));
         }

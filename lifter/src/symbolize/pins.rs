@@ -19,9 +19,18 @@ use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::{PinReason, RelinkMode};
 
-/// Metadata that names code in ways that are not understood, relative to itself and without relocations.
-const UNKNOWN_METADATA: [&str; 6] =
-    ["xray_instr_map", "xray_fn_idx", ".kcfi_traps", "swift5_protocol_conformances", "swift5_types", "swift5_type_metadata"];
+/// Metadata that names code in ways that are not understood: relative to itself and without relocations, or as a whole stretch.
+const UNKNOWN_METADATA: [&str; 8] = [
+    "xray_instr_map",
+    "xray_fn_idx",
+    ".kcfi_traps",
+    "swift5_protocol_conformances",
+    "swift5_types",
+    "swift5_type_metadata",
+    // Restartable sequences: the kernel compares the program counter with their bounds.
+    "__rseq_cs",
+    "__rseq_cs_ptr_array",
+];
 
 /// Pins by cluster; the reason that is first in `PinReason` counts.
 #[derive(Debug)]

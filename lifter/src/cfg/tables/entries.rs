@@ -75,10 +75,6 @@ impl TableContext<'_> {
         while matches!(entries.last(), Some(Entry::Unreachable)) && entries.len() as u64 > proven {
             entries.pop();
         }
-        // An array of pointers to functions looks like a table, but has entries elsewhere, and holes: it is known word by word.
-        if shape.entry_size == 8 && !entries.iter().any(|entry| self.is_label(entry)) {
-            return Reading::default();
-        }
         let stand_in = entries.iter().find_map(|e| match e {
             Entry::Inside(va) | Entry::Joined(va, _) => Some(*va),
             Entry::Unreachable => None,
@@ -189,11 +185,6 @@ impl TableContext<'_> {
             true => Lead::Entry(Entry::Joined(target, unit)),
             false => Lead::Elsewhere(target, unit),
         }
-    }
-
-    /// Whether an entry leads to the middle of a unit, where no pointer to a function does.
-    fn is_label(&self, entry: &Entry) -> bool {
-        matches!(*entry, Entry::Inside(va) if unit_at(self.units, va).is_some_and(|u| self.units[u].start != va))
     }
 
     /// Whether a unit of the cluster ends at an address.

@@ -1,8 +1,9 @@
-# Breakpoints by name, backtraces from below several frames, at a crash and of all threads; addresses are not printed.
+# Breakpoints by name, backtraces from below several frames, and at a crash. Addresses are not printed; pieces of a function, which relift and
+# gcc call .part and .cold, count as the function, and as gdb knows main by its first piece only, it is asked to go on behind it.
 trace() {
     name=$1; shift
-    timeout 120 gdb -nx -batch -ex 'set print address off' -ex 'set confirm off' -ex 'set debuginfod enabled off' "$@" 2>&1 \
-        | sed -E 's/0x[0-9a-f]+/ADDRESS/g; s/(Thread|LWP|process) [0-9A-Za-z]+( \(LWP [0-9]+\))?/\1/g; /^warning|debuginfod|no debugging symbols|^\[(New|Detach)/Id' > "$RESULTS/$name.lines"
+    timeout 120 gdb -nx -batch -ex 'set print address off' -ex 'set confirm off' -ex 'set backtrace past-main on' -ex 'set debuginfod enabled off' "$@" 2>&1 \
+        | sed -E 's/0x[0-9a-f]+/ADDRESS/g; s/(\.part(\.[0-9]+)?|\.cold(\.[0-9]+)?|\[cold\])( |\+|$)/\4/g; s/(Thread|LWP|process) [0-9A-Za-z]+( \(LWP [0-9]+\))?/\1/g; /^warning|debuginfod|no debugging symbols|^\[(New|Detach)/Id' > "$RESULTS/$name.lines"
 }
 for program in catcher catcher-fixed; do
     for place in thrower_level_0 thrower_level_7 catcher_step recover __cxa_throw; do

@@ -1,0 +1,196 @@
+//! `relift bolt`, `merge-fdata` and `perf2bolt`: the arguments of BOLT's programs, so that a build which knows them needs no change.
+//!
+//! What has a counterpart is mapped; what has none is named on standard error with the reason, and left out. An option that nobody knows is wrong usage,
+//! as it is with BOLT. Options may have one hyphen or two, and their value behind `=` or as the next word.
+
+mod options;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use super::{Style, instrument, optimize, profile};
+use crate::args::{Instrument, Optimize, Rewrite, TextFormat, Transform, Transforms};
+use crate::failure::{Failure, Result};
+use crate::timing::Timing;
+use options::{Meaning, Words, meaning_of};
+
+/// What llvm-bolt was asked for.
+#[derive(Debug, Default)]
+struct Request {
+    input: Option<PathBuf>,
+    output: Option<PathBuf>,
+    profiles: Vec<PathBuf>,
+    instrument: bool,
+    instrumentation_file: Option<PathBuf>,
+    append_pid: bool,
+    reorder_blocks: bool,
+    reorder_functions: bool,
+    split_functions: bool,
+}
+
+pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Result<ExitCode> {
+    let request = parse(arguments)?;
+    let input = request.input.ok_or_else(|| Failure::new("bolt: no input is named"))?;
+    let output = request.output.ok_or_else(|| Failure::new("bolt: no output is named").hint("name it with -o"))?;
+    let rewrite = Rewrite { input, output, verify: false, no_check: false };
+    if request.instrument {
+        let profile = instrumentation_file(request.instrumentation_file, request.append_pid);
+        return instrument::run(&Instrument { rewrite, profile }, style, timing);
+    }
+    let switches = [
+        (request.reorder_blocks, Transform::ReorderBlocks),
+        (request.reorder_functions, Transform::ReorderFunctions),
+        (request.split_functions, Transform::SplitFunctions),
+    ];
+    let skip = switches.into_iter().filter(|(is_on, _)| !is_on).map(|(_, transform)| transform).collect();
+    let transforms = Transforms { only: Vec::new(), skip, fuel: None };
+    let args = Optimize { rewrite, profile: request.profiles, measure_by: Vec::new(), transforms, shuffle: None };
+    optimize::run(&args, style, timing)
+}
+
+/// BOLT's default, and its names where each process has a file of its own: here all processes count into one.
+fn instrumentation_file(named: Option<PathBuf>, append_pid: bool) -> PathBuf {
+    let file = named.unwrap_or_else(|| PathBuf::from("/tmp/prof.fdata"));
+    if !append_pid {
+        return file;
+    }
+    let mut name = file.into_os_string();
+    name.push(".0.fdata");
+    PathBuf::from(name)
+}
+
+fn parse(arguments: &[String]) -> Result<Request> {
+    let mut request = Request::default();
+    let mut words = Words::new("bolt", arguments);
+    while let Some(word) = words.next() {
+        let Some((name, value)) = options::split(word) else {
+            if request.input.replace(PathBuf::from(word)).is_some() {
+                return Err(Failure::new(format!("bolt: more than one input, the second: {word}")));
+            }
+            continue;
+        };
+        let is_on = !matches!(value, Some("0" | "false" | "none"));
+        match name {
+            "o" => request.output = Some(words.path(name, value)?),
+            "data" | "b" | "p" | "perfdata" => request.profiles.push(words.path(name, value)?),
+            "instrument" => request.instrument = is_on,
+            "instrumentation-file" => request.instrumentation_file = Some(words.path(name, value)?),
+            "instrumentation-file-append-pid" => request.append_pid = is_on,
+            "reorder-blocks" => request.reorder_blocks = words.text(name, value)? != "none",
+            "reorder-functions" => request.reorder_functions = words.text(name, value)? != "none",
+            "split-functions" => request.split_functions = is_on,
+            _ => match meaning_of(name) {
+                Some(Meaning::Same) => {}
+                Some(Meaning::Ignored(why)) => eprintln!("relift: bolt: -{name} is ignored: {why}"),
+                Some(Meaning::IgnoredWithValue(why)) => {
+                    words.text(name, value)?;
+                    eprintln!("relift: bolt: -{name} is ignored: {why}");
+                }
+                None => return Err(Failure::new(format!("bolt: the option -{name} is not known"))),
+            },
+        }
+    }
+    Ok(request)
+}
+
+/// `merge-fdata FILES… [-o OUTPUT]`, to standard output without one.
+pub(crate) fn merge_fdata(arguments: &[String]) -> Result<ExitCode> {
+    use std::io::Write;
+    let mut inputs = Vec::new();
+    let mut output = None;
+    let mut words = Words::new("merge-fdata", arguments);
+    while let Some(word) = words.next() {
+        match options::split(word) {
+            None => inputs.push(PathBuf::from(word)),
+            Some(("o", value)) => output = Some(words.path("o", value)?),
+            Some(("q" | "suppress-merged-data-output", _)) => {}
+            Some((name, _)) => return Err(Failure::new(format!("merge-fdata: the option -{name} is not known"))),
+        }
+    }
+    if inputs.is_empty() {
+        return Err(Failure::new("merge-fdata: no input is named"));
+    }
+    let bytes = profile::merged(&inputs)?;
+    match output {
+        Some(output) => crate::files::Draft::write(&output, &bytes, &inputs[0])?.put_in_place()?,
+        None => std::io::stdout()
+            .lock()
+            .write_all(&bytes)
+            .map_err(|e| Failure::new(format!("can't write to standard output: {e}")))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `perf2bolt -p PERF.DATA -o OUTPUT PROGRAM`.
+pub(crate) fn perf2bolt(arguments: &[String], timing: &mut Timing) -> Result<ExitCode> {
+    let (mut input, mut output, mut yaml) = (None::<PathBuf>, None::<PathBuf>, None::<PathBuf>);
+    let mut profiles = Vec::new();
+    let mut format = TextFormat::Fdata;
+    let mut words = Words::new("perf2bolt", arguments);
+    while let Some(word) = words.next() {
+        let Some((name, value)) = options::split(word) else {
+            input = Some(PathBuf::from(word));
+            continue;
+        };
+        match name {
+            "o" => output = Some(words.path(name, value)?),
+            "p" | "perfdata" => profiles.push(words.path(name, value)?),
+            "w" => yaml = Some(words.path(name, value)?),
+            "profile-format" => format = if words.text(name, value)? == "yaml" { TextFormat::Yaml } else { TextFormat::Fdata },
+            // The file says itself what it is.
+            "nl" | "ba" | "pa" | "aggregate-only" | "ignore-build-id" | "itrace" => {}
+            _ => return Err(Failure::new(format!("perf2bolt: the option -{name} is not known"))),
+        }
+    }
+    let input: &Path = input.as_deref().ok_or_else(|| Failure::new("perf2bolt: no program is named"))?;
+    if profiles.is_empty() || (output.is_none() && yaml.is_none()) {
+        return Err(Failure::new("perf2bolt: a profile (-p) and an output (-o) are needed"));
+    }
+    if let Some(output) = output {
+        profile::convert(&profiles, &output, format, input, timing)?;
+    }
+    if let Some(yaml) = yaml {
+        profile::convert(&profiles, &yaml, TextFormat::Yaml, input, timing)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_arguments_of_cpythons_build_are_understood() {
+        let request = parse(&words(
+            "python.prebolt -o python.bolt -data=python.fdata -update-debug-sections -skip-funcs=_PyEval_EvalFrameDefault \
+             -reorder-blocks=ext-tsp -reorder-functions=cdsort -split-functions -icf=1 -inline-all -split-eh \
+             -reorder-functions-use-hot-size -peepholes=none -jump-tables=aggressive -inline-ap -indirect-call-promotion=all \
+             -dyno-stats -use-gnu-stack -frame-opt=hot",
+        ))
+        .unwrap();
+        assert_eq!(request.input.as_deref(), Some(Path::new("python.prebolt")));
+        assert_eq!(request.output.as_deref(), Some(Path::new("python.bolt")));
+        assert_eq!(request.profiles, [PathBuf::from("python.fdata")]);
+        assert!(request.reorder_blocks && request.reorder_functions && request.split_functions);
+    }
+
+    #[test]
+    fn instrumenting_with_a_file_for_each_process_names_one_that_the_same_pattern_finds() {
+        let request =
+            parse(&words("python -instrument --instrumentation-file-append-pid -instrumentation-file=python.bolt -o out"))
+                .unwrap();
+        assert!(request.instrument);
+        let file = instrumentation_file(request.instrumentation_file, request.append_pid);
+        assert_eq!(file, Path::new("python.bolt.0.fdata"));
+    }
+
+    #[test]
+    fn an_unknown_option_is_wrong() {
+        assert!(parse(&words("a -o b -no-such-option")).is_err());
+        assert!(parse(&words("a -o")).is_err());
+    }
+}
