@@ -6,7 +6,9 @@
 
 use goblin::elf::dynamic::{DT_FINI, DT_INIT};
 use goblin::elf::reloc::{R_X86_64_32, R_X86_64_32S, R_X86_64_64};
-use goblin::elf::section_header::{SHF_ALLOC, SHN_ABS, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_PROGBITS, SHT_RELA};
+use goblin::elf::section_header::{
+    SHF_ALLOC, SHN_ABS, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_PROGBITS, SHT_RELA,
+};
 use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC, STT_TLS};
 use goblin::elf::{Dynamic, Sym};
 use rustc_hash::{FxHashMap, FxHashSet};

@@ -121,7 +121,8 @@ impl Search<'_> {
         };
         let is_unwind = |name: &str| name.starts_with(".eh_frame") || name.starts_with(".gcc_except_table");
         let sections = self.image.sections.values();
-        sections.filter(move |s| s.is_alloc() && !s.is_executable() && s.has_bytes() && !is_loaders(s.sh_type) && !is_unwind(s.name))
+        sections
+            .filter(move |s| s.is_alloc() && !s.is_executable() && s.has_bytes() && !is_loaders(s.sh_type) && !is_unwind(s.name))
     }
 
     /// Whether an instruction starts at an address of decoded code; `None` outside of it.
