@@ -227,6 +227,7 @@ fn code_areas<'a>(bytes: &'a [u8], elf: &Elf<'a>, sections: &[Section<'a>]) -> R
         .iter()
         .filter(|section| section.is_code())
         .filter_map(|section| Some(Area { start: section.address, bytes: slice(bytes, section.offset, section.size)? }))
+        .filter(|area| area.start.checked_add(area.bytes.len() as u64).is_some())
         .collect();
     if sections.is_empty() {
         let executable = |header: &&goblin::elf::ProgramHeader| header.p_type == PT_LOAD && header.p_flags & PF_X != 0;

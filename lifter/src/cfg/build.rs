@@ -353,6 +353,10 @@ impl Cutter<'_, '_> {
         {
             block.num_insts -= count;
             block.len -= bytes;
+            // A no-op may have an operand, which went with it.
+            let first = block.refs.start as usize;
+            let kept = self.draft.refs[first..].partition_point(|r| r.offset < block.len);
+            self.draft.refs.truncate(first + kept);
         }
     }
 
