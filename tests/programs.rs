@@ -248,6 +248,7 @@ behaviors! {
     self_address,
     signals_backtrace,
     static_init,
+    static_pie,
     switch_tables,
     switch_unbounded,
     tail_called_table,
