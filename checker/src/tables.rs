@@ -13,7 +13,7 @@
 use crate::decode::{Inst, Kind, Shape};
 use crate::image::Slot;
 use crate::report::ViolationKind;
-use crate::walk::{Bits, Displaced, Side, Walk};
+use crate::walk::{Bits, Displaced, Pair, Reach, Side, Walk};
 
 /// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
 const BOUND_WINDOW: usize = 8;
@@ -213,12 +213,22 @@ fn read_entries(walk: &mut Walk<'_, '_>, table: TableReference, entries: &[Entry
     walk.stats.jump_tables += 1;
     let width = u64::from(table.width);
     let extent = walk.survey.next_reference(table.input).saturating_sub(table.input) / width;
-    let bound = bound(walk, table.from).unwrap_or(usize::MAX).min(usize::try_from(extent).unwrap_or(usize::MAX));
+    // What is behind a hole may be another array.
+    let hole = entries.iter().position(|&entry| entry == Entry::Hole).unwrap_or(usize::MAX);
+    let bound = bound(walk, table.from);
+    let guessed_from = if bound.is_some() { usize::MAX } else { hole };
+    let bound = bound.unwrap_or(usize::MAX).min(usize::try_from(extent).unwrap_or(usize::MAX));
     let mut size = 0;
     for (position, &input) in entries.iter().enumerate() {
         let place = table.output + position as u64 * width;
         let is_certain = position < bound;
         let output = entry(walk.output, table.output, place, table.width);
+        if position >= guessed_from {
+            if let (Entry::To(input), Some(output)) = (input, output) {
+                walk.try_later(Pair { input, output, origin: place, reach: Reach::Pointer });
+            }
+            continue;
+        }
         if !read_entry(walk, place, input, output, (is_certain, table.width)) {
             break;
         }
@@ -273,13 +283,15 @@ enum Entry {
     To(u64),
     /// LLVM lets entries that the program cannot select point at the function's end.
     Unreachable,
+    /// A zero in an array of labels.
+    Hole,
 }
 
 /// The targets of a table of the input, `None` for entries that cannot be selected; none if it is not a table.
 pub(crate) fn targets(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Option<u64>> {
     let target = |entry| match entry {
         Entry::To(target) => Some(target),
-        Entry::Unreachable => None,
+        Entry::Unreachable | Entry::Hole => None,
     };
     input_entries(walk, table).into_iter().map(target).collect()
 }
@@ -317,6 +329,8 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
             targets.push(Entry::To(target));
         } else if !targets.is_empty() && (is_next_function || !in_group(target) && target > 0 && in_group(target - 1)) {
             targets.push(Entry::Unreachable);
+        } else if !targets.is_empty() && target == 0 && table.width == 8 && !is_copy {
+            targets.push(Entry::Hole);
         } else if meets_instruction && (is_bounded(&mut limit) || is_orphan(target)) {
             targets.push(Entry::To(target));
         } else {
@@ -326,8 +340,11 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     }
     let is_own = |&entry: &Entry| match entry {
         Entry::To(target) => side.unwind.fde_at(target).is_some_and(|fde| walk.survey.find(fde) == group),
-        Entry::Unreachable => false,
+        Entry::Unreachable | Entry::Hole => false,
     };
+    while targets.last() == Some(&Entry::Hole) {
+        targets.pop();
+    }
     if !targets.iter().any(is_own) && bound(walk, table.from).is_none() {
         targets.clear();
     }

@@ -251,6 +251,11 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
+    /// Notes a guess for later.
+    pub(crate) fn try_later(&mut self, pair: Pair) {
+        self.tries.push(pair);
+    }
+
     /// Walks from a guess; `false`, and nothing has happened, if it is wrong.
     pub(crate) fn attempt(&mut self, pair: Pair) -> bool {
         let queue = std::mem::take(&mut self.queue);

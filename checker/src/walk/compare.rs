@@ -68,7 +68,7 @@ impl Walk<'_, '_> {
                 return Ok(Some(found));
             }
             return if x == y {
-                Ok(self.absolute(x).or_else(|| self.number(x)))
+                Ok(self.absolute(x).or_else(|| self.number(i, x)))
             } else {
                 self.absolute_difference(x, y).map_or_else(mismatch, |found| Ok(Some(found)))
             };
@@ -95,7 +95,7 @@ impl Walk<'_, '_> {
             && a.kind != Kind::Lea
             && x.len() == disp + 8
             && !self.input.image.in_code(to_i)
-            && let Some(found) = self.number(x)
+            && let Some(found) = self.number(i, x)
         {
             return Ok(Some(found));
         }
@@ -154,23 +154,21 @@ impl Walk<'_, '_> {
 
     /// In a file at a fixed address without the linker's relocations, a number at an instruction's end that is the address of a function: it
     /// has to stay good.
-    fn number(&self, x: &[u8]) -> Option<Reference> {
+    fn number(&self, at: u64, x: &[u8]) -> Option<Reference> {
         if !self.has_numbers || !Shape::of(x).has_wide_immediate(x) {
             return None;
         }
         // `movabs` alone ends in eight bytes.
         let is_wide = x.len() == 10 && x[0] & 0xf8 == 0x48 && x[1] & 0xf8 == 0xb8;
         let size = if is_wide { 8 } else { 4 };
-        // `push`, the arithmetic group, `mov`: with an immediate of 32 bits, which the operand-size prefix would halve.
-        let shape = Shape::of(x);
-        let opcode = *x.get(shape.opcode)?;
-        let has_immediate = matches!(opcode, 0x3d | 0x68 | 0x81 | 0xb8..=0xbf | 0xc7) && shape.map == 0;
-        if !has_immediate || x[..shape.opcode].contains(&0x66) {
-            return None;
-        }
         let value = field(x, x.len().checked_sub(size)?)?;
         let is_high = is_wide && field(x, x.len() - 4) != Some(0);
-        (!is_high && self.input.unwind.starts_at(value)).then_some(Reference::Code(value, value))
+        let is_label = || {
+            let unwind = &self.input.unwind;
+            let is_start = self.input.code.index(value).is_some_and(|index| self.survey.is_boundary(index));
+            is_start && unwind.fde_at(value).is_some() && unwind.fde_at(value) == unwind.fde_at(at)
+        };
+        (!is_high && (self.input.unwind.starts_at(value) || is_label())).then_some(Reference::Code(value, value))
     }
 
     fn may_be_absolute_table(&self, address: u64) -> bool {
