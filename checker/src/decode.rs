@@ -356,6 +356,19 @@ impl Shape {
         shape
     }
 
+    /// Whether the instruction ends in an immediate of 32 bits (or `mov r64, imm64`), by appendix A of the manual.
+    pub(crate) fn has_wide_immediate(&self, bytes: &[u8]) -> bool {
+        let is_short = bytes.get(..self.opcode).is_some_and(|prefixes| prefixes.contains(&0x66)) && self.rex & 8 == 0;
+        let group = bytes.get(self.modrm).map_or(0, |modrm| modrm >> 3 & 7);
+        let has_immediate = match bytes.get(self.opcode).copied().unwrap_or(0) {
+            0x05 | 0x0d | 0x15 | 0x1d | 0x25 | 0x2d | 0x35 | 0x3d | 0x68 | 0x69 | 0x81 | 0xa9 | 0xb8..=0xbf => true,
+            0xc7 => group == 0,
+            0xf7 => group < 2,
+            _ => false,
+        };
+        self.map == 0 && !self.vector && !is_short && has_immediate
+    }
+
     pub(crate) fn is_rip_relative(&self, bytes: &[u8]) -> bool {
         self.modrm != 0 && bytes.get(self.modrm).is_some_and(|modrm| modrm & 0xc7 == 0x05)
     }
@@ -398,5 +411,31 @@ impl Shape {
             0 if rm == 4 && sib_base == 5 => Some(after),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_immediates_of_32_bits_and_more_are_wide() {
+        let wide: [&[u8]; 5] = [
+            &[0xbf, 0x80, 0x7d, 0x70, 0],
+            &[0x48, 0xc7, 0xc0, 0x80, 0x7d, 0x70, 0],
+            &[0x81, 0x7d, 8, 0x80, 0x7d, 0x70, 0],
+            &[0x68, 0x80, 0x7d, 0x70, 0],
+            &[0x66, 0x48, 0xb8, 0x80, 0x7d, 0x70, 0, 0, 0, 0, 0],
+        ];
+        // `cmp byte [rbp + 0x70], 0`, the same with r13, a load from a displacement, `mov ax, imm16`, a vector instruction.
+        let others: [&[u8]; 5] = [
+            &[0x80, 0x7d, 0x70, 0],
+            &[0x41, 0x80, 0x7d, 0x70, 0],
+            &[0x8b, 0x80, 0x80, 0x7d, 0x70, 0],
+            &[0x66, 0xb8, 0x80, 0x7d],
+            &[0xc5, 0xf8, 0x28, 0x80, 0x80, 0x7d, 0x70, 0],
+        ];
+        assert!(wide.iter().all(|bytes| Shape::of(bytes).has_wide_immediate(bytes)));
+        assert!(!others.iter().any(|bytes| Shape::of(bytes).has_wide_immediate(bytes)));
     }
 }

@@ -37,15 +37,15 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         walk_old_text(walk);
     }
     let mut roots = Roots::of(walk);
-    let tables = graph::tables_named(walk, &instructions(walk, false));
+    let tables = graph::tables_named(walk, false);
     let mut found = match_pieces(walk, &roots, &tables, &FxHashSet::default());
     std::mem::take(&mut found.matched).mark(walk);
     let unmatched = found.unmatched.iter().filter(|&&(address, _)| is_uncovered(walk, address)).map(|&(_, label)| label);
     let sought: FxHashSet<u64> = unmatched.chain(found.missing.iter().map(|&(_, label)| label)).collect();
     if !sought.is_empty() {
-        let tables = graph::tables_named(walk, &instructions(walk, true));
         let beginnings = beginnings(walk, &found);
-        roots.extend(walk, &tables, (&sought, &beginnings), &found.labels);
+        let tables = graph::tables_named(walk, true);
+        roots.extend(walk, &tables, &sought, &beginnings);
         found = match_pieces(walk, &roots, &tables, &found.labels);
         std::mem::take(&mut found.matched).mark(walk);
     }
@@ -58,11 +58,11 @@ fn is_uncovered(walk: &Walk<'_, '_>, address: u64) -> bool {
     walk.output.code.index(address).is_some_and(|index| !walk.relation.covered.contains(index))
 }
 
-/// Where a constant may be an address that nobody sees, every function is still found where it was; then comes old text behind entries that
-/// now lead elsewhere.
+/// Where a constant may be an address that nobody sees, functions that nothing else reaches may be found where they were: there they stay, or
+/// a jump leads to where they went. Then comes old text behind entries that now lead elsewhere.
 fn walk_old_text(walk: &mut Walk<'_, '_>) {
     for (_, address) in unreached_functions(walk) {
-        walk.seed(address, address, address);
+        walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow });
         walk.settle();
     }
     for address in leaders(walk, Of::Output) {
@@ -91,15 +91,9 @@ impl Roots {
     }
 
     /// Adds all code that begins a piece with a label that is sought.
-    fn extend(
-        &mut self,
-        walk: &Walk<'_, '_>,
-        tables: &Tables,
-        (sought, beginnings): (&FxHashSet<u64>, &FxHashSet<Beginning>),
-        wanted: &FxHashSet<u64>,
-    ) {
+    fn extend(&mut self, walk: &Walk<'_, '_>, tables: &Tables, sought: &FxHashSet<u64>, beginnings: &FxHashSet<Beginning>) {
         for (of, roots) in [(Of::Input, &mut self.input), (Of::Output, &mut self.output)] {
-            let reader = pieces::Reader { walk, of, tables, wanted };
+            let reader = pieces::Reader { walk, of, tables };
             each_instruction(reader.side(), |address, inst| {
                 let is_start = beginnings.contains(&Beginning::of(reader.side(), address, inst));
                 // What is reached in the output is so in the input.
@@ -296,19 +290,6 @@ fn each_instruction(side: &Side<'_>, mut visit: impl FnMut(u64, Inst)) {
             address += u64::from(inst.len);
         }
     }
-}
-
-/// The instructions of the input's functions, either all of them or those that were not reached.
-fn instructions(walk: &Walk<'_, '_>, all: bool) -> Vec<u64> {
-    let mut found = Vec::new();
-    each_instruction(walk.input, |address, inst| {
-        let may_name = inst.disp != 0 || walk.input.image.is_position_dependent();
-        let is_wanted = || all || walk.input.code.index(address).is_some_and(|index| !walk.relation.seen.contains(index));
-        if may_name && is_wanted() {
-            found.push(address);
-        }
-    });
-    found
 }
 
 /// The starts of straight pieces of code that were not reached.

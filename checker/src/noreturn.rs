@@ -91,14 +91,17 @@ impl NoReturn {
         found
     }
 
-    /// Whether control does not come back from the call at `address`, as far as the compiler knew.
+    /// Whether control does not come back from the call at `address`, as far as the compiler knew: it puts a trap where it says so.
     pub(crate) fn ends_at(&self, side: &Side<'_>, address: u64, inst: Inst) -> bool {
         let after = address + u64::from(inst.len);
+        self.stops(side, address, inst) || side.inst(after).is_some_and(|next| side.code.bytes(after, next) == [0x0f, 0x0b])
+    }
+
+    /// The same, by the callee or the end of the frame description alone.
+    pub(crate) fn stops(&self, side: &Side<'_>, address: u64, inst: Inst) -> bool {
+        let after = address + u64::from(inst.len);
         let ends = side.unwind.fde_at(address).is_some_and(|fde| side.unwind.fdes[fde as usize].end <= after);
-        // Compilers put a trap where they know that nothing comes back.
-        let is_trapped = || side.inst(after).is_some_and(|next| side.code.bytes(after, next) == [0x0f, 0x0b]);
         ends || match inst.kind {
-            Kind::Call | Kind::IndirectCall if is_trapped() => true,
             Kind::Call => self.functions.contains(&side.target(address, inst)),
             Kind::IndirectCall if inst.disp != 0 => self.cells.contains(&side.operand(address, inst)),
             _ => false,

@@ -112,6 +112,11 @@ impl Survey {
         !self.named.contains(fde as usize) && self.find(fde) == fde
     }
 
+    /// Whether a frame description begins at an address, and something other than a jump or a table names it.
+    fn is_named(&self, side: &Side<'_>, address: u64) -> bool {
+        side.unwind.starts_at(address) && side.unwind.fde_at(address).is_some_and(|fde| self.named.contains(fde as usize))
+    }
+
     fn find(&self, mut member: u32) -> u32 {
         while self.groups[member as usize] != member {
             member = self.groups[member as usize];
@@ -306,9 +311,11 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         let is_orphan = |address| side.unwind.fde_at(address).is_some_and(|fde| walk.survey.is_orphan(fde));
         let is_bounded =
             |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(walk, table.from).unwrap_or(0));
-        if meets_instruction && in_group(target) {
+        // What follows the function is no part of it where something else names it, though it may be in the group: by a tail call.
+        let is_next_function = target == side.unwind.fdes[from as usize].end && walk.survey.is_named(side, target);
+        if meets_instruction && in_group(target) && !is_next_function {
             targets.push(Entry::To(target));
-        } else if !targets.is_empty() && !in_group(target) && target > 0 && in_group(target - 1) {
+        } else if !targets.is_empty() && (is_next_function || !in_group(target) && target > 0 && in_group(target - 1)) {
             targets.push(Entry::Unreachable);
         } else if meets_instruction && (is_bounded(&mut limit) || is_orphan(target)) {
             targets.push(Entry::To(target));

@@ -372,14 +372,14 @@ impl<'w, 'a> Walk<'w, 'a> {
             && bytes(self.input).is_some_and(|same| bytes(self.output) == Some(same))
     }
 
-    /// Whether any constant of the program may be a code address, and old text has to stay for it.
+    /// Whether any constant of the program may be a code address, so that something has to stay there.
     pub(crate) fn keeps_old_text(&self) -> bool {
         self.input.image.is_position_dependent() && self.absolute_fields.is_empty()
     }
 
     /// Whether nothing follows a call of the input.
     pub(crate) fn ends_at(&self, address: u64, inst: Inst) -> bool {
-        self.noreturn.ends_at(self.input, address, inst)
+        self.noreturn.stops(self.input, address, inst)
     }
 
     /// Whether a field of the input's code with a value that is an address of code names it: a relocation says so; where there are none, a `lea`

@@ -76,7 +76,7 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
     }
 
     pub(super) fn reader(&self, of: Of) -> Reader<'r, 'w, 'a> {
-        Reader { walk: self.walk, of, tables: self.tables, wanted: self.wanted }
+        Reader { walk: self.walk, of, tables: self.tables }
     }
 
     /// The node of what `address` leads to, if anything does.
@@ -184,7 +184,8 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
         let side = self.walk.output;
         let mut entries = Vec::new();
         let mut doubtful = 0;
-        while entries.len() < self.entries_max && doubtful < DOUBTFUL_MAX {
+        let limit = self.tables.get(&value).map_or(self.entries_max, Vec::len);
+        while entries.len() < limit && doubtful < DOUBTFUL_MAX {
             let place = value + entries.len() as u64 * u64::from(width);
             let target = tables::entry(side, value, place, width).filter(|&target| side.unwind.fde_at(target).is_some());
             doubtful = if target.is_some() { 0 } else { doubtful + 1 };
@@ -194,22 +195,24 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
     }
 }
 
-/// The jump tables that the instructions of the input at these addresses name.
-pub(super) fn tables_named(walk: &Walk<'_, '_>, addresses: &[u64]) -> Tables {
+/// The jump tables that the input's code names, or only those that unreached code does.
+pub(super) fn tables_named(walk: &Walk<'_, '_>, all: bool) -> Tables {
     let (input, mut found) = (walk.input, Tables::default());
-    for &address in addresses {
-        let Some(inst) = input.inst(address) else { continue };
+    super::each_instruction(input, |address, inst| {
+        if !all && input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index)) {
+            return;
+        }
         let named = if inst.kind == Kind::Lea && inst.disp != 0 {
             Some((input.operand(address, inst), 4))
         } else {
             walk.absolute_table(input.code.bytes(address, inst)).map(|value| (value, 8))
         };
-        let Some((value, width)) = named.filter(|&(value, _)| !input.image.in_code(value)) else { continue };
+        let Some((value, width)) = named.filter(|&(value, _)| !input.image.in_code(value)) else { return };
         let reference = TableReference { input: value, output: value, width, from: address, origin: address };
         let targets = tables::targets(walk, reference);
         if found.get(&value).map_or(0, Vec::len) < targets.len() {
             found.insert(value, targets);
         }
-    }
+    });
     found
 }

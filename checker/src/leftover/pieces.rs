@@ -9,7 +9,7 @@
 
 use std::hash::Hasher;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::decode::{Inst, Kind, Shape};
 use crate::unwind::{Located, NONE};
@@ -18,8 +18,6 @@ use crate::walk::{Side, Walk, condition, prefixes};
 /// So that a loop without a branch ends.
 const INSTRUCTIONS_MAX: usize = 64;
 const JUMPS_MAX: usize = 512;
-/// Jumps from function to function that are followed in copies.
-const DEPTH_MAX: usize = 8;
 
 /// Whose code it is.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +26,7 @@ pub(super) enum Of {
     Output,
 }
 
-/// Jump tables of the input that code out of reach names: by address the targets, `None` for entries that cannot be selected.
+/// Jump tables that the input's code names: by address the targets, `None` for entries that cannot be selected.
 pub(super) type Tables = FxHashMap<u64, Vec<Option<u64>>>;
 
 #[derive(Clone, Debug)]
@@ -84,8 +82,6 @@ pub(super) struct Reader<'r, 'w, 'a> {
     pub(super) walk: &'r Walk<'w, 'a>,
     pub(super) of: Of,
     pub(super) tables: &'r Tables,
-    /// Labels of unreached pieces: reached code with one of them may have an unreached copy.
-    pub(super) wanted: &'r FxHashSet<u64>,
 }
 
 impl<'w, 'a> Reader<'_, 'w, 'a> {
@@ -128,18 +124,12 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
         }
     }
 
-    /// Reads the piece at `start`. Code that the walk reached ends it; where it begins in such code, a jump to another function does of which no
-    /// copy is looked for.
+    /// Reads the piece at `start`.
     pub(super) fn piece(&self, start: u64, mut visit: impl FnMut(u64, Inst)) -> Piece {
-        self.piece_at(start, 0, &mut visit)
-    }
-
-    fn piece_at(&self, start: u64, depth: usize, visit: &mut dyn FnMut(u64, Inst)) -> Piece {
-        let is_reached = self.related(start).is_some();
         let mut label = Label::new();
         let (mut address, mut jumps, mut count) = (start, 0, 0);
         loop {
-            if count > 0 && !is_reached && self.related(address).is_some() || count == INSTRUCTIONS_MAX {
+            if count == INSTRUCTIONS_MAX {
                 return label.end(End::Flow(address));
             }
             let Some(inst) = self.side().inst(address) else {
@@ -153,17 +143,7 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
                 Kind::Jump if jumps == JUMPS_MAX => return label.end(End::Nothing),
                 Kind::Jump => {
                     jumps += 1;
-                    let target = self.side().target(address, inst);
-                    if is_reached && self.side().unwind.fde_at(address) != self.side().unwind.fde_at(target) {
-                        let is_wanted = depth < DEPTH_MAX && {
-                            let next = self.piece_at(target, depth + 1, &mut |_, _| {});
-                            self.wanted.contains(&next.label)
-                        };
-                        if !is_wanted {
-                            return label.end(End::Flow(target));
-                        }
-                    }
-                    address = target;
+                    address = self.side().target(address, inst);
                 }
                 _ => {
                     count += 1;

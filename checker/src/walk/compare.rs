@@ -155,7 +155,7 @@ impl Walk<'_, '_> {
     /// In a file at a fixed address without the linker's relocations, a number at an instruction's end that is the address of a function: it
     /// has to stay good.
     fn number(&self, x: &[u8]) -> Option<Reference> {
-        if !self.has_numbers {
+        if !self.has_numbers || !Shape::of(x).has_wide_immediate(x) {
             return None;
         }
         // `movabs` alone ends in eight bytes.

@@ -72,6 +72,7 @@ impl Comparison<'_> {
         match lifted {
             Some((_, entry)) if entry.is_some() && entry == target => truth.num_lifted_entries += 1,
             Some((_, Some(entry))) if self.is_unreachable(target, entry) => truth.num_unreachable_entries += 1,
+            Some((table, None)) if self.is_proven(table) => truth.num_proven_idle_entries += 1,
             Some(_) => truth.missed_entries.push(at),
             None if target.is_some_and(|va| self.is_movable(va)) => truth.missed_entries.push(at),
             None => truth.num_pinned_entries += 1,
@@ -94,6 +95,10 @@ impl Comparison<'_> {
         let target = *self.program.targets_of(table).get(index as usize)?;
         let is_aligned = (at - data.at).is_multiple_of(u64::from(data.entry_size));
         is_aligned.then(|| self.program.blocks[target].start)
+    }
+
+    fn is_proven(&self, table: Table) -> bool {
+        self.program.tables[table].bound == TableBound::Proven
     }
 
     /// A lifted table's words beyond those of the true one, and, at a fixed address, the true ones.
@@ -119,6 +124,8 @@ impl Comparison<'_> {
                 truth.num_lifted_entries += 1;
             } else if entry.is_some_and(|entry| self.is_unreachable(target, entry)) {
                 truth.num_unreachable_entries += 1;
+            } else if entry.is_none() && self.is_proven(table) {
+                truth.num_proven_idle_entries += 1;
             } else {
                 truth.missed_entries.push(at);
             }

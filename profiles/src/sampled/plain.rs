@@ -7,8 +7,8 @@
 //! **Trust.** An interrupt lands on whatever instruction the processor retires next, so that a short block may have many samples or none
 //! whatever it does; over a long one this evens out. So changing a block's count by one costs in proportion to its length, up to the
 //! length where nothing is gained any more. The absence of samples is worth more than their number: what never shows up
-//! rarely runs. (That the number of samples varies by its square root matters less: trusting counts by it gave worse
-//! layouts on every program tried.)
+//! rarely runs. (That the number of samples varies by its square root matters less: trusting counts by it gave a
+//! worse layout of Lua, −52 % instead of −64 % of its taken branches.)
 
 use lifter::entity::EntityId;
 use lifter::ir::Program;

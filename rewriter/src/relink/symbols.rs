@@ -123,9 +123,10 @@ fn write_fragment_symbols(
         let func = &placed.program.funcs[fragment.func];
         let Some(name) = func.symbol.and_then(|s| image.symbols.get(s)).map(|s| s.name) else { continue };
         let at = placed.placement.fragments[index];
-        let holds_entry = placed.out.placed[func.entry]
-            .is_some_and(|out| fragment.blocks.contains(&(lifter::entity::EntityId::index(out) as u32)));
-        if holds_entry || name.is_empty() {
+        // In *guard* mode the function's own symbol stays with the jump at the old entry, and what it jumps to is a part.
+        let end = at + placed.codes[index].bytes.len() as u64;
+        let holds_symbol = (at..end).contains(&placed.addresses.identity(func.entry));
+        if holds_symbol || name.is_empty() {
             continue;
         }
         let part = parts.entry(fragment.func).or_default();

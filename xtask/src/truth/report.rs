@@ -22,6 +22,7 @@ struct Sums {
     lifted_entries: usize,
     pinned_entries: usize,
     missed_entries: usize,
+    idle_entries: usize,
     extra_entries: usize,
     invented_entries: usize,
     starts: usize,
@@ -46,6 +47,7 @@ impl Sums {
         self.lifted_entries += truth.num_lifted_entries + truth.num_unreachable_entries;
         self.pinned_entries += truth.num_pinned_entries;
         self.missed_entries += truth.missed_entries.len();
+        self.idle_entries += truth.num_proven_idle_entries;
         self.extra_entries += truth.num_extra_entries;
         self.invented_entries += truth.invented_entries.len();
         self.starts += truth.num_starts;
@@ -68,6 +70,7 @@ impl Sums {
             format!("{}/{}", self.missed_slots, self.invented_slots),
             self.entries.to_string(),
             self.lifted_entries.to_string(),
+            self.idle_entries.to_string(),
             self.pinned_entries.to_string(),
             self.missed_entries.to_string(),
             format!("{}/{}", self.extra_entries, self.invented_entries),
@@ -80,9 +83,9 @@ impl Sums {
 }
 
 const HEAD: &str = "\
-| program | kind | shown | variants | code KiB | may move % | references | missed | invented | code words | missed/invented | table targets | read | pinned | missed | \
+| program | kind | shown | variants | code KiB | may move % | references | missed | invented | code words | missed/invented | table targets | read | never used | pinned | missed | \
 extra/written | function starts | missed/extra | other |
-| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 ";
 
 /// The whole record.

@@ -1,0 +1,73 @@
+//! What single instructions do to the stack and its slots.
+
+use iced_x86::{Instruction, Mnemonic, OpKind, Register};
+
+use crate::cfg::body::general;
+
+const RSP: u8 = 4;
+
+/// Whether it is a conditional move.
+pub(crate) fn is_cmov(name: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(
+        name,
+        Cmova
+            | Cmovae
+            | Cmovb
+            | Cmovbe
+            | Cmove
+            | Cmovg
+            | Cmovge
+            | Cmovl
+            | Cmovle
+            | Cmovne
+            | Cmovno
+            | Cmovnp
+            | Cmovns
+            | Cmovo
+            | Cmovp
+            | Cmovs
+    )
+}
+
+/// Whether an instruction writes memory at `disp(base)`; `push` writes at `(%rsp)`.
+pub(super) fn is_store_to(instruction: &Instruction, base: u8, disp: i64) -> bool {
+    if instruction.mnemonic() == Mnemonic::Push {
+        return base == RSP && disp == 0;
+    }
+    let is_memory = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Memory;
+    let reads_only =
+        matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Nop | Mnemonic::Call | Mnemonic::Jmp);
+    is_memory
+        && !reads_only
+        && general(instruction.memory_base()) == Some(base)
+        && instruction.memory_index() == Register::None
+        && instruction.memory_displacement64() as i64 == disp
+}
+
+/// Whether an instruction leaves the frame for a stack that is not the function's own.
+pub(super) fn switches_stack(instruction: &Instruction) -> bool {
+    instruction.mnemonic() == Mnemonic::Mov
+        && instruction.op1_kind() == OpKind::Register
+        && instruction.op1_register() != Register::RBP
+}
+
+/// What to add to a displacement from `rsp` to name the same place before the instruction.
+pub(crate) fn stack_step(instruction: &Instruction) -> Option<i64> {
+    let is_rsp =
+        instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RSP;
+    let constant = || {
+        let is_constant = matches!(instruction.op1_kind(), OpKind::Immediate8to64 | OpKind::Immediate32to64);
+        is_constant.then(|| instruction.immediate(1) as i64)
+    };
+    match instruction.mnemonic() {
+        Mnemonic::Push => Some(-8),
+        Mnemonic::Pop if !is_rsp => Some(8),
+        Mnemonic::Sub if is_rsp => constant().map(|n| -n),
+        Mnemonic::Add if is_rsp => constant(),
+        Mnemonic::Lea if is_rsp && instruction.memory_base() == Register::RSP && instruction.memory_index() == Register::None => {
+            Some(instruction.memory_displacement64() as i64)
+        }
+        _ => None,
+    }
+}
