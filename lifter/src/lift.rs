@@ -16,7 +16,6 @@ use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
 use crate::discover::units::{Unit, Units, find_units, is_stub_section, unit_at};
 use crate::discover::unseen::{Search, Unseen};
-use crate::elf::image::FileKind;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::error::{Error, Result};
@@ -174,9 +173,6 @@ fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<
 fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     let unsupported = |why: &str| Err(Error::Unsupported(why.into()));
     let has_section = |name: &str| image.section_named(name).is_some();
-    if image.kind == FileKind::StaticPie {
-        return unsupported("a static position-independent executable");
-    }
     if has_section(".gopclntab") || has_section(".note.go.buildid") || has_section(".go.buildinfo") {
         return unsupported("a Go program: its run time keeps its own tables of code addresses");
     }

@@ -27,7 +27,7 @@ pub enum Error {
     Unwind(#[from] crate::relink::eh_frame::UnwindError),
     #[error("an exception table of pinned code is in a form that is not understood")]
     UnknownExceptionTable,
-    #[error("the program's own code names its unwind tables, which would have to move")]
+    #[error("the program finds its unwind tables by their address, and they don't fit there any more")]
     UnwindTablesNamed,
     #[error("instrumentation: {0}")]
     Instrument(String),

@@ -20,7 +20,7 @@ mod unwind;
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
 use lifter::entity::{Block, Section};
-use lifter::ir::{Program, RefData, RefTarget};
+use lifter::ir::Program;
 use object::elf;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
@@ -94,9 +94,8 @@ pub fn relink(
     if tables.keeps_tables() {
         return Err(Error::UnknownExceptionTable);
     }
-    let places =
-        unwind::place(image, [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len], &mut placement.space)?;
-    check_unnamed(image, program, &places)?;
+    let sizes = [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len];
+    let places = unwind::place(image, sizes, unwind::named_sections(image, program), &mut placement.space)?;
     let built = match payload {
         Some(payload) => {
             let at = placement.space.overflow.take(0, 64);
@@ -195,20 +194,6 @@ fn check_no_payload_behind(image: &Image<'_>) -> Result<()> {
     let end = sections.chain([headers, space::loaded_file_end(image)]).max().unwrap_or(0);
     let rest = image.bytes.get(end as usize..).unwrap_or(&[]);
     if rest.iter().any(|&b| b != 0) { Err(Error::TrailingPayload(end)) } else { Ok(()) }
-}
-
-/// Start-up code of static programs may register `.eh_frame` by its address; that would still name the old place.
-fn check_unnamed(image: &Image<'_>, program: &Program, places: &unwind::Places) -> Result<()> {
-    let moved = unwind::SECTIONS.iter().zip(&places.sections).filter_map(|(name, place)| {
-        let old = image.sections[image.section_named(name)?].sh_addr;
-        place.filter(|&(new, _)| new != old).map(|_| old)
-    });
-    let moved: Vec<Va> = moved.collect();
-    let names_moved = |r: &RefData| matches!(r.target, RefTarget::Fixed(va) if moved.contains(&va));
-    match program.refs.iter().any(names_moved) {
-        true => Err(Error::UnwindTablesNamed),
-        false => Ok(()),
-    }
 }
 
 fn write_snippets(code: &mut FragmentCode, at: Va, payload: &dyn Payload) -> Result<()> {

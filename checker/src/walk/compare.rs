@@ -161,6 +161,13 @@ impl Walk<'_, '_> {
         // `movabs` alone ends in eight bytes.
         let is_wide = x.len() == 10 && x[0] & 0xf8 == 0x48 && x[1] & 0xf8 == 0xb8;
         let size = if is_wide { 8 } else { 4 };
+        // `push`, the arithmetic group, `mov`: with an immediate of 32 bits, which the operand-size prefix would halve.
+        let shape = Shape::of(x);
+        let opcode = *x.get(shape.opcode)?;
+        let has_immediate = matches!(opcode, 0x3d | 0x68 | 0x81 | 0xb8..=0xbf | 0xc7) && shape.map == 0;
+        if !has_immediate || x[..shape.opcode].contains(&0x66) {
+            return None;
+        }
         let value = field(x, x.len().checked_sub(size)?)?;
         let is_high = is_wide && field(x, x.len() - 4) != Some(0);
         (!is_high && self.input.unwind.starts_at(value)).then_some(Reference::Code(value, value))

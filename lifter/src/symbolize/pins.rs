@@ -159,31 +159,33 @@ impl PinContext<'_> {
         }
     }
 
-    /// Tables of functions as 32-bit differences from the table (relative vtables) have no relocations. Such a table is named by an
-    /// instruction, by a word that the loader relocates, or by a symbol of the data that it is in; all that the words from there
-    /// on lead to, as long as they lead into code, stays.
+    /// Tables of functions as 32-bit differences from the table (relative vtables) have no relocations, and code may add to the address of
+    /// one before it counts from there. So each word of data is taken for the place that the words behind it count from, up to where
+    /// several in a row lead to no code.
     fn pin_relative_targets(&self, pins: &mut Pins) {
-        let symbols = self.image.symbols.values().chain(&self.image.dynamic_symbols);
-        let objects = symbols.filter(|s| s.has_address() && s.st_type() == elf::STT_OBJECT);
-        let inside = objects.flat_map(|s| (0..s.st_size.min(1 << 16)).step_by(4).map(|offset| Va(s.st_value) + offset));
-        let named = self.surveys.iter().flat_map(|s| &s.data_names).map(|n| n.0);
-        let slots = self.image.dynamic_relocs.iter().map(|r| Va(r.addend as u64));
-        let mut bases: Vec<Va> = inside.chain(named).chain(slots).collect();
-        bases.par_sort_unstable();
-        bases.dedup();
-        for base in bases {
-            let Some(section) = self.image.section_at(base).map(|id| &self.image.sections[id]) else { continue };
-            if section.is_executable() || !section.has_bytes() {
+        const GAP_WORDS: usize = 8;
+        // More virtual functions than any class has; without a limit long tables would be read once per word.
+        const WORDS_MAX: usize = 1024;
+        for (id, section) in self.image.sections.iter() {
+            if !section.is_alloc() || section.is_executable() || !section.has_bytes() {
                 continue;
             }
-            let mut word = base;
-            while let Some(delta) = self.image.read_u32(word).filter(|_| word + 4 <= section.end()) {
-                let target = base.offset(i64::from(delta as i32));
-                if !self.image.is_executable(target) {
-                    break;
+            let words: Vec<i64> = self.image.section_bytes(id).chunks_exact(4).map(signed_word).collect();
+            for first in 0..words.len() {
+                let base = section.sh_addr + 4 * first as u64;
+                let mut misses = 0;
+                for &word in words[first..].iter().take(WORDS_MAX) {
+                    let target = base.offset(word);
+                    let unit = unit_at(self.units, target);
+                    misses = if unit.is_some() || self.image.is_executable(target) { 0 } else { misses + 1 };
+                    if misses == GAP_WORDS {
+                        break;
+                    }
+                    // A virtual function begins where something does.
+                    if let Some(unit) = unit.filter(|_| !self.names.at(target).is_empty()) {
+                        pins.pin(self.clusters, unit, PinReason::MayBeTableTarget);
+                    }
                 }
-                self.pin_at(target, PinReason::MayBeTableTarget, pins);
-                word = word + 4;
             }
         }
     }
@@ -276,4 +278,8 @@ impl PinContext<'_> {
             }
         }
     }
+}
+
+fn signed_word(bytes: &[u8]) -> i64 {
+    bytes.try_into().map_or(0, |word| i64::from(i32::from_le_bytes(word)))
 }

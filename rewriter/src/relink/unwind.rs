@@ -7,7 +7,7 @@
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Fde, SecondaryMap};
-use lifter::ir::Program;
+use lifter::ir::{Program, RefTarget};
 use object::elf;
 
 use crate::encode::FragmentCode;
@@ -106,15 +106,71 @@ enum RegionKind {
     Padding(usize),
 }
 
-/// Finds room for three sections of the given sizes (0: not there).
-pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], space: &mut Space) -> Result<Places> {
+/// Which of the three sections something else than a program header finds by its address: code that names its start (which may just as
+/// well be the end of the data before it), or, for `.eh_frame` without a `PT_GNU_EH_FRAME`, start-up code that registers it.
+pub(crate) fn named_sections(image: &Image<'_>, program: &Program) -> [bool; 3] {
+    SECTIONS.map(|name| {
+        let Some(section) = image.section_named(name).map(|id| &image.sections[id]) else { return false };
+        let is_registered = name == ".eh_frame" && !has_search_table(image);
+        is_registered || program.refs.iter().any(|r| r.target == RefTarget::Fixed(section.sh_addr))
+    })
+}
+
+fn has_search_table(image: &Image<'_>) -> bool {
+    image.segments.iter().any(|s| s.p_type == elf::PT_GNU_EH_FRAME)
+}
+
+/// Keeps a named section where it is, if it fits. If not, the old address must do for whoever uses it: as the end of the data before it
+/// any address does, and a registered table that begins with a terminator is an empty one, so that unwinders go on to the search table.
+fn keep_named(
+    image: &Image<'_>,
+    index: usize,
+    size: u64,
+    regions: &mut Vec<(Interval, RegionKind)>,
+    places: &mut Places,
+) -> Result<()> {
+    let Some(start) = image.section_named(SECTIONS[index]).map(|id| image.sections[id].sh_addr) else { return Ok(()) };
+    if take_at(start, size, regions, places) {
+        places.sections[index] = Some((start, size));
+        return Ok(());
+    }
+    let is_end_of_data = image.sections.values().any(|s| s.is_alloc() && s.has_bytes() && s.sh_size > 0 && s.end() == start);
+    const TERMINATOR: u64 = 8;
+    let is_settled = match SECTIONS[index] {
+        ".eh_frame" => has_search_table(image) && take_at(start, TERMINATOR, regions, places),
+        _ => is_end_of_data,
+    };
+    if is_settled { Ok(()) } else { Err(Error::UnwindTablesNamed) }
+}
+
+/// Takes exactly these bytes out of a region of the unwind sections' own.
+fn take_at(start: Va, size: u64, regions: &mut Vec<(Interval, RegionKind)>, places: &mut Places) -> bool {
+    let holds =
+        |r: &&mut (Interval, RegionKind)| matches!(r.1, RegionKind::Pool(_)) && r.0.start <= start && start + size <= r.0.end;
+    let Some((region, kind)) = regions.iter_mut().find(holds) else { return false };
+    let before = Interval { start: region.start, end: start };
+    if let RegionKind::Pool(Some(segment)) = *kind {
+        places.grown.push((segment, start + size));
+    }
+    region.start = start + size;
+    if before.len() > 0 {
+        regions.push((before, RegionKind::Pool(None)));
+    }
+    true
+}
+
+/// Finds room for three sections of the given sizes (0: not there). `named` ones keep their address or leave something harmless there.
+pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: [bool; 3], space: &mut Space) -> Result<Places> {
     let mut regions = pools(image);
+    let mut places = Places::default();
+    for index in (0..SECTIONS.len()).filter(|&index| named[index]) {
+        keep_named(image, index, sizes[index], &mut regions, &mut places)?;
+    }
     if let Some(tail) = space.tail() {
         regions.push((tail, RegionKind::TextTail));
     }
     regions.extend(executable_padding(image));
-    let mut places = Places::default();
-    let mut order = [0, 1, 2];
+    let mut order: Vec<usize> = (0..SECTIONS.len()).filter(|&index| places.sections[index].is_none()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(sizes[i]));
     for index in order {
         let size = sizes[index];

@@ -75,6 +75,15 @@ impl TableContext<'_> {
         while matches!(entries.last(), Some(Entry::Unreachable)) && entries.len() as u64 > proven {
             entries.pop();
         }
+        // An array of pointers to functions looks like a table, but has entries elsewhere, and holes: it is known word by word. So is an
+        // array of labels that may go on behind a hole.
+        let is_cut = proven == 0 || (entries.len() as u64) < proven;
+        if shape.entry_size == 8
+            && (!entries.iter().any(|entry| self.is_label(entry))
+                || is_cut && self.goes_on_behind_hole(cluster, shape, word, limit, seen))
+        {
+            return Reading::default();
+        }
         let stand_in = entries.iter().find_map(|e| match e {
             Entry::Inside(va) | Entry::Joined(va, _) => Some(*va),
             Entry::Unreachable => None,
@@ -185,6 +194,21 @@ impl TableContext<'_> {
             true => Lead::Entry(Entry::Joined(target, unit)),
             false => Lead::Elsewhere(target, unit),
         }
+    }
+
+    /// Whether an entry leads to the middle of a unit, where no pointer to a function does.
+    fn is_label(&self, entry: &Entry) -> bool {
+        matches!(*entry, Entry::Inside(va) if unit_at(self.units, va).is_some_and(|u| self.units[u].start != va))
+    }
+
+    /// Whether zeros stand at a word, and behind them a label of the cluster that does not begin another table.
+    fn goes_on_behind_hole(&self, cluster: Unit, shape: Shape, word: Va, limit: Va, seen: &[Va]) -> bool {
+        let is_zero = |&at: &Va| self.image.read_u64(at) == Some(0);
+        let mut words = (word.0..limit.0.saturating_sub(7)).step_by(8).map(Va).skip_while(is_zero);
+        let Some(behind) = words.next().filter(|&at| at > word) else { return false };
+        let begins_table = |tables: &[Va]| tables.binary_search(&behind).is_ok();
+        let is_label = matches!(self.lead(cluster, shape, behind), Lead::Entry(entry) if self.is_label(&entry));
+        is_label && !begins_table(seen) && !begins_table(self.known_tables)
     }
 
     /// Whether a unit of the cluster ends at an address.
