@@ -73,7 +73,7 @@ fn seed_numbers(walk: &mut Walk<'_, '_>) {
         section.is_alloc() && !section.is_code() && is_content && !BY_MEANING.contains(&section.name)
     };
     for section in input.image.sections.iter().filter(is_read) {
-        for place in (section.address.next_multiple_of(8)..section.end()).step_by(8) {
+        for place in words_of(&input.image, section) {
             if let Some(value) = input.image.u64_at(place).filter(|&value| input.unwind.starts_at(value))
                 && output.image.u64_at(place) == Some(value)
             {
@@ -144,12 +144,18 @@ fn seed_arrays(walk: &mut Walk<'_, '_>) {
         if !is_array && section.name != ".got" {
             continue;
         }
-        // A size that the file has no bytes for says nothing.
-        let there = input.image.tail(section.address).map_or(0, |tail| tail.len() as u64);
-        for place in (section.address..section.end().min(section.address.saturating_add(there))).step_by(8) {
+        for place in words_of(&input.image, section) {
             seed_word(walk, input, output, place, 8);
         }
     }
+}
+
+/// The places of the aligned words of a section. A size that the file has no bytes for says nothing.
+fn words_of(image: &Image<'_>, section: &Section<'_>) -> impl Iterator<Item = u64> + use<> {
+    let there = image.tail(section.address).map_or(0, |tail| tail.len() as u64);
+    let end = section.end().min(section.address.saturating_add(there));
+    let start = section.address.checked_next_multiple_of(8).unwrap_or(end);
+    (start..end).step_by(8)
 }
 
 /// A word of data that is known to hold an address.

@@ -81,16 +81,8 @@ impl Image<'_> {
                 return Err(Error::malformed(what(), format!("has the unknown type {}", reloc.r_type)));
             }
             let Some(symbol) = self.symbols.get(reloc.symbol) else { continue };
-            // In a section of merged strings, lld keeps the addends of the objects.
-            let is_merged = |shndx: u16| {
-                let section = self.sections.values().nth(usize::from(shndx));
-                section.is_some_and(|s| s.sh_flags & u64::from(elf::SHF_MERGE) != 0)
-            };
-            let has_value = match symbol.st_type() {
-                elf::STT_SECTION => !is_merged(symbol.st_shndx),
-                elf::STT_GNU_IFUNC => false,
-                _ => symbol.has_address(),
-            };
+            // With symbols of sections, lld keeps the addends of the objects where it merged constants.
+            let has_value = symbol.has_address() && symbol.st_type() != elf::STT_GNU_IFUNC;
             if !has_value {
                 continue;
             }
