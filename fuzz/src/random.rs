@@ -13,7 +13,7 @@ impl Random {
         Self(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -23,13 +23,13 @@ impl Random {
 
     /// A number below `bound`; 0 if there is none.
     pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % (bound.max(1) as u64)) as usize
+        (self.draw() % (bound.max(1) as u64)) as usize
     }
 }
 
 /// A recipe with a few records, most often one or two: with many, one of them stops the reader early and hides the others.
 pub fn recipe(random: &mut Random) -> Vec<u8> {
-    let mut recipe: Vec<u8> = (0..HEADER_LEN).map(|_| random.next() as u8).collect();
+    let mut recipe: Vec<u8> = (0..HEADER_LEN).map(|_| random.draw() as u8).collect();
     let mut records = 1;
     while records < 12 && random.below(5) < 2 {
         records += 1;
@@ -41,7 +41,7 @@ pub fn recipe(random: &mut Random) -> Vec<u8> {
 }
 
 fn record(random: &mut Random) -> [u8; RECORD_LEN] {
-    let mut record = random.next().to_le_bytes();
+    let mut record = random.draw().to_le_bytes();
     // Small values are the ones that fields have.
     if random.below(2) == 0 {
         record[5] = 0;
@@ -54,7 +54,7 @@ fn record(random: &mut Random) -> [u8; RECORD_LEN] {
 /// Changes a recipe by one step, in place; it grows by one record at most and never beyond `len_max` bytes.
 pub fn mutate(recipe: &mut Vec<u8>, len_max: usize, random: &mut Random) {
     while recipe.len() < HEADER_LEN {
-        recipe.push(random.next() as u8);
+        recipe.push(random.draw() as u8);
     }
     let records = (recipe.len() - HEADER_LEN) / RECORD_LEN;
     let place = |index: usize| HEADER_LEN + index * RECORD_LEN;
@@ -62,7 +62,7 @@ pub fn mutate(recipe: &mut Vec<u8>, len_max: usize, random: &mut Random) {
     match random.below(8) {
         0 => {
             let at = random.below(HEADER_LEN);
-            recipe[at] = random.next() as u8;
+            recipe[at] = random.draw() as u8;
         }
         1 | 2 if recipe.len() + RECORD_LEN <= len_max => {
             let at = place(random.below(records + 1));
@@ -81,7 +81,7 @@ pub fn mutate(recipe: &mut Vec<u8>, len_max: usize, random: &mut Random) {
         _ if records > 0 => {
             let at = start + random.below(RECORD_LEN);
             recipe[at] = match random.below(3) {
-                0 => random.next() as u8,
+                0 => random.draw() as u8,
                 1 => recipe[at].wrapping_add(1),
                 _ => recipe[at].wrapping_sub(1),
             };

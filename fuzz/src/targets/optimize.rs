@@ -169,7 +169,7 @@ fn made_up_weights(image: &Image<'_>, program: &Program, seed: u64) -> Weights {
     let mut profile = ProfileFile::empty(Descriptor::build(image, program, &plan));
     let mut random = Random::new(seed);
     profile.counters.iter_mut().for_each(|counter| {
-        *counter = random.next() >> random.below(64);
+        *counter = random.draw() >> random.below(64);
     });
     let none = || Weights::none(program.blocks.len(), program.edges.len());
     profiles::attribute(&profile, image, program).map_or_else(|_| none(), |found| found.weights)

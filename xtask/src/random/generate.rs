@@ -126,7 +126,7 @@ impl Writer {
             );
         }
         for function in 0..self.num_functions {
-            let is_static = if function % 3 == 0 { "" } else { "static " };
+            let is_static = if function.is_multiple_of(3) { "" } else { "static " };
             let _written = writeln!(self.text, "{is_static}u f{function}(u, u);");
         }
     }
@@ -143,7 +143,7 @@ impl Writer {
             "__attribute__((cold)) ",
             "__attribute__((hot)) ",
         ]);
-        let is_static = if function % 3 == 0 { "" } else { "static " };
+        let is_static = if function.is_multiple_of(3) { "" } else { "static " };
         let _written = writeln!(self.text, "{attribute}{is_static}u f{function}(u a, u b) {{");
         self.line("if (budget <= 0) return a ^ b;");
         self.line("budget--;");
