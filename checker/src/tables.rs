@@ -345,7 +345,8 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     while targets.last() == Some(&Entry::Hole) {
         targets.pop();
     }
-    if !targets.iter().any(is_own) && bound(walk, table.from).is_none() {
+    // Entries that all lead elsewhere are believed only where the code counts them and all are there: other numbers may look like one.
+    if !targets.iter().any(is_own) && bound(walk, table.from).is_none_or(|count| targets.len() < count) {
         targets.clear();
     }
     targets

@@ -229,8 +229,9 @@ fn a_table_that_ends_too_early_is_reported() {
     let Some(&compiler) = compilers().first() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let source = fixtures().join("switch_tables/switch_tables.c");
-    for kind in [["-fPIE", "-pie", "-O2"], ["-fno-pie", "-no-pie", "-O2"]] {
-        let bytes = compile(compiler, &source, &kind, folder.path()).expect("builds");
+    // At a fixed address each word of a table is known by itself too.
+    for level in ["-O2", "-Os"] {
+        let bytes = compile(compiler, &source, &["-fPIE", "-pie", level], folder.path()).expect("builds");
         let (image, mut program) = lifted(&bytes, false);
         let tables = program.tables.len();
         assert!(tables > 2 && ground_truth(&image, &program).is_sound());
@@ -238,6 +239,11 @@ fn a_table_that_ends_too_early_is_reported() {
             let targets = table.targets.as_usize();
             table.targets = lifter::entity::IdRange::from_usize(targets.start..targets.end - 1);
         }
+        // What lies behind an end that the lifter calls proven is counted apart; without that claim it is missed.
+        let truth = ground_truth(&image, &program);
+        let counted = truth.missed_entries.len() + truth.num_proven_idle_entries;
+        assert!(counted >= tables, "{counted} of {tables}");
+        program.tables.values_mut().for_each(|table| table.bound = TableBound::Scanned);
         let truth = ground_truth(&image, &program);
         assert!(truth.missed_entries.len() >= tables, "{} of {tables}", truth.missed_entries.len());
     }

@@ -82,6 +82,7 @@ impl PinContext<'_> {
     }
 
     fn pin_by_unit(&self, pins: &mut Pins) {
+        let is_fixed = !self.image.kind.is_position_independent();
         let has_unknown_metadata = self.image.sections.values().any(|s| s.is_alloc() && UNKNOWN_METADATA.contains(&s.name));
         for (unit, data) in self.units.iter() {
             let mut pin = |reason| pins.pin(self.clusters, unit, reason);
@@ -90,9 +91,11 @@ impl PinContext<'_> {
             }
             let is_unfounded = match data.bounds {
                 Bounds::Gap | Bounds::LeftOver => true,
-                // A symbol says where a function is, not that all that reaches it is known.
-                Bounds::Symbol(_) => !self.use_static_relocs,
-                Bounds::Unwind(_) | Bounds::Reached => false,
+                // A symbol says where a function is, not that all that reaches it is known. At a fixed address, code without an unwind entry
+                // may be meant to run where it was copied to.
+                Bounds::Symbol(_) => !self.use_static_relocs || is_fixed,
+                Bounds::Reached => is_fixed,
+                Bounds::Unwind(_) => false,
             };
             if is_unfounded {
                 pin(PinReason::NoBounds);

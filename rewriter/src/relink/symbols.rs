@@ -124,8 +124,8 @@ fn write_fragment_symbols(
         let Some(name) = func.symbol.and_then(|s| image.symbols.get(s)).map(|s| s.name) else { continue };
         let at = placed.placement.fragments[index];
         // In *guard* mode the function's own symbol stays with the jump at the old entry, and what it jumps to is a part.
-        let end = at + placed.codes[index].bytes.len() as u64;
-        let holds_symbol = (at..end).contains(&placed.addresses.identity(func.entry));
+        // What stands before an entry in the middle of a fragment needs a name too.
+        let holds_symbol = placed.addresses.identity(func.entry) == at;
         if holds_symbol || name.is_empty() {
             continue;
         }
