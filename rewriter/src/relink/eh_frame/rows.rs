@@ -157,7 +157,7 @@ impl<'a> Row<'a> {
         if !Rc::ptr_eq(&self.registers, &to.registers) {
             for &(register, _) in self.registers.iter() {
                 if to.registers.binary_search_by_key(&register, |r| r.0).is_err() {
-                    emit_restore(register, out);
+                    emit_restore(register, data_alignment, out);
                 }
             }
             for &(register, bytes) in to.registers.iter() {
@@ -174,8 +174,12 @@ impl<'a> Row<'a> {
     }
 }
 
-fn emit_restore(register: u64, out: &mut Vec<u8>) {
-    if register < 0x40 {
+/// libgcc takes "restored" for "not saved", whatever the common entry says; the return address has a rule there, so it is said in full.
+fn emit_restore(register: u64, data_alignment: i64, out: &mut Vec<u8>) {
+    const RETURN_ADDRESS: u64 = 16;
+    if register == RETURN_ADDRESS && data_alignment == -8 {
+        out.extend([gimli::DW_CFA_offset.0 | RETURN_ADDRESS as u8, 1]);
+    } else if register < 0x40 {
         out.push(gimli::DW_CFA_restore.0 | register as u8);
     } else {
         out.push(gimli::DW_CFA_restore_extended.0);
