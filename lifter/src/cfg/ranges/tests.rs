@@ -52,7 +52,7 @@ fn a_comparison_of_the_index_bounds_it() {
 #[test]
 fn the_kernel_leaves_a_result_of_its_own() {
     let max = max_at_jump(|a| {
-        a.mov(eax, 39)?;
+        a.mov(eax, 39i32)?;
         a.syscall()
     });
     assert_eq!(max, None);
