@@ -11,8 +11,8 @@ use goblin::elf::{Elf, Reloc, reloc};
 use crate::error::FileError;
 
 /// `DT_RELR`, `DT_RELRSZ` of the gABI.
-const DT_RELR: u64 = 36;
-const DT_RELRSZ: u64 = 35;
+pub(crate) const DT_RELR: u64 = 36;
+pub(crate) const DT_RELRSZ: u64 = 35;
 /// Code is indexed with 32 bits, and one value is reserved.
 const CODE_SIZE_MAX: u64 = 0xffff_fff0;
 

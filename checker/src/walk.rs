@@ -80,12 +80,40 @@ impl<'a> Side<'a> {
         address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(field, 4))
     }
 
+    /// Where the unwind tables, the interpreter's name and the notes are, as starts and ends: without section headers, what of an
+    /// executable segment is no code.
+    pub(crate) fn metadata(&self) -> Vec<(u64, u64)> {
+        use goblin::elf::program_header::{PT_GNU_EH_FRAME, PT_INTERP, PT_NOTE};
+        let is_metadata = |p_type: u32| [PT_GNU_EH_FRAME, PT_INTERP, PT_NOTE].contains(&p_type);
+        let headers = self.image.elf.program_headers.iter().filter(|header| is_metadata(header.p_type));
+        let mut places: Vec<(u64, u64)> = headers.map(|header| (header.p_vaddr, header.p_filesz)).collect();
+        places.extend(self.unwind.table.map(|(start, end)| (start, end - start)));
+        for (fde, index) in self.unwind.fdes.iter().zip(0..) {
+            places.extend(fde.lsda.zip(self.call_sites(index)).map(|(at, sites)| (at, sites.len)));
+        }
+        joined(places)
+    }
+
     pub(crate) fn call_sites(&self, fde: u32) -> Option<Rc<CallSites>> {
         let fde = &self.unwind.fdes[fde as usize];
         let address = fde.lsda?;
         let mut known = self.call_sites.borrow_mut();
         known.entry(fde.start).or_insert_with(|| CallSites::parse(&self.image, address, fde.start).map(Rc::new)).clone()
     }
+}
+
+/// Places and sizes as starts and ends, ascending, overlapping ones joined.
+pub(crate) fn joined(mut places: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    places.sort_unstable();
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for (start, size) in places {
+        let end = start.saturating_add(size);
+        match ranges.last_mut().filter(|last| start <= last.1) {
+            Some(last) => last.1 = last.1.max(end),
+            None => ranges.push((start, end)),
+        }
+    }
+    ranges
 }
 
 /// The signed little-endian value of the last `size` bytes.
@@ -288,6 +316,22 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
         self.queue = queue;
         is_right
+    }
+
+    /// Without section headers, leaves out of what is to be explained as code what is compared by its meaning.
+    pub(crate) fn cover_metadata(&mut self) {
+        if !self.output.image.sections.is_empty() {
+            return;
+        }
+        for (start, end) in self.output.metadata() {
+            for area in self.output.code.areas() {
+                for place in start.max(area.start)..end.min(area.end()) {
+                    if let Some(index) = self.output.code.index(place) {
+                        self.relation.cover_data(index, 1);
+                    }
+                }
+            }
+        }
     }
 
     /// Notes that a table's entry is what it should be.

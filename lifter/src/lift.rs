@@ -179,12 +179,12 @@ fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     if has_section(".ltext") || has_section(".lrodata") || has_section(".ldata") {
         return unsupported("the medium or large code model");
     }
-    if image.sections.is_empty() {
+    if !image.has_section_headers && image.section_named(".text").is_none() {
         let head = &image.bytes[..image.bytes.len().min(4096)];
         if memchr::memmem::find(head, b"UPX!").is_some() {
             return unsupported("packed with UPX; unpack it first");
         }
-        return unsupported("no section headers");
+        return unsupported("neither section headers nor unwind tables, so that nothing tells code from data");
     }
     Ok(())
 }

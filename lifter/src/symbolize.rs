@@ -11,6 +11,7 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::address::Va;
+use crate::address_index::AddressIndex;
 use crate::cfg::build::{Draft, DraftBlock, DraftEnd, DraftRef};
 use crate::cfg::tables::RawTable;
 use crate::discover::names::{NamedBy, Names};
@@ -83,6 +84,7 @@ impl Assembly<'_> {
         }
         program.blocks_by_address = program.blocks.keys().collect();
         program.blocks_by_address.par_sort_unstable_by_key(|&b| program.blocks[b].start);
+        program.block_index = AddressIndex::new(program.blocks_by_address.iter().map(|&b| program.blocks[b].start));
         self.resolve_tables(&mut program);
         let drafts: Vec<&Draft> = order.iter().map(|&i| &clusters[i].draft).collect();
         self.resolve_blocks(&mut program, &drafts);

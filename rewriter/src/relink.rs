@@ -181,8 +181,12 @@ pub fn relink(
 /// counting from the end of the file or of its own headers, which only it knows.
 fn check_no_payload_behind(image: &Image<'_>) -> Result<()> {
     let sections = image.sections.values().filter(|s| s.has_bytes()).map(|s| s.sh_offset.0 + s.sh_size);
-    let e_shoff = image.bytes.get(40..48).map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()));
-    let headers = e_shoff + 64 * image.sections.len() as u64;
+    let headers = if image.has_section_headers {
+        image.bytes.get(40..48).map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()))
+            + 64 * image.sections.len() as u64
+    } else {
+        0
+    };
     let end = sections.chain([headers, space::loaded_file_end(image)]).max().unwrap_or(0);
     let rest = image.bytes.get(end as usize..).unwrap_or(&[]);
     if rest.iter().any(|&b| b != 0) { Err(Error::TrailingPayload(end)) } else { Ok(()) }
@@ -253,7 +257,7 @@ fn overflow_sections(
         place::TablePlace::Untouched | place::TablePlace::InPlace => None,
     });
     let end = code_ends.chain(table_ends).filter(|&end| end > overflow.start).max();
-    if let Some(end) = end.filter(|_| !image.sections.is_empty()) {
+    if let Some(end) = end.filter(|_| image.has_section_headers) {
         sections.push(section(".text.relift", overflow.start, end));
     }
     if let Some((at, len)) = payload {
