@@ -7,7 +7,7 @@ cd t
 for file in $(ls base/*.t cmd/*.t comp/*.t io/*.t re/*.t uni/*.t mro/*.t op/*.t | grep -vE 're/(uniprops|fold_grind|.*_thr|speed|charset)|op/(lc|sprintf2|pack)\.t|uni/(lower|upper|title)'); do
     switches=$(head -n 1 "$file" | sed -n 's/^#!.*perl//p')
     name=$(echo "$file" | tr / -)
-    timeout 60 /usr/bin/perl $switches "$file" > seen 2> /dev/null < /dev/null
+    timeout 600 /usr/bin/perl $switches "$file" > seen 2> /dev/null < /dev/null
     echo "status $?" >> seen
     sed -E 's/0x[0-9a-f]{6,}/ADDRESS/g' seen > "$RESULTS/$name.tap"
 done
