@@ -100,7 +100,10 @@ impl Known {
 
 /// Under which names a search went through the ends of blocks, and what was known there.
 #[derive(Default)]
-struct Seen(FxHashMap<usize, SmallVec<[(Place, Known, u8); 1]>>);
+struct Seen(FxHashMap<usize, SmallVec<[Visit; 1]>>);
+
+/// A place, what was known of it, and how often that was weakened.
+type Visit = (Place, Known, u8);
 
 /// Whether a block has to be searched again.
 enum Weakened {
