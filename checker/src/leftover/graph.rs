@@ -187,11 +187,22 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
         let limit = self.tables.get(&value).map_or(self.entries_max, Vec::len);
         while entries.len() < limit && doubtful < DOUBTFUL_MAX {
             let place = value + entries.len() as u64 * u64::from(width);
-            let target = tables::entry(side, value, place, width).filter(|&target| side.unwind.fde_at(target).is_some());
+            let target = tables::entry(side, value, place, width).filter(|&target| self.leads_to_function(target));
             doubtful = if target.is_some() { 0 } else { doubtful + 1 };
             entries.push(target.map(|target| self.node(Of::Output, target)));
         }
         entries
+    }
+
+    /// Whether an address of the output is a function's, or that of a jump to one: where functions went an old entry may keep that.
+    fn leads_to_function(&self, address: u64) -> bool {
+        let side = self.walk.output;
+        let is_jump = || side.inst(address).is_some_and(|inst| inst.kind == Kind::Jump);
+        let leads_to = || match self.reader(Of::Output).lead(address, |_, _| {}) {
+            Place::At(place) => Some(place),
+            Place::Bad(_) | Place::Cycle => None,
+        };
+        side.unwind.fde_at(address).is_some() || is_jump() && leads_to().is_some_and(|place| side.unwind.fde_at(place).is_some())
     }
 }
 
