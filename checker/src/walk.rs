@@ -80,9 +80,10 @@ impl<'a> Side<'a> {
         address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(field, 4))
     }
 
-    /// Where the unwind tables, the interpreter's name and the notes are, as starts and ends: without section headers, what of an
+    /// Where the unwind tables, the interpreter's name, the notes and the loader's tables of symbols are, as starts and ends: without section headers, what of an
     /// executable segment is no code.
     pub(crate) fn metadata(&self) -> Vec<(u64, u64)> {
+        use goblin::elf::dynamic::{DT_GNU_HASH, DT_HASH, DT_SYMTAB};
         use goblin::elf::program_header::{PT_GNU_EH_FRAME, PT_INTERP, PT_NOTE};
         let is_metadata = |p_type: u32| [PT_GNU_EH_FRAME, PT_INTERP, PT_NOTE].contains(&p_type);
         let headers = self.image.elf.program_headers.iter().filter(|header| is_metadata(header.p_type));
@@ -91,6 +92,8 @@ impl<'a> Side<'a> {
         for (fde, index) in self.unwind.fdes.iter().zip(0..) {
             places.extend(fde.lsda.zip(self.call_sites(index)).map(|(at, sites)| (at, sites.len)));
         }
+        let tables = [DT_SYMTAB, DT_HASH, DT_GNU_HASH].into_iter().filter_map(|tag| self.image.loader_table(tag));
+        places.extend(tables.map(|(at, bytes)| (at, bytes.len() as u64)));
         joined(places)
     }
 
