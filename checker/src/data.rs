@@ -4,7 +4,7 @@
 //! section's functions, relocated slots, dynamic symbols, and in a file at a fixed address the words that the linker's own
 //! relocations name. All data stays where it is, so everything else must be equal.
 
-use goblin::elf::dynamic::{DT_FINI, DT_INIT};
+use goblin::elf::dynamic::{DT_FINI, DT_INIT, DT_JMPREL, DT_PLTRELSZ, DT_RELA, DT_RELASZ};
 use goblin::elf::reloc::{R_X86_64_32, R_X86_64_32S, R_X86_64_64};
 use goblin::elf::section_header::{
     SHF_ALLOC, SHN_ABS, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_PROGBITS, SHT_RELA,
@@ -13,9 +13,9 @@ use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC, STT_TLS};
 use goblin::elf::{Dynamic, Sym};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::image::{Image, Section, Slot};
+use crate::image::{DT_RELR, DT_RELRSZ, Image, Section, Slot};
 use crate::report::{Violation, ViolationKind};
-use crate::walk::{Pair, Reach, Side, Walk};
+use crate::walk::{Pair, Reach, Side, Walk, joined};
 
 /// Sections whose content is compared by what it means, not by its bytes.
 const BY_MEANING: &[&str] = &[
@@ -210,16 +210,17 @@ pub(crate) fn seed_symbols(walk: &mut Walk<'_, '_>) {
     let (from, to) = (functions(walk.input), functions(walk.output));
     let mut names: Vec<&str> = from.keys().copied().filter(|name| to.contains_key(name)).collect();
     names.sort_unstable();
-    for name in &names {
-        if let ([input], [output]) = (from[name].as_slice(), to[name].as_slice()) {
+    let is_certain = |name: &str| from[name].count == 1 && to[name].count == 1;
+    for name in names.iter().filter(|name| is_certain(name)) {
+        if let ([input], [output]) = (from[name].entries.as_slice(), to[name].entries.as_slice()) {
             walk.seed(*input, *output, *output);
         }
     }
     // Guesses come when all that is certain is known.
     walk.settle();
-    for name in &names {
-        let (a, b) = (&from[name], &to[name]);
-        if a.len() > 1 && a.len() == b.len() {
+    for name in names.iter().filter(|name| !is_certain(name)) {
+        let (a, b) = (&from[name].entries, &to[name].entries);
+        if a.len() == b.len() {
             for (&input, &output) in a.iter().zip(b) {
                 walk.attempt(Pair { input, output, origin: output, reach: Reach::Name });
                 walk.settle();
@@ -228,15 +229,23 @@ pub(crate) fn seed_symbols(walk: &mut Walk<'_, '_>) {
     }
 }
 
-fn functions<'a>(side: &Side<'a>) -> FxHashMap<&'a str, Vec<u64>> {
+/// The functions of one name.
+#[derive(Default)]
+struct Named {
+    count: usize,
+    /// Of those that begin with a frame description.
+    entries: Vec<u64>,
+}
+
+fn functions<'a>(side: &Side<'a>) -> FxHashMap<&'a str, Named> {
     let image = &side.image;
-    let mut functions: FxHashMap<&'a str, Vec<u64>> = FxHashMap::default();
+    let mut functions: FxHashMap<&'a str, Named> = FxHashMap::default();
     let is_function = |symbol: &Sym| matches!(symbol.st_type(), STT_FUNC | STT_GNU_IFUNC) && symbol.st_shndx != 0;
     for symbol in image.elf.syms.iter().filter(is_function) {
-        let is_entry =
-            side.unwind.fde_at(symbol.st_value).is_some_and(|fde| side.unwind.fdes[fde as usize].start == symbol.st_value);
-        if let Some(name) = image.elf.strtab.get_at(symbol.st_name).filter(|name| !name.is_empty() && is_entry) {
-            functions.entry(name).or_default().push(symbol.st_value);
+        if let Some(name) = image.elf.strtab.get_at(symbol.st_name).filter(|name| !name.is_empty()) {
+            let named = functions.entry(name).or_default();
+            named.count += 1;
+            named.entries.extend(Some(symbol.st_value).filter(|&address| side.unwind.starts_at(address)));
         }
     }
     functions
@@ -254,7 +263,7 @@ pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, explained: &[(u64, u6
         compare_bytes(a, b, section, address, explained, violations);
     }
     if a.sections.is_empty() {
-        compare_segments(a, b, explained, violations);
+        compare_segments(input, output, explained, violations);
     }
     explain_new_sections(a, b, explained, violations);
 }
@@ -303,23 +312,51 @@ fn compare_bytes(
 }
 
 /// Without section headers: the segments that hold no code, less what is compared by meaning.
-fn compare_segments(a: &Image<'_>, b: &Image<'_>, explained: &[(u64, u64)], violations: &mut Vec<Violation>) {
-    for area in &a.loads {
-        let is_code = a.in_code(area.start);
-        let holds_headers = a.elf.program_headers.iter().any(|header| {
-            header.p_type == goblin::elf::program_header::PT_GNU_EH_FRAME && (area.start..area.end()).contains(&header.p_vaddr)
-                || header.p_type == goblin::elf::program_header::PT_LOAD && header.p_vaddr == area.start && header.p_offset == 0
-        });
-        if is_code || holds_headers {
-            continue;
-        }
-        if let Some(to) = b.at(area.start, area.bytes.len()) {
-            report_differences(a, (area.bytes, to, area.start), "a data segment", explained, violations);
-        } else {
+fn compare_segments(input: &Side<'_>, output: &Side<'_>, explained: &[(u64, u64)], violations: &mut Vec<Violation>) {
+    let (a, b) = (&input.image, &output.image);
+    let by_meaning = by_meaning(input, output);
+    for area in a.loads.iter().filter(|area| !a.in_code(area.start)) {
+        let Some(to) = b.at(area.start, area.bytes.len()) else {
             let message = "a data segment of the input is not loaded there";
             violations.push(Violation::new(ViolationKind::DataChanged, area.start, message));
+            continue;
+        };
+        let first = by_meaning.partition_point(|&(_, end)| end <= area.start);
+        let mut at = area.start;
+        for &(start, end) in by_meaning[first..].iter().chain([&(area.end(), area.end())]) {
+            let stop = start.clamp(at, area.end());
+            let piece = (at - area.start) as usize..(stop - area.start) as usize;
+            report_differences(a, (&area.bytes[piece.clone()], &to[piece], at), "a data segment", explained, violations);
+            at = end.clamp(stop, area.end());
         }
     }
+}
+
+/// What a program header or the dynamic section names, as starts and ends, and the file's own headers.
+fn by_meaning(side: &Side<'_>, output: &Side<'_>) -> Vec<(u64, u64)> {
+    let image = &side.image;
+    let mut places: Vec<(u64, u64)> = side.metadata().into_iter().map(|(start, end)| (start, end - start)).collect();
+    // The output may have one program header more.
+    let header = &output.image.elf.header;
+    let in_file = [(0, 64), (header.e_phoff, u64::from(header.e_phnum) * 56)];
+    for load in image.elf.program_headers.iter().filter(|header| header.p_type == goblin::elf::program_header::PT_LOAD) {
+        let loaded = in_file.iter().filter(|(at, _)| (load.p_offset..load.p_offset.saturating_add(load.p_filesz)).contains(at));
+        places.extend(loaded.map(|&(at, size)| (load.p_vaddr.wrapping_add(at - load.p_offset), size)));
+    }
+    let value = |tag| image.dynamic_value(tag);
+    let tables = [(value(DT_RELA), value(DT_RELASZ)), (value(DT_JMPREL), value(DT_PLTRELSZ)), (value(DT_RELR), value(DT_RELRSZ))];
+    places.extend(tables.into_iter().filter_map(|(at, size)| at.zip(size)));
+    let mut ranges = joined(places);
+    // Zeros that only align one of them are free.
+    ranges.dedup_by(|next, kept| {
+        let gap = next.0 - kept.1;
+        let is_alignment = gap < 16 && image.at(kept.1, gap as usize).is_some_and(|bytes| bytes.iter().all(|&byte| byte == 0));
+        if is_alignment {
+            kept.1 = next.1;
+        }
+        is_alignment
+    });
+    ranges
 }
 
 /// Reports each run of differing bytes that neither a slot nor a table explains.

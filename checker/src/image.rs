@@ -3,6 +3,7 @@
 //! Invariants: `loads` and `code` are sorted by address; a slice that is handed out lies in the file. RELR is expanded here (gABI,
 //! "Relative relocation table"), so that a RELATIVE slot is the same thing however it is packed.
 
+use goblin::elf::dynamic::{DT_GNU_HASH, DT_HASH, DT_SYMTAB};
 use goblin::elf::header::EM_X86_64;
 use goblin::elf::program_header::{PF_X, PT_LOAD};
 use goblin::elf::section_header::{SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_RELA};
@@ -11,8 +12,8 @@ use goblin::elf::{Elf, Reloc, reloc};
 use crate::error::FileError;
 
 /// `DT_RELR`, `DT_RELRSZ` of the gABI.
-const DT_RELR: u64 = 36;
-const DT_RELRSZ: u64 = 35;
+pub(crate) const DT_RELR: u64 = 36;
+pub(crate) const DT_RELRSZ: u64 = 35;
 /// Code is indexed with 32 bits, and one value is reserved.
 const CODE_SIZE_MAX: u64 = 0xffff_fff0;
 
@@ -168,6 +169,26 @@ impl<'a> Image<'a> {
 
     pub(crate) fn dynamic_symbol_name(&self, index: usize) -> &'a str {
         self.elf.dynsyms.get(index).and_then(|symbol| self.elf.dynstrtab.get_at(symbol.st_name)).unwrap_or("")
+    }
+
+    pub(crate) fn dynamic_value(&self, wanted: u64) -> Option<u64> {
+        let dynamic = self.elf.dynamic.as_ref()?;
+        dynamic.dyns.iter().find(|entry| entry.d_tag == wanted).map(|entry| entry.d_val)
+    }
+
+    /// The bytes of the table of symbols or of a hash table that a dynamic tag names, at its own place.
+    pub(crate) fn loader_table(&self, tag: u64) -> Option<(u64, &'a [u8])> {
+        let address = self.dynamic_value(tag)?;
+        let word = |index: u64| self.u32_at(address.checked_add(4 * index)?).map(u64::from);
+        let symbols = self.elf.dynsyms.len() as u64;
+        let size = match tag {
+            DT_SYMTAB => 24 * symbols,
+            DT_HASH => 4 * (2 + word(0)? + word(1)?),
+            // Buckets, the first symbol that is hashed, words of the filter; then these, and a word for each such symbol.
+            DT_GNU_HASH => 16 + 8 * word(2)? + 4 * word(0)? + 4 * symbols.saturating_sub(word(1)?),
+            _ => return None,
+        };
+        Some((address, self.at(address, usize::try_from(size).ok()?)?))
     }
 
     fn collect_slots(&self) -> Vec<(u64, Slot)> {

@@ -171,6 +171,7 @@ fn match_pieces(walk: &Walk<'_, '_>, roots: &Roots, tables: &Tables, wanted: &Fx
         graph.add(Of::Input, root);
     }
     let started: Vec<(u64, u32)> = roots.output.iter().map(|&root| (root, graph.add(Of::Output, root))).collect();
+    graph.add_tables();
     let partition = choice::solve(&mut graph.nodes, &graph.shapes);
     let in_input = classes_of(&graph, &partition, Of::Input);
     let in_output = classes_of(&graph, &partition, Of::Output);
@@ -281,6 +282,11 @@ fn ranges(side: &Side<'_>) -> Vec<(u64, u64)> {
 fn each_instruction(side: &Side<'_>, mut visit: impl FnMut(u64, Inst)) {
     for (start, end) in ranges(side) {
         let mut address = start;
+        if side.unwind.fde_at(address).is_none() {
+            // Zeros that begin a gap between functions are no code.
+            let bytes = side.image.at(start, (end - start) as usize).unwrap_or(&[]);
+            address += bytes.iter().take_while(|&&byte| byte == 0).count() as u64;
+        }
         while address < end {
             let Some(inst) = side.inst(address) else {
                 address += 1;

@@ -47,6 +47,7 @@ pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
     walk.settle();
     data::seed_symbols(&mut walk);
     walk.settle();
+    walk.cover_metadata();
     leftover::settle(&mut walk);
     let mut report = walk.finish();
 

@@ -141,7 +141,9 @@ impl Unwind {
             found.push((Fde { start, end, lsda, local_personality, place, frame: rows.frame(frame) }, table));
         }
         found.sort_by_key(|(fde, _)| (fde.start, fde.place));
-        let mut unwind = Self { table: Some((address, address + bytes.len() as u64)), ..Self::default() };
+        // Without section headers it ends with its last entry and the terminator behind that.
+        let size = if image.sections.is_empty() { (offset + 4).min(bytes.len()) } else { bytes.len() };
+        let mut unwind = Self { table: Some((address, address + size as u64)), ..Self::default() };
         if let Some(entries) = search_table(image) {
             let listed: FxHashSet<u64> = entries.iter().map(|&(_, place)| place).collect();
             let real: FxHashSet<u64> = found.iter().map(|(fde, _)| fde.place).collect();

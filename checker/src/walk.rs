@@ -80,12 +80,43 @@ impl<'a> Side<'a> {
         address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(field, 4))
     }
 
+    /// Where the unwind tables, the interpreter's name, the notes and the loader's tables of symbols are, as starts and ends: without section headers, what of an
+    /// executable segment is no code.
+    pub(crate) fn metadata(&self) -> Vec<(u64, u64)> {
+        use goblin::elf::dynamic::{DT_GNU_HASH, DT_HASH, DT_SYMTAB};
+        use goblin::elf::program_header::{PT_GNU_EH_FRAME, PT_INTERP, PT_NOTE};
+        let is_metadata = |p_type: u32| [PT_GNU_EH_FRAME, PT_INTERP, PT_NOTE].contains(&p_type);
+        let headers = self.image.elf.program_headers.iter().filter(|header| is_metadata(header.p_type));
+        let mut places: Vec<(u64, u64)> = headers.map(|header| (header.p_vaddr, header.p_filesz)).collect();
+        places.extend(self.unwind.table.map(|(start, end)| (start, end - start)));
+        for (fde, index) in self.unwind.fdes.iter().zip(0..) {
+            places.extend(fde.lsda.zip(self.call_sites(index)).map(|(at, sites)| (at, sites.len)));
+        }
+        let tables = [DT_SYMTAB, DT_HASH, DT_GNU_HASH].into_iter().filter_map(|tag| self.image.loader_table(tag));
+        places.extend(tables.map(|(at, bytes)| (at, bytes.len() as u64)));
+        joined(places)
+    }
+
     pub(crate) fn call_sites(&self, fde: u32) -> Option<Rc<CallSites>> {
         let fde = &self.unwind.fdes[fde as usize];
         let address = fde.lsda?;
         let mut known = self.call_sites.borrow_mut();
         known.entry(fde.start).or_insert_with(|| CallSites::parse(&self.image, address, fde.start).map(Rc::new)).clone()
     }
+}
+
+/// Places and sizes as starts and ends, ascending, overlapping ones joined.
+pub(crate) fn joined(mut places: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    places.sort_unstable();
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for (start, size) in places {
+        let end = start.saturating_add(size);
+        match ranges.last_mut().filter(|last| start <= last.1) {
+            Some(last) => last.1 = last.1.max(end),
+            None => ranges.push((start, end)),
+        }
+    }
+    ranges
 }
 
 /// The signed little-endian value of the last `size` bytes.
@@ -290,6 +321,22 @@ impl<'w, 'a> Walk<'w, 'a> {
         is_right
     }
 
+    /// Without section headers, leaves out of what is to be explained as code what is compared by its meaning.
+    pub(crate) fn cover_metadata(&mut self) {
+        if !self.output.image.sections.is_empty() {
+            return;
+        }
+        for (start, end) in self.output.metadata() {
+            for area in self.output.code.areas() {
+                for place in start.max(area.start)..end.min(area.end()) {
+                    if let Some(index) = self.output.code.index(place) {
+                        self.relation.cover_data(index, 1);
+                    }
+                }
+            }
+        }
+    }
+
     /// Notes that a table's entry is what it should be.
     pub(crate) fn explain_entry(&mut self, place: u64, width: u8) {
         self.explained.push((place, u64::from(width)));
@@ -302,8 +349,8 @@ impl<'w, 'a> Walk<'w, 'a> {
     /// is reached on neither side.
     pub(crate) fn settle_doubtful(&mut self) {
         for Doubtful { input, output, place, width } in std::mem::take(&mut self.doubtful) {
-            let (Canonical::At(from, _), Canonical::At(to, _)) = (self.canonical(true, input), self.canonical(false, output))
-            else {
+            let lead = |side, address| Self::lead(side, address, |_, _| {});
+            let (Canonical::At(from, _), Canonical::At(to, _)) = (lead(self.input, input), lead(self.output, output)) else {
                 continue;
             };
             let (Some(from), Some(to)) = (self.input.code.index(from), self.output.code.index(to)) else { continue };
@@ -317,13 +364,15 @@ impl<'w, 'a> Walk<'w, 'a> {
                 }
             };
             if is_right {
+                self.canonical(true, input);
+                self.canonical(false, output);
                 self.explain_entry(place, width);
             }
         }
     }
 
-    fn canonical(&mut self, is_input: bool, start: u64) -> Canonical {
-        let side = if is_input { self.input } else { self.output };
+    /// Where jumps and padding lead from an address; `visit` sees them.
+    fn lead(side: &Side<'_>, start: u64, mut visit: impl FnMut(usize, u8)) -> Canonical {
         let mut address = start;
         let mut jumps = 0;
         loop {
@@ -332,7 +381,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                 return Canonical::At(address, inst);
             }
             if let Some(index) = side.code.index(address) {
-                self.relation.pass(is_input, index, inst.len);
+                visit(index, inst.len);
             }
             if inst.kind == Kind::Nop {
                 address += u64::from(inst.len);
@@ -346,9 +395,15 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
+    /// The same on a way that is walked, which explains what lies on it.
+    fn canonical(&mut self, is_input: bool, start: u64) -> Canonical {
+        let side = if is_input { self.input } else { self.output };
+        Self::lead(side, start, |index, size| self.relation.pass(is_input, index, size))
+    }
+
     /// Where `address` of the output leads through jumps and padding.
-    pub(crate) fn output_leads_to(&mut self, address: u64) -> Option<u64> {
-        match self.canonical(false, address) {
+    pub(crate) fn output_leads_to(&self, address: u64) -> Option<u64> {
+        match Self::lead(self.output, address, |_, _| {}) {
             Canonical::At(address, _) => Some(address),
             _ => None,
         }
@@ -629,7 +684,7 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     fn judge_unmoved(&mut self, address: u64, origin: u64) {
         let same = |size| self.input.image.at(address, size) == self.output.image.at(address, size);
-        let stale = match self.canonical(true, address) {
+        let stale = match Self::lead(self.input, address, |_, _| {}) {
             Canonical::At(input, _) => {
                 let Some(index) = self.input.code.index(input) else { return };
                 let leads_to = self.output_leads_to(address);

@@ -5,6 +5,7 @@ mod consistency;
 mod cursor;
 pub mod eh_frame;
 pub mod image;
+mod implied;
 pub mod lsda;
 mod parse;
 

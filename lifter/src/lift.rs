@@ -120,7 +120,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         part.pin = pins.of(&clusters, part.members[0]);
     }
 
-    // Ids in place of addresses.
+    // Ids in place of addresses. What was surveyed is not needed any more, and takes room.
+    drop((surveys, jumps));
     let table_names = table_names(&tables);
     let assembly = Assembly { image, unwind: &unwind, units: &units, names: &names, tables: &tables, table_names: &table_names };
     let mut program = assembly.assemble(parts);
@@ -179,12 +180,12 @@ fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     if has_section(".ltext") || has_section(".lrodata") || has_section(".ldata") {
         return unsupported("the medium or large code model");
     }
-    if image.sections.is_empty() {
+    if !image.has_section_headers && image.section_named(".text").is_none() {
         let head = &image.bytes[..image.bytes.len().min(4096)];
         if memchr::memmem::find(head, b"UPX!").is_some() {
             return unsupported("packed with UPX; unpack it first");
         }
-        return unsupported("no section headers");
+        return unsupported("neither section headers nor unwind tables, so that nothing tells code from data");
     }
     Ok(())
 }

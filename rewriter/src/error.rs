@@ -25,8 +25,6 @@ pub enum Error {
     NoProgramHeaderSlot,
     #[error("unwind tables: {0}")]
     Unwind(#[from] crate::relink::eh_frame::UnwindError),
-    #[error("an exception table of pinned code is in a form that is not understood")]
-    UnknownExceptionTable,
     #[error("the program finds its unwind tables by their address, and they don't fit there any more")]
     UnwindTablesNamed,
     #[error("instrumentation: {0}")]

@@ -3,6 +3,7 @@
 //!
 //! Terminates: call sites consume bytes, and an action chain is followed for at most as many steps as it has bytes.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use super::reader::{OMIT, Reader};
@@ -27,7 +28,11 @@ pub(crate) struct CallSite {
 
 /// The call sites of one function, by start.
 #[derive(Debug)]
-pub(crate) struct CallSites(Vec<CallSite>);
+pub(crate) struct CallSites {
+    sites: Vec<CallSite>,
+    /// Bytes of the table that were read.
+    pub(crate) len: u64,
+}
 
 impl CallSites {
     /// `None` if the table is not in this format.
@@ -46,7 +51,8 @@ impl CallSites {
         let site_encoding = reader.u8()?;
         let size = usize::try_from(reader.uleb()?).ok()?;
         let actions = reader.at().checked_add(size)?;
-        let tables = Tables { image, address, bytes, actions, types, type_encoding };
+        let end = Cell::new(types.unwrap_or(actions).max(actions));
+        let tables = Tables { image, address, bytes, actions, types, type_encoding, end };
         let mut sites = Vec::new();
         while reader.at() < actions {
             let start = reader.encoded_value(site_encoding)?;
@@ -62,12 +68,12 @@ impl CallSites {
             });
         }
         sites.sort_by_key(|site| site.start);
-        Some(Self(sites))
+        Some(Self { sites, len: tables.end.get() as u64 })
     }
 
     pub(crate) fn find(&self, address: u64) -> Option<&CallSite> {
-        let after = self.0.partition_point(|site| site.start <= address);
-        self.0[..after].last().filter(|site| address < site.end)
+        let after = self.sites.partition_point(|site| site.start <= address);
+        self.sites[..after].last().filter(|site| address < site.end)
     }
 }
 
@@ -80,6 +86,8 @@ struct Tables<'a, 'i> {
     /// Offset of the end of the type table, which is read backward.
     types: Option<usize>,
     type_encoding: u8,
+    /// The furthest offset that was read up to.
+    end: Cell<usize>,
 }
 
 impl Tables<'_, '_> {
@@ -94,6 +102,7 @@ impl Tables<'_, '_> {
             let filter = reader.sleb()?;
             let next_at = reader.at();
             let next = reader.sleb()?;
+            self.end.set(self.end.get().max(reader.at()));
             handlers.push(Handler { filter, types: self.types_of(filter)? });
             if next == 0 {
                 return Some(handlers);
@@ -115,7 +124,9 @@ impl Tables<'_, '_> {
         reader.skip(end.checked_add(usize::try_from(-(filter + 1)).ok()?)?);
         let mut list = Vec::new();
         loop {
-            match reader.uleb()? {
+            let index = reader.uleb()?;
+            self.end.set(self.end.get().max(reader.at()));
+            match index {
                 0 => return Some(list),
                 index => list.push(self.type_at(index)?),
             }

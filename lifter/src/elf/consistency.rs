@@ -101,11 +101,11 @@ impl Image<'_> {
         Ok(())
     }
 
-    /// Where there are sections, the program header of the search table for unwinding names one of them.
+    /// The program header of the search table for unwinding names one of them.
     fn check_search_table(&self) -> Result<()> {
         let Some(header) = self.segments.iter().find(|s| s.p_type == elf::PT_GNU_EH_FRAME) else { return Ok(()) };
         let section = self.section_named(".eh_frame_hdr").map(|id| self.sections[id].sh_addr);
-        match self.sections.is_empty() || section == Some(header.p_vaddr) {
+        match section == Some(header.p_vaddr) {
             true => Ok(()),
             false => Err(Error::malformed("PT_GNU_EH_FRAME", "is not the section .eh_frame_hdr")),
         }
@@ -131,7 +131,7 @@ impl Image<'_> {
     }
 
     /// One more than the highest symbol that the GNU hash table reaches; `None` if the table leaves the file.
-    fn count_hashed(&self, at: Va) -> Option<u64> {
+    pub(crate) fn count_hashed(&self, at: Va) -> Option<u64> {
         let word = |index: u64| self.read_u32(Va(at.0.checked_add(index.checked_mul(4)?)?)).map(u64::from);
         let (buckets, first, bloom) = (word(0)?, word(1)?, word(2)?);
         // Words of 64 bits.

@@ -4,6 +4,8 @@ mod parse;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use parse::extent_by_search_table;
+
 use crate::address::Va;
 use crate::elf::lsda::Lsda;
 use crate::entity::{Fde, PrimaryMap};

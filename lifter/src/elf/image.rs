@@ -164,7 +164,9 @@ pub struct Image<'a> {
     pub e_entry: Va,
     pub e_phoff: FileOffset,
     pub segments: Vec<Segment>,
+    /// Those of the section headers, or, without any, what the program headers and the dynamic section imply (see `implied`).
     pub sections: PrimaryMap<Section, SectionData<'a>>,
+    pub has_section_headers: bool,
     pub symbols: PrimaryMap<Symbol, SymbolData<'a>>,
     pub dynamic_symbols: Vec<SymbolData<'a>>,
     /// `(d_tag, d_val)` in file order, without the terminator.

@@ -26,6 +26,7 @@ impl<'a> Image<'a> {
         let segments = parse_segments(header, bytes)?;
         let kind = file_kind(header, &segments, bytes)?;
         let sections = parse_sections(header, bytes)?;
+        let has_section_headers = !sections.is_empty();
         let mut image = Image {
             bytes,
             kind,
@@ -33,6 +34,7 @@ impl<'a> Image<'a> {
             e_phoff: FileOffset(header.e_phoff(LE)),
             segments,
             sections,
+            has_section_headers,
             symbols: PrimaryMap::new(),
             dynamic_symbols: Vec::new(),
             dynamic: Vec::new(),
@@ -42,9 +44,15 @@ impl<'a> Image<'a> {
             has_ibt: false,
         };
         image.parse_dynamic()?;
+        if !has_section_headers {
+            image.parse_dynamic_relocs()?;
+            image.imply_sections()?;
+        }
         image.symbols = image.parse_symbols(elf::SHT_SYMTAB)?.into_iter().collect();
         image.dynamic_symbols = image.parse_symbols(elf::SHT_DYNSYM)?;
-        image.parse_dynamic_relocs()?;
+        if has_section_headers {
+            image.parse_dynamic_relocs()?;
+        }
         image.parse_static_relocs()?;
         image.parse_notes();
         image.check_consistency()?;

@@ -27,6 +27,7 @@ fn image_of(bytes: &[u8]) -> Image<'_> {
         e_phoff: FileOffset(0),
         segments: vec![segment],
         sections: PrimaryMap::new(),
+        has_section_headers: false,
         symbols: PrimaryMap::new(),
         dynamic_symbols: Vec::new(),
         dynamic: Vec::new(),

@@ -31,6 +31,8 @@ pub(crate) struct Placement {
     /// Of each fragment's first byte.
     pub(crate) fragments: Vec<Va>,
     pub(crate) tables: SecondaryMap<Table, TablePlace>,
+    /// Where copied tables are that got a section of their own, so that whoever reads the output knows them for data.
+    pub(crate) copies: Option<(Va, Va)>,
     pub(crate) space: Space,
 }
 
@@ -54,6 +56,7 @@ pub(crate) fn place(
     }
     let mut tables = SecondaryMap::new(program.tables.len(), TablePlace::Untouched);
     let used = used_tables(program);
+    let mut copied: Vec<Table> = Vec::new();
     for (table, data) in program.tables.iter() {
         if !used[table] {
             continue;
@@ -67,10 +70,33 @@ pub(crate) fn place(
         } else if data.is_exclusive && data.bound == TableBound::Proven {
             TablePlace::InPlace
         } else {
-            TablePlace::CopiedTo(space.take_anywhere(data.byte_len(), u64::from(data.entry_size)))
+            copied.push(table);
+            continue;
         };
     }
-    Placement { fragments, tables, space }
+    let copies = place_copies(program, &copied, &mut tables, &mut space);
+    Placement { fragments, tables, copies, space }
+}
+
+/// Copies follow each other where that needs no segment more, and else fill what is left.
+fn place_copies(
+    program: &Program,
+    copied: &[Table],
+    places: &mut SecondaryMap<Table, TablePlace>,
+    space: &mut Space,
+) -> Option<(Va, Va)> {
+    const ALIGN: u64 = 8;
+    let size_of = |table: Table| program.tables[table].byte_len().next_multiple_of(ALIGN);
+    let size: u64 = copied.iter().map(|&table| size_of(table)).sum();
+    let run = if size == 0 { None } else { space.take_together(size, ALIGN) };
+    let mut next = run;
+    for &table in copied {
+        let data = &program.tables[table];
+        let at = next.unwrap_or_else(|| space.take_anywhere(data.byte_len(), u64::from(data.entry_size)));
+        places[table] = TablePlace::CopiedTo(at);
+        next = next.map(|at| at + size_of(table));
+    }
+    run.map(|start| (start, start + size))
 }
 
 /// Small fragments first fill holes; others keep their order.

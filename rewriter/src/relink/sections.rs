@@ -47,8 +47,9 @@ impl OutSection {
 #[derive(Debug)]
 pub(crate) struct SectionTable {
     pub(crate) sections: Vec<OutSection>,
-    /// By input index: the output index, 0 for what was dropped.
-    new_index: Vec<u16>,
+    /// By input index: the output index, 0 for what was dropped. `None`: the file has no section headers, and an index in a symbol
+    /// only says that it is defined.
+    new_index: Option<Vec<u16>>,
     pub(crate) dropped: Vec<String>,
 }
 
@@ -76,6 +77,9 @@ impl SectionTable {
     pub(crate) fn new(image: &Image<'_>, added: Vec<OutSection>, edit: impl Fn(Section, &mut OutSection)) -> Self {
         let mut sections = Vec::new();
         let mut dropped = Vec::new();
+        if !image.has_section_headers {
+            return SectionTable { sections, new_index: None, dropped };
+        }
         for (id, s) in image.sections.iter().skip(1) {
             if is_made_false(s) {
                 dropped.push(s.name.to_owned());
@@ -111,12 +115,15 @@ impl SectionTable {
                 new_index[source.index()] = (index + 1) as u16;
             }
         }
-        SectionTable { sections, new_index, dropped }
+        SectionTable { sections, new_index: Some(new_index), dropped }
     }
 
     /// The output index for a section index of the input; reserved indices stay.
     pub(crate) fn remap(&self, shndx: u16) -> u16 {
-        if shndx >= elf::SHN_LORESERVE { shndx } else { self.new_index.get(usize::from(shndx)).copied().unwrap_or(0) }
+        match &self.new_index {
+            Some(new_index) if shndx < elf::SHN_LORESERVE => new_index.get(usize::from(shndx)).copied().unwrap_or(0),
+            _ => shndx,
+        }
     }
 
     /// The output index of the loaded section that holds an address.
@@ -136,7 +143,7 @@ impl SectionTable {
 
     /// Appends all contents and the headers to the file; returns the values of `e_shoff`, `e_shnum` and `e_shstrndx`.
     pub(crate) fn write(mut self, image: &Image<'_>, file: &mut Vec<u8>) -> (u64, u16, u16) {
-        if image.sections.is_empty() {
+        if !image.has_section_headers {
             return (0, 0, 0);
         }
         let names = self.name_table(image);

@@ -12,7 +12,9 @@ use std::collections::BTreeSet;
 
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
+use lifter::elf::image::Segment;
 use lifter::ir::{BlockData, BlockFlags, CodeRange, Program};
+use object::elf;
 
 /// The page size that the psABI promises at least.
 pub(crate) const PAGE: u64 = 4096;
@@ -34,20 +36,28 @@ impl Interval {
     }
 }
 
-/// The segment behind the image.
+/// What is added behind the image: a segment of its own, or more of the last one, where that is code already (in an output of relift's,
+/// say).
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct Overflow {
     pub(crate) start: Va,
     pub(crate) offset: FileOffset,
     pub(crate) end: Va,
+    /// The segment that it continues.
+    pub(crate) extends: Option<usize>,
 }
 
 impl Overflow {
     /// Behind everything loaded, `reserved` bytes of zero-filled memory included, and behind everything loaded from the file.
     pub(crate) fn behind(image: &Image<'_>, reserved: u64) -> Self {
         let file_end = loaded_file_end(image).next_multiple_of(16);
+        if let Some((index, last)) = last_code(image).filter(|_| reserved == 0) {
+            let skipped = file_end - (last.p_offset.0 + last.p_filesz);
+            let start = last.end() + skipped;
+            return Overflow { start, offset: FileOffset(file_end), end: start, extends: Some(index) };
+        }
         let start = (image.high() + reserved).align_up(PAGE) + file_end % PAGE;
-        Overflow { start, offset: FileOffset(file_end), end: start }
+        Overflow { start, offset: FileOffset(file_end), end: start, extends: None }
     }
     pub(crate) fn take(&mut self, len: u64, align: u64) -> Va {
         let at = self.end.align_up(align);
@@ -60,6 +70,14 @@ impl Overflow {
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// The last segment, in memory and in the file, if it is code and can grow at its end.
+fn last_code<'i>(image: &'i Image<'_>) -> Option<(usize, &'i Segment)> {
+    let loads = image.segments.iter().enumerate().filter(|(_, s)| s.is_load());
+    let (index, last) = loads.max_by_key(|(_, s)| s.p_vaddr)?;
+    let is_code = last.p_flags == elf::PF_R | elf::PF_X && last.p_filesz == last.p_memsz;
+    (is_code && last.p_offset.0 + last.p_filesz == loaded_file_end(image)).then_some((index, last))
 }
 
 /// One past the last byte of the file that a loader maps.
@@ -77,6 +95,8 @@ pub(crate) struct Space {
     lengths: MaxTree,
     /// What was passed over, by (length, start).
     holes: BTreeSet<(u64, Va)>,
+    /// Where the text ends, if what is behind was given to something else than code.
+    pub(crate) text_end: Option<Va>,
     pub(crate) overflow: Overflow,
 }
 
@@ -86,7 +106,7 @@ const HOLE_BYTES_MIN: u64 = 16;
 impl Space {
     pub(crate) fn new(intervals: Vec<Interval>, overflow: Overflow) -> Self {
         let lengths = MaxTree::new(intervals.iter().map(|i| i.len()));
-        Self { intervals, next: 0, lengths, holes: BTreeSet::new(), overflow }
+        Self { intervals, next: 0, lengths, holes: BTreeSet::new(), text_end: None, overflow }
     }
 
     /// Room for `len` bytes behind what was handed out before, as far as possible.
@@ -153,6 +173,18 @@ impl Space {
         if hole.len() >= HOLE_BYTES_MIN {
             self.holes.insert((hole.len(), hole.start));
         }
+    }
+
+    /// Room for what is no code: at the text's end, or behind the image if something is there already.
+    pub(crate) fn take_together(&mut self, len: u64, align: u64) -> Option<Va> {
+        let Some((tail, at)) = self.tail().and_then(|tail| Some((tail, tail.fit(len, align)?))) else {
+            return (!self.overflow.is_empty()).then(|| self.overflow.take(len, align));
+        };
+        self.text_end = Some(tail.start);
+        let index = self.intervals.len() - 1;
+        self.intervals[index].start = at + len;
+        self.lengths.set(index, self.intervals[index].len());
+        Some(at)
     }
 
     /// The last interval's unused end, if nothing was handed out behind it.
@@ -273,7 +305,7 @@ mod tests {
 
     fn space(intervals: &[(u64, u64)]) -> Space {
         let intervals = intervals.iter().map(|&(start, end)| Interval { start: Va(start), end: Va(end) }).collect();
-        Space::new(intervals, Overflow { start: Va(0x9000), offset: FileOffset(0x3000), end: Va(0x9000) })
+        Space::new(intervals, Overflow { start: Va(0x9000), offset: FileOffset(0x3000), end: Va(0x9000), extends: None })
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::relink::space::{Interval, PAGE, Space};
 
 /// The sections that hold unwind tables, in the order of `Places`.
 pub(crate) const SECTIONS: [&str; 3] = [".eh_frame_hdr", ".eh_frame", ".gcc_except_table"];
+pub(crate) const EXCEPTION_TABLES: usize = 2;
 
 /// New addresses and sizes of the three sections; `None` where the input has no such section.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +30,15 @@ pub(crate) struct Places {
     pub(crate) grown: Vec<(usize, Va)>,
     /// Where the text's section ends now, if its tail was given away.
     pub(crate) text_end: Option<Va>,
+    /// Exception tables that are not understood stay where they are, and the input's section with them.
+    pub(crate) keeps_tables: bool,
+}
+
+impl Places {
+    /// Whether a section of this index is written anew, so that its old bytes are free.
+    pub(crate) fn renews(&self, index: usize) -> bool {
+        !(self.keeps_tables && index == EXCEPTION_TABLES)
+    }
 }
 
 /// All output code, described to the unwind writers.
@@ -160,16 +170,24 @@ fn take_at(start: Va, size: u64, regions: &mut Vec<(Interval, RegionKind)>, plac
 }
 
 /// Finds room for three sections of the given sizes (0: not there). `named` ones keep their address or leave something harmless there.
-pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: [bool; 3], space: &mut Space) -> Result<Places> {
-    let mut regions = pools(image);
-    let mut places = Places::default();
+/// With `keeps_tables`, exception tables of the input stay where they are, and new ones go elsewhere.
+pub(crate) fn place(
+    image: &Image<'_>,
+    sizes: [u64; 3],
+    named: [bool; 3],
+    keeps_tables: bool,
+    space: &mut Space,
+) -> Result<Places> {
+    let mut regions = pools(image, keeps_tables);
+    let mut places = Places { keeps_tables, text_end: space.text_end, ..Places::default() };
+    let named = if keeps_tables { [named[0], named[1], false] } else { named };
     for index in (0..SECTIONS.len()).filter(|&index| named[index]) {
         keep_named(image, index, sizes[index], &mut regions, &mut places)?;
     }
     if let Some(tail) = space.tail() {
         regions.push((tail, RegionKind::TextTail));
     }
-    regions.extend(executable_padding(image));
+    regions.extend(executable_padding(image, keeps_tables));
     let mut order: Vec<usize> = (0..SECTIONS.len()).filter(|&index| places.sections[index].is_none()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(sizes[i]));
     for index in order {
@@ -217,8 +235,9 @@ pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: [bool; 3], space:
 }
 
 /// The space of the unwind sections, neighbours joined, with the padding that follows the last one.
-fn pools(image: &Image<'_>) -> Vec<(Interval, RegionKind)> {
-    let mut own: Vec<Interval> = SECTIONS
+fn pools(image: &Image<'_>, keeps_tables: bool) -> Vec<(Interval, RegionKind)> {
+    let renewed = if keeps_tables { &SECTIONS[..EXCEPTION_TABLES] } else { &SECTIONS[..] };
+    let mut own: Vec<Interval> = renewed
         .iter()
         .filter_map(|name| image.section_named(name))
         .map(|id| &image.sections[id])
@@ -275,13 +294,14 @@ fn padding_end(image: &Image<'_>, index: usize) -> Option<Va> {
     Some(in_file.min(in_memory))
 }
 
-fn executable_padding(image: &Image<'_>) -> Vec<(Interval, RegionKind)> {
+fn executable_padding(image: &Image<'_>, keeps_tables: bool) -> Vec<(Interval, RegionKind)> {
     let executable = image.segments.iter().enumerate().filter(|(_, s)| s.is_load() && s.is_executable());
     executable
         .filter_map(|(index, s)| {
             let interval = Interval { start: s.end(), end: padding_end(image, index)? };
             // Where the unwind tables end the executable segment, its padding is theirs already.
-            let is_pool = pools(image).iter().any(|(pool, _)| pool.end > interval.start && pool.start < interval.end);
+            let is_pool =
+                pools(image, keeps_tables).iter().any(|(pool, _)| pool.end > interval.start && pool.start < interval.end);
             (interval.len() > 0 && !is_pool).then_some((interval, RegionKind::Padding(index)))
         })
         .collect()

@@ -28,12 +28,11 @@ use crate::elf::lsda::Lsda;
 use crate::elf::lsda::parse::Budget;
 use crate::error::{Error, Result};
 
-/// A stretch of loaded bytes with entries, and whether a terminator ends it (a linker may leave one between two objects' entries;
-/// the search table still reaches what follows).
+/// A stretch of loaded bytes with entries. A linker may leave a terminator between two objects' entries; the search table still reaches
+/// what follows.
 struct Table<'a> {
     bytes: &'a [u8],
     at: Va,
-    ends_at_terminator: bool,
 }
 
 /// A frame description entry that the walk has found.
@@ -97,20 +96,43 @@ fn tables<'a>(image: &Image<'a>) -> Result<Vec<Table<'a>>> {
         .sections
         .iter()
         .filter(|(_, s)| s.name == ".eh_frame" && s.is_alloc())
-        .map(|(id, s)| Table { bytes: image.section_bytes(id), at: s.sh_addr, ends_at_terminator: false })
+        .map(|(id, s)| Table { bytes: image.section_bytes(id), at: s.sh_addr })
         .collect();
     if !named.is_empty() {
         return Ok(named);
     }
-    let Some(header) = image.segments.iter().find(|s| s.p_type == object::elf::PT_GNU_EH_FRAME) else { return Ok(Vec::new()) };
-    let at = header.p_vaddr;
-    let frame_at = read_header(image, at, header.p_filesz).map_err(malformed(at))?;
-    let bytes = image.segment_at(frame_at).and_then(|s| {
-        let len = s.p_filesz.checked_sub(frame_at - s.p_vaddr)?;
-        image.read(frame_at, usize::try_from(len).ok()?)
+    let table = extent_by_search_table(image)?.map(|(at, end)| {
+        let bytes = image.read(at, (end - at) as usize).unwrap_or(&[]);
+        Table { bytes, at }
     });
-    let bytes = bytes.ok_or_else(|| malformed(at)("the search table's pointer to .eh_frame leads out of the file"))?;
-    Ok(vec![Table { bytes, at: frame_at, ends_at_terminator: true }])
+    Ok(table.into_iter().collect())
+}
+
+/// Where `.eh_frame` begins and ends, by `PT_GNU_EH_FRAME`: it goes on as far as the search table names entries, and to the next
+/// terminator. Entries behind that are of no code.
+pub(crate) fn extent_by_search_table(image: &Image<'_>) -> Result<Option<(Va, Va)>> {
+    let Some(header) = image.segments.iter().find(|s| s.p_type == object::elf::PT_GNU_EH_FRAME) else { return Ok(None) };
+    let problem = malformed(header.p_vaddr);
+    let start = read_header(image, header.p_vaddr, header.p_filesz).map_err(&problem)?;
+    let listed = read_search_table(image, header.p_vaddr, header.p_filesz).map_err(&problem)?;
+    let last = listed.as_ref().map(|listed| listed.iter().map(|l| l.1).max().unwrap_or_default());
+    let bytes = image.segment_at(start).and_then(|s| {
+        let len = s.p_filesz.checked_sub(start - s.p_vaddr)?;
+        image.read(start, usize::try_from(len).ok()?)
+    });
+    let bytes = bytes.ok_or_else(|| problem("the search table's pointer to .eh_frame leads out of the file"))?;
+    let mut cursor = Cursor::new(bytes, start, image.kind.is_position_independent());
+    loop {
+        let at = cursor.va();
+        let is_behind = last.is_some_and(|last| last < at);
+        if cursor.rest().len() < 4 || is_behind && !cursor.rest().starts_with(&[0; 4]) {
+            return Ok(Some((start, at)));
+        }
+        let is_terminator = next_entry(&mut cursor).map_err(malformed(at))?.is_none();
+        if is_terminator && last.is_none_or(|last| last < at) {
+            return Ok(Some((start, cursor.va())));
+        }
+    }
 }
 
 /// An unwinder goes by the search table, so an entry that it leaves out, or has under another address, is none: then what the file says
@@ -152,7 +174,7 @@ fn read_search_table(image: &Image<'_>, at: Va, len: u64) -> Result<Option<Vec<(
     let count = cursor.u32()?;
     let mut listed = Vec::new();
     for _ in 0..count {
-        let mut field = || Ok(at.offset(i64::from(cursor.u32()? as i32)));
+        let mut field = || Ok::<_, Problem>(at.offset(i64::from(cursor.u32()? as i32)));
         listed.push((field()?, field()?));
     }
     Ok(Some(listed))
@@ -179,12 +201,7 @@ fn locate_entries(table: &Table<'_>, cies: &mut Cies, is_position_independent: b
     while cursor.rest().len() >= 4 {
         let at = cursor.va();
         let offset = table.bytes.len() - cursor.rest().len();
-        let Some(mut body) = next_entry(&mut cursor).map_err(malformed(at))? else {
-            if table.ends_at_terminator {
-                break;
-            }
-            continue;
-        };
+        let Some(mut body) = next_entry(&mut cursor).map_err(malformed(at))? else { continue };
         let back = body.u32().map_err(malformed(at))? as usize;
         if back == 0 {
             continue; // a common entry, parsed when one is found that names it

@@ -163,6 +163,7 @@ fn image_of(bytes: &[u8]) -> Image<'_> {
         e_phoff: FileOffset(0),
         segments: vec![segment(object::elf::PF_X, Va(0x1000), 0), segment(object::elf::PF_R, Va(0x2000), bytes.len() as u64)],
         sections: Default::default(),
+        has_section_headers: false,
         symbols: Default::default(),
         dynamic_symbols: Vec::new(),
         dynamic: Vec::new(),

@@ -98,6 +98,7 @@ fn read_back(written: &Written, like: &Image<'_>) -> Unwind {
             segment(object::elf::PT_GNU_EH_FRAME, object::elf::PF_R, hdr, written.hdr_at, hdr_len, hdr_len),
         ],
         sections: Default::default(),
+        has_section_headers: false,
         symbols: Default::default(),
         dynamic_symbols: Vec::new(),
         dynamic: Vec::new(),
