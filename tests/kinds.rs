@@ -31,10 +31,6 @@ const LLD: Form = Form { name: "", compiler: "clang++", flags: &["-fuse-ld=lld"]
 /// In a library, `answer` has two versions.
 const VERSIONED: &[&str] = &["-DVERSIONED", "-Wl,--version-script=library.map"];
 
-fn fixture(name: &str) -> PathBuf {
-    repository("fixtures/kinds").join(name)
-}
-
 /// Compiles in the fixtures' folder, so that options can name files of it.
 fn build(form: &Form, sources: &[&str], more: &[&str], output: &Path) {
     let mut command = Command::new(form.compiler);
