@@ -4,6 +4,8 @@
 //! three sections keep the space that they had, as one pool; padding behind the segment's last byte counts as theirs. What the pool can't
 //! take goes to what the new text left free, to padding behind the text, or to the overflow, largest section first.
 
+mod registered;
+
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Fde, SecondaryMap};
@@ -116,13 +118,19 @@ enum RegionKind {
     Padding(usize),
 }
 
-/// Which of the three sections something else than a program header finds by its address: code that names its start (which may just as
-/// well be the end of the data before it), or, for `.eh_frame` without a `PT_GNU_EH_FRAME`, start-up code that registers it.
-pub(crate) fn named_sections(image: &Image<'_>, program: &Program) -> [bool; 3] {
+/// The addresses by which something else than a program header finds the three sections: code that names a section's start (which may
+/// just as well be the end of the data before it), or, for `.eh_frame`, start-up code that registers it, if necessary by another address
+/// than its start.
+pub(crate) fn named_sections(image: &Image<'_>, program: &Program) -> [Option<Va>; 3] {
     SECTIONS.map(|name| {
-        let Some(section) = image.section_named(name).map(|id| &image.sections[id]) else { return false };
-        let is_registered = name == ".eh_frame" && !has_search_table(image);
-        is_registered || program.refs.iter().any(|r| r.target == RefTarget::Fixed(section.sh_addr))
+        let section = image.section_named(name).map(|id| &image.sections[id])?;
+        let start = section.sh_addr;
+        let named = || program.refs.iter().any(|r| r.target == RefTarget::Fixed(start)).then_some(start);
+        if name != ".eh_frame" {
+            return named();
+        }
+        let unsearched = || Some(start).filter(|_| !has_search_table(image));
+        registered::address(image, program, section).or_else(unsearched).or_else(named)
     })
 }
 
@@ -130,16 +138,16 @@ fn has_search_table(image: &Image<'_>) -> bool {
     image.segments.iter().any(|s| s.p_type == elf::PT_GNU_EH_FRAME)
 }
 
-/// Keeps a named section where it is, if it fits. If not, the old address must do for whoever uses it: as the end of the data before it
-/// any address does, and a registered table that begins with a terminator is an empty one, so that unwinders go on to the search table.
+/// Puts a named section at the address by which it is found, if it fits. If not, the address must do for whoever uses it: as the end of the data
+/// before it any address does, and a registered table that begins with a terminator is an empty one, so that unwinders go on to the
+/// search table.
 fn keep_named(
     image: &Image<'_>,
-    index: usize,
+    (index, start): (usize, Va),
     size: u64,
     regions: &mut Vec<(Interval, RegionKind)>,
     places: &mut Places,
 ) -> Result<()> {
-    let Some(start) = image.section_named(SECTIONS[index]).map(|id| image.sections[id].sh_addr) else { return Ok(()) };
     if take_at(start, size, regions, places) {
         places.sections[index] = Some((start, size));
         return Ok(());
@@ -174,15 +182,15 @@ fn take_at(start: Va, size: u64, regions: &mut Vec<(Interval, RegionKind)>, plac
 pub(crate) fn place(
     image: &Image<'_>,
     sizes: [u64; 3],
-    named: [bool; 3],
+    named: [Option<Va>; 3],
     keeps_tables: bool,
     space: &mut Space,
 ) -> Result<Places> {
     let mut regions = pools(image, keeps_tables);
     let mut places = Places { keeps_tables, text_end: space.text_end, ..Places::default() };
-    let named = if keeps_tables { [named[0], named[1], false] } else { named };
-    for index in (0..SECTIONS.len()).filter(|&index| named[index]) {
-        keep_named(image, index, sizes[index], &mut regions, &mut places)?;
+    let named = if keeps_tables { [named[0], named[1], None] } else { named };
+    for (index, start) in named.into_iter().enumerate().filter_map(|(index, named)| Some((index, named?))) {
+        keep_named(image, (index, start), sizes[index], &mut regions, &mut places)?;
     }
     if let Some(tail) = space.tail() {
         regions.push((tail, RegionKind::TextTail));
