@@ -201,3 +201,70 @@ fn a_function_whose_exception_table_only_its_own_personality_reads_stays() {
     let form = Form { flags: &["-fexceptions", "-no-pie"], ..form };
     stands_alone(&form, "personality.c", &[], as_built);
 }
+
+/// Throws through several frames, throws again, ends a thread by unwinding, and says whether the library that unwinds came from the folder that it was told.
+const THROWER: &str = r#"
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <pthread.h>
+#include <string>
+struct Guard { int *count; ~Guard() { ++*count; } };
+__attribute__((noinline)) static int deep(int depth, int *count) {
+    Guard guard{count};
+    std::string text(20 + depth, 'x');
+    if (depth == 0) throw text.size();
+    return deep(depth - 1, count) + static_cast<int>(text.size());
+}
+static int ended;
+static void *leaves(void *) {
+    Guard guard{&ended};
+    pthread_exit(nullptr);
+}
+int main() {
+    int count = 0, caught = 0;
+    for (int i = 0; i < 8; i++) {
+        try {
+            try { deep(i, &count); } catch (...) { throw; }
+        } catch (std::size_t size) { caught += size == 20; }
+    }
+    pthread_t thread;
+    if (pthread_create(&thread, nullptr, leaves, nullptr) || pthread_join(thread, nullptr)) return 2;
+    std::string library = std::string(std::getenv("LD_LIBRARY_PATH")) + "/libgcc_s.so.1";
+    bool is_loaded = false;
+    if (FILE *maps = std::fopen("/proc/self/maps", "r")) {
+        char line[4096];
+        while (std::fgets(line, sizeof line, maps)) is_loaded |= std::strstr(line, library.c_str()) != nullptr;
+    }
+    return caught == 8 && count == 36 && ended == 1 && is_loaded ? 42 : 1;
+}
+"#;
+
+#[test]
+fn exceptions_pass_through_the_machines_own_unwinder_when_it_is_moved() {
+    if !is_there(&Form { name: "libgcc_s", ..GCC }) {
+        return;
+    }
+    let asked = Command::new("gcc").arg("-print-file-name=libgcc_s.so.1").output().expect("gcc runs");
+    let library = PathBuf::from(String::from_utf8_lossy(&asked.stdout).trim());
+    if !library.is_absolute() || !library.is_file() {
+        return skipped("libgcc_s: the machine has no libgcc_s.so.1");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let scratch = folder.path();
+    let source = scratch.join("thrower.cc");
+    fs::write(&source, THROWER).expect("the scratch folder can be written");
+    let program = scratch.join("thrower");
+    build(&GCC, &[&source.display().to_string()], &["-pthread", "-shared-libgcc"], &program);
+    let ends = |folder: &Path| run(Command::new(&program).env("LD_LIBRARY_PATH", folder), scratch).end;
+    let copy = scratch.join("copy");
+    fs::create_dir(&copy).expect("the scratch folder can be written");
+    fs::copy(&library, copy.join("libgcc_s.so.1")).expect("the library can be copied");
+    assert_eq!(ends(&copy), End::Exit(SUCCESS), "the fixture itself fails");
+    for seed in ["1", "2", "3", "4"] {
+        let moved = scratch.join(seed);
+        fs::create_dir(&moved).expect("the scratch folder can be written");
+        shuffle(&library, seed, &moved.join("libgcc_s.so.1"), scratch);
+        assert_eq!(ends(&moved), End::Exit(SUCCESS), "seed {seed}");
+    }
+}

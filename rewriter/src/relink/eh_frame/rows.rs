@@ -255,6 +255,15 @@ mod tests {
         assert_eq!(between(&fde, 0x1010, 0x1000), []);
     }
 
+    /// libgcc takes `DW_CFA_restore` for "not saved", and then returns to nowhere.
+    #[test]
+    fn the_return_address_is_never_restored_but_said_in_full() {
+        let fde = fde(&[(0x1001, &[0x07, 16]), (0x1002, &[0x90, 1]), (0x1003, &[0x90, 3])]);
+        assert_eq!(between(&fde, 0x1001, 0x1000), [0x90, 1]);
+        assert_eq!(between(&fde, 0x1003, 0x1000), [0x90, 1]);
+        assert_eq!(between(&fde, 0x1000, 0x1001), [0x07, 16]);
+    }
+
     #[test]
     fn a_restored_state_is_the_remembered_one() {
         let fde = fde(&[(0x1001, &[0x0e, 16]), (0x1008, &[0x0a]), (0x1008, &[0x0e, 8]), (0x1009, &[0x0b])]);
