@@ -19,7 +19,9 @@ pub enum Error {
     OutOfReach { at: Va, target: Va },
     #[error("{0}: an 8-bit branch of pinned code names a block that moves")]
     ShortBranchFromPinned(Va),
-    #[error("bytes follow the ELF file at offset {at:#x} (an appended payload?) and would move: the output is {excess} bytes too long")]
+    #[error(
+        "bytes follow the ELF file at offset {at:#x} (an appended payload?) and would move: the output is {excess} bytes too long"
+    )]
     TrailingPayload { at: u64, excess: u64 },
     #[error("the program header table has no room for one more entry")]
     NoProgramHeaderSlot,

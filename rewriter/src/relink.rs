@@ -88,8 +88,7 @@ pub fn relink(
     let pad = |va: Va| unwind::landing_pad(program, &addresses, va);
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
     let sizes = [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len];
-    let places =
-        unwind::place(image, sizes, unwind::named_sections(image, program), tables.keeps_tables(), &mut placement.space)?;
+    let places = unwind::place(image, sizes, &unwind::named(image, program), tables.keeps_tables(), &mut placement.space)?;
     let mut overflow = placement.space.overflow;
     let adds_code = overflow.extends.is_none() && (payload.is_some() || !overflow.is_empty());
     let adds_memory = reserved.is_some_and(|r| !r.is_growth);
