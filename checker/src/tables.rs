@@ -3,7 +3,8 @@
 //! **Recognition.** A `lea` of data whose first word, added to the address, meets an instruction of the same function is the base of a table:
 //! the distance from data to a function's instructions is not a value that other data has. The same holds for a table of absolute
 //! addresses in a file at a fixed address. Functions that jump into each other's middle count as one. Where a bounds check precedes the
-//! `lea` and a jump follows it, entries within the bound may meet any function: a cold part may be reached by nothing else.
+//! `lea` and a jump follows it, entries within the bound may meet any function: a cold part may be reached by nothing else. No compiler
+//! makes a table of one entry, but strings of three letters meet instructions.
 //!
 //! **Extent.** A table ends where its section ends, where the next thing begins that any instruction refers to, or before the first word that
 //! does not meet an instruction of the function. A comparison with a constant right before the `lea` bounds it too. Up to that bound, or
@@ -344,6 +345,10 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     };
     while targets.last() == Some(&Entry::Hole) {
         targets.pop();
+    }
+    // A short string may be the distance to an instruction by chance; two in a row are none.
+    if targets.len() < 2 {
+        targets.clear();
     }
     // Entries that all lead elsewhere are believed only where the code counts them and all are there: other numbers may look like one.
     if !targets.iter().any(is_own) && bound(walk, table.from).is_none_or(|count| targets.len() < count) {

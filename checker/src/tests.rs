@@ -3,6 +3,7 @@
 mod dead;
 mod layout;
 mod mutation;
+mod rows;
 mod tracking;
 
 use super::*;

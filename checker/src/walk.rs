@@ -349,8 +349,8 @@ impl<'w, 'a> Walk<'w, 'a> {
     /// is reached on neither side.
     pub(crate) fn settle_doubtful(&mut self) {
         for Doubtful { input, output, place, width } in std::mem::take(&mut self.doubtful) {
-            let (Canonical::At(from, _), Canonical::At(to, _)) = (self.canonical(true, input), self.canonical(false, output))
-            else {
+            let lead = |side, address| Self::lead(side, address, |_, _| {});
+            let (Canonical::At(from, _), Canonical::At(to, _)) = (lead(self.input, input), lead(self.output, output)) else {
                 continue;
             };
             let (Some(from), Some(to)) = (self.input.code.index(from), self.output.code.index(to)) else { continue };
@@ -364,13 +364,15 @@ impl<'w, 'a> Walk<'w, 'a> {
                 }
             };
             if is_right {
+                self.canonical(true, input);
+                self.canonical(false, output);
                 self.explain_entry(place, width);
             }
         }
     }
 
-    fn canonical(&mut self, is_input: bool, start: u64) -> Canonical {
-        let side = if is_input { self.input } else { self.output };
+    /// Where jumps and padding lead from an address; `visit` sees them.
+    fn lead(side: &Side<'_>, start: u64, mut visit: impl FnMut(usize, u8)) -> Canonical {
         let mut address = start;
         let mut jumps = 0;
         loop {
@@ -379,7 +381,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                 return Canonical::At(address, inst);
             }
             if let Some(index) = side.code.index(address) {
-                self.relation.pass(is_input, index, inst.len);
+                visit(index, inst.len);
             }
             if inst.kind == Kind::Nop {
                 address += u64::from(inst.len);
@@ -393,9 +395,15 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
+    /// The same on a way that is walked, which explains what lies on it.
+    fn canonical(&mut self, is_input: bool, start: u64) -> Canonical {
+        let side = if is_input { self.input } else { self.output };
+        Self::lead(side, start, |index, size| self.relation.pass(is_input, index, size))
+    }
+
     /// Where `address` of the output leads through jumps and padding.
-    pub(crate) fn output_leads_to(&mut self, address: u64) -> Option<u64> {
-        match self.canonical(false, address) {
+    pub(crate) fn output_leads_to(&self, address: u64) -> Option<u64> {
+        match Self::lead(self.output, address, |_, _| {}) {
             Canonical::At(address, _) => Some(address),
             _ => None,
         }
@@ -676,7 +684,7 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     fn judge_unmoved(&mut self, address: u64, origin: u64) {
         let same = |size| self.input.image.at(address, size) == self.output.image.at(address, size);
-        let stale = match self.canonical(true, address) {
+        let stale = match Self::lead(self.input, address, |_, _| {}) {
             Canonical::At(input, _) => {
                 let Some(index) = self.input.code.index(input) else { return };
                 let leads_to = self.output_leads_to(address);

@@ -15,6 +15,7 @@
 //! * `edges` of a block are in the order of `EdgeKind`; a function-crossing branch has no edge, it is a tail call.
 
 use crate::address::Va;
+use crate::address_index::AddressIndex;
 use crate::elf::Unwind;
 use crate::entity::{Block, Fde, Func, IdRange, PrimaryMap, Symbol, Table};
 
@@ -376,6 +377,8 @@ pub struct Program {
     pub names_in_unwind: Vec<Va>,
     /// All blocks, ascending by address: the index behind `block_at`.
     pub blocks_by_address: Vec<Block>,
+    /// Where to look in it.
+    pub block_index: AddressIndex,
 }
 
 impl Program {
@@ -386,8 +389,9 @@ impl Program {
     }
     /// The block whose instructions contain an address.
     pub fn block_containing(&self, va: Va) -> Option<Block> {
-        let after = self.blocks_by_address.partition_point(|&b| self.blocks[b].start <= va);
-        let block = *self.blocks_by_address.get(after.checked_sub(1)?)?;
+        let order = self.blocks_by_address.as_slice();
+        let after = self.block_index.count_up_to(va, order.len(), |i| self.blocks[order[i]].start);
+        let block = *order.get(after.checked_sub(1)?)?;
         let data = &self.blocks[block];
         (va < data.end() || va == data.start).then_some(block)
     }

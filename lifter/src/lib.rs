@@ -4,6 +4,7 @@
 //! addresses into references with their evidence, `verify` states and checks the invariants. Nothing here knows of profiles or plans.
 
 pub mod address;
+pub mod address_index;
 mod cfg;
 mod discover;
 pub mod elf;

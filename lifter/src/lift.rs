@@ -121,7 +121,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         part.pin = pins.of(&clusters, part.members[0]);
     }
 
-    // Ids in place of addresses.
+    // Ids in place of addresses. What was surveyed is not needed any more, and takes room.
+    drop((surveys, jumps));
     let table_names = table_names(&tables);
     let assembly = Assembly { image, unwind: &unwind, units: &units, names: &names, tables: &tables, table_names: &table_names };
     let mut program = assembly.assemble(parts);

@@ -11,6 +11,7 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::address::Va;
+use crate::address_index::AddressIndex;
 use crate::cfg::build::{Draft, DraftBlock, DraftEnd, DraftRef};
 use crate::cfg::tables::RawTable;
 use crate::discover::names::{NamedBy, Names};
@@ -26,6 +27,9 @@ pub(crate) struct Cluster {
     pub(crate) draft: Draft,
     pub(crate) pin: Option<PinReason>,
 }
+
+/// How many functions are turned from drafts into what stays before their drafts are dropped.
+const FUNCS_AT_ONCE: usize = 2048;
 
 /// What the assembly reads.
 #[derive(Copy, Clone)]
@@ -83,9 +87,10 @@ impl Assembly<'_> {
         }
         program.blocks_by_address = program.blocks.keys().collect();
         program.blocks_by_address.par_sort_unstable_by_key(|&b| program.blocks[b].start);
+        program.block_index = AddressIndex::new(program.blocks_by_address.iter().map(|&b| program.blocks[b].start));
         self.resolve_tables(&mut program);
-        let drafts: Vec<&Draft> = order.iter().map(|&i| &clusters[i].draft).collect();
-        self.resolve_blocks(&mut program, &drafts);
+        let drafts: Vec<Draft> = order.iter().map(|&i| std::mem::take(&mut clusters[i].draft)).collect();
+        self.resolve_blocks(&mut program, drafts);
         mark_loops(&mut program);
         program
     }
@@ -156,22 +161,16 @@ impl Assembly<'_> {
         }
     }
 
-    fn resolve_blocks(&self, program: &mut Program, drafts: &[&Draft]) {
+    /// The drafts go function by function, so that both forms of the program are never whole at the same time.
+    fn resolve_blocks(&self, program: &mut Program, mut drafts: Vec<Draft>) {
+        program.refs.reserve_exact(drafts.iter().map(|d| d.refs.len()).sum());
         let ids: Vec<Func> = program.funcs.keys().collect();
-        let resolved: Vec<Vec<Resolved>> = ids.par_iter().map(|&f| self.resolve_func(program, f, drafts[f.index()])).collect();
-        for (func, blocks) in ids.into_iter().zip(resolved) {
-            for (block, resolved) in program.funcs[func].blocks.iter().zip(blocks) {
-                let (first_edge, first_ref) = (program.edges.len(), program.refs.len());
-                program.edges.extend(resolved.edges);
-                program.refs.extend(resolved.refs);
-                let data = &mut program.blocks[block];
-                data.terminator = resolved.terminator;
-                if matches!(data.terminator, Terminator::Stop(_)) {
-                    // A branch that could not be resolved is not made anew: it stays with the body.
-                    data.body_len = data.len;
-                }
-                data.edges = IdRange::from_usize(first_edge..program.edges.len());
-                data.refs = IdRange::from_usize(first_ref..program.refs.len());
+        for (funcs, drafts) in ids.chunks(FUNCS_AT_ONCE).zip(drafts.chunks_mut(FUNCS_AT_ONCE)) {
+            let resolved: Vec<Resolved> =
+                funcs.par_iter().zip(&*drafts).map(|(&f, draft)| self.resolve_func(program, f, draft)).collect();
+            drafts.par_iter_mut().for_each(|draft| drop(std::mem::take(draft)));
+            for (&func, resolved) in funcs.iter().zip(&resolved) {
+                place_resolved(program, func, resolved);
             }
         }
         let tail_called: Vec<Block> = program
@@ -190,26 +189,29 @@ impl Assembly<'_> {
         }
     }
 
-    fn resolve_func(&self, program: &Program, func: Func, draft: &Draft) -> Vec<Resolved> {
+    fn resolve_func(&self, program: &Program, func: Func, draft: &Draft) -> Resolved {
         let data = &program.funcs[func];
         let labels: Vec<Block> = data
             .blocks
             .iter()
             .filter(|&b| b != data.entry && program.blocks[b].flags.contains(BlockFlags::ADDRESS_TAKEN))
             .collect();
-        let blocks = data.blocks.iter().zip(&draft.blocks);
-        blocks.map(|(id, block)| self.resolve_block(program, func, id, block, draft, &labels)).collect()
+        let mut resolved = Resolved {
+            blocks: Vec::with_capacity(draft.blocks.len()),
+            edges: Vec::with_capacity(2 * draft.blocks.len()),
+            refs: Vec::with_capacity(draft.refs.len()),
+        };
+        for (id, block) in data.blocks.iter().zip(&draft.blocks) {
+            let terminator = self.terminator(program, block);
+            self.push_edges(program, id, terminator, &labels, &mut resolved.edges);
+            let refs = draft.refs[block.refs.start as usize..block.refs.end as usize].iter();
+            resolved.refs.extend(refs.map(|r| self.reference(program, r)));
+            resolved.blocks.push((terminator, resolved.edges.len(), resolved.refs.len()));
+        }
+        resolved
     }
 
-    fn resolve_block(
-        &self,
-        program: &Program,
-        func: Func,
-        id: Block,
-        block: &DraftBlock,
-        draft: &Draft,
-        labels: &[Block],
-    ) -> Resolved {
+    fn terminator(&self, program: &Program, block: &DraftBlock) -> Terminator {
         let code = |va: Va| program.block_at(va).map_or(CodeTarget::Fixed(va), CodeTarget::Block);
         let terminator = match block.end {
             DraftEnd::Fallthrough(next) => program.block_at(next).map(|next| Terminator::Fallthrough { next }),
@@ -224,17 +226,11 @@ impl Assembly<'_> {
             DraftEnd::Stop(kind) => Some(Terminator::Stop(kind)),
         };
         // Only in pinned functions: a branch into the middle of an instruction.
-        let terminator = terminator.unwrap_or(Terminator::Stop(StopKind::Unknown));
-        let refs = draft.refs[block.refs.start as usize..block.refs.end as usize].iter();
-        Resolved {
-            edges: self.edges(program, func, id, terminator, labels),
-            refs: refs.map(|r| self.reference(program, r)).collect(),
-            terminator,
-        }
+        terminator.unwrap_or(Terminator::Stop(StopKind::Unknown))
     }
 
-    fn edges(&self, program: &Program, func: Func, source: Block, terminator: Terminator, labels: &[Block]) -> Vec<EdgeData> {
-        let mut edges = Vec::new();
+    fn push_edges(&self, program: &Program, source: Block, terminator: Terminator, labels: &[Block], edges: &mut Vec<EdgeData>) {
+        let func = program.blocks[source].func;
         let mut push = |target: Block, kind: EdgeKind| {
             if program.blocks[target].func == func {
                 edges.push(EdgeData { source, target, kind });
@@ -262,7 +258,6 @@ impl Assembly<'_> {
             Terminator::Stop(StopKind::ComputedJump) => labels.iter().for_each(|&target| push(target, EdgeKind::Computed)),
             _ => {}
         }
-        edges
     }
 
     fn table_id(&self, at: Va) -> Option<Table> {
@@ -287,11 +282,30 @@ impl Assembly<'_> {
     }
 }
 
-/// A block with ids in place of addresses.
+/// A function with ids in place of addresses.
 struct Resolved {
-    terminator: Terminator,
+    /// Of each block, its terminator and where its edges and references end.
+    blocks: Vec<(Terminator, usize, usize)>,
     edges: Vec<EdgeData>,
     refs: Vec<RefData>,
+}
+
+fn place_resolved(program: &mut Program, func: Func, resolved: &Resolved) {
+    let (base_edge, base_ref) = (program.edges.len(), program.refs.len());
+    let (mut first_edge, mut first_ref) = (base_edge, base_ref);
+    program.edges.extend_from_slice(&resolved.edges);
+    program.refs.extend_from_slice(&resolved.refs);
+    for (block, &(terminator, edges_end, refs_end)) in program.funcs[func].blocks.iter().zip(&resolved.blocks) {
+        let data = &mut program.blocks[block];
+        data.terminator = terminator;
+        if matches!(terminator, Terminator::Stop(_)) {
+            // A branch that could not be resolved is not made anew: it stays with the body.
+            data.body_len = data.len;
+        }
+        data.edges = IdRange::from_usize(first_edge..base_edge + edges_end);
+        data.refs = IdRange::from_usize(first_ref..base_ref + refs_end);
+        (first_edge, first_ref) = (base_edge + edges_end, base_ref + refs_end);
+    }
 }
 
 /// Numbers the ways in which ranges unwind: by the content of their CIE and by their exception table.

@@ -119,6 +119,7 @@ pub(crate) fn empty_image() -> Image<'static> {
         dynamic: Vec::new(),
         dynamic_relocs: Vec::new(),
         static_relocs: Vec::new(),
+        has_section_headers: true,
         build_id: None,
         has_ibt: false,
     }

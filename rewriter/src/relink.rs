@@ -153,15 +153,7 @@ pub fn relink(
     let placed = symbols::Placed { program, out, codes: &codes, placement: &placement, addresses: &addresses };
     symbols::rewrite(image, placed, &mut table, &moved_address);
     rewrite_probes(image, &addresses, &mut table);
-    patch::patch_dynamic(
-        image,
-        program,
-        &addresses,
-        &|va| table.section_of(va),
-        &|shndx| table.remap(shndx),
-        &moved_address,
-        &mut file,
-    )?;
+    patch::patch_dynamic(image, placed, &|va| table.section_of(va), &|shndx| table.remap(shndx), &moved_address, &mut file)?;
     let entry = match &built {
         Some((_, built, _)) => built.entry,
         None => program.block_at(image.e_entry).map_or(image.e_entry, |block| addresses.identity(block)),

@@ -89,6 +89,7 @@ impl Code {
             dynamic: Vec::new(),
             dynamic_relocs: Vec::new(),
             static_relocs: Vec::new(),
+            has_section_headers: true,
             build_id: None,
             has_ibt: false,
         };

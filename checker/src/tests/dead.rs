@@ -120,7 +120,7 @@ fn check_dead(input: &str, output: &str) -> Option<Report> {
 }
 
 /// What is found, but for the segment with the frame descriptions, which ends earlier where there are fewer of them.
-fn found(report: &Report) -> Vec<ViolationKind> {
+pub(super) fn found(report: &Report) -> Vec<ViolationKind> {
     kinds(report).into_iter().filter(|&kind| kind != ViolationKind::Segment).collect()
 }
 

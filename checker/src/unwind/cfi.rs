@@ -1,4 +1,10 @@
-//! Evaluates call frame instructions to rows (DWARF 5 §6.4.2). Terminates: each instruction consumes at least one byte.
+//! Evaluates call frame instructions to rows (DWARF 5 §6.4.2), as unwinders do, which differ from the standard in two places.
+//!
+//! `DW_CFA_restore` gives a register the rule of the common entry; libgcc takes it for "not saved", whatever that entry says. A register
+//! restored to a rule is therefore another thing than one that has the rule, or a file that only some unwinders can read would pass.
+//! `DW_CFA_GNU_args_size` is no part of what `DW_CFA_remember_state` keeps.
+//!
+//! Terminates: each instruction consumes at least one byte.
 
 use super::reader::{Cie, RawFde, Reader};
 use crate::error::FileError;
@@ -12,6 +18,8 @@ enum Rule {
     Register(u64),
     Expression(Vec<u8>),
     ValueExpression(Vec<u8>),
+    /// The common entry's rule by `DW_CFA_restore`: no rule at all for libgcc.
+    Restored(Box<Rule>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -89,7 +97,7 @@ impl Machine<'_> {
 
     fn restore(&mut self, register: u64) {
         let rule = self.initial.as_ref().and_then(|initial| initial.rule(register));
-        self.row.set(register, rule);
+        self.row.set(register, rule.map(|rule| Rule::Restored(Box::new(rule))));
     }
 
     fn set_frame(&mut self, register: u64, offset: i64) {
@@ -127,7 +135,11 @@ impl Machine<'_> {
             0x04 => self.advance(reader.unsigned(4)?),
             0x06 => self.restore(reader.uleb()?),
             0x0a => self.saved.push((self.row.clone(), self.last)),
-            0x0b => (self.row, self.last) = self.saved.pop()?,
+            0x0b => {
+                let arguments_size = self.row.arguments_size;
+                (self.row, self.last) = self.saved.pop()?;
+                self.row.arguments_size = arguments_size;
+            }
             0x0c => self.set_frame(reader.uleb()?, reader.uleb()?.cast_signed()),
             0x12 => {
                 let (register, offset) = (reader.uleb()?, reader.sleb()?);

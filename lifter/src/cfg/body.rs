@@ -13,6 +13,9 @@ use crate::x86::{Flow, decode_bytes, flow_of, is_nop};
 /// The sixteen general registers as bits, `rax` lowest, as the processor numbers them.
 pub(crate) type RegisterMask = u16;
 
+/// `rax`, `rcx`, `rdx`, `rsi`, `rdi`, `r8` to `r11`: gone after a call.
+pub(crate) const CALLER_SAVED: RegisterMask = 0x0fc7;
+
 /// The number of a general register of any width, `rsp` 4.
 pub(crate) fn general(register: Register) -> Option<u8> {
     register.is_gpr().then(|| register.full_register().number() as u8)
@@ -28,6 +31,10 @@ pub(crate) struct BodyBlock {
     pub(crate) named_by: NamedBy,
     /// The registers that some instruction writes.
     pub(crate) writes: RegisterMask,
+    /// The registers that hold something else behind the block than before: written, or lost in a call.
+    pub(crate) clobbers: RegisterMask,
+    /// Whether memory may be written, by the block or in a call.
+    pub(crate) stores: bool,
     /// Execution may arrive from outside the cluster.
     pub(crate) is_entry: bool,
 }
@@ -43,6 +50,8 @@ pub(crate) struct Body {
     pub(crate) blocks: Vec<BodyBlock>,
     /// Whether each instruction may write memory.
     pub(crate) stores: Vec<bool>,
+    /// Whether each instruction leaves the function for a while: a call, or the kernel.
+    pub(crate) leaves: Vec<bool>,
     /// Whether `rbp` points into the frame somewhere.
     pub(crate) has_frame_pointer: bool,
     /// Whether an address in the frame is put anywhere but into `rsp` and `rbp`.
@@ -79,6 +88,7 @@ impl Body {
             }
         }
         let Accesses { writes, reads, stores } = accesses(&instructions);
+        let leaves = instructions.iter().map(leaves).collect();
         let has_frame_pointer = instructions.iter().any(sets_frame_pointer);
         let frame_escapes = instructions.iter().any(|i| leaks_frame(i, has_frame_pointer));
         let mut body = Body {
@@ -86,6 +96,7 @@ impl Body {
             writes,
             reads,
             stores,
+            leaves,
             blocks: Vec::new(),
             has_frame_pointer,
             frame_escapes,
@@ -105,22 +116,24 @@ impl Body {
         // Units are not always adjacent, but each one's start is a leader.
         starts.dedup();
         let ends = starts.iter().skip(1).copied().chain([self.instructions.len() as u32]);
-        self.blocks = starts
-            .iter()
-            .zip(ends)
-            .map(|(&first, end)| {
-                let named_by = names.at(Va(self.instructions[first as usize].ip()));
-                BodyBlock {
-                    first,
-                    end,
-                    preds: SmallVec::new(),
-                    succs: SmallVec::new(),
-                    named_by,
-                    writes: self.writes[first as usize..end as usize].iter().fold(0, |mask, w| mask | w),
-                    is_entry: false,
-                }
-            })
-            .collect();
+        self.blocks = starts.iter().zip(ends).map(|(&first, end)| self.block(first, end, names)).collect();
+    }
+
+    fn block(&self, first: u32, end: u32, names: &Names) -> BodyBlock {
+        let indices = first as usize..end as usize;
+        let writes = self.writes[indices.clone()].iter().fold(0, |mask, w| mask | w);
+        let leaves = self.leaves[indices.clone()].contains(&true);
+        BodyBlock {
+            first,
+            end,
+            preds: SmallVec::new(),
+            succs: SmallVec::new(),
+            named_by: names.at(Va(self.instructions[first as usize].ip())),
+            writes,
+            clobbers: if leaves { writes | CALLER_SAVED } else { writes },
+            stores: leaves || self.stores[indices].contains(&true),
+            is_entry: false,
+        }
     }
 
     /// Fills in the predecessors. `table_edges` are the known targets of indirect jumps, as `(jump, target)`; a jump among
@@ -295,6 +308,10 @@ fn leaks_frame(instruction: &Instruction, has_frame_pointer: bool) -> bool {
         _ => (0..instruction.op_count())
             .any(|operand| instruction.op_kind(operand) == OpKind::Register && is_frame(instruction.op_register(operand))),
     }
+}
+
+fn leaves(instruction: &Instruction) -> bool {
+    matches!(flow_of(instruction), Flow::Call(_) | Flow::IndirectCall) || instruction.mnemonic() == Mnemonic::Syscall
 }
 
 /// What each instruction does to registers and memory.

@@ -10,15 +10,12 @@
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
 use crate::address::Va;
-use crate::cfg::body::{Body, RegisterMask, general};
+use crate::cfg::body::{Body, CALLER_SAVED, RegisterMask, general};
 use crate::cfg::tables::{ClusterJumps, TableContext};
 use crate::discover::survey::How;
 use crate::discover::units::{Unit, unit_at};
 use crate::entity::EntityId;
 use crate::x86::{Flow, flow_of};
-
-/// `rax`, `rcx`, `rdx`, `rsi`, `rdi`, `r8` to `r11`: gone after a call.
-const CALLER_SAVED: RegisterMask = 0x0fc7;
 
 /// The code addresses that a cluster computes and misuses. `answer` holds its jump tables, if it has any.
 pub(crate) fn misused_targets(context: &TableContext<'_>, members: &[Unit], answer: Option<&ClusterJumps>) -> Vec<Va> {

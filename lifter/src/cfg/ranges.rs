@@ -18,24 +18,24 @@ mod transfer;
 
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
-use crate::cfg::body::{Body, general};
+use crate::cfg::body::{Body, BodyBlock, CALLER_SAVED, general};
 use crate::cfg::interval::Interval;
 use crate::cfg::values::stack_step;
-use crate::x86::{Flow, flow_of};
 
 const MAX_DEPTH: usize = 24;
 const MAX_STEPS: u32 = 30_000;
 /// How often a block is searched again with weaker knowledge before all of it is dropped.
 const MAX_VISITS: u8 = 4;
+/// Under how many names a place is looked for at the end of one block.
+const MAX_NAMES: usize = 8;
 /// A bound below this is taken as it is; what else is known of the value does not matter.
 const SMALL: u64 = 1 << 16;
 const RSP: u8 = 4;
 const RBP: u8 = 5;
 /// No register: a part of an address that is not there.
 const NONE: u8 = u8::MAX;
-/// `rax`, `rcx`, `rdx`, `rsi`, `rdi`, `r8` to `r11`: gone after a call.
-const CALLER_SAVED: u16 = 0x0fc7;
 
 /// Something that holds a value: a register, or memory at an address made of registers as they are at the point of the search.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
@@ -98,6 +98,40 @@ impl Known {
     }
 }
 
+/// Under which names a search went through the ends of blocks, and what was known there.
+#[derive(Default)]
+struct Seen(FxHashMap<usize, SmallVec<[Visit; 1]>>);
+
+/// A place, what was known of it, and how often that was weakened.
+type Visit = (Place, Known, u8);
+
+/// Whether a block has to be searched again.
+enum Weakened {
+    Nothing,
+    To(Known),
+    /// The place moves along: an element of an array, say, is another one in each turn of a loop.
+    TooManyNames,
+}
+
+impl Seen {
+    fn weaken(&mut self, block: usize, place: Place, known: Known) -> Weakened {
+        let names = self.0.entry(block).or_default();
+        let Some((_, old, visits)) = names.iter_mut().find(|(name, ..)| *name == place) else {
+            if names.len() >= MAX_NAMES {
+                return Weakened::TooManyNames;
+            }
+            names.push((place, known, 0));
+            return Weakened::To(known);
+        };
+        if old.contains(&known) {
+            return Weakened::Nothing;
+        }
+        *visits += 1;
+        *old = if *visits > MAX_VISITS { Known::nothing() } else { old.union(&known) };
+        Weakened::To(*old)
+    }
+}
+
 /// A query's state.
 pub(crate) struct Ranges<'b> {
     body: &'b Body,
@@ -133,7 +167,7 @@ impl<'b> Ranges<'b> {
             return Some(Interval::full(bits));
         }
         let mut result: Option<Interval> = None;
-        let mut seen: FxHashMap<(usize, Place), (Known, u8)> = FxHashMap::default();
+        let mut seen = Seen::default();
         let mut pending = vec![(self.body.block_of(before), before, place, Known::nothing())];
         while let Some((block, end, place, known)) = pending.pop() {
             self.steps += 1;
@@ -145,7 +179,7 @@ impl<'b> Ranges<'b> {
                     result = Some(result.map_or(run, |old| old.union(run)));
                 }
             };
-            let place = match self.search(self.body.blocks[block].first as usize, end, place) {
+            let place = match self.search(block, end, place) {
                 Found::Defined(index, place) => {
                     if let Some(run) = self.defined(index, place, bits) {
                         arrive(run);
@@ -158,48 +192,45 @@ impl<'b> Ranges<'b> {
                 }
                 Found::Start(place) => place,
             };
-            let data = &self.body.blocks[block];
             if !self.body.is_entered_by_edges_only(block) {
                 arrive(place.full(bits));
             }
-            for &pred in &data.preds {
+            for &pred in &self.body.blocks[block].preds {
                 let pred = pred as usize;
                 let Some(known) = self.implied_by_edge(pred, block, place).and_then(|fact| known.with(fact)) else { continue };
                 if known.of_width(bits).max() < SMALL {
                     arrive_at(&mut result, known.of_width(bits));
                     continue;
                 }
-                let known = match seen.get_mut(&(pred, place)) {
-                    Some((old, _)) if old.contains(&known) => continue,
-                    Some((old, visits)) => {
-                        *visits += 1;
-                        *old = if *visits > MAX_VISITS { Known::nothing() } else { old.union(&known) };
-                        *old
-                    }
-                    None => {
-                        seen.insert((pred, place), (known, 0));
-                        known
-                    }
-                };
-                pending.push((pred, self.body.blocks[pred].end as usize, place, known));
+                match seen.weaken(pred, place, known) {
+                    Weakened::Nothing => {}
+                    Weakened::To(known) => pending.push((pred, self.body.blocks[pred].end as usize, place, known)),
+                    Weakened::TooManyNames => return Some(Interval::full(bits)),
+                }
             }
         }
         result
     }
 
-    /// Walks back from `end` to `first`.
-    fn search(&self, first: usize, end: usize, mut place: Place) -> Found {
-        for index in (first..end).rev() {
-            let instruction = &self.body.instructions[index];
-            let is_call = matches!(flow_of(instruction), Flow::Call(_) | Flow::IndirectCall);
+    /// Walks back from `end` to the start of the block.
+    fn search(&self, block: usize, end: usize, mut place: Place) -> Found {
+        let data = &self.body.blocks[block];
+        if end == data.end as usize && data.leaves_alone(place) {
+            return Found::Start(place);
+        }
+        for index in (data.first as usize..end).rev() {
             match place {
-                Place::Register(number) => {
-                    let writes = if is_call { CALLER_SAVED } else { self.body.writes[index] };
-                    if writes >> number & 1 == 1 {
-                        return if is_call { Found::Killed(index, place) } else { Found::Defined(index, place) };
+                Place::Register(number) if self.body.leaves[index] => {
+                    if (CALLER_SAVED | self.body.writes[index]) >> number & 1 == 1 {
+                        return Found::Killed(index, place);
                     }
                 }
-                Place::Memory { .. } => match self.search_memory(index, instruction, is_call, place) {
+                Place::Register(number) => {
+                    if self.body.writes[index] >> number & 1 == 1 {
+                        return Found::Defined(index, place);
+                    }
+                }
+                Place::Memory { .. } => match self.search_memory(index, place) {
                     Ok(before) => place = before,
                     Err(found) => return found,
                 },
@@ -209,10 +240,11 @@ impl<'b> Ranges<'b> {
     }
 
     /// What a place in memory is called before an instruction, or that the instruction changes it.
-    fn search_memory(&self, index: usize, instruction: &Instruction, is_call: bool, place: Place) -> Result<Place, Found> {
+    fn search_memory(&self, index: usize, place: Place) -> Result<Place, Found> {
+        let instruction = &self.body.instructions[index];
         let killed = Err(Found::Killed(index, place));
         let is_private = self.is_frame(place) && !self.body.frame_escapes;
-        if is_call || instruction.mnemonic() == Mnemonic::Syscall {
+        if self.body.leaves[index] {
             let Place::Memory { base, .. } = place else { return killed };
             return if is_private && base != NONE { Ok(place) } else { killed };
         }
@@ -309,6 +341,17 @@ impl<'b> Ranges<'b> {
             disp: instruction.memory_displacement64() as i64,
             size,
         })
+    }
+}
+
+impl BodyBlock {
+    /// Whether a place holds the same and is called the same from the start of the block to its end.
+    fn leaves_alone(&self, place: Place) -> bool {
+        let is_kept = |number: u8| number == NONE || self.clobbers >> number & 1 == 0;
+        match place {
+            Place::Register(number) => is_kept(number),
+            Place::Memory { base, index, .. } => !self.stores && is_kept(base) && is_kept(index),
+        }
     }
 }
 

@@ -29,7 +29,7 @@ use crate::cfg::body::Body;
 use crate::cfg::ranges::Ranges;
 use crate::cfg::tables::entries::Shape;
 use crate::cfg::thunks::Thunks;
-use crate::cfg::values::{Evaluator, Load, Value};
+use crate::cfg::values::{Evaluator, Load, Seen, Value};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::Names;
 use crate::discover::stubs::Stubs;
@@ -188,7 +188,10 @@ impl TableContext<'_> {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
         let is_fixed = !self.image.kind.is_position_independent();
         let is_table = |va: Va| self.may_begin(va);
-        let ask = |&(index, site): &(usize, Site)| answer(body, Evaluator::new(body, &is_code, &is_table, is_fixed), index, site);
+        let mut searched = Seen::default();
+        let ask = |&(index, site): &(usize, Site)| {
+            answer(body, Evaluator::new(body, &mut searched, &is_code, &is_table, is_fixed), index, site)
+        };
         let answers: Vec<Answer> = sites.iter().map(ask).collect();
         seen.extend(answers.iter().filter_map(|a| match a.value {
             Value::Sum { table, .. } => Some(table),

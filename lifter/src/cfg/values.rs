@@ -117,6 +117,32 @@ enum Definition {
     Lost,
 }
 
+/// The blocks at whose ends a location was looked for. Nearly all searches know it by one name only. One serves all queries on a body as it
+/// is cut.
+#[derive(Default)]
+pub(crate) struct Seen {
+    first: Option<Location>,
+    turn: u32,
+    /// By block, the last turn in which it was searched for `first`.
+    turns: Vec<u32>,
+    others: FxHashSet<(u32, Location)>,
+}
+
+impl Seen {
+    fn restart(&mut self, num_blocks: usize, location: Location) {
+        self.turns.resize(num_blocks, 0);
+        self.turn += 1;
+        self.first = Some(location);
+        self.others.clear();
+    }
+    fn insert(&mut self, block: u32, location: Location) -> bool {
+        match self.first == Some(location) {
+            true => std::mem::replace(&mut self.turns[block as usize], self.turn) != self.turn,
+            false => self.others.insert((block, location)),
+        }
+    }
+}
+
 /// One query and what it saw.
 pub(crate) struct Evaluator<'b> {
     body: &'b Body,
@@ -125,6 +151,7 @@ pub(crate) struct Evaluator<'b> {
     is_table: &'b dyn Fn(Va) -> bool,
     is_fixed_address: bool,
     steps: u32,
+    seen: &'b mut Seen,
     in_progress: Vec<(usize, Location)>,
     /// The instructions that took part: loads, adds, copies and the `lea`s themselves.
     pub(crate) trace: FxHashSet<usize>,
@@ -145,6 +172,7 @@ pub(crate) struct Load {
 impl<'b> Evaluator<'b> {
     pub(crate) fn new(
         body: &'b Body,
+        seen: &'b mut Seen,
         is_code: &'b dyn Fn(Va) -> bool,
         is_table: &'b dyn Fn(Va) -> bool,
         is_fixed_address: bool,
@@ -155,6 +183,7 @@ impl<'b> Evaluator<'b> {
             is_table,
             is_fixed_address,
             steps: 0,
+            seen,
             in_progress: Vec::new(),
             trace: HashSet::default(),
             loads: Vec::new(),
@@ -201,26 +230,26 @@ impl<'b> Evaluator<'b> {
     /// All definitions of a location that reach the point before an instruction.
     fn reaching(&mut self, location: Location, before: usize) -> Vec<(Definition, Location)> {
         let mut found = Vec::new();
-        let mut seen: FxHashSet<(usize, Location)> = HashSet::default();
+        self.seen.restart(self.body.blocks.len(), location);
         let mut pending = vec![(self.body.block_of(before), before, location)];
         while let Some((block, end, location)) = pending.pop() {
             self.steps += 1;
             if self.steps > MAX_STEPS {
                 return vec![(Definition::Lost, location)];
             }
-            let data = &self.body.blocks[block];
-            let location = match self.search_block(data.first as usize, end, data.writes, location) {
+            let location = match self.search_block(block, end, location) {
                 Ok(definition) => {
                     found.push(definition);
                     continue;
                 }
                 Err(location) => location,
             };
+            let data = &self.body.blocks[block];
             if data.is_entry {
                 found.push((Definition::Entry, location));
             }
             for &pred in &data.preds {
-                if seen.insert((pred as usize, location)) {
+                if self.seen.insert(pred, location) {
                     pending.push((pred as usize, self.body.blocks[pred as usize].end as usize, location));
                 }
             }
@@ -228,38 +257,33 @@ impl<'b> Evaluator<'b> {
         found
     }
 
-    /// Walks back from `end` to `first`; the definition, or the location as it is called at the start of the block.
-    fn search_block(
-        &self,
-        first: usize,
-        end: usize,
-        writes: u16,
-        mut location: Location,
-    ) -> Result<(Definition, Location), Location> {
-        if let Location::Register(number) = location
-            && writes >> number & 1 == 0
-        {
-            // A call writes its result, which the masks do not show.
-            if ![RAX, RDX].contains(&number) {
-                return Err(location);
-            }
+    /// Walks back from `end` to the start of the block; the definition, or the location as it is called there.
+    fn search_block(&self, block: usize, end: usize, mut location: Location) -> Result<(Definition, Location), Location> {
+        let data = &self.body.blocks[block];
+        let is_left_alone = match location {
+            // A call writes its result, which the masks of what instructions write do not show.
+            Location::Register(number @ (RAX | RDX)) => data.clobbers >> number & 1 == 0,
+            Location::Register(number) => data.writes >> number & 1 == 0,
+            Location::Slot { base, .. } => !data.stores && data.writes >> base & 1 == 0,
+        };
+        if is_left_alone {
+            return Err(location);
         }
-        for index in (first..end).rev() {
+        for index in (data.first as usize..end).rev() {
             let instruction = &self.body.instructions[index];
+            let is_call = self.body.leaves[index] && matches!(flow_of(instruction), Flow::Call(_) | Flow::IndirectCall);
             match location {
                 Location::Register(number) => {
-                    let is_call = matches!(flow_of(instruction), Flow::Call(_) | Flow::IndirectCall);
                     let is_result = is_call && [RAX, RDX].contains(&number);
                     if is_result || !is_call && self.body.writes[index] >> number & 1 == 1 {
                         return Ok((Definition::At(index), location));
                     }
                 }
                 Location::Slot { base, disp } => {
-                    if is_store_to(instruction, base, disp) {
+                    if self.body.stores[index] && is_store_to(instruction, base, disp) {
                         return Ok((Definition::At(index), location));
                     }
                     let writes_base = self.body.writes[index] >> base & 1 == 1;
-                    let is_call = matches!(flow_of(instruction), Flow::Call(_) | Flow::IndirectCall);
                     if writes_base && !is_call {
                         match stack_step(instruction).filter(|_| base == RSP) {
                             Some(step) => location = Location::Slot { base, disp: disp + step },

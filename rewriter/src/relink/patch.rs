@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::relink::addresses::Addresses;
 use crate::relink::place::{Placement, TablePlace};
 use crate::relink::space::{Overflow, PAGE, loaded_file_end};
+use crate::relink::symbols::{Placed, size_at_identity};
 
 /// The loaded part of the output file.
 #[derive(Debug)]
@@ -238,16 +239,16 @@ pub(crate) fn write_tables(
     Ok(())
 }
 
-/// `.dynsym` values and section indices, `DT_INIT` and `DT_FINI`, and where tables are that moved.
+/// `.dynsym` values, sizes and section indices, `DT_INIT` and `DT_FINI`, and where tables are that moved.
 pub(crate) fn patch_dynamic(
     image: &Image<'_>,
-    program: &Program,
-    addresses: &Addresses<'_>,
+    placed: Placed<'_>,
     section_of: &dyn Fn(Va) -> Option<u16>,
     remap_section: &dyn Fn(u16) -> u16,
     moved_address: &dyn Fn(Va) -> Option<Va>,
     out: &mut OutBytes,
 ) -> Result<()> {
+    let Placed { program, addresses, .. } = placed;
     if let Some((_, dynsym)) = image.sections.iter().find(|(_, s)| s.sh_type == elf::SHT_DYNSYM) {
         let table = moved_address(dynsym.sh_addr).unwrap_or(dynsym.sh_addr);
         for (index, symbol) in image.dynamic_symbols.iter().enumerate() {
@@ -259,6 +260,9 @@ pub(crate) fn patch_dynamic(
                 let va = addresses.identity(block);
                 shndx = section_of(va).unwrap_or(shndx);
                 out.write(at + 8, &va.0.to_le_bytes())?;
+                if let Some(size) = size_at_identity(placed, block, image.has_ibt).filter(|_| symbol.st_size != 0) {
+                    out.write(at + 16, &size.to_le_bytes())?;
+                }
             }
             out.write(at + 6, &shndx.to_le_bytes())?;
         }

@@ -1,19 +1,24 @@
-//! `.symtab` for moved code, so that `gdb`, `perf` and `nm` name it.
+//! `.symtab` for moved code, so that `gdb`, `perf` and `nm` name it, and the sizes of `.dynsym`.
 //!
-//! **Method.** A symbol whose value is the start of a moved block gets the block's new address; a function symbol's size becomes what its
-//! first fragment has from there on. Every further fragment of a named function gets a local symbol of its own, `name.cold` (or
-//! `name.part.N` where it is not cold), before the first global one.
+//! **Method.** A symbol whose value is the start of a moved block gets the block's new address, a function symbol's size becomes what its
+//! fragment has from there on. Every further fragment of a named function gets a local symbol of its own before the first global one, and
+//! so does the jump that *guard* mode leaves at the old entry. All of these are `name.cold`, `name.cold.1` and so on, whatever their
+//! temperature: that is how compilers call what is a part of a function and no function, and `gdb` and relift's own reader go by it. `gdb`
+//! prints such a frame under the function's name and, unlike with `.part.0` or with the bare name, sets no second breakpoint there.
+//!
+//! Exported symbols stay where pointers to them lead, the anchor in *guard* mode. Their sizes shrink to what is theirs there, or `dladdr`
+//! and `gdb` would give their names to the code that took the rest of their old place.
 
 use lifter::Image;
 use lifter::address::Va;
-use lifter::entity::Section;
-use lifter::ir::Program;
+use lifter::elf::image::SymbolData;
+use lifter::entity::{Block, EntityId, Section};
+use lifter::ir::{BlockFlags, Program};
 use object::elf;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::encode::FragmentCode;
-use crate::materialize::OutProgram;
-use crate::plan::Temperature;
+use crate::materialize::{Out, OutProgram};
 use crate::relink::addresses::Addresses;
 use crate::relink::place::Placement;
 use crate::relink::sections::SectionTable;
@@ -51,13 +56,13 @@ impl RawSymbol {
 /// Rewrites the symbol table and its strings. `moved_address` maps addresses of data that moved (notes behind the program headers).
 pub(crate) fn rewrite(image: &Image<'_>, placed: Placed<'_>, table: &mut SectionTable, moved_address: &dyn Fn(Va) -> Option<Va>) {
     let Some((symtab, header)) = image.sections.iter().find(|(_, s)| s.sh_type == elf::SHT_SYMTAB) else { return };
-    let strtab: Section = lifter::entity::EntityId::new(header.sh_link as usize);
+    let strtab: Section = EntityId::new(header.sh_link as usize);
     let num_locals = (header.sh_info as usize).min(image.symbols.len());
     let mut strings = image.section_bytes(strtab).to_vec();
     let mut bytes = Vec::with_capacity(24 * image.symbols.len());
     for (index, symbol) in image.symbols.values().enumerate() {
         if index == num_locals {
-            write_fragment_symbols(image, placed, table, &mut strings, &mut bytes);
+            write_part_symbols(image, placed, table, &mut strings, &mut bytes);
         }
         let mut raw = RawSymbol {
             st_name: symbol.st_name,
@@ -73,18 +78,19 @@ pub(crate) fn rewrite(image: &Image<'_>, placed: Placed<'_>, table: &mut Section
         raw.write(&mut bytes);
     }
     if num_locals == image.symbols.len() {
-        write_fragment_symbols(image, placed, table, &mut strings, &mut bytes);
+        write_part_symbols(image, placed, table, &mut strings, &mut bytes);
     }
     let num_added = bytes.len() / 24 - image.symbols.len();
     table.set_content(symtab, bytes, Some((num_locals + num_added) as u32));
     table.set_content(strtab, strings, None);
 }
 
+/// A name in `.symtab` belongs to the code that runs, so unlike an exported one it leaves the anchor.
 fn relocate(placed: Placed<'_>, table: &SectionTable, moved_address: &dyn Fn(Va) -> Option<Va>, raw: &mut RawSymbol) {
     let old = Va(raw.st_value);
     let block = placed.program.block_at(old);
     let new = match block {
-        Some(block) => placed.addresses.identity(block),
+        Some(block) => placed.addresses.block(block),
         None => moved_address(old).unwrap_or(old),
     };
     if new == old {
@@ -93,65 +99,100 @@ fn relocate(placed: Placed<'_>, table: &SectionTable, moved_address: &dyn Fn(Va)
     raw.st_value = new.0;
     raw.st_shndx = table.section_of(new).unwrap_or(raw.st_shndx);
     if raw.st_size != 0
-        && let Some(end) = block.and_then(|b| placed.out.placed[b]).and_then(|out| fragment_end(placed, out))
+        && let Some(end) = block.and_then(|block| placed.out.placed[block]).and_then(|out| fragment_end(placed, out))
     {
         raw.st_size = end - new;
     }
 }
 
+/// How many bytes from a moved block's identity on are its function's: the rest of its fragment, or the jump at an anchor.
+pub(crate) fn size_at_identity(placed: Placed<'_>, block: Block, has_ibt: bool) -> Option<u64> {
+    let end = fragment_end(placed, placed.out.placed[block]?)?;
+    let data = &placed.program.blocks[block];
+    Some(if data.flags.contains(BlockFlags::ANCHOR) { data.anchor_len(has_ibt) } else { end - placed.addresses.block(block) })
+}
+
 /// One past the fragment that holds an output block.
-fn fragment_end(placed: Placed<'_>, out: crate::materialize::Out) -> Option<Va> {
-    use lifter::entity::EntityId;
+fn fragment_end(placed: Placed<'_>, out: Out) -> Option<Va> {
     let index = out.index() as u32;
     let fragment = placed.out.fragments.partition_point(|f| f.blocks.end <= index);
     let at = *placed.placement.fragments.get(fragment)?;
     Some(at + placed.codes[fragment].bytes.len() as u64)
 }
 
-fn write_fragment_symbols(
-    image: &Image<'_>,
-    placed: Placed<'_>,
-    table: &SectionTable,
-    strings: &mut Vec<u8>,
-    bytes: &mut Vec<u8>,
-) {
+/// A place that needs a name: part of the function that a name stands for.
+struct Part<'a> {
+    of: &'a str,
+    at: Va,
+    size: u64,
+}
+
+fn write_part_symbols(image: &Image<'_>, placed: Placed<'_>, table: &SectionTable, strings: &mut Vec<u8>, bytes: &mut Vec<u8>) {
     // The compiler may have named a part of the function so itself.
-    let is_suffixed = |name: &&str| name.contains(".cold") || name.contains(".part.");
+    let is_suffixed = |name: &&str| name.contains(SUFFIX);
     let mut taken: FxHashSet<String> = image.symbols.values().map(|s| s.name).filter(is_suffixed).map(str::to_owned).collect();
-    let mut parts = FxHashMap::<lifter::entity::Func, u32>::default();
-    for (index, fragment) in placed.out.fragments.iter().enumerate() {
-        let func = &placed.program.funcs[fragment.func];
-        let Some(name) = func.symbol.and_then(|s| image.symbols.get(s)).map(|s| s.name) else { continue };
-        let at = placed.placement.fragments[index];
-        // In *guard* mode the function's own symbol stays with the jump at the old entry, and what it jumps to is a part.
-        // What stands before an entry in the middle of a fragment needs a name too.
-        let holds_symbol = placed.addresses.identity(func.entry) == at;
-        if holds_symbol || name.is_empty() {
-            continue;
-        }
-        let part = parts.entry(fragment.func).or_default();
-        let part_name = loop {
-            let candidate = match (fragment.temperature, *part) {
-                (Temperature::Cold, 0) => format!("{name}.cold"),
-                (Temperature::Cold, n) => format!("{name}.cold.{n}"),
-                (_, n) => format!("{name}.part.{n}"),
+    let mut counts = FxHashMap::<&str, u32>::default();
+    for part in parts(image, placed).chain(anchors(image, placed)) {
+        let count = counts.entry(part.of).or_default();
+        let name = loop {
+            let candidate = match *count {
+                0 => format!("{}{SUFFIX}", part.of),
+                n => format!("{}{SUFFIX}.{n}", part.of),
             };
-            *part += 1;
+            *count += 1;
             if taken.insert(candidate.clone()) {
                 break candidate;
             }
         };
         let st_name = strings.len() as u32;
-        strings.extend_from_slice(part_name.as_bytes());
+        strings.extend_from_slice(name.as_bytes());
         strings.push(0);
         RawSymbol {
             st_name,
             st_info: (elf::STB_LOCAL << 4) | elf::STT_FUNC,
             st_other: 0,
-            st_shndx: table.section_of(at).unwrap_or(elf::SHN_ABS),
-            st_value: at.0,
-            st_size: placed.codes[index].bytes.len() as u64,
+            st_shndx: table.section_of(part.at).unwrap_or(elf::SHN_ABS),
+            st_value: part.at.0,
+            st_size: part.size,
         }
         .write(bytes);
     }
+}
+
+const SUFFIX: &str = ".cold";
+
+fn is_function(symbol: &&SymbolData<'_>) -> bool {
+    symbol.has_address() && [elf::STT_FUNC, elf::STT_GNU_IFUNC].contains(&symbol.st_type()) && !symbol.name.is_empty()
+}
+
+/// Fragments that do not begin where a symbol is, each by the function whose symbol covers its first block: one function of the program
+/// may be several that share code.
+fn parts<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> impl Iterator<Item = Part<'a>> {
+    let mut functions: Vec<&SymbolData<'_>> = image.symbols.values().filter(is_function).collect();
+    functions.sort_by_key(|s| s.st_value);
+    placed.out.fragments.iter().enumerate().filter_map(move |(index, fragment)| {
+        let at = placed.placement.fragments[index];
+        let first = placed.out.blocks[Out::new(fragment.blocks.start as usize)].origin;
+        let start = placed.program.blocks[first].start;
+        let func = &placed.program.funcs[fragment.func];
+        let before = functions[..functions.partition_point(|s| s.st_value <= start.0)].last().copied();
+        let covering = before.filter(|s| start.0 - s.st_value < s.st_size);
+        let symbol = covering.or_else(|| func.symbol.and_then(|s| image.symbols.get(s)))?;
+        let named = placed.program.block_at(Va(symbol.st_value)).map(|block| placed.addresses.block(block));
+        let of = symbol.name.split(SUFFIX).next().unwrap_or(symbol.name);
+        let size = placed.codes[index].bytes.len() as u64;
+        (named != Some(at) && !of.is_empty()).then_some(Part { of, at, size })
+    })
+}
+
+/// The jumps at old entries that a symbol named.
+fn anchors<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> impl Iterator<Item = Part<'a>> {
+    let mut seen = FxHashSet::default();
+    image.symbols.values().filter(is_function).filter_map(move |symbol| {
+        let block = placed.program.block_at(Va(symbol.st_value))?;
+        let data = &placed.program.blocks[block];
+        let is_anchor = data.flags.contains(BlockFlags::ANCHOR) && placed.addresses.moved(block).is_some();
+        let of = symbol.name.split(SUFFIX).next().unwrap_or(symbol.name);
+        (is_anchor && seen.insert(block)).then(|| Part { of, at: data.start, size: data.anchor_len(image.has_ibt) })
+    })
 }

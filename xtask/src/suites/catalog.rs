@@ -189,7 +189,8 @@ fn gdb(context: &Context, folder: &Path) -> Result<Plan> {
     let built = prepare::build(folder, include_str!("scripts/exceptions-build.sh"), &[], context)?;
     let mut subjects = installed(&["/usr/bin/gdb", "/usr/bin/perl", "/usr/bin/python3"])?;
     subjects.extend(["libthrower.so", "catcher", "catcher-fixed"].iter().map(|name| over_itself(&built.join(name))));
-    Ok(Plan { subjects, script: include_str!("scripts/gdb.sh"), ..Plan::default() })
+    let layout = if context.in_order { "in-order" } else { "shuffled" };
+    Ok(Plan { subjects, script: include_str!("scripts/gdb.sh"), arguments: strings(&[layout]), ..Plan::default() })
 }
 
 fn ripgrep_linked(context: &Context, folder: &Path, flags: &str) -> Result<Plan> {

@@ -48,7 +48,7 @@ impl Relinker<'_> {
         }
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let output = self.folder.join(format!("{}-{name}", self.done.len()));
-        let (outcome, said) = self.run(file, &output, true)?;
+        let (outcome, said) = self.run(file, &output, self.context.check)?;
         let (mut file_of_output, mut said_last) = (Some(output.clone()), said);
         if matches!(outcome, Outcome::Violation(_)) {
             said_last = self.run(file, &output, false)?.1;
@@ -66,7 +66,10 @@ impl Relinker<'_> {
         let create = |path: &Path| fs::File::create(path).map_err(|error| format!("cannot make {}: {error}", path.display()));
         let mut command = Command::new(&self.context.relift);
         command.arg("optimize").arg(input).arg("-o").arg(output);
-        command.args(["--verify", "--json", "--shuffle"]).arg(self.context.seed.to_string());
+        command.args(["--verify", "--json"]);
+        if !self.context.in_order {
+            command.arg("--shuffle").arg(self.context.seed.to_string());
+        }
         if !check {
             command.arg("--no-check");
         }

@@ -100,7 +100,7 @@ pub(super) fn write(rows: &[Row], prefix: &Path, context: &Context) -> Result<St
     if let Some(folder) = prefix.parent() {
         shell::create_folder(folder)?;
     }
-    let text = markdown(rows, context.seed);
+    let text = markdown(rows, context);
     let rows: Vec<Value> = rows.iter().map(Row::json).collect();
     let json = serde_json::to_string_pretty(&rows).map_err(|error| format!("cannot write the record: {error}"))?;
     shell::write_file(&prefix.with_extension("json"), (json + "\n").as_bytes())?;
@@ -108,8 +108,10 @@ pub(super) fn write(rows: &[Row], prefix: &Path, context: &Context) -> Result<St
     Ok(text)
 }
 
-fn markdown(rows: &[Row], seed: u64) -> String {
-    let mut text = format!("`cargo xtask suites --shuffle {seed}`: what originals and outputs do, at the same paths.\n\n");
+fn markdown(rows: &[Row], context: &Context) -> String {
+    let layout = if context.in_order { "--in-order".into() } else { format!("--shuffle {}", context.seed) };
+    let check = if context.check { "" } else { " --no-check" };
+    let mut text = format!("`cargo xtask suites {layout}{check}`: what originals and outputs do, at the same paths.\n\n");
     text += "| suite | relinked | cases | equal | different | unsteady | seconds (two runs) |\n| --- | --- | ---: | ---: | ---: | ---: | ---: |\n";
     for row in rows {
         let (cases, equal, different, unsteady) = row.counts();
@@ -124,7 +126,7 @@ fn markdown(rows: &[Row], seed: u64) -> String {
     text += "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |\n";
     let outputs: BTreeMap<&Path, &Output> =
         rows.iter().flat_map(|row| &row.outputs).map(|output| (output.of.as_path(), output)).collect();
-    outputs.values().for_each(|output| file_row(output, &mut text));
+    outputs.values().for_each(|output| file_row(output, context.check, &mut text));
     if rows.iter().any(|row| !row.complaints().is_empty()) {
         text += "\nFailures:\n\n```\n";
         for row in rows {
@@ -135,7 +137,7 @@ fn markdown(rows: &[Row], seed: u64) -> String {
     text
 }
 
-fn file_row(output: &Output, text: &mut String) {
+fn file_row(output: &Output, is_checked: bool, text: &mut String) {
     let number = |pointer: &str| output.said.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
     let (moved, total) = (number("/text_bytes/moved"), number("/text_bytes/total"));
     let share = if total == 0 { "-".into() } else { format!("{:.2} %", moved as f64 * 100.0 / total as f64) };
@@ -148,7 +150,8 @@ fn file_row(output: &Output, text: &mut String) {
         .filter_map(|(_, n)| n.as_u64())
         .sum();
     let checker = match &output.outcome {
-        Outcome::Relinked => "passed",
+        Outcome::Relinked if is_checked => "passed",
+        Outcome::Relinked => "not run",
         Outcome::Violation(_) => "violations",
         Outcome::Refused(_) => "refused",
         Outcome::Crashed(_) => "crashed",
@@ -188,7 +191,9 @@ mod tests {
 
     #[test]
     fn the_table_counts_cases_and_names_what_differs() {
-        let text = markdown(&[row(Outcome::Relinked, &["b"])], 3);
+        let context = Context { relift: PathBuf::new(), seed: 3, in_order: false, check: true, directory: PathBuf::new() };
+        let text = markdown(&[row(Outcome::Relinked, &["b"])], &context);
+        assert!(text.starts_with("`cargo xtask suites --shuffle 3`"), "{text}");
         assert!(text.contains("| **s**: a | x | 2 | 1 | 1 | 0 | 1 |"), "{text}");
         assert!(text.contains("s: different: b"), "{text}");
     }

@@ -138,7 +138,7 @@ impl Ranges<'_> {
         let mut end = before;
         let mut origin = Origin { point: Point::Start(block), place, offset: 0, width, is_exact: true };
         for _ in 0..MAX_COPIES {
-            match self.search(self.body.blocks[block].first as usize, end, origin.place) {
+            match self.search(block, end, origin.place) {
                 Found::Defined(index, place) => {
                     origin.place = place;
                     origin.point = Point::Behind(index);

@@ -50,6 +50,29 @@ fn a_comparison_of_the_index_bounds_it() {
 }
 
 #[test]
+fn the_kernel_leaves_a_result_of_its_own() {
+    let max = max_at_jump(|a| {
+        a.mov(eax, 39i32)?;
+        a.syscall()
+    });
+    assert_eq!(max, None);
+}
+
+#[test]
+fn a_place_that_moves_along_an_array_is_given_up() {
+    let max = max_at_jump(|a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.mov(eax, dword_ptr(rdi))?;
+        a.add(rdi, 4)?;
+        a.cmp(rdi, rsi)?;
+        a.jne(again)?;
+        a.mov(rax, qword_ptr(rdi))
+    });
+    assert_eq!(max, None);
+}
+
+#[test]
 fn a_comparison_of_32_bits_says_nothing_of_the_upper_half() {
     let code = |is_extended: bool| {
         max_at_jump(|a| {

@@ -174,7 +174,7 @@ fn read_search_table(image: &Image<'_>, at: Va, len: u64) -> Result<Option<Vec<(
     let count = cursor.u32()?;
     let mut listed = Vec::new();
     for _ in 0..count {
-        let mut field = || Ok(at.offset(i64::from(cursor.u32()? as i32)));
+        let mut field = || Ok::<_, Problem>(at.offset(i64::from(cursor.u32()? as i32)));
         listed.push((field()?, field()?));
     }
     Ok(Some(listed))
