@@ -4,7 +4,8 @@
 //! instruction names. A missed entry is a wrong program, one too many is a wasted word.
 //!
 //! **Method.** At each indirect jump of a cluster, ask [`values`](crate::cfg::values) where it goes. A sum of an address and a word of a table
-//! is a switch if the address is the table's own; [`entries`] reads the table from its start to the first word that can't be an entry. A
+//! is a switch if the address is the table's own; [`entries`] reads the table from its start to the first word that can't be an entry. Where
+//! the load counts its index from says nothing of the start: it may be another entry, or lie behind the end. A
 //! complete 64-bit word can only hold an address that something else names. Anything else is unresolved, but where it counts from a label
 //! (`&&label - &&base`) it reaches only what the words lead to.
 //!
