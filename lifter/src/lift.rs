@@ -122,6 +122,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     }
 
     // Ids in place of addresses. What was surveyed is not needed any more, and takes room.
+    let names_in_unwind = names_in_unwind(image, &units, &surveys);
     drop((surveys, jumps));
     let table_names = table_names(&tables);
     let assembly = Assembly { image, unwind: &unwind, units: &units, names: &names, tables: &tables, table_names: &table_names };
@@ -130,7 +131,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         program.slots = slots::collect(image, &units, &program, use_static_relocs);
     }
     program.mode = Some(mode);
-    program.names_in_unwind = names_in_unwind(image, &units, &surveys);
+    program.names_in_unwind = names_in_unwind;
     program.unwind = unwind;
     Ok(program)
 }
