@@ -280,7 +280,6 @@ fn overflow_sections(
 }
 
 /// What changes in a section's header.
-#[expect(clippy::too_many_arguments, reason = "one closure's captures, spelled out")]
 fn edit_section(
     image: &Image<'_>,
     id: Section,
