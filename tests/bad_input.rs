@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{End, only_line, relift, run};
+use support::{End, only_line, relift, relift_succeeds, run};
 use tempfile::TempDir;
 
 /// Offsets of the ELF header's fields (gABI, "ELF Header").
@@ -287,6 +287,34 @@ fn an_output_path_that_cannot_be_written_is_refused() {
     assert_eq!(refused.end, End::Exit(1), "{refused:?}");
     assert!(only_line(&refused).contains("taken"), "{refused:?}");
     assert!(names(&onto_a_folder).is_empty());
+}
+
+#[test]
+fn an_output_that_is_a_pipe_or_a_link_stays_one() {
+    use std::os::unix::fs::{FileTypeExt, symlink};
+    let folder = scratch();
+    let program = sound_program(folder.path());
+    let (pipe, link, expected) = (folder.path().join("pipe"), folder.path().join("link"), folder.path().join("expected"));
+    let optimize = |output: &Path| {
+        let mut command = relift();
+        command.arg("optimize").arg(&program).arg("-o").arg(output);
+        command
+    };
+    relift_succeeds(&mut optimize(&expected), folder.path());
+    let expected = fs::read(&expected).expect("the output can be read");
+    symlink("behind", &link).expect("a link can be made");
+    fs::write(folder.path().join("behind"), "").expect("the scratch folder can be written");
+    relift_succeeds(&mut optimize(&link), folder.path());
+    assert!(link.is_symlink());
+    assert!(fs::read(&link).expect("the output can be read") == expected);
+    assert!(Command::new("mkfifo").arg(&pipe).status().is_ok_and(|status| status.success()));
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || fs::read(pipe)
+    });
+    relift_succeeds(&mut optimize(&pipe), folder.path());
+    assert!(fs::metadata(&pipe).is_ok_and(|there| there.file_type().is_fifo()));
+    assert!(reader.join().is_ok_and(|read| read.is_ok_and(|bytes| bytes == expected)));
 }
 
 #[test]

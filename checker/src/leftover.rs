@@ -279,7 +279,7 @@ fn ranges(side: &Side<'_>) -> Vec<(u64, u64)> {
 }
 
 /// Calls `visit` with each instruction that linear decoding meets.
-fn each_instruction(side: &Side<'_>, mut visit: impl FnMut(u64, Inst)) {
+pub(crate) fn each_instruction(side: &Side<'_>, mut visit: impl FnMut(u64, Inst)) {
     for (start, end) in ranges(side) {
         let mut address = start;
         if side.unwind.fde_at(address).is_none() {

@@ -22,7 +22,7 @@ fn max_at_jump(write: impl FnOnce(&mut CodeAssembler) -> Assembled) -> Option<u6
     let mut body = Body::of(instructions, vec![Va(AT)], &names, &stubs);
     body.connect(&stubs, &Unwind::default(), &[], &[]);
     let last = body.instructions.iter().rposition(|i| i.is_jmp_near_indirect()).expect("it was put there");
-    Ranges::new(&body).small_max(Register::RAX, last)
+    Ranges::new(&body).small_max(Register::RAX, last, 0)
 }
 
 #[test]
