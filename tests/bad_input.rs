@@ -178,6 +178,34 @@ fn a_program_header_table_past_the_end_is_refused() {
     every_command_refuses(&spoiled(|bytes| put_u64(bytes, E_PHOFF, 1 << 40)), &["program header", "segment"]);
 }
 
+/// Without section headers and without what tells where the unwind tables are.
+fn without_a_trace_of_code(bytes: &mut [u8]) {
+    const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
+    bytes[E_SHOFF..E_SHOFF + 8].fill(0);
+    bytes[E_SHNUM - 2..E_SHNUM + 4].fill(0);
+    let (table, count) = (get_u64(bytes, E_PHOFF) as usize, usize::from(bytes[E_SHNUM - 4]));
+    for at in (0..count).map(|index| table + 56 * index) {
+        if bytes[at..at + 4] == PT_GNU_EH_FRAME.to_le_bytes() {
+            bytes[at..at + 4].fill(0);
+        }
+    }
+}
+
+#[test]
+fn a_file_in_which_nothing_tells_code_from_data_is_refused() {
+    every_command_refuses(&spoiled(|bytes| without_a_trace_of_code(bytes)), &["neither section headers nor unwind tables"]);
+}
+
+#[test]
+fn a_packed_file_is_refused_by_the_name_of_its_packer() {
+    let bytes = spoiled(|bytes| {
+        without_a_trace_of_code(bytes);
+        // Packers mark what they made in the first page; the padding of `e_ident` is in it.
+        bytes[9..13].copy_from_slice(b"UPX!");
+    });
+    every_command_refuses(&bytes, &["packed with UPX"]);
+}
+
 #[test]
 fn section_offsets_past_the_end_are_refused() {
     let bytes = spoiled(|bytes| {

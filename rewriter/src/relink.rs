@@ -87,7 +87,11 @@ pub fn relink(
     let fragments = unwind::fragments(program, out, &codes, &placement);
     let pad = |va: Va| unwind::landing_pad(program, &addresses, va);
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
-    let sizes = [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len];
+    // A table without entries is but a terminator, which no one needs where there was none.
+    let sizes = match program.unwind.fdes.is_empty() && image.section_named(unwind::SECTIONS[1]).is_none() {
+        true => [0; 3],
+        false => [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len],
+    };
     let places = unwind::place(image, sizes, &unwind::named(image, program), tables.keeps_tables(), &mut placement.space)?;
     let mut overflow = placement.space.overflow;
     let adds_code = overflow.extends.is_none() && (payload.is_some() || !overflow.is_empty());

@@ -236,7 +236,8 @@ pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: &Named, keeps_tab
     }
     let is_open = |index: usize, places: &Places| places.sections[index].is_none() && places.renews(index);
     for index in (0..SECTIONS.len()).filter(|&index| named.sections[index]) {
-        if is_open(index, &places) && !(index == ENTRIES && !named.entries.is_empty()) {
+        let is_registered = index == ENTRIES && !named.entries.is_empty();
+        if is_open(index, &places) && !is_registered {
             keep_named(image, index, sizes[index], &mut regions, &mut places)?;
         }
     }

@@ -1,3 +1,5 @@
+//! Pieces of code that end in an indirect jump, each with the largest index that may arrive there.
+
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, Register};
 
