@@ -90,6 +90,9 @@ pub(crate) struct Optimize {
     /// A profile: relift's own, perf.data, or BOLT's fdata, YAML or pre-aggregated text. Several are added up; PROFILE:N counts N times.
     #[arg(short, long, value_name = "PROFILE")]
     pub(crate) profile: Vec<PathBuf>,
+    /// The build that the profiles were recorded on, if not INPUT: they are carried over to INPUT.
+    #[arg(long, value_name = "OLD", requires = "profile")]
+    pub(crate) profile_binary: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) transforms: Transforms,
     /// Show executed instructions and branches by this profile instead of the one that is optimized by.
@@ -167,17 +170,23 @@ pub(crate) enum ProfileCommand {
         output: PathBuf,
         #[arg(long, value_enum, value_name = "FORMAT")]
         format: TextFormat,
-        /// The program that the profiles are of.
+        /// The program that the profiles are for.
         #[arg(long, value_name = "INPUT")]
         program: PathBuf,
+        /// The build that they were recorded on, if another.
+        #[arg(long, value_name = "OLD")]
+        profile_binary: Option<PathBuf>,
     },
     /// Say how well profiles fit a program: what was found in it, and how far from consistent it was.
     Quality {
         #[arg(required = true)]
         profiles: Vec<PathBuf>,
-        /// The program that the profiles are of.
+        /// The program that the profiles are for.
         #[arg(long, value_name = "INPUT")]
         program: PathBuf,
+        /// The build that they were recorded on, if another.
+        #[arg(long, value_name = "OLD")]
+        profile_binary: Option<PathBuf>,
     },
 }
 

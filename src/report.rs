@@ -75,6 +75,57 @@ pub(crate) struct ProfileQuality {
     /// Where some of it was sampled: what was, and how good it is.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) sampled: Vec<SampledQuality>,
+    /// Where some of it is of another build: what was carried over.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) stale: Vec<StaleShare>,
+}
+
+/// What was carried over from another build, of what ran.
+#[derive(Copy, Clone, Debug, Serialize)]
+pub(crate) struct StaleShare {
+    pub(crate) functions_total: usize,
+    /// Recognized because they are equal, by their names, by their blocks and neighbors.
+    pub(crate) functions_equal: usize,
+    pub(crate) functions_named: usize,
+    pub(crate) functions_found: usize,
+    pub(crate) blocks_total: usize,
+    pub(crate) blocks_matched: usize,
+    /// Executed instructions.
+    pub(crate) counts_total: u64,
+    pub(crate) counts_matched: u64,
+}
+
+impl From<profiles::StaleQuality> for StaleShare {
+    fn from(found: profiles::StaleQuality) -> Self {
+        StaleShare {
+            functions_total: found.functions_total,
+            functions_equal: found.functions_equal,
+            functions_named: found.functions_named,
+            functions_found: found.functions_found,
+            blocks_total: found.blocks_total,
+            blocks_matched: found.blocks_matched,
+            counts_total: found.counts_total,
+            counts_matched: found.counts_matched,
+        }
+    }
+}
+
+impl StaleShare {
+    fn to_text(self) -> String {
+        let matched = self.functions_equal + self.functions_named + self.functions_found;
+        let share = |part: usize, whole: usize| percent(part as u64, whole as u64);
+        format!(
+            "stale      of another build; carried over: {} of {} functions ({}: {} equal, {} by name, {} by their blocks and neighbors), {} of blocks that ran, {} of executed instructions\n",
+            group(matched as u64),
+            group(self.functions_total as u64),
+            share(matched, self.functions_total),
+            group(self.functions_equal as u64),
+            group(self.functions_named as u64),
+            group(self.functions_found as u64),
+            share(self.blocks_matched, self.blocks_total),
+            percent(self.counts_matched, self.counts_total),
+        )
+    }
 }
 
 /// The quality of the samples of one kind.
@@ -107,6 +158,7 @@ impl ProfileQuality {
                 percent(self.counts_matched, self.counts_total),
             );
         }
+        self.stale.iter().for_each(|stale| text.push_str(&stale.to_text()));
         for sampled in &self.sampled {
             let _ = writeln!(
                 text,

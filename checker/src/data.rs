@@ -374,8 +374,12 @@ fn report_differences(
         let dynamic = a.elf.program_headers.iter().find(|header| header.p_type == goblin::elf::program_header::PT_DYNAMIC);
         dynamic.is_some_and(|header| header.p_vaddr <= place && place < header.p_vaddr.saturating_add(header.p_memsz))
     };
+    let build_id = a.build_id().unwrap_or_default();
     let is_explained = |place: u64| {
         let after = explained.partition_point(|&(start, _)| start <= place);
+        if build_id.contains(&place) {
+            return true;
+        }
         let by_table = explained[..after].last().is_some_and(|&(start, size)| place < start + size);
         let after = a.slots.partition_point(|&(start, _)| start <= place);
         by_table || a.slots[..after].last().is_some_and(|&(start, _)| place < start + 8) || in_dynamic(place)

@@ -3,11 +3,13 @@
 //! Invariants: `loads` and `code` are sorted by address; a slice that is handed out lies in the file. RELR is expanded here (gABI,
 //! "Relative relocation table"), so that a RELATIVE slot is the same thing however it is packed.
 
+use std::ops::Range;
+
 use goblin::elf::dynamic::{DT_GNU_HASH, DT_HASH, DT_SYMTAB};
 use goblin::elf::header::EM_X86_64;
-use goblin::elf::program_header::{PF_X, PT_LOAD};
+use goblin::elf::program_header::{PF_X, PT_LOAD, PT_NOTE};
 use goblin::elf::section_header::{SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_RELA};
-use goblin::elf::{Elf, Reloc, reloc};
+use goblin::elf::{Elf, ProgramHeader, Reloc, reloc};
 
 use crate::error::FileError;
 
@@ -189,6 +191,33 @@ impl<'a> Image<'a> {
             _ => return None,
         };
         Some((address, self.at(address, usize::try_from(size).ok()?)?))
+    }
+
+    /// Where the build-id's bytes are: new contents have a new one.
+    pub(crate) fn build_id(&self) -> Option<Range<u64>> {
+        const NT_GNU_BUILD_ID: u32 = 3;
+        let notes = self.elf.program_headers.iter().filter(|header| header.p_type == PT_NOTE);
+        notes
+            .flat_map(|header| self.notes(header))
+            .find(|&(kind, name, _)| kind == NT_GNU_BUILD_ID && name == b"GNU\0")
+            .map(|n| n.2)
+    }
+
+    /// Type, name and place of the contents of each note of a segment.
+    fn notes(&self, header: &ProgramHeader) -> impl Iterator<Item = (u32, &'a [u8], Range<u64>)> {
+        let bytes = usize::try_from(header.p_filesz).ok().and_then(|size| self.at(header.p_vaddr, size)).unwrap_or(&[]);
+        let (start, align) = (header.p_vaddr, if header.p_align == 8 { 8 } else { 4 });
+        let mut at = 0usize;
+        std::iter::from_fn(move || {
+            let word = |offset: usize| Some(u32::from_le_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?));
+            let (name, contents, kind) = (word(at)? as usize, word(at + 4)? as usize, word(at + 8)?);
+            let name_end = (at + 12).checked_add(name)?;
+            let from = name_end.checked_next_multiple_of(align)?;
+            let to = from.checked_add(contents)?;
+            let note = (kind, bytes.get(at + 12..name_end)?, start + from as u64..start + to as u64);
+            at = to.checked_next_multiple_of(align)?;
+            Some(note)
+        })
     }
 
     fn collect_slots(&self) -> Vec<(u64, Slot)> {

@@ -373,9 +373,13 @@ fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     let side = walk.input;
     let fde = &side.unwind.fdes[side.unwind.fde_at(from)? as usize];
     let mut address = from;
+    let mut mask = None;
     for position in 0..=BOUND_WINDOW {
         let inst = side.inst(address).filter(|_| address < fde.end)?;
+        // Between the two, too, an index may be cut to size.
+        mask = mask.or_else(|| entries_by(side.code.bytes(address, inst), None));
         match inst.kind {
+            Kind::IndirectJump if mask.is_some() => return mask,
             Kind::IndirectJump => break,
             Kind::Branch => return None,
             _ if inst.ends_flow() || position == BOUND_WINDOW => return None,

@@ -1,6 +1,7 @@
 //! A profile file's counts carried over to a program.
 //!
-//! Where the profile was made from the program at hand, functions correspond by position. Otherwise they are matched by name and
+//! Where the profile was made from the program at hand, functions correspond by position. A file of another build that outlines that
+//! build is carried over as `stale` does it. Of one that does not, functions are matched by name and
 //! content hash together, then by content hash alone; of several that are equal, the first with the first, and so on. Within a
 //! matched function, sites are found by their offsets. A function whose sites are not all found is not matched: half its
 //! counters would derive wrong counts. What is left unmatched is told in [`Quality`].
@@ -14,7 +15,9 @@ use crate::error::{Error, Result};
 use crate::format::{CallCounts, Descriptor, FuncDescriptor, ProfileFile, Site, Target};
 use crate::format::{block_offsets, identity, name_of};
 use crate::infer::infer;
-use crate::instrument::{CounterPlan, CounterSite, Counts, derive};
+use crate::instrument::{Count, CounterPlan, CounterSite, Counts, derive};
+use crate::outline::Outline;
+use crate::stale::{StaleQuality, carry_over};
 use crate::weights::{IndirectTargets, Weights};
 
 /// How much of a profile found its place.
@@ -28,6 +31,8 @@ pub struct Quality {
     /// Of the sum of all counters.
     pub counts_matched: u64,
     pub counts_total: u64,
+    /// Where it was made from another build and says what that looked like: what was carried over.
+    pub stale: Option<StaleQuality>,
 }
 
 /// What a profile says of a program: what was counted and derived, and the same made consistent.
@@ -42,6 +47,9 @@ pub struct Attribution {
 pub fn attribute(profile: &ProfileFile, image: &Image<'_>, program: &Program) -> Result<Attribution> {
     let funcs = &profile.descriptor.funcs;
     let is_exact = profile.descriptor.identity == identity(image) && funcs.len() == program.funcs.len();
+    if !is_exact && let Some(outline) = profile.descriptor.outline() {
+        return carry(profile, &outline, image, program);
+    }
     let matches = match is_exact {
         true => program.funcs.keys().map(Some).collect(),
         false => match_by_content(&profile.descriptor, image, program),
@@ -70,8 +78,43 @@ pub fn attribute(profile: &ProfileFile, image: &Image<'_>, program: &Program) ->
     }
     let counts = derive(program, &plan, &values);
     let mut weights = infer(program, &counts);
-    weights.indirect = indirect_targets(profile, program, &matched);
+    let places = |func: Func| Places::build(program, func);
+    weights.indirect = indirect_targets(profile, &places, |block| program.blocks[block].len, &matched);
     Ok(Attribution { counts, weights, quality })
+}
+
+/// Carries over the profile of another build, which is solved on what the profile says of that build.
+fn carry(profile: &ProfileFile, outline: &Outline, image: &Image<'_>, program: &Program) -> Result<Attribution> {
+    let old = outline.to_program();
+    let mut plan = CounterPlan::default();
+    let mut values = Vec::new();
+    let mut rest = profile.counters.as_slice();
+    let places = |func: Func| Places::of_outline(&old, func, outline);
+    for (func, descriptor) in old.funcs.keys().zip(&profile.descriptor.funcs) {
+        let (counters, behind) = rest.split_at(descriptor.sites.len().min(rest.len()));
+        rest = behind;
+        if let Some(mut sites) = places(func).find_sites(descriptor) {
+            plan.counters.append(&mut sites);
+            values.extend_from_slice(counters);
+        }
+    }
+    let mut weights = infer(&old, &derive(&old, &plan, &values));
+    let all: Vec<Option<Func>> = old.funcs.keys().map(Some).collect();
+    weights.indirect = indirect_targets(profile, &places, |_| u32::MAX, &all);
+    let (weights, stale) = carry_over(outline, &weights, &Outline::build(image, program), program);
+    if stale.functions_matched() == 0 && stale.functions_total != 0 {
+        return Err(Error::AnotherBinary { functions: profile.descriptor.funcs.len() });
+    }
+    let known = |values: &[u64]| values.iter().map(|&v| Count::new(i64::try_from(v).unwrap_or(i64::MAX / 4))).collect();
+    let quality = Quality {
+        is_exact: false,
+        functions_matched: stale.functions_matched(),
+        functions_total: stale.functions_total,
+        counts_matched: stale.counts_matched,
+        counts_total: stale.counts_total,
+        stale: Some(stale),
+    };
+    Ok(Attribution { counts: Counts { blocks: known(&weights.blocks), edges: known(&weights.edges) }, weights, quality })
 }
 
 /// For each function of the descriptor, the one of the program with the same content.
@@ -115,8 +158,16 @@ struct Places<'p> {
 
 impl<'p> Places<'p> {
     fn build(program: &'p Program, func: Func) -> Self {
-        let offsets = block_offsets(program, func);
-        let mut blocks: Vec<(u32, Block)> = offsets.into_iter().zip(program.funcs[func].blocks.iter()).collect();
+        Self::new(program, func, block_offsets(program, func).into_iter())
+    }
+
+    fn of_outline(program: &'p Program, func: Func, outline: &Outline) -> Self {
+        let blocks = outline.funcs.get(func.index()).map_or(&[][..], |f| f.blocks.as_slice());
+        Self::new(program, func, blocks.iter().map(|b| b.offset))
+    }
+
+    fn new(program: &'p Program, func: Func, offsets: impl Iterator<Item = u32>) -> Self {
+        let mut blocks: Vec<(u32, Block)> = offsets.zip(program.funcs[func].blocks.iter()).collect();
         blocks.sort_unstable();
         Places { program, blocks }
     }
@@ -145,7 +196,12 @@ impl<'p> Places<'p> {
 }
 
 /// Recorded calls of matched functions, with their targets as functions of the program.
-fn indirect_targets(profile: &ProfileFile, program: &Program, matched: &[Option<Func>]) -> Vec<IndirectTargets> {
+fn indirect_targets<'p>(
+    profile: &ProfileFile,
+    places_of: &impl Fn(Func) -> Places<'p>,
+    len_of: impl Fn(Block) -> u32,
+    matched: &[Option<Func>],
+) -> Vec<IndirectTargets> {
     let funcs = &profile.descriptor.funcs;
     let mut entries: Vec<(u64, Func)> =
         funcs.iter().zip(matched).filter_map(|(f, matched)| Some((u64::from(f.entry?), (*matched)?))).collect();
@@ -163,11 +219,11 @@ fn indirect_targets(profile: &ProfileFile, program: &Program, matched: &[Option<
         let calls = profile.calls.get(next_call..next_call + descriptor.calls.len()).unwrap_or(&[]);
         next_call += descriptor.calls.len();
         let Some(func) = matched.filter(|_| !calls.is_empty()) else { continue };
-        let places = Places::build(program, func);
+        let places = places_of(func);
         for (call, counts) in descriptor.calls.iter().zip(calls) {
             let Some(block) = places.block(call.block_offset) else { continue };
             let return_offset = call.offset.saturating_add(u32::from(call.len));
-            if counts.targets.is_empty() && counts.other == 0 || return_offset > program.blocks[block].len {
+            if counts.targets.is_empty() && counts.other == 0 || return_offset > len_of(block) {
                 continue;
             }
             result.push(resolve_targets(block, return_offset, counts, func_at));

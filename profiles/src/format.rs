@@ -3,6 +3,7 @@
 //! ```text
 //! header      128 bytes: magic, version, sizes, what it was made from, hashes
 //! descriptor  functions by name and content, the site of each counter, recorded calls, entry addresses
+//!             and what each block of each function does, as hashes, with the edges and calls between them
 //! counters    from a page boundary: one u64 for each counter
 //! calls       for each recorded call: 4 times {target, count}, then the count of all other targets
 //! ```
@@ -17,6 +18,7 @@
 
 mod descriptor;
 mod header;
+mod outline;
 mod varint;
 
 #[cfg(test)]

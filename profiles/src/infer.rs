@@ -35,16 +35,44 @@ use network::Network;
 
 /// Weights that obey conservation, as near to the counts as can be found with bounded work. What nothing is known of weighs zero.
 pub fn infer(program: &Program, counts: &Counts) -> Weights {
-    infer_with(program, counts, None)
+    infer_with(program, counts, Costs::Exact)
 }
 
 /// The same where counts are estimates: `costs` says, by block, what changing its count by one costs. Flow may come to a function's entry and
 /// leave at its returns as it needs to.
 pub fn infer_by_trust(program: &Program, counts: &Counts, costs: &[u32]) -> Weights {
-    infer_with(program, counts, Some(costs))
+    infer_with(program, counts, Costs::Estimated(costs))
 }
 
-fn infer_with(program: &Program, counts: &Counts, costs: Option<&[u32]>) -> Weights {
+/// What changing a known count by one costs, by block and by edge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trust {
+    pub blocks: Vec<u32>,
+    pub edges: Vec<u32>,
+}
+
+impl Trust {
+    pub fn none(program: &Program) -> Self {
+        Trust { blocks: vec![0; program.blocks.len()], edges: vec![0; program.edges.len()] }
+    }
+}
+
+/// The same where counts were carried over from another build, some more surely than others.
+pub fn infer_carried(program: &Program, counts: &Counts, trust: &Trust) -> Weights {
+    infer_with(program, counts, Costs::Carried(trust))
+}
+
+/// What changing counts costs.
+#[derive(Copy, Clone, Debug)]
+enum Costs<'c> {
+    /// Counts are taken for exact.
+    Exact,
+    /// By block; nothing is known of edges.
+    Estimated(&'c [u32]),
+    Carried(&'c Trust),
+}
+
+fn infer_with(program: &Program, counts: &Counts, costs: Costs<'_>) -> Weights {
     let mut weights = Weights::none(program.blocks.len(), program.edges.len());
     let funcs: Vec<Func> = program.funcs.keys().filter(|&func| counts.knows(program, func)).collect();
     let solved: Vec<Option<(FlowGraph, Vec<i64>)>> = funcs.par_iter().map(|&func| repair(program, func, counts, costs)).collect();
@@ -68,7 +96,7 @@ pub fn first_inconsistent(program: &Program, weights: &Weights) -> Option<Func> 
 }
 
 /// The flows of a function that had to be changed; `None` where the counts are right as they are.
-fn repair(program: &Program, func: Func, counts: &Counts, costs: Option<&[u32]>) -> Option<(FlowGraph, Vec<i64>)> {
+fn repair(program: &Program, func: Func, counts: &Counts, costs: Costs<'_>) -> Option<(FlowGraph, Vec<i64>)> {
     let graph = FlowGraph::build(program, func);
     if is_consistent(&graph, counts) {
         return None;

@@ -19,8 +19,10 @@ pub enum Error {
     OutOfReach { at: Va, target: Va },
     #[error("{0}: an 8-bit branch of pinned code names a block that moves")]
     ShortBranchFromPinned(Va),
-    #[error("bytes follow the last section and segment (an appended payload?) at file offset {0:#x}")]
-    TrailingPayload(u64),
+    #[error(
+        "bytes follow the ELF file at offset {at:#x} (an appended payload?) and would move: the output is {excess} bytes too long"
+    )]
+    TrailingPayload { at: u64, excess: u64 },
     #[error("the program header table has no room for one more entry")]
     NoProgramHeaderSlot,
     #[error("unwind tables: {0}")]

@@ -78,7 +78,6 @@ pub fn relink(
     mut codes: Vec<FragmentCode>,
     payload: Option<&mut dyn Payload>,
 ) -> Result<Relinked> {
-    check_no_payload_behind(image)?;
     let mut reserved = payload.as_ref().and_then(|p| Reserved::of(image, p.reserved()));
     let growth = reserved.map_or(0, |r| r.growth(image));
 
@@ -88,9 +87,12 @@ pub fn relink(
     let fragments = unwind::fragments(program, out, &codes, &placement);
     let pad = |va: Va| unwind::landing_pad(program, &addresses, va);
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
-    let sizes = [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len];
-    let places =
-        unwind::place(image, sizes, unwind::named_sections(image, program), tables.keeps_tables(), &mut placement.space)?;
+    // A table without entries is but a terminator, which no one needs where there was none.
+    let sizes = match program.unwind.fdes.is_empty() && image.section_named(unwind::SECTIONS[1]).is_none() {
+        true => [0; 3],
+        false => [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len],
+    };
+    let places = unwind::place(image, sizes, &unwind::named(image, program), tables.keeps_tables(), &mut placement.space)?;
     let mut overflow = placement.space.overflow;
     let adds_code = overflow.extends.is_none() && (payload.is_some() || !overflow.is_empty());
     let adds_memory = reserved.is_some_and(|r| !r.is_growth);
@@ -170,9 +172,9 @@ pub fn relink(
     Ok(Relinked { bytes, blocks, dropped_sections, overflow_bytes: overflow.len(), num_anchors })
 }
 
-/// Bytes behind everything that the headers describe are someone's payload (a self-extracting archive, say): the program finds them by
-/// counting from the end of the file or of its own headers, which only it knows.
-fn check_no_payload_behind(image: &Image<'_>) -> Result<()> {
+/// Bytes behind everything that the headers describe are someone's payload (a self-extracting archive, say). The program may find them by
+/// a number of its own, by counting from the end of the file or from the end of the section headers, so all of these have to stay.
+fn payload_behind<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
     let sections = image.sections.values().filter(|s| s.has_bytes()).map(|s| s.sh_offset.0 + s.sh_size);
     let headers = if image.has_section_headers {
         image.bytes.get(40..48).map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()))
@@ -182,7 +184,7 @@ fn check_no_payload_behind(image: &Image<'_>) -> Result<()> {
     };
     let end = sections.chain([headers, space::loaded_file_end(image)]).max().unwrap_or(0);
     let rest = image.bytes.get(end as usize..).unwrap_or(&[]);
-    if rest.iter().any(|&b| b != 0) { Err(Error::TrailingPayload(end)) } else { Ok(()) }
+    rest.iter().any(|&b| b != 0).then_some((end, rest))
 }
 
 fn write_snippets(code: &mut FragmentCode, at: Va, payload: &dyn Payload) -> Result<()> {
@@ -278,7 +280,6 @@ fn overflow_sections(
 }
 
 /// What changes in a section's header.
-#[expect(clippy::too_many_arguments, reason = "one closure's captures, spelled out")]
 fn edit_section(
     image: &Image<'_>,
     id: Section,
@@ -377,7 +378,15 @@ fn finish(
         .get_mut(start..start + headers.len())
         .ok_or_else(|| Error::Inconsistent("the program headers are not in the loaded part of the file".into()))?
         .copy_from_slice(&headers);
-    let (e_shoff, e_shnum, e_shstrndx) = table.write(image, &mut bytes);
+    let payload = payload_behind(image);
+    let (e_shoff, e_shnum, e_shstrndx) = table.write(image, &mut bytes, payload.map(|(at, _)| at));
+    if let Some((at, payload)) = payload {
+        if bytes.len() as u64 > at {
+            return Err(Error::TrailingPayload { at, excess: bytes.len() as u64 - at });
+        }
+        bytes.resize(at as usize, 0);
+        bytes.extend_from_slice(payload);
+    }
     bytes[24..32].copy_from_slice(&entry.0.to_le_bytes());
     bytes[40..48].copy_from_slice(&e_shoff.to_le_bytes());
     bytes[56..58].copy_from_slice(&(segments.len() as u16).to_le_bytes());

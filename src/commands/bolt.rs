@@ -44,7 +44,8 @@ pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Re
     ];
     let skip = switches.into_iter().filter(|(is_on, _)| !is_on).map(|(_, transform)| transform).collect();
     let transforms = Transforms { only: Vec::new(), skip, fuel: None };
-    let args = Optimize { rewrite, profile: request.profiles, measure_by: Vec::new(), transforms, shuffle: None };
+    let args =
+        Optimize { rewrite, profile: request.profiles, profile_binary: None, measure_by: Vec::new(), transforms, shuffle: None };
     optimize::run(&args, style, timing)
 }
 
@@ -147,10 +148,10 @@ pub(crate) fn perf2bolt(arguments: &[String], timing: &mut Timing) -> Result<Exi
         return Err(Failure::new("perf2bolt: a profile (-p) and an output (-o) are needed"));
     }
     if let Some(output) = output {
-        profile::convert(&profiles, &output, format, input, timing)?;
+        profile::convert(&profiles, None, &output, format, input, timing)?;
     }
     if let Some(yaml) = yaml {
-        profile::convert(&profiles, &yaml, TextFormat::Yaml, input, timing)?;
+        profile::convert(&profiles, None, &yaml, TextFormat::Yaml, input, timing)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 //! `relift optimize`, and the part of `relift train` behind the training run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use lifter::entity::{Block, EntityId, Func};
@@ -24,8 +24,14 @@ pub(crate) fn run(args: &Optimize, style: Style, timing: &mut Timing) -> Result<
         Some(seed) => Order::Shuffled(seed),
         None => Order::ByWeights(options(&args.transforms)),
     };
-    let job =
-        Job { rewrite: &args.rewrite, profiles: &args.profile, measure_by: &args.measure_by, order, fuel: args.transforms.fuel };
+    let job = Job {
+        rewrite: &args.rewrite,
+        profiles: &args.profile,
+        profile_binary: args.profile_binary.as_deref(),
+        measure_by: &args.measure_by,
+        order,
+        fuel: args.transforms.fuel,
+    };
     let done = optimize(&job, timing)?;
     timing.finish();
     done.print(style, timing)?;
@@ -49,6 +55,8 @@ pub(crate) fn options(transforms: &Transforms) -> LayoutOptions {
 pub(crate) struct Job<'a> {
     pub(crate) rewrite: &'a Rewrite,
     pub(crate) profiles: &'a [PathBuf],
+    /// The build that they are of, if another.
+    pub(crate) profile_binary: Option<&'a Path>,
     /// What the report counts by, if not these.
     pub(crate) measure_by: &'a [PathBuf],
     pub(crate) order: Order,
@@ -90,7 +98,8 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let (weights, quality) = match job.profiles {
         [] => (Weights::none(lifted.program.blocks.len(), lifted.program.edges.len()), None),
         paths => {
-            let (weights, quality) = timing.phase("attribute the profile", |_| profile::load(paths, input, &lifted))?;
+            let (weights, quality) = timing
+                .phase("attribute the profile", |timing| profile::load(paths, job.profile_binary, input, &lifted, timing))?;
             (weights, Some(quality))
         }
     };
@@ -107,7 +116,7 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
 
     let judge = match job.measure_by {
         [] => None,
-        paths => Some(timing.phase("attribute the profile", |_| profile::load(paths, input, &lifted))?.0),
+        paths => Some(timing.phase("attribute the profile", |timing| profile::load(paths, None, input, &lifted, timing))?.0),
     };
     let measure = judge.as_ref().unwrap_or(&weights);
     let dyno = measure.has_counts().then(|| timing.phase("dyno-stats", |_| dyno_stats(&lifted, measure, &plan, &relinked)));

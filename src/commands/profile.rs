@@ -24,8 +24,12 @@ pub(crate) fn run(command: &ProfileCommand, style: Style, timing: &mut Timing) -
     match command {
         ProfileCommand::Show { profile, top } => show(profile, *top, style)?,
         ProfileCommand::Merge { profiles, output } => merge(profiles, output)?,
-        ProfileCommand::Convert { profiles, output, format, program } => convert(profiles, output, *format, program, timing)?,
-        ProfileCommand::Quality { profiles, program } => quality(profiles, program, style, timing)?,
+        ProfileCommand::Convert { profiles, output, format, program, profile_binary } => {
+            convert(profiles, profile_binary.as_deref(), output, *format, program, timing)?;
+        }
+        ProfileCommand::Quality { profiles, program, profile_binary } => {
+            quality(profiles, profile_binary.as_deref(), program, style, timing)?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -73,10 +77,17 @@ fn sum(profiles: &[ProfileFile], paths: &[PathBuf]) -> Result<ProfileFile> {
     })
 }
 
-pub(crate) fn convert(paths: &[PathBuf], output: &Path, format: TextFormat, program: &Path, timing: &mut Timing) -> Result<()> {
+pub(crate) fn convert(
+    paths: &[PathBuf],
+    binary: Option<&Path>,
+    output: &Path,
+    format: TextFormat,
+    program: &Path,
+    timing: &mut Timing,
+) -> Result<()> {
     let bytes = files::read(program)?;
     let lifted = driver::lift(program, &bytes, false, timing)?;
-    let (weights, _) = timing.phase("attribute the profile", |_| load(paths, program, &lifted))?;
+    let (weights, _) = timing.phase("attribute the profile", |timing| load(paths, binary, program, &lifted, timing))?;
     let text = timing.phase("write the profile", |_| export(&lifted, &weights, format));
     Draft::write(output, text.as_bytes(), &Source::parse(&paths[0])?.path)?.put_in_place()
 }
@@ -92,10 +103,10 @@ pub(crate) fn export(lifted: &Lifted<'_>, weights: &Weights, format: TextFormat)
     }
 }
 
-fn quality(paths: &[PathBuf], program: &Path, style: Style, timing: &mut Timing) -> Result<()> {
+fn quality(paths: &[PathBuf], binary: Option<&Path>, program: &Path, style: Style, timing: &mut Timing) -> Result<()> {
     let bytes = files::read(program)?;
     let lifted = driver::lift(program, &bytes, false, timing)?;
-    let (_, quality) = timing.phase("attribute the profile", |_| load(paths, program, &lifted))?;
+    let (_, quality) = timing.phase("attribute the profile", |timing| load(paths, binary, program, &lifted, timing))?;
     if style.json {
         return print_json(&quality);
     }

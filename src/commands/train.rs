@@ -37,6 +37,7 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
     let job = Job {
         rewrite: &args.rewrite,
         profiles: &[profile],
+        profile_binary: None,
         measure_by: &[],
         order: Order::ByWeights(optimize::options(&args.transforms)),
         fuel: args.transforms.fuel,

@@ -12,10 +12,12 @@ use lifter::ir::{EdgeKind, Program};
 use lifter::{Image, Va};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::header::{HEADER_BYTES, Header};
+use super::header::{HAS_OUTLINES, HEADER_BYTES, Header};
+use super::outline;
 use super::varint::{Reader, put, put_signed, put_string};
 use crate::error::{Error, Result};
 use crate::instrument::{CounterPlan, CounterSite};
+use crate::outline::{FuncOutline, Outline};
 
 /// The site of a counter; offsets are of blocks, from the function's start.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,6 +48,8 @@ pub struct FuncDescriptor {
     pub entry: Option<u32>,
     pub sites: Vec<Site>,
     pub calls: Vec<CallDescriptor>,
+    /// What a rebuilt program is recognized by; empty in a file that was made without.
+    pub outline: FuncOutline,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +104,7 @@ pub(crate) fn name_of<'a>(image: &Image<'a>, program: &Program, func: Func) -> &
 impl Descriptor {
     /// Describes a plan; entry addresses are still unknown. The plan's order must be that of `plan_counters`.
     pub fn build(image: &Image<'_>, program: &Program, plan: &CounterPlan) -> Self {
+        let mut outlines = Outline::build(image, program).funcs.into_iter();
         let source_of = |site: &CounterSite| match *site {
             CounterSite::Block(block) => block,
             CounterSite::Edge(index) => program.edges[index as usize].source,
@@ -135,6 +140,7 @@ impl Descriptor {
                     .iter()
                     .map(|c| CallDescriptor { block_offset: offset_of(c.block), offset: c.offset, len: c.len })
                     .collect(),
+                outline: outlines.next().unwrap_or_default(),
             }
         };
         Descriptor { identity: identity(image), funcs: program.funcs.keys().map(describe).collect() }
@@ -145,6 +151,12 @@ impl Descriptor {
         for (index, func) in self.funcs.iter_mut().enumerate() {
             func.entry = entry_of(Func::new(index)).and_then(|va| u32::try_from(va.0.checked_sub(image_low.0)?).ok());
         }
+    }
+
+    /// What the file says of the program that it was made from; `None` where it says nothing.
+    pub fn outline(&self) -> Option<Outline> {
+        let funcs: Vec<FuncOutline> = self.funcs.iter().map(|f| f.outline.clone()).collect();
+        funcs.iter().any(|f| !f.blocks.is_empty()).then_some(Outline { funcs })
     }
 
     pub fn num_counters(&self) -> usize {
@@ -183,6 +195,7 @@ impl Descriptor {
                 put(&mut bytes, u64::from(call.offset));
                 bytes.push(call.len);
             }
+            outline::put(&mut bytes, &func.outline);
         }
         bytes
     }
@@ -196,7 +209,11 @@ impl Descriptor {
         let num_funcs = reader.count()?;
         let mut funcs = Vec::new();
         for _ in 0..num_funcs {
-            funcs.push(read_func(&mut reader)?);
+            let mut func = read_func(&mut reader)?;
+            if header.flags & HAS_OUTLINES != 0 {
+                func.outline = outline::read(&mut reader, &func, num_funcs)?;
+            }
+            funcs.push(func);
         }
         let descriptor = Descriptor { identity: header.identity, funcs };
         let is_complete = reader.is_empty()
@@ -249,5 +266,5 @@ fn read_func(reader: &mut Reader<'_>) -> Result<FuncDescriptor> {
     let num_calls = reader.count()?;
     let mut read_call = || Ok(CallDescriptor { block_offset: reader.small()?, offset: reader.small()?, len: reader.take(1)?[0] });
     let calls = (0..num_calls).map(|_| read_call()).collect::<Result<_>>()?;
-    Ok(FuncDescriptor { name, content_hash, size, entry_offset, entry, sites, calls })
+    Ok(FuncDescriptor { name, content_hash, size, entry_offset, entry, sites, calls, outline: FuncOutline::default() })
 }

@@ -4,6 +4,8 @@ use crate::error::{Error, Result};
 
 pub const MAGIC: [u8; 8] = *b"relift\x1ap";
 pub const VERSION: u32 = 1;
+/// The flag of a file whose descriptor outlines the functions.
+pub(super) const HAS_OUTLINES: u32 = 1;
 pub const HEADER_BYTES: u64 = 128;
 /// Counters begin at a multiple of this in the file, and the mapping's length is one.
 pub const PAGE_BYTES: u64 = 4096;
@@ -34,7 +36,7 @@ impl Header {
     pub fn new(identity: [u64; 2], plan_hash: u64, descriptor: &[u8], num_counters: u64, num_calls: u64) -> Self {
         let descriptor_len = descriptor.len() as u64;
         Header {
-            flags: 0,
+            flags: HAS_OUTLINES,
             descriptor_offset: HEADER_BYTES,
             descriptor_len,
             counters_offset: (HEADER_BYTES + descriptor_len).next_multiple_of(PAGE_BYTES),

@@ -12,6 +12,7 @@ use std::collections::BinaryHeap;
 use lifter::entity::{Block, EntityId};
 use lifter::ir::{Program, StopKind, Terminator};
 
+use super::Costs;
 use crate::flow::{Adjacency, Arc, ArcKind, FlowGraph};
 use crate::instrument::Counts;
 
@@ -47,8 +48,7 @@ struct Step {
 }
 
 impl Network {
-    /// `trust` is the cost, by block of the program, of changing its count by one; without it counts are taken for exact.
-    pub(super) fn build(program: &Program, graph: &FlowGraph, counts: &Counts, trust: Option<&[u32]>) -> Self {
+    pub(super) fn build(program: &Program, graph: &FlowGraph, counts: &Counts, costs: Costs<'_>) -> Self {
         let raw: Vec<Option<i64>> = graph.arcs.iter().map(|arc| counts.of(graph, arc.kind).get()).collect();
         let flows: Vec<i64> = raw.iter().map(|count| count.unwrap_or(0).max(0)).collect();
         let mut excess = vec![0i64; graph.num_nodes()];
@@ -56,12 +56,15 @@ impl Network {
             excess[arc.from as usize] = excess[arc.from as usize].saturating_sub(flow);
             excess[arc.to as usize] = excess[arc.to as usize].saturating_add(flow);
         }
-        let cost_of = |(arc, count): (&Arc, &Option<i64>)| match (arc.kind, count) {
-            (kind, _) if trust.is_some() => estimated_cost(program, graph, kind, trust.unwrap_or(&[])),
+        let cost_of = |(arc, count): (&Arc, &Option<i64>)| match (costs, arc.kind, count) {
+            (Costs::Estimated(costs), kind, _) => estimated_cost(program, graph, kind, costs),
+            (Costs::Carried(trust), ArcKind::Block(i), Some(_)) => carried_cost(trust.blocks.get(graph.block(i).index())),
+            (Costs::Carried(trust), ArcKind::Edge(index), Some(_)) => carried_cost(trust.edges.get(index as usize)),
             // However long a detour through uncounted arcs is in practice, it is cheaper than one count changed.
-            (ArcKind::Block(_) | ArcKind::Edge(_), Some(_)) => UnitCost { raise: 4000, lower: 8000 },
-            (ArcKind::Block(_) | ArcKind::Edge(_), None) => UnitCost { raise: 1, lower: 1 },
-            (ArcKind::Arrival(_) | ArcKind::Departure(_), _) => UnitCost { raise: 1000, lower: 1 },
+            (_, ArcKind::Block(_) | ArcKind::Edge(_), Some(_)) => UnitCost { raise: 4000, lower: 8000 },
+            (_, ArcKind::Block(_) | ArcKind::Edge(_), None) => UnitCost { raise: 1, lower: 1 },
+            (Costs::Carried(_), kind, _) => open_cost(program, graph, kind),
+            (Costs::Exact, ArcKind::Arrival(_) | ArcKind::Departure(_), _) => UnitCost { raise: 1000, lower: 1 },
         };
         Network {
             incoming: Adjacency::build(graph.num_nodes(), graph.arcs.iter().map(|a| a.to)),
@@ -173,6 +176,22 @@ impl Network {
         }
         (order, parents)
     }
+}
+
+/// What changing a count that was carried over by one costs.
+fn carried_cost(cost: Option<&u32>) -> UnitCost {
+    let cost = cost.map_or(1, |&c| i64::from(c.max(1)));
+    UnitCost { raise: cost, lower: cost * 2 }
+}
+
+/// What it costs that flow comes to a function or leaves it, where its counts are of another build.
+fn open_cost(program: &Program, graph: &FlowGraph, kind: ArcKind) -> UnitCost {
+    let is_usual = match kind {
+        ArcKind::Arrival(i) => program.funcs[graph.func].entry == graph.block(i),
+        ArcKind::Departure(i) => leaves_often(program, graph.block(i)),
+        ArcKind::Block(_) | ArcKind::Edge(_) => true,
+    };
+    UnitCost { raise: if is_usual { 20 } else { 1000 }, lower: 1 }
 }
 
 /// What changing an estimated flow by one costs. Functions are called and return as often as they need to.

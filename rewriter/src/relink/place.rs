@@ -44,7 +44,9 @@ pub(crate) fn place(
     codes: &[FragmentCode],
     overflow: Overflow,
 ) -> Placement {
-    let mut space = Space::new(free_text(image, program), overflow);
+    let code = image.sections.iter().filter(|(id, _)| image.is_movable_code_section(*id));
+    let ends: Vec<Va> = code.map(|(_, section)| section.end()).collect();
+    let mut space = Space::new(free_text(image, program), &ends, overflow);
     let mut fragments = Vec::with_capacity(out.fragments.len());
     for (fragment, code) in out.fragments.iter().zip(codes) {
         let (len, align) = (code.bytes.len() as u64, u64::from(fragment.align));

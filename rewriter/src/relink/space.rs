@@ -95,6 +95,8 @@ pub(crate) struct Space {
     lengths: MaxTree,
     /// What was passed over, by (length, start).
     holes: BTreeSet<(u64, Va)>,
+    /// Whether the last of them ends where a section does: pinned code may lie behind it.
+    has_tail: bool,
     /// Where the text ends, if what is behind was given to something else than code.
     pub(crate) text_end: Option<Va>,
     pub(crate) overflow: Overflow,
@@ -104,9 +106,11 @@ pub(crate) struct Space {
 const HOLE_BYTES_MIN: u64 = 16;
 
 impl Space {
-    pub(crate) fn new(intervals: Vec<Interval>, overflow: Overflow) -> Self {
+    /// `ends` are the ends of the sections that the intervals are in.
+    pub(crate) fn new(intervals: Vec<Interval>, ends: &[Va], overflow: Overflow) -> Self {
         let lengths = MaxTree::new(intervals.iter().map(|i| i.len()));
-        Self { intervals, next: 0, lengths, holes: BTreeSet::new(), text_end: None, overflow }
+        let has_tail = intervals.last().is_some_and(|last| ends.contains(&last.end));
+        Self { intervals, next: 0, lengths, holes: BTreeSet::new(), has_tail, text_end: None, overflow }
     }
 
     /// Room for `len` bytes behind what was handed out before, as far as possible.
@@ -187,9 +191,9 @@ impl Space {
         Some(at)
     }
 
-    /// The last interval's unused end, if nothing was handed out behind it.
+    /// The last interval's unused end, if its section ends there too.
     pub(crate) fn tail(&self) -> Option<Interval> {
-        self.intervals.last().copied().filter(|i| i.len() > 0)
+        self.intervals.last().copied().filter(|i| i.len() > 0 && self.has_tail)
     }
     /// Gives up `tail`: nothing more is placed there.
     pub(crate) fn close_tail(&mut self) {
@@ -304,8 +308,19 @@ mod tests {
     use super::*;
 
     fn space(intervals: &[(u64, u64)]) -> Space {
-        let intervals = intervals.iter().map(|&(start, end)| Interval { start: Va(start), end: Va(end) }).collect();
-        Space::new(intervals, Overflow { start: Va(0x9000), offset: FileOffset(0x3000), end: Va(0x9000), extends: None })
+        let intervals: Vec<Interval> =
+            intervals.iter().map(|&(start, end)| Interval { start: Va(start), end: Va(end) }).collect();
+        let end = intervals.last().map_or(Va(0), |last| last.end);
+        Space::new(intervals, &[end], Overflow { start: Va(0x9000), offset: FileOffset(0x3000), end: Va(0x9000), extends: None })
+    }
+
+    #[test]
+    fn nothing_but_code_is_put_before_pinned_code() {
+        let intervals = vec![Interval { start: Va(0x1000), end: Va(0x1040) }];
+        let overflow = Overflow { start: Va(0x9000), offset: FileOffset(0x3000), end: Va(0x9000), extends: None };
+        let mut space = Space::new(intervals, &[Va(0x1080)], overflow);
+        assert_eq!(space.tail(), None, "up to 0x1080 lies what is pinned");
+        assert_eq!(space.take_in_order(0x40, 16), Va(0x1000));
     }
 
     #[test]

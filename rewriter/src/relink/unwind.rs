@@ -4,8 +4,6 @@
 //! three sections keep the space that they had, as one pool; padding behind the segment's last byte counts as theirs. What the pool can't
 //! take goes to what the new text left free, to padding behind the text, or to the overflow, largest section first.
 
-mod registered;
-
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Fde, SecondaryMap};
@@ -22,6 +20,7 @@ use crate::relink::space::{Interval, PAGE, Space};
 
 /// The sections that hold unwind tables, in the order of `Places`.
 pub(crate) const SECTIONS: [&str; 3] = [".eh_frame_hdr", ".eh_frame", ".gcc_except_table"];
+const ENTRIES: usize = 1;
 pub(crate) const EXCEPTION_TABLES: usize = 2;
 
 /// New addresses and sizes of the three sections; `None` where the input has no such section.
@@ -118,47 +117,97 @@ enum RegionKind {
     Padding(usize),
 }
 
-/// The addresses by which something else than a program header finds the three sections: code that names a section's start (which may
-/// just as well be the end of the data before it), or, for `.eh_frame`, start-up code that registers it, if necessary by another address
-/// than its start.
-pub(crate) fn named_sections(image: &Image<'_>, program: &Program) -> [Option<Va>; 3] {
-    SECTIONS.map(|name| {
-        let section = image.section_named(name).map(|id| &image.sections[id])?;
-        let start = section.sh_addr;
-        let named = || program.refs.iter().any(|r| r.target == RefTarget::Fixed(start)).then_some(start);
-        if name != ".eh_frame" {
-            return named();
+/// What something else than a program header finds by its address: code that names the start of a section (which may just as well be the
+/// end of the data before it), and start-up code that registers the entries of `.eh_frame` from some entry on.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Named {
+    sections: [bool; 3],
+    /// Where entries of `.eh_frame` begin that may be registered, ascending.
+    entries: Vec<Va>,
+}
+
+pub(crate) fn named(image: &Image<'_>, program: &Program) -> Named {
+    let sections = SECTIONS.map(|name| {
+        let Some(section) = image.section_named(name).map(|id| &image.sections[id]) else { return false };
+        program.refs.iter().any(|r| r.target == RefTarget::Fixed(section.sh_addr))
+    });
+    let mut entries = program.names_in_unwind.clone();
+    if !entries.is_empty() || !has_search_table(image) {
+        let starts = entry_starts(image);
+        entries.retain(|va| starts.binary_search(va).is_ok());
+        if entries.is_empty() && !has_search_table(image) {
+            entries.extend(starts.first());
         }
-        let unsearched = || Some(start).filter(|_| !has_search_table(image));
-        registered::address(image, program, section).or_else(unsearched).or_else(named)
-    })
+    }
+    Named { sections, entries }
+}
+
+/// Where each entry of `.eh_frame` begins, and the terminator.
+fn entry_starts(image: &Image<'_>) -> Vec<Va> {
+    let Some(id) = image.section_named(SECTIONS[ENTRIES]) else { return Vec::new() };
+    let (bytes, at) = (image.section_bytes(id), image.sections[id].sh_addr);
+    let (mut starts, mut offset) = (Vec::new(), 0usize);
+    while let Some(length) = bytes.get(offset..offset + 4) {
+        starts.push(at + offset as u64);
+        let length = length.try_into().map_or(0, u32::from_le_bytes);
+        offset = offset.saturating_add(4).saturating_add(length as usize);
+    }
+    starts
 }
 
 fn has_search_table(image: &Image<'_>) -> bool {
     image.segments.iter().any(|s| s.p_type == elf::PT_GNU_EH_FRAME)
 }
 
-/// Puts a named section at the address by which it is found, if it fits. If not, the address must do for whoever uses it: as the end of the data
-/// before it any address does, and a registered table that begins with a terminator is an empty one, so that unwinders go on to the
-/// search table.
+/// Keeps a section whose start code names where it is, if it fits. If not, the old address must do for whoever uses it, as the end of the
+/// data before it.
 fn keep_named(
     image: &Image<'_>,
-    (index, start): (usize, Va),
+    index: usize,
     size: u64,
     regions: &mut Vec<(Interval, RegionKind)>,
     places: &mut Places,
 ) -> Result<()> {
+    let Some(start) = image.section_named(SECTIONS[index]).map(|id| image.sections[id].sh_addr) else { return Ok(()) };
     if take_at(start, size, regions, places) {
         places.sections[index] = Some((start, size));
         return Ok(());
     }
     let is_end_of_data = image.sections.values().any(|s| s.is_alloc() && s.has_bytes() && s.sh_size > 0 && s.end() == start);
-    const TERMINATOR: u64 = 8;
-    let is_settled = match SECTIONS[index] {
-        ".eh_frame" => has_search_table(image) && take_at(start, TERMINATOR, regions, places),
-        _ => is_end_of_data,
+    if is_end_of_data { Ok(()) } else { Err(Error::UnwindTablesNamed) }
+}
+
+/// What stands where code may register entries from. With a search table a terminator will do: unwinders take a table that begins with
+/// one for empty, and go on to the search table. Without one, all entries have to come there and behind.
+fn keep_entries(
+    image: &Image<'_>,
+    entries: &[Va],
+    size: u64,
+    regions: &mut Vec<(Interval, RegionKind)>,
+    places: &mut Places,
+) -> Result<()> {
+    const TERMINATOR: u64 = 4;
+    let is_kept = if has_search_table(image) {
+        let section = image.section_named(SECTIONS[ENTRIES]).map(|id| image.sections[id].sh_addr);
+        match entries {
+            // From the very first on: the section may as well stay.
+            [only] if Some(*only) == section && take_at(*only, size, regions, places) => {
+                places.sections[ENTRIES] = Some((*only, size));
+                true
+            }
+            _ => entries.iter().all(|&at| take_at(at, TERMINATOR, regions, places)),
+        }
+    } else {
+        match entries {
+            [] => true,
+            [only] if take_at(*only, size, regions, places) => {
+                places.sections[ENTRIES] = Some((*only, size));
+                true
+            }
+            _ => false,
+        }
     };
-    if is_settled { Ok(()) } else { Err(Error::UnwindTablesNamed) }
+    if is_kept { Ok(()) } else { Err(Error::UnwindTablesNamed) }
 }
 
 /// Takes exactly these bytes out of a region of the unwind sections' own.
@@ -179,18 +228,18 @@ fn take_at(start: Va, size: u64, regions: &mut Vec<(Interval, RegionKind)>, plac
 
 /// Finds room for three sections of the given sizes (0: not there). `named` ones keep their address or leave something harmless there.
 /// With `keeps_tables`, exception tables of the input stay where they are, and new ones go elsewhere.
-pub(crate) fn place(
-    image: &Image<'_>,
-    sizes: [u64; 3],
-    named: [Option<Va>; 3],
-    keeps_tables: bool,
-    space: &mut Space,
-) -> Result<Places> {
+pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: &Named, keeps_tables: bool, space: &mut Space) -> Result<Places> {
     let mut regions = pools(image, keeps_tables);
     let mut places = Places { keeps_tables, text_end: space.text_end, ..Places::default() };
-    let named = if keeps_tables { [named[0], named[1], None] } else { named };
-    for (index, start) in named.into_iter().enumerate().filter_map(|(index, named)| Some((index, named?))) {
-        keep_named(image, (index, start), sizes[index], &mut regions, &mut places)?;
+    if !named.entries.is_empty() && sizes[ENTRIES] > 0 {
+        keep_entries(image, &named.entries, sizes[ENTRIES], &mut regions, &mut places)?;
+    }
+    let is_open = |index: usize, places: &Places| places.sections[index].is_none() && places.renews(index);
+    for index in (0..SECTIONS.len()).filter(|&index| named.sections[index]) {
+        let is_registered = index == ENTRIES && !named.entries.is_empty();
+        if is_open(index, &places) && !is_registered {
+            keep_named(image, index, sizes[index], &mut regions, &mut places)?;
+        }
     }
     if let Some(tail) = space.tail() {
         regions.push((tail, RegionKind::TextTail));

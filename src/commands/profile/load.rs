@@ -6,12 +6,13 @@
 use std::path::{Path, PathBuf};
 
 use profiles::samples::Collector;
-use profiles::{ProfileFile, ProfileKind, Samples, SymbolIndex, Weights, perf, preaggregated, yaml};
+use profiles::{Outline, ProfileFile, ProfileKind, Samples, SymbolIndex, Weights, perf, preaggregated, yaml};
 
-use crate::driver::Lifted;
+use crate::driver::{self, Lifted};
 use crate::failure::{Failure, Result};
 use crate::files;
-use crate::report::{ProfileQuality, SampledQuality, percent};
+use crate::report::{ProfileQuality, SampledQuality, StaleShare, percent};
+use crate::timing::Timing;
 
 /// A profile as it was named on the command line.
 #[derive(Clone, Debug)]
@@ -49,8 +50,31 @@ pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<ProfileFile> {
         .map_err(|e| Failure::at(path, e).hint("give a file that a program made by `relift instrument` wrote"))
 }
 
-/// Reads, adds up and attributes profiles; `input` is the program's file.
-pub(crate) fn load(paths: &[PathBuf], input: &Path, lifted: &Lifted<'_>) -> Result<(Weights, ProfileQuality)> {
+/// Reads, adds up and attributes profiles; `input` is the program's file. With `binary`, the profiles are of that build of the program and are carried over.
+pub(crate) fn load(
+    paths: &[PathBuf],
+    binary: Option<&Path>,
+    input: &Path,
+    lifted: &Lifted<'_>,
+    timing: &mut Timing,
+) -> Result<(Weights, ProfileQuality)> {
+    let Some(binary) = binary else { return load_fresh(paths, input, lifted) };
+    let bytes = files::read(binary)?;
+    let old = driver::lift(binary, &bytes, false, timing)?;
+    let (weights, mut quality) = load_fresh(paths, binary, &old)?;
+    if profiles::identity(&old.image) == profiles::identity(&lifted.image)
+        && old.program.blocks.len() == lifted.program.blocks.len()
+    {
+        return Ok((weights, quality));
+    }
+    let (before, after) = (Outline::build(&old.image, &old.program), Outline::build(&lifted.image, &lifted.program));
+    let (weights, stale) = profiles::carry_over(&before, &weights, &after, &lifted.program);
+    require_share(binary, "executed instructions", stale.counts_matched, stale.counts_total)?;
+    quality.stale.push(stale.into());
+    Ok((weights, quality))
+}
+
+fn load_fresh(paths: &[PathBuf], input: &Path, lifted: &Lifted<'_>) -> Result<(Weights, ProfileQuality)> {
     let mut loader = Loader {
         input,
         lifted,
@@ -147,6 +171,7 @@ impl Loader<'_, '_> {
             quality.counts_matched = quality.counts_matched.saturating_add(found.counts_matched);
             quality.counts_total = quality.counts_total.saturating_add(found.counts_total);
             weights.add(&attribution.weights, 1);
+            quality.stale.extend(found.stale.map(StaleShare::from));
         }
         let [has_branches, has_addresses] = self.has_samples;
         let collected = [("branches", has_branches, self.branches), ("addresses", has_addresses, self.addresses)];

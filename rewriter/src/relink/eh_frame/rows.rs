@@ -264,6 +264,15 @@ mod tests {
         assert_eq!(between(&fde, 0x1010, 0x1000), []);
     }
 
+    /// libgcc takes `DW_CFA_restore` for "not saved", and then returns to nowhere.
+    #[test]
+    fn the_return_address_is_never_restored_but_said_in_full() {
+        let fde = fde(&[(0x1001, &[0x07, 16]), (0x1002, &[0x90, 1]), (0x1003, &[0x90, 3])]);
+        assert_eq!(between(&fde, 0x1001, 0x1000), [0x90, 1]);
+        assert_eq!(between(&fde, 0x1003, 0x1000), [0x90, 1]);
+        assert_eq!(between(&fde, 0x1000, 0x1001), [0x07, 16]);
+    }
+
     #[test]
     fn the_return_address_gets_its_rule_back_in_full() {
         let fde = fde(&[(0x1001, &[0x07, 16]), (0x1010, &[0x90, 1]), (0x1020, &[0xd0])]);
