@@ -50,7 +50,8 @@ pub(crate) struct BenchArgs {
 pub(crate) fn run(args: &BenchArgs) -> Result {
     let directory = args.directory.clone().unwrap_or_else(crate::corpus::default_directory);
     shell::create_folder(&directory)?;
-    let absolute = |path: &PathBuf| std::path::absolute(path).map_err(|error| format!("cannot resolve {}: {error}", path.display()));
+    let absolute =
+        |path: &PathBuf| std::path::absolute(path).map_err(|error| format!("cannot resolve {}: {error}", path.display()));
     let directory = absolute(&directory)?;
     for tool in ["valgrind", "bash", "strip", "time", args.bolt.as_str(), args.merge_fdata.as_str()] {
         if shell::find_program(tool).is_none() {

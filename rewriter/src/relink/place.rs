@@ -1,6 +1,6 @@
 //! Where each fragment and each copied table goes.
 //!
-//! **Method.** Fragments take the old text's place in plan order; cold and unknown ones may fill holes. Tables that may not be overwritten are
+//! **Method.** Fragments take the old text's place in plan order, hot ones so that they span no more cache lines than they need; cold and unknown ones may fill holes. Tables that may not be overwritten are
 //! copied into what is left.
 //!
 //! **When a table is copied.** Overwriting is allowed where the count is proven and nothing else names its bytes; otherwise the words
@@ -51,7 +51,7 @@ pub(crate) fn place(
     for (fragment, code) in out.fragments.iter().zip(codes) {
         let (len, align) = (code.bytes.len() as u64, u64::from(fragment.align));
         let at = match fragment.temperature {
-            Temperature::Hot => space.take_in_order(len, align),
+            Temperature::Hot => space.take_lines_in_order(len, align),
             Temperature::Unknown | Temperature::Cold => take_cold(&mut space, len, align),
         };
         fragments.push(at);

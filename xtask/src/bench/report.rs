@@ -129,7 +129,8 @@ pub(super) fn tables(rows: &[Row], bench: &Bench, failures: &[String]) -> String
 }
 
 fn table(text: &mut String, rows: &[Row], measure: &Measure) {
-    let _ = writeln!(text, "### {}\n\n{}. Wanted of relift / BOLT: {}.\n", measure.title, capitalized(measure.how), measure.wanted);
+    let _ =
+        writeln!(text, "### {}\n\n{}. Wanted of relift / BOLT: {}.\n", measure.title, capitalized(measure.how), measure.wanted);
     let input_head = if measure.of_input { "input | " } else { "" };
     let tail = if measure.of_input { " relift / input | BOLT / input |" } else { "" };
     let _ = writeln!(text, "| program | {input_head}BOLT | relift | relift / BOLT |{tail}");
@@ -155,7 +156,8 @@ fn table(text: &mut String, rows: &[Row], measure: &Measure) {
     }
     let means = ratios.map(|ratios| geometric_mean(&ratios));
     if measure.of_input {
-        let _ = writeln!(text, "| **geometric mean** | | | | **{:.3}** | **{:.3}** | **{:.3}** |\n", means[0], means[1], means[2]);
+        let _ =
+            writeln!(text, "| **geometric mean** | | | | **{:.3}** | **{:.3}** | **{:.3}** |\n", means[0], means[1], means[2]);
     } else {
         let _ = writeln!(text, "| **geometric mean** | | | **{:.3}** |\n", means[0]);
     }
@@ -218,7 +220,12 @@ fn size_table(text: &mut String, rows: &[Row]) {
         all[0].push(ratios[0]);
         all[1].push(ratios[1]);
     }
-    let _ = writeln!(text, "| **geometric mean** | | **{:.3}** | **{:.3}** | | |\n", geometric_mean(&all[0]), geometric_mean(&all[1]));
+    let _ = writeln!(
+        text,
+        "| **geometric mean** | | **{:.3}** | **{:.3}** | | |\n",
+        geometric_mean(&all[0]),
+        geometric_mean(&all[1])
+    );
 }
 
 /// relift without symbols and relocations over relift with them.

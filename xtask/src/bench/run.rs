@@ -77,9 +77,7 @@ impl Bench {
             checked,
         };
         self.time(&subject, [&subject.input, &bolted, &relifted], &mut row)?;
-        for (measured, binary) in
-            [(&mut row.input, &subject.input), (&mut row.bolt, &bolted), (&mut row.relift, &relifted)]
-        {
+        for (measured, binary) in [(&mut row.input, &subject.input), (&mut row.bolt, &bolted), (&mut row.relift, &relifted)] {
             measured.judged = judge::judge(self, &subject, binary)?;
             measured.stripped_bytes = tools::stripped_size(&subject, binary)?;
         }

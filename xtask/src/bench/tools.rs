@@ -82,8 +82,10 @@ pub(super) fn relift(
     words.extend(bench.relift_options.iter().cloned());
     words.extend(more.iter().map(|&word| word.to_owned()));
     let (cost, said) = measured(subject, &words)?;
-    let json: serde_json::Value = serde_json::from_str(&said).map_err(|error| format!("relift --json printed no JSON: {error}"))?;
-    let taken = |order: &str| json.pointer(&format!("/dyno/{order}/taken_branches")).and_then(serde_json::Value::as_u64).unwrap_or(0);
+    let json: serde_json::Value =
+        serde_json::from_str(&said).map_err(|error| format!("relift --json printed no JSON: {error}"))?;
+    let taken =
+        |order: &str| json.pointer(&format!("/dyno/{order}/taken_branches")).and_then(serde_json::Value::as_u64).unwrap_or(0);
     Ok((cost, Dyno { taken_before: taken("before"), taken_after: taken("after") }))
 }
 
@@ -103,7 +105,9 @@ fn measured(subject: &Subject<'_>, words: &[String]) -> Result<(Cost, String)> {
 pub(super) fn stripped_size(subject: &Subject<'_>, binary: &Path) -> Result<u64> {
     let stripped = subject.folder.join("stripped-copy");
     shell::run(Command::new("strip").arg("-o").arg(&stripped).arg(binary))?;
-    fs::metadata(&stripped).map(|metadata| metadata.len()).map_err(|error| format!("cannot look at {}: {error}", stripped.display()))
+    fs::metadata(&stripped)
+        .map(|metadata| metadata.len())
+        .map_err(|error| format!("cannot look at {}: {error}", stripped.display()))
 }
 
 #[cfg(test)]
