@@ -59,6 +59,9 @@ pub enum PinReason {
     UnwindNotUnderstood,
     /// *Guard* mode: nothing proves that all pointers to it are known, so the old entry stays.
     UnprovenPointers,
+    /// *Guard* mode without a profile: each old entry would keep a jump, and no block would come to a better place for it. It is not the
+    /// lifter that says so (see `Program::pin_all`).
+    NotWorthMoving,
 }
 
 impl PinReason {
@@ -78,6 +81,7 @@ impl PinReason {
             PinReason::UnknownMetadata => "unknown-metadata",
             PinReason::UnwindNotUnderstood => "unwind-not-understood",
             PinReason::UnprovenPointers => "unproven-pointers",
+            PinReason::NotWorthMoving => "not-worth-moving",
         }
     }
 }
@@ -413,6 +417,12 @@ impl Program {
     /// Bytes of code in a function, padding between its blocks included.
     pub fn func_size(&self, func: Func) -> u64 {
         self.func_ranges(func).iter().map(|r| r.end - r.start).sum()
+    }
+    /// Keeps every function where it is; one that is pinned already keeps its reason.
+    pub fn pin_all(&mut self, reason: PinReason) {
+        for func in self.funcs.values_mut() {
+            func.pin.get_or_insert(reason);
+        }
     }
     /// Whether this mode lets the new text take the old one's place.
     pub fn is_replaceable(&self) -> bool {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use lifter::entity::{Block, EntityId, Func};
-use lifter::ir::FuncData;
+use lifter::ir::{FuncData, PinReason};
 use profiles::Weights;
 use rewriter::dyno::{self, DynoStats};
 use rewriter::layout::LayoutOptions;
@@ -95,7 +95,7 @@ impl Done {
 pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let Rewrite { input, output, verify, no_check, .. } = job.rewrite;
     let bytes = files::read(input)?;
-    let lifted = driver::lift(input, &bytes, *verify, timing)?;
+    let mut lifted = driver::lift(input, &bytes, *verify, timing)?;
     let mut warnings = Vec::new();
     let (weights, quality) = match job.profiles {
         [] => (Weights::none(lifted.program.blocks.len(), lifted.program.edges.len()), None),
@@ -105,6 +105,9 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
             (weights, Some(quality))
         }
     };
+    if matches!(job.order, Order::ByWeights(_)) && !weights.has_counts() && !lifted.program.is_replaceable() {
+        lifted.program.pin_all(PinReason::NotWorthMoving);
+    }
     let mut plan = driver::plan(&lifted, &weights, &job.order, timing);
     if let Some(fuel) = job.fuel {
         limit(&lifted, &mut plan, fuel);
@@ -126,7 +129,14 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         warnings.push(format!("dropped sections that describe the old code: {}", relinked.dropped_sections.join(", ")));
     }
     if lifted.program.funcs.values().all(|f| !f.is_movable()) {
-        warnings.push("no function could be moved: the output differs from the input in nothing that runs".to_owned());
+        let is_by_choice = lifted.program.funcs.values().any(|f| f.pin == Some(PinReason::NotWorthMoving));
+        let why = match is_by_choice {
+            true => {
+                "no function was moved: this file is bound to fixed addresses, where a move costs bytes, and no profile says what it would gain"
+            }
+            false => "no function could be moved: the output differs from the input in nothing that runs",
+        };
+        warnings.push(why.to_owned());
     }
     let (functions, text_bytes) = report::coverage(&lifted.program, Some(&plan));
     let mut report = Report {
