@@ -154,7 +154,8 @@ fn survey_all(surveyor: Surveyor<'_>) -> Vec<Survey> {
     surveys
 }
 
-/// Addresses in sections of code that instructions name and that were taken for padding. Ascending.
+/// Addresses in sections of code that instructions or relocated words name and that were taken for padding: clang leaves nothing of a
+/// function that can't be called, and pointers to it name what follows. Ascending.
 fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<Va> {
     let code: Vec<(Va, Va)> = image
         .sections
@@ -168,7 +169,8 @@ fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<
         let code = s.names.iter().map(|n| n.target).chain(s.stray_calls.iter().copied());
         data.chain(code).filter(in_code).collect()
     };
-    let mut claimed: Vec<Va> = surveys.iter().flat_map(named).collect();
+    let slots = names::relocated_addresses(image).map(|(_, target)| target).filter(in_code);
+    let mut claimed: Vec<Va> = surveys.iter().flat_map(named).chain(slots).collect();
     claimed.sort();
     claimed.dedup();
     claimed
