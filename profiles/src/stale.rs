@@ -151,8 +151,11 @@ impl Carrier<'_> {
             let ends = (matched[edge.source as usize], matched[edge.target as usize]);
             let (Some((source, source_level)), Some((target, target_level))) = ends else { continue };
             let (source, target) = (new_first + source as usize, Block::new(new_first + target as usize));
-            let mut edges = program.blocks[Block::new(source)].edges.as_usize();
-            let Some(index) = edges.find(|&e| program.edges[e].target == target) else { continue };
+            // A branch may lead to one block both ways.
+            let edges = program.blocks[Block::new(source)].edges.as_usize();
+            let mut to_target = edges.filter(|&e| program.edges[e].target == target);
+            let same_kind = to_target.clone().find(|&e| program.edges[e].kind == edge.kind);
+            let Some(index) = same_kind.or_else(|| to_target.next()) else { continue };
             let count = self.weights.edges[first_edge + number];
             let known = self.counts.edges[index].get().unwrap_or(0);
             self.counts.edges[index] = signed(count.saturating_add(known.max(0) as u64));

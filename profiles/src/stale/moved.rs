@@ -44,7 +44,8 @@ impl Carrier<'_> {
             let mut callees: FxHashMap<u32, u64> = FxHashMap::default();
             for &(block, callee) in &func.calls {
                 let count = self.weights.blocks[builds.old_first[old] + block as usize];
-                *callees.entry(callee).or_default() += count;
+                let sum = callees.entry(callee).or_default();
+                *sum = sum.saturating_add(count);
             }
             let mut donors: FxHashMap<u32, u64> = FxHashMap::default();
             let mut callees: Vec<(u32, u64)> = callees.into_iter().filter(|&(_, count)| count != 0).collect();
@@ -61,6 +62,9 @@ impl Carrier<'_> {
     /// What a callee's blocks ran on behalf of one caller, by hash.
     fn offer(&self, builds: &Builds<'_>, callee: usize, calls: u64, donors: &mut FxHashMap<u32, u64>) {
         let (func, first) = (&builds.old.funcs[callee], builds.old_first[callee]);
+        if func.blocks.is_empty() {
+            return;
+        }
         let entered = self.weights.blocks[first + func.entry as usize].max(calls).max(1);
         for (number, block) in func.blocks.iter().enumerate().filter(|(_, b)| b.num_insts >= INSTRUCTIONS_MIN) {
             let count = u128::from(self.weights.blocks[first + number]) * u128::from(calls) / u128::from(entered);
@@ -126,6 +130,9 @@ impl Carrier<'_> {
 
     fn enter(&mut self, builds: &Builds<'_>, callee: usize, count: u64, callers: &[usize]) {
         let (func, first) = (&builds.new.funcs[callee], builds.new_first[callee]);
+        if func.blocks.is_empty() {
+            return;
+        }
         let mut donors: FxHashMap<u32, u64> = FxHashMap::default();
         for &caller in callers {
             let old_first = builds.old_first[caller];
