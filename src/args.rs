@@ -112,6 +112,9 @@ pub(crate) struct Transforms {
     /// Leave these transforms out.
     #[arg(long, value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) skip: Vec<Transform>,
+    /// Run these transforms too, which are off by default: align-loops, split-warm.
+    #[arg(long = "with", value_delimiter = ',', value_name = "TRANSFORM")]
+    pub(crate) more: Vec<Transform>,
     /// Stop changing functions after this many, to bisect a fault.
     #[arg(long, value_name = "N")]
     pub(crate) fuel: Option<u64>,
@@ -119,7 +122,8 @@ pub(crate) struct Transforms {
 
 impl Transforms {
     pub(crate) fn is_on(&self, transform: Transform) -> bool {
-        (self.only.is_empty() || self.only.contains(&transform)) && !self.skip.contains(&transform)
+        let is_wanted = if self.only.is_empty() { transform.is_default() } else { self.only.contains(&transform) };
+        (is_wanted || self.more.contains(&transform)) && !self.skip.contains(&transform)
     }
 }
 
@@ -135,6 +139,17 @@ pub(crate) enum Transform {
     AlignLoops,
     /// Copy the few instructions behind a hot jump that leave the function.
     DuplicateTails,
+    /// Repeat short hot loops behind themselves, so that most rounds end without a jump.
+    UnrollLoops,
+    /// Put what is seldom executed away from what is often: fewer pages, more cache misses.
+    SplitWarm,
+}
+
+impl Transform {
+    /// Whether it has shown that it pays.
+    fn is_default(self) -> bool {
+        !matches!(self, Transform::AlignLoops | Transform::SplitWarm)
+    }
 }
 
 #[derive(Debug, Args)]

@@ -47,7 +47,7 @@ pub(crate) fn from_lifter(path: &Path, error: &lifter::Error) -> Failure {
 pub(crate) fn from_rewriter(path: &Path, error: &rewriter::Error) -> Failure {
     use rewriter::Error::*;
     let hint = match error {
-        TrailingPayload(_) => "relinking would move what the program looks for behind its own end",
+        TrailingPayload { .. } => "relinking would move what the program looks for behind its own end",
         NoProgramHeaderSlot => "link it with a spare program header, or with separate notes",
         UnwindTablesNamed => "link it with --eh-frame-hdr, so that its unwind tables may move",
         _ => "nothing was written; please report this with the file",

@@ -43,19 +43,30 @@ pub(crate) fn read(path: &Path) -> Result<Input> {
     map.map(Input::Mapped).map_err(|e| Failure::at(path, format!("can't be read: {e}")))
 }
 
-/// An output under construction: a temporary file in the target's folder, which vanishes unless it is put in place.
+/// An output under construction, of which nothing is seen until it is put in place.
 #[derive(Debug)]
-pub(crate) struct Draft {
-    file: tempfile::NamedTempFile,
-    target: PathBuf,
+pub(crate) enum Draft {
+    /// A temporary file in the target's folder, which vanishes unless it takes the target's name.
+    File { file: tempfile::NamedTempFile, target: PathBuf },
+    /// For a device or a pipe, `/dev/null` say: a file that took its name would be there in its stead for everyone.
+    Special { bytes: Vec<u8>, target: PathBuf },
+}
+
+fn cannot_write(target: &Path, why: impl std::fmt::Display) -> Failure {
+    Failure::at(target, format!("can't be written: {why}")).hint("choose another output path")
 }
 
 impl Draft {
-    /// Writes `bytes` with the mode bits of `like`.
+    /// Writes `bytes` with the mode bits of `like`. A link stays: what it leads to is written.
     pub(crate) fn write(target: &Path, bytes: &[u8], like: &Path) -> Result<Self> {
-        let cannot = |e: std::io::Error| Failure::at(target, format!("can't be written: {e}")).hint("choose another output path");
+        let resolved = target.is_symlink().then(|| target.canonicalize().ok()).flatten();
+        let target = resolved.as_deref().unwrap_or(target);
+        let cannot = |e: std::io::Error| cannot_write(target, e);
         if target.is_dir() {
-            return Err(Failure::at(target, "can't be written: it is a folder").hint("choose another output path"));
+            return Err(cannot_write(target, "it is a folder"));
+        }
+        if fs::metadata(target).is_ok_and(|there| !there.is_file()) {
+            return Ok(Draft::Special { bytes: bytes.to_vec(), target: target.to_path_buf() });
         }
         let folder = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -65,15 +76,17 @@ impl Draft {
         file.write_all(bytes).map_err(cannot)?;
         let mode = fs::metadata(like).map_err(|e| Failure::at(like, e))?.permissions().mode();
         file.as_file().set_permissions(fs::Permissions::from_mode(mode & 0o7777)).map_err(cannot)?;
-        Ok(Draft { file, target: target.to_path_buf() })
+        Ok(Draft::File { file, target: target.to_path_buf() })
     }
 
     /// Renames the draft into place.
     pub(crate) fn put_in_place(self) -> Result<()> {
-        let target = self.target.clone();
-        self.file
-            .persist(&target)
-            .map(drop)
-            .map_err(|e| Failure::at(&target, format!("can't be written: {}", e.error)).hint("choose another output path"))
+        match self {
+            Draft::File { file, target } => file.persist(&target).map(drop).map_err(|e| cannot_write(&target, e.error)),
+            Draft::Special { bytes, target } => {
+                let written = File::options().write(true).open(&target).and_then(|mut file| file.write_all(&bytes));
+                written.map_err(|e| cannot_write(&target, e))
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{End, only_line, relift, run};
+use support::{End, only_line, relift, relift_succeeds, run};
 use tempfile::TempDir;
 
 /// Offsets of the ELF header's fields (gABI, "ELF Header").
@@ -178,6 +178,34 @@ fn a_program_header_table_past_the_end_is_refused() {
     every_command_refuses(&spoiled(|bytes| put_u64(bytes, E_PHOFF, 1 << 40)), &["program header", "segment"]);
 }
 
+/// Without section headers and without what tells where the unwind tables are.
+fn without_a_trace_of_code(bytes: &mut [u8]) {
+    const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
+    bytes[E_SHOFF..E_SHOFF + 8].fill(0);
+    bytes[E_SHNUM - 2..E_SHNUM + 4].fill(0);
+    let (table, count) = (get_u64(bytes, E_PHOFF) as usize, usize::from(bytes[E_SHNUM - 4]));
+    for at in (0..count).map(|index| table + 56 * index) {
+        if bytes[at..at + 4] == PT_GNU_EH_FRAME.to_le_bytes() {
+            bytes[at..at + 4].fill(0);
+        }
+    }
+}
+
+#[test]
+fn a_file_in_which_nothing_tells_code_from_data_is_refused() {
+    every_command_refuses(&spoiled(|bytes| without_a_trace_of_code(bytes)), &["neither section headers nor unwind tables"]);
+}
+
+#[test]
+fn a_packed_file_is_refused_by_the_name_of_its_packer() {
+    let bytes = spoiled(|bytes| {
+        without_a_trace_of_code(bytes);
+        // Packers mark what they made in the first page; the padding of `e_ident` is in it.
+        bytes[9..13].copy_from_slice(b"UPX!");
+    });
+    every_command_refuses(&bytes, &["packed with UPX"]);
+}
+
 #[test]
 fn section_offsets_past_the_end_are_refused() {
     let bytes = spoiled(|bytes| {
@@ -259,6 +287,34 @@ fn an_output_path_that_cannot_be_written_is_refused() {
     assert_eq!(refused.end, End::Exit(1), "{refused:?}");
     assert!(only_line(&refused).contains("taken"), "{refused:?}");
     assert!(names(&onto_a_folder).is_empty());
+}
+
+#[test]
+fn an_output_that_is_a_pipe_or_a_link_stays_one() {
+    use std::os::unix::fs::{FileTypeExt, symlink};
+    let folder = scratch();
+    let program = sound_program(folder.path());
+    let (pipe, link, expected) = (folder.path().join("pipe"), folder.path().join("link"), folder.path().join("expected"));
+    let optimize = |output: &Path| {
+        let mut command = relift();
+        command.arg("optimize").arg(&program).arg("-o").arg(output);
+        command
+    };
+    relift_succeeds(&mut optimize(&expected), folder.path());
+    let expected = fs::read(&expected).expect("the output can be read");
+    symlink("behind", &link).expect("a link can be made");
+    fs::write(folder.path().join("behind"), "").expect("the scratch folder can be written");
+    relift_succeeds(&mut optimize(&link), folder.path());
+    assert!(link.is_symlink());
+    assert!(fs::read(&link).expect("the output can be read") == expected);
+    assert!(Command::new("mkfifo").arg(&pipe).status().is_ok_and(|status| status.success()));
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || fs::read(pipe)
+    });
+    relift_succeeds(&mut optimize(&pipe), folder.path());
+    assert!(fs::metadata(&pipe).is_ok_and(|there| there.file_type().is_fifo()));
+    assert!(reader.join().is_ok_and(|read| read.is_ok_and(|bytes| bytes == expected)));
 }
 
 #[test]

@@ -254,6 +254,7 @@ behaviors! {
     return_address,
     self_address,
     signals_backtrace,
+    static_fixed,
     static_init,
     static_pie,
     switch_bounds,

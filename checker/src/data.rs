@@ -4,7 +4,7 @@
 //! section's functions, relocated slots, dynamic symbols, and in a file at a fixed address the words that the linker's own
 //! relocations name. All data stays where it is, so everything else must be equal.
 
-use goblin::elf::dynamic::{DT_FINI, DT_INIT, DT_JMPREL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_SYMTAB};
+use goblin::elf::dynamic::{DT_FINI, DT_INIT, DT_JMPREL, DT_PLTRELSZ, DT_RELA, DT_RELASZ};
 use goblin::elf::reloc::{R_X86_64_32, R_X86_64_32S, R_X86_64_64};
 use goblin::elf::section_header::{
     SHF_ALLOC, SHN_ABS, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_PROGBITS, SHT_RELA,
@@ -210,16 +210,17 @@ pub(crate) fn seed_symbols(walk: &mut Walk<'_, '_>) {
     let (from, to) = (functions(walk.input), functions(walk.output));
     let mut names: Vec<&str> = from.keys().copied().filter(|name| to.contains_key(name)).collect();
     names.sort_unstable();
-    for name in &names {
-        if let ([input], [output]) = (from[name].as_slice(), to[name].as_slice()) {
+    let is_certain = |name: &str| from[name].count == 1 && to[name].count == 1;
+    for name in names.iter().filter(|name| is_certain(name)) {
+        if let ([input], [output]) = (from[name].entries.as_slice(), to[name].entries.as_slice()) {
             walk.seed(*input, *output, *output);
         }
     }
     // Guesses come when all that is certain is known.
     walk.settle();
-    for name in &names {
-        let (a, b) = (&from[name], &to[name]);
-        if a.len() > 1 && a.len() == b.len() {
+    for name in names.iter().filter(|name| !is_certain(name)) {
+        let (a, b) = (&from[name].entries, &to[name].entries);
+        if a.len() == b.len() {
             for (&input, &output) in a.iter().zip(b) {
                 walk.attempt(Pair { input, output, origin: output, reach: Reach::Name });
                 walk.settle();
@@ -228,15 +229,23 @@ pub(crate) fn seed_symbols(walk: &mut Walk<'_, '_>) {
     }
 }
 
-fn functions<'a>(side: &Side<'a>) -> FxHashMap<&'a str, Vec<u64>> {
+/// The functions of one name.
+#[derive(Default)]
+struct Named {
+    count: usize,
+    /// Of those that begin with a frame description.
+    entries: Vec<u64>,
+}
+
+fn functions<'a>(side: &Side<'a>) -> FxHashMap<&'a str, Named> {
     let image = &side.image;
-    let mut functions: FxHashMap<&'a str, Vec<u64>> = FxHashMap::default();
+    let mut functions: FxHashMap<&'a str, Named> = FxHashMap::default();
     let is_function = |symbol: &Sym| matches!(symbol.st_type(), STT_FUNC | STT_GNU_IFUNC) && symbol.st_shndx != 0;
     for symbol in image.elf.syms.iter().filter(is_function) {
-        let is_entry =
-            side.unwind.fde_at(symbol.st_value).is_some_and(|fde| side.unwind.fdes[fde as usize].start == symbol.st_value);
-        if let Some(name) = image.elf.strtab.get_at(symbol.st_name).filter(|name| !name.is_empty() && is_entry) {
-            functions.entry(name).or_default().push(symbol.st_value);
+        if let Some(name) = image.elf.strtab.get_at(symbol.st_name).filter(|name| !name.is_empty()) {
+            let named = functions.entry(name).or_default();
+            named.count += 1;
+            named.entries.extend(Some(symbol.st_value).filter(|&address| side.unwind.starts_at(address)));
         }
     }
     functions
@@ -305,7 +314,7 @@ fn compare_bytes(
 /// Without section headers: the segments that hold no code, less what is compared by meaning.
 fn compare_segments(input: &Side<'_>, output: &Side<'_>, explained: &[(u64, u64)], violations: &mut Vec<Violation>) {
     let (a, b) = (&input.image, &output.image);
-    let by_meaning = by_meaning(input);
+    let by_meaning = by_meaning(input, output);
     for area in a.loads.iter().filter(|area| !a.in_code(area.start)) {
         let Some(to) = b.at(area.start, area.bytes.len()) else {
             let message = "a data segment of the input is not loaded there";
@@ -324,24 +333,18 @@ fn compare_segments(input: &Side<'_>, output: &Side<'_>, explained: &[(u64, u64)
 }
 
 /// What a program header or the dynamic section names, as starts and ends, and the file's own headers.
-fn by_meaning(side: &Side<'_>) -> Vec<(u64, u64)> {
+fn by_meaning(side: &Side<'_>, output: &Side<'_>) -> Vec<(u64, u64)> {
     let image = &side.image;
     let mut places: Vec<(u64, u64)> = side.metadata().into_iter().map(|(start, end)| (start, end - start)).collect();
-    let header = &image.elf.header;
+    // The output may have one program header more.
+    let header = &output.image.elf.header;
     let in_file = [(0, 64), (header.e_phoff, u64::from(header.e_phnum) * 56)];
     for load in image.elf.program_headers.iter().filter(|header| header.p_type == goblin::elf::program_header::PT_LOAD) {
         let loaded = in_file.iter().filter(|(at, _)| (load.p_offset..load.p_offset.saturating_add(load.p_filesz)).contains(at));
         places.extend(loaded.map(|&(at, size)| (load.p_vaddr.wrapping_add(at - load.p_offset), size)));
     }
-    let dynamic = image.elf.dynamic.iter().flat_map(|dynamic| &dynamic.dyns);
-    let value = |tag| dynamic.clone().find(|entry| entry.d_tag == tag).map(|entry| entry.d_val);
-    let symbols = Some(24 * image.elf.dynsyms.len() as u64);
-    let tables = [
-        (value(DT_SYMTAB), symbols),
-        (value(DT_RELA), value(DT_RELASZ)),
-        (value(DT_JMPREL), value(DT_PLTRELSZ)),
-        (value(DT_RELR), value(DT_RELRSZ)),
-    ];
+    let value = |tag| image.dynamic_value(tag);
+    let tables = [(value(DT_RELA), value(DT_RELASZ)), (value(DT_JMPREL), value(DT_PLTRELSZ)), (value(DT_RELR), value(DT_RELRSZ))];
     places.extend(tables.into_iter().filter_map(|(at, size)| at.zip(size)));
     let mut ranges = joined(places);
     // Zeros that only align one of them are free.
@@ -371,8 +374,12 @@ fn report_differences(
         let dynamic = a.elf.program_headers.iter().find(|header| header.p_type == goblin::elf::program_header::PT_DYNAMIC);
         dynamic.is_some_and(|header| header.p_vaddr <= place && place < header.p_vaddr.saturating_add(header.p_memsz))
     };
+    let build_id = a.build_id().unwrap_or_default();
     let is_explained = |place: u64| {
         let after = explained.partition_point(|&(start, _)| start <= place);
+        if build_id.contains(&place) {
+            return true;
+        }
         let by_table = explained[..after].last().is_some_and(|&(start, size)| place < start + size);
         let after = a.slots.partition_point(|&(start, _)| start <= place);
         by_table || a.slots[..after].last().is_some_and(|&(start, _)| place < start + 8) || in_dynamic(place)

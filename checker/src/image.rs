@@ -3,10 +3,13 @@
 //! Invariants: `loads` and `code` are sorted by address; a slice that is handed out lies in the file. RELR is expanded here (gABI,
 //! "Relative relocation table"), so that a RELATIVE slot is the same thing however it is packed.
 
+use std::ops::Range;
+
+use goblin::elf::dynamic::{DT_GNU_HASH, DT_HASH, DT_SYMTAB};
 use goblin::elf::header::EM_X86_64;
-use goblin::elf::program_header::{PF_X, PT_LOAD};
+use goblin::elf::program_header::{PF_X, PT_LOAD, PT_NOTE};
 use goblin::elf::section_header::{SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_RELA};
-use goblin::elf::{Elf, Reloc, reloc};
+use goblin::elf::{Elf, ProgramHeader, Reloc, reloc};
 
 use crate::error::FileError;
 
@@ -168,6 +171,53 @@ impl<'a> Image<'a> {
 
     pub(crate) fn dynamic_symbol_name(&self, index: usize) -> &'a str {
         self.elf.dynsyms.get(index).and_then(|symbol| self.elf.dynstrtab.get_at(symbol.st_name)).unwrap_or("")
+    }
+
+    pub(crate) fn dynamic_value(&self, wanted: u64) -> Option<u64> {
+        let dynamic = self.elf.dynamic.as_ref()?;
+        dynamic.dyns.iter().find(|entry| entry.d_tag == wanted).map(|entry| entry.d_val)
+    }
+
+    /// The bytes of the table of symbols or of a hash table that a dynamic tag names, at its own place.
+    pub(crate) fn loader_table(&self, tag: u64) -> Option<(u64, &'a [u8])> {
+        let address = self.dynamic_value(tag)?;
+        let word = |index: u64| self.u32_at(address.checked_add(4 * index)?).map(u64::from);
+        let symbols = self.elf.dynsyms.len() as u64;
+        let size = match tag {
+            DT_SYMTAB => 24 * symbols,
+            DT_HASH => 4 * (2 + word(0)? + word(1)?),
+            // Buckets, the first symbol that is hashed, words of the filter; then these, and a word for each such symbol.
+            DT_GNU_HASH => 16 + 8 * word(2)? + 4 * word(0)? + 4 * symbols.saturating_sub(word(1)?),
+            _ => return None,
+        };
+        Some((address, self.at(address, usize::try_from(size).ok()?)?))
+    }
+
+    /// Where the build-id's bytes are: new contents have a new one.
+    pub(crate) fn build_id(&self) -> Option<Range<u64>> {
+        const NT_GNU_BUILD_ID: u32 = 3;
+        let notes = self.elf.program_headers.iter().filter(|header| header.p_type == PT_NOTE);
+        notes
+            .flat_map(|header| self.notes(header))
+            .find(|&(kind, name, _)| kind == NT_GNU_BUILD_ID && name == b"GNU\0")
+            .map(|n| n.2)
+    }
+
+    /// Type, name and place of the contents of each note of a segment.
+    fn notes(&self, header: &ProgramHeader) -> impl Iterator<Item = (u32, &'a [u8], Range<u64>)> {
+        let bytes = usize::try_from(header.p_filesz).ok().and_then(|size| self.at(header.p_vaddr, size)).unwrap_or(&[]);
+        let (start, align) = (header.p_vaddr, if header.p_align == 8 { 8 } else { 4 });
+        let mut at = 0usize;
+        std::iter::from_fn(move || {
+            let word = |offset: usize| Some(u32::from_le_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?));
+            let (name, contents, kind) = (word(at)? as usize, word(at + 4)? as usize, word(at + 8)?);
+            let name_end = (at + 12).checked_add(name)?;
+            let from = name_end.checked_next_multiple_of(align)?;
+            let to = from.checked_add(contents)?;
+            let note = (kind, bytes.get(at + 12..name_end)?, start + from as u64..start + to as u64);
+            at = to.checked_next_multiple_of(align)?;
+            Some(note)
+        })
     }
 
     fn collect_slots(&self) -> Vec<(u64, Slot)> {

@@ -171,6 +171,7 @@ fn match_pieces(walk: &Walk<'_, '_>, roots: &Roots, tables: &Tables, wanted: &Fx
         graph.add(Of::Input, root);
     }
     let started: Vec<(u64, u32)> = roots.output.iter().map(|&root| (root, graph.add(Of::Output, root))).collect();
+    graph.add_tables();
     let partition = choice::solve(&mut graph.nodes, &graph.shapes);
     let in_input = classes_of(&graph, &partition, Of::Input);
     let in_output = classes_of(&graph, &partition, Of::Output);
@@ -278,7 +279,7 @@ fn ranges(side: &Side<'_>) -> Vec<(u64, u64)> {
 }
 
 /// Calls `visit` with each instruction that linear decoding meets.
-fn each_instruction(side: &Side<'_>, mut visit: impl FnMut(u64, Inst)) {
+pub(crate) fn each_instruction(side: &Side<'_>, mut visit: impl FnMut(u64, Inst)) {
     for (start, end) in ranges(side) {
         let mut address = start;
         if side.unwind.fde_at(address).is_none() {

@@ -18,6 +18,7 @@ mod error;
 mod image;
 mod leftover;
 mod noreturn;
+mod registered;
 mod report;
 mod structure;
 mod tables;
@@ -53,6 +54,7 @@ pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
 
     data::compare(&input, &output, &report.explained, &mut report.violations);
     structure::check(&input, &output, &mut report.violations);
+    registered::check(&input, &output, &mut report.violations);
     Ok(Report::new(report.violations, report.stats))
 }
 

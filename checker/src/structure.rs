@@ -4,7 +4,7 @@
 //! only held against the output if the input keeps it.
 
 use goblin::elf::ProgramHeader;
-use goblin::elf::dynamic::{DT_DEBUG, DT_FINI, DT_INIT};
+use goblin::elf::dynamic::{DT_DEBUG, DT_FINI, DT_GNU_HASH, DT_HASH, DT_INIT};
 use goblin::elf::program_header::{
     PF_W, PF_X, PT_DYNAMIC, PT_GNU_EH_FRAME, PT_GNU_RELRO, PT_GNU_STACK, PT_INTERP, PT_LOAD, PT_NULL, PT_PHDR, PT_TLS,
 };
@@ -289,10 +289,23 @@ fn compare_dynamic(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation>
             };
             section(a, from.d_val).is_some_and(|name| section(b, to.d_val) == Some(name))
         };
+        // Without section headers: the same bytes elsewhere. Symbols are compared one by one.
+        let same_table = || {
+            let (from, to) = (a.loader_table(from.d_tag), b.loader_table(from.d_tag));
+            from.zip(to).is_some_and(|((_, x), (_, y))| a.sections.is_empty() && x.len() == y.len())
+        };
         // The functions are pairs of the walk; DT_DEBUG is the loader's.
         let is_free = [DT_INIT, DT_FINI, DT_DEBUG].contains(&from.d_tag);
-        if from.d_val != to.d_val && !is_free && !same_section() {
+        if from.d_val != to.d_val && !is_free && !same_section() && !same_table() {
             report(format!("tag {:#x} is {:#x}; the input has {:#x}", to.d_tag, to.d_val, from.d_val));
+        }
+    }
+    if a.sections.is_empty() {
+        for tag in [DT_HASH, DT_GNU_HASH] {
+            let bytes = |image: &Image<'_>| image.loader_table(tag).map(|(_, bytes)| bytes.to_vec());
+            if bytes(a) != bytes(b) {
+                report(format!("the hash table of tag {tag:#x} differs"));
+            }
         }
     }
 }

@@ -3,7 +3,8 @@
 //! **Recognition.** A `lea` of data whose first word, added to the address, meets an instruction of the same function is the base of a table:
 //! the distance from data to a function's instructions is not a value that other data has. The same holds for a table of absolute
 //! addresses in a file at a fixed address. Functions that jump into each other's middle count as one. Where a bounds check precedes the
-//! `lea` and a jump follows it, entries within the bound may meet any function: a cold part may be reached by nothing else.
+//! `lea` and a jump follows it, entries within the bound may meet any function: a cold part may be reached by nothing else. No compiler
+//! makes a table of one entry, but strings of three letters meet instructions.
 //!
 //! **Extent.** A table ends where its section ends, where the next thing begins that any instruction refers to, or before the first word that
 //! does not meet an instruction of the function. A comparison with a constant right before the `lea` bounds it too. Up to that bound, or
@@ -40,6 +41,8 @@ pub(crate) struct Survey {
     boundaries: Bits,
     /// Frame descriptions that something names, other than a jump or a table.
     named: Bits,
+    /// Those with a jump to the one that follows, or from it: they may be parts of the same function.
+    joined_to_next: Bits,
 }
 
 impl Survey {
@@ -50,6 +53,7 @@ impl Survey {
             referenced: Vec::new(),
             boundaries: Bits::new(side.code.size()),
             named: Bits::new(count),
+            joined_to_next: Bits::new(count),
         };
         survey.name_what_the_loader_knows(side);
         let fixed = side.image.is_position_dependent();
@@ -65,6 +69,11 @@ impl Survey {
                             && let Some(other) = side.unwind.fde_at(target)
                         {
                             survey.join(index as u32, other);
+                            if other as usize == index + 1 {
+                                survey.joined_to_next.insert(index);
+                            } else if other as usize + 1 == index {
+                                survey.joined_to_next.insert(other as usize);
+                            }
                         }
                     }
                     Kind::Call => survey.name(side, side.target(address, inst)),
@@ -112,9 +121,11 @@ impl Survey {
         !self.named.contains(fde as usize) && self.find(fde) == fde
     }
 
-    /// Whether a frame description begins at an address, and something other than a jump or a table names it.
-    fn is_named(&self, side: &Side<'_>, address: u64) -> bool {
-        side.unwind.starts_at(address) && side.unwind.fde_at(address).is_some_and(|fde| self.named.contains(fde as usize))
+    /// Whether the frame description behind another one begins a function of its own: something other than a jump or a table names it, or no
+    /// jump leads from one to the other.
+    fn begins_function(&self, side: &Side<'_>, before: u32, address: u64) -> bool {
+        let is_own = |fde: u32| self.named.contains(fde as usize) || !self.joined_to_next.contains(before as usize);
+        side.unwind.starts_at(address) && side.unwind.fde_at(address).is_some_and(is_own)
     }
 
     fn find(&self, mut member: u32) -> u32 {
@@ -323,8 +334,8 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         let is_orphan = |address| side.unwind.fde_at(address).is_some_and(|fde| walk.survey.is_orphan(fde));
         let is_bounded =
             |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(walk, table.from).unwrap_or(0));
-        // What follows the function is no part of it where something else names it, though it may be in the group: by a tail call.
-        let is_next_function = target == side.unwind.fdes[from as usize].end && walk.survey.is_named(side, target);
+        // What follows the function is no part of it where a function begins, though it may be in the group: by a tail call.
+        let is_next_function = target == side.unwind.fdes[from as usize].end && walk.survey.begins_function(side, from, target);
         if meets_instruction && in_group(target) && !is_next_function {
             targets.push(Entry::To(target));
         } else if !targets.is_empty() && (is_next_function || !in_group(target) && target > 0 && in_group(target - 1)) {
@@ -345,6 +356,10 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     while targets.last() == Some(&Entry::Hole) {
         targets.pop();
     }
+    // A short string may be the distance to an instruction by chance; two in a row are none.
+    if targets.len() < 2 {
+        targets.clear();
+    }
     // Entries that all lead elsewhere are believed only where the code counts them and all are there: other numbers may look like one.
     if !targets.iter().any(is_own) && bound(walk, table.from).is_none_or(|count| targets.len() < count) {
         targets.clear();
@@ -358,9 +373,13 @@ fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     let side = walk.input;
     let fde = &side.unwind.fdes[side.unwind.fde_at(from)? as usize];
     let mut address = from;
+    let mut mask = None;
     for position in 0..=BOUND_WINDOW {
         let inst = side.inst(address).filter(|_| address < fde.end)?;
+        // Between the two, too, an index may be cut to size.
+        mask = mask.or_else(|| entries_by(side.code.bytes(address, inst), None));
         match inst.kind {
+            Kind::IndirectJump if mask.is_some() => return mask,
             Kind::IndirectJump => break,
             Kind::Branch => return None,
             _ if inst.ends_flow() || position == BOUND_WINDOW => return None,

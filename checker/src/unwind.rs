@@ -187,6 +187,18 @@ impl Unwind {
     }
 }
 
+/// The addresses of the entries, the terminator included.
+pub(crate) fn entries(image: &Image<'_>) -> Vec<u64> {
+    let Some((address, bytes)) = table_of(image) else { return Vec::new() };
+    let mut places = vec![address];
+    let mut offset = 0;
+    while let Ok(Some(entry)) = reader::entry(bytes, offset) {
+        offset = entry.end;
+        places.push(address + offset as u64);
+    }
+    places
+}
+
 /// Address and bytes of `.eh_frame`: by section, or by the pointer in the search table's header.
 fn table_of<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
     if let Some(section) = image.section(".eh_frame").filter(|section| section.is_alloc()) {

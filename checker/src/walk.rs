@@ -80,9 +80,10 @@ impl<'a> Side<'a> {
         address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(field, 4))
     }
 
-    /// Where the unwind tables, the interpreter's name and the notes are, as starts and ends: without section headers, what of an
+    /// Where the unwind tables, the interpreter's name, the notes and the loader's tables of symbols are, as starts and ends: without section headers, what of an
     /// executable segment is no code.
     pub(crate) fn metadata(&self) -> Vec<(u64, u64)> {
+        use goblin::elf::dynamic::{DT_GNU_HASH, DT_HASH, DT_SYMTAB};
         use goblin::elf::program_header::{PT_GNU_EH_FRAME, PT_INTERP, PT_NOTE};
         let is_metadata = |p_type: u32| [PT_GNU_EH_FRAME, PT_INTERP, PT_NOTE].contains(&p_type);
         let headers = self.image.elf.program_headers.iter().filter(|header| is_metadata(header.p_type));
@@ -91,6 +92,8 @@ impl<'a> Side<'a> {
         for (fde, index) in self.unwind.fdes.iter().zip(0..) {
             places.extend(fde.lsda.zip(self.call_sites(index)).map(|(at, sites)| (at, sites.len)));
         }
+        let tables = [DT_SYMTAB, DT_HASH, DT_GNU_HASH].into_iter().filter_map(|tag| self.image.loader_table(tag));
+        places.extend(tables.map(|(at, bytes)| (at, bytes.len() as u64)));
         joined(places)
     }
 
@@ -346,8 +349,8 @@ impl<'w, 'a> Walk<'w, 'a> {
     /// is reached on neither side.
     pub(crate) fn settle_doubtful(&mut self) {
         for Doubtful { input, output, place, width } in std::mem::take(&mut self.doubtful) {
-            let (Canonical::At(from, _), Canonical::At(to, _)) = (self.canonical(true, input), self.canonical(false, output))
-            else {
+            let lead = |side, address| Self::lead(side, address, |_, _| {});
+            let (Canonical::At(from, _), Canonical::At(to, _)) = (lead(self.input, input), lead(self.output, output)) else {
                 continue;
             };
             let (Some(from), Some(to)) = (self.input.code.index(from), self.output.code.index(to)) else { continue };
@@ -361,13 +364,15 @@ impl<'w, 'a> Walk<'w, 'a> {
                 }
             };
             if is_right {
+                self.canonical(true, input);
+                self.canonical(false, output);
                 self.explain_entry(place, width);
             }
         }
     }
 
-    fn canonical(&mut self, is_input: bool, start: u64) -> Canonical {
-        let side = if is_input { self.input } else { self.output };
+    /// Where jumps and padding lead from an address; `visit` sees them.
+    fn lead(side: &Side<'_>, start: u64, mut visit: impl FnMut(usize, u8)) -> Canonical {
         let mut address = start;
         let mut jumps = 0;
         loop {
@@ -376,7 +381,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                 return Canonical::At(address, inst);
             }
             if let Some(index) = side.code.index(address) {
-                self.relation.pass(is_input, index, inst.len);
+                visit(index, inst.len);
             }
             if inst.kind == Kind::Nop {
                 address += u64::from(inst.len);
@@ -390,9 +395,15 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
+    /// The same on a way that is walked, which explains what lies on it.
+    fn canonical(&mut self, is_input: bool, start: u64) -> Canonical {
+        let side = if is_input { self.input } else { self.output };
+        Self::lead(side, start, |index, size| self.relation.pass(is_input, index, size))
+    }
+
     /// Where `address` of the output leads through jumps and padding.
-    pub(crate) fn output_leads_to(&mut self, address: u64) -> Option<u64> {
-        match self.canonical(false, address) {
+    pub(crate) fn output_leads_to(&self, address: u64) -> Option<u64> {
+        match Self::lead(self.output, address, |_, _| {}) {
             Canonical::At(address, _) => Some(address),
             _ => None,
         }
@@ -673,7 +684,7 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     fn judge_unmoved(&mut self, address: u64, origin: u64) {
         let same = |size| self.input.image.at(address, size) == self.output.image.at(address, size);
-        let stale = match self.canonical(true, address) {
+        let stale = match Self::lead(self.input, address, |_, _| {}) {
             Canonical::At(input, _) => {
                 let Some(index) = self.input.code.index(input) else { return };
                 let leads_to = self.output_leads_to(address);

@@ -49,9 +49,10 @@ pub struct GroundTruth {
     pub num_lifted_entries: usize,
     /// Those of cases that cannot occur, which lead behind the end of the function.
     pub num_unreachable_entries: usize,
-    /// Those behind the proven end of a lifted table: the compiler did not know what the lifter proved, say of an index that is constant.
-    pub num_proven_idle_entries: usize,
-    /// Those that no lifted table reads and that name what stays.
+    /// `(word, size)` of those behind the proven end of a lifted table. Either the compiler did not know what the lifter proved, say of an index that is
+    /// constant, or the proof is wrong: only a run in which they lead nowhere can tell.
+    pub idle_entries: Vec<(Va, u8)>,
+    /// Those that no lifted table reads, or one that stays as it is, and that name what stays.
     pub num_pinned_entries: usize,
     /// Those that a lifted table reads wrongly or not to its end, and those that nothing reads although their target may move.
     pub missed_entries: Vec<Va>,

@@ -373,6 +373,8 @@ pub struct Program {
     pub tables: PrimaryMap<Table, TableData>,
     pub table_targets: Vec<Block>,
     pub unwind: Unwind,
+    /// Addresses in `.eh_frame` that code may hold: start-up code registers the entries from such a place on. Ascending.
+    pub names_in_unwind: Vec<Va>,
     /// All blocks, ascending by address: the index behind `block_at`.
     pub blocks_by_address: Vec<Block>,
     /// Where to look in it.

@@ -1,5 +1,6 @@
 //! The list of steps from an image to a program.
 
+use object::elf;
 use rayon::prelude::*;
 
 use crate::address::Va;
@@ -121,6 +122,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     }
 
     // Ids in place of addresses. What was surveyed is not needed any more, and takes room.
+    let names_in_unwind = names_in_unwind(image, &units, &surveys);
     drop((surveys, jumps));
     let table_names = table_names(&tables);
     let assembly = Assembly { image, unwind: &unwind, units: &units, names: &names, tables: &tables, table_names: &table_names };
@@ -129,6 +131,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         program.slots = slots::collect(image, &units, &program, use_static_relocs);
     }
     program.mode = Some(mode);
+    program.names_in_unwind = names_in_unwind;
     program.unwind = unwind;
     Ok(program)
 }
@@ -169,6 +172,31 @@ fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<
     claimed.sort();
     claimed.dedup();
     claimed
+}
+
+/// Addresses in `.eh_frame` that code names, or may name where it is not decoded. Ascending.
+fn names_in_unwind(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<Va> {
+    let Some(section) = image.section_named(".eh_frame").map(|id| &image.sections[id]) else { return Vec::new() };
+    let is_within = |va: &Va| section.sh_addr <= *va && *va < section.end();
+    let named = |s: &Survey| -> Vec<Va> {
+        let (absolutes, relative) = (s.absolutes.iter().map(|a| a.value), s.data_names.iter().map(|n| n.0));
+        absolutes.chain(relative).filter(is_within).collect()
+    };
+    let relocated = image.static_relocs.iter().filter(|r| image.is_executable(r.at)).filter_map(|r| match r.r_type {
+        elf::R_X86_64_32 | elf::R_X86_64_32S => image.read_u32(r.at).map(|value| Va(u64::from(value))),
+        elf::R_X86_64_64 => image.read_u64(r.at).map(Va),
+        _ => None,
+    });
+    // Start-up code that is not decoded is short.
+    const RAW_BYTES_MAX: usize = 4096;
+    let is_fixed = !image.kind.is_position_independent();
+    let raw = units.values().zip(surveys).filter(|(unit, s)| is_fixed && s.is_opaque() && unit.len() <= RAW_BYTES_MAX);
+    let raw = raw.flat_map(|(unit, _)| image.read(unit.start, unit.len()).unwrap_or(&[]).windows(4));
+    let raw = raw.filter_map(|word| word.try_into().ok().map(|word| Va(u64::from(u32::from_le_bytes(word)))));
+    let mut names: Vec<Va> = surveys.iter().flat_map(named).chain(relocated.chain(raw).filter(is_within)).collect();
+    names.sort();
+    names.dedup();
+    names
 }
 
 fn refuse_unsupported(image: &Image<'_>) -> Result<()> {

@@ -147,16 +147,17 @@ impl Assembly<'_> {
     fn resolve_tables(&self, program: &mut Program) {
         for raw in self.tables {
             let first = program.table_targets.len();
-            // A target that is no block (it can't be: each was an instruction start and became a leader) would shift the others.
+            // Targets in code whose instructions are not known are no blocks; such a table is nobody's to change.
             let targets: Option<Vec<Block>> = raw.targets.iter().map(|&va| program.block_at(va)).collect();
+            let is_known = targets.is_some();
             program.table_targets.extend(targets.unwrap_or_default());
             program.tables.push(TableData {
                 at: raw.at,
                 entry_size: raw.entry_size,
                 base: if raw.entry_size == 8 { TableBase::Absolute } else { TableBase::Own },
-                bound: raw.bound,
+                bound: if is_known { raw.bound } else { TableBound::Scanned },
                 targets: IdRange::from_usize(first..program.table_targets.len()),
-                is_exclusive: raw.is_exclusive,
+                is_exclusive: raw.is_exclusive && is_known,
             });
         }
     }

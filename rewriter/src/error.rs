@@ -19,14 +19,14 @@ pub enum Error {
     OutOfReach { at: Va, target: Va },
     #[error("{0}: an 8-bit branch of pinned code names a block that moves")]
     ShortBranchFromPinned(Va),
-    #[error("bytes follow the last section and segment (an appended payload?) at file offset {0:#x}")]
-    TrailingPayload(u64),
+    #[error(
+        "bytes follow the ELF file at offset {at:#x} (an appended payload?) and would move: the output is {excess} bytes too long"
+    )]
+    TrailingPayload { at: u64, excess: u64 },
     #[error("the program header table has no room for one more entry")]
     NoProgramHeaderSlot,
     #[error("unwind tables: {0}")]
     Unwind(#[from] crate::relink::eh_frame::UnwindError),
-    #[error("an exception table of pinned code is in a form that is not understood")]
-    UnknownExceptionTable,
     #[error("the program finds its unwind tables by their address, and they don't fit there any more")]
     UnwindTablesNamed,
     #[error("instrumentation: {0}")]

@@ -26,10 +26,14 @@ mod links;
 mod polish;
 mod shuffle;
 mod split;
+mod unroll;
 
 #[cfg(test)]
 pub(crate) use self::shuffle::Random;
 pub use self::shuffle::shuffle;
+
+/// Jumps that execute less than this share of all instructions, in thousandths and taken together, are not worth a copy.
+const DUPLICATE_PER_MILLE_LEFT: u64 = 30;
 
 /// What the layout may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,12 +46,23 @@ pub struct LayoutOptions {
     pub cold_count_max: u64,
     /// The most that splitting may cost, in thousandths of the bytes of movable code: unwind entries and longer branches.
     pub split_cost_per_mille_max: u64,
+    /// Thousandths of the executed instructions that are taken from the least executed blocks away from the busy ones.
+    pub warm_per_mille: u64,
     /// Whether hot loops are aligned.
     pub align_loops: bool,
     /// Whether hot jumps to a few instructions that leave the function become a copy of them.
     pub duplicate_tails: bool,
     /// The most that such copies may take, in thousandths of the bytes of movable code.
     pub duplicate_per_mille_max: u64,
+    /// Whether short hot loops are repeated behind themselves.
+    pub unroll_loops: bool,
+    /// The most that such copies may take, in thousandths of the bytes of movable code.
+    pub unroll_per_mille_max: u64,
+}
+
+impl LayoutOptions {
+    /// What `warm_per_mille` is where it is wanted.
+    pub const WARM_PER_MILLE: u64 = 5;
 }
 
 impl Default for LayoutOptions {
@@ -57,10 +72,13 @@ impl Default for LayoutOptions {
             reorder_functions: true,
             split: true,
             cold_count_max: 0,
-            split_cost_per_mille_max: 20,
-            align_loops: true,
+            split_cost_per_mille_max: 50,
+            warm_per_mille: 0,
+            align_loops: false,
             duplicate_tails: true,
             duplicate_per_mille_max: 10,
+            unroll_loops: true,
+            unroll_per_mille_max: 8,
         }
     }
 }
@@ -70,6 +88,8 @@ impl Default for LayoutOptions {
 struct Group {
     func: Func,
     hot: Vec<Block>,
+    /// What ran, but seldom.
+    warm: Vec<Block>,
     cold: Vec<Block>,
 }
 
@@ -78,35 +98,52 @@ pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) ->
     if !weights.has_counts() {
         return original(program);
     }
+    let warm_count_max = if options.split { warm_count_max(program, weights, options.warm_per_mille) } else { 0 };
     let groups: Vec<Group> = program
         .funcs
         .as_slice()
         .par_iter()
         .enumerate()
         .filter(|(_, data)| data.is_movable())
-        .flat_map_iter(|(index, _)| groups_of(program, weights, options, Func::new(index)))
+        .flat_map_iter(|(index, _)| groups_of(program, weights, options, warm_count_max, Func::new(index)))
         .collect();
     let busy_count_min = busy_count_min(program, weights);
-    let is_split = split::choose(program, weights, options, busy_count_min, &groups);
+    let splits = split::choose(program, weights, options, busy_count_min, &groups);
 
-    let (mut hot, mut cold) = (Vec::new(), Vec::new());
-    for (mut group, is_split) in groups.into_iter().zip(is_split) {
+    let (mut hot, mut warm, mut cold) = (Vec::new(), Vec::new(), Vec::new());
+    for (mut group, split) in groups.into_iter().zip(splits) {
         if !group.hot.is_empty() {
-            if !is_split {
-                group.hot.append(&mut group.cold);
+            // What does not leave stays behind what is busier.
+            if !split.cold {
+                (if split.warm { &mut group.warm } else { &mut group.hot }).append(&mut group.cold);
             }
-            hot.push(fragment(group.func, Temperature::Hot, &group.hot));
+            if !split.warm {
+                let at = group.hot.iter().rposition(|&block| count_of(weights, block) > 0).map_or(0, |last| last + 1);
+                group.hot.splice(at..at, group.warm.drain(..));
+            }
+            let is_warm = group.hot.iter().all(|&block| count_of(weights, block) <= warm_count_max);
+            (if is_warm { &mut warm } else { &mut hot }).push(fragment(group.func, Temperature::Hot, &group.hot));
+        }
+        if !group.warm.is_empty() {
+            warm.push(fragment(group.func, Temperature::Hot, &group.warm));
         }
         if !group.cold.is_empty() {
             cold.push(fragment(group.func, Temperature::Cold, &group.cold));
         }
     }
-    let mut fragments =
-        if options.reorder_functions { functions::order(program, weights, hot) } else { by_address(program, hot) };
+    let order = |fragments: Vec<FragmentPlan>| {
+        if options.reorder_functions { functions::order(program, weights, fragments) } else { by_address(program, fragments) }
+    };
+    let mut fragments = order(hot);
+    fragments.extend(order(warm));
     fragments.extend(by_address(program, cold));
     align::apply(program, weights, options, busy_count_min, &mut fragments);
     if options.duplicate_tails {
-        duplicate::apply(program, weights, busy_count_min, options.duplicate_per_mille_max, &mut fragments);
+        let least = least_count_of_share(program, weights, DUPLICATE_PER_MILLE_LEFT);
+        duplicate::apply(program, weights, least, options.duplicate_per_mille_max, &mut fragments);
+    }
+    if options.unroll_loops {
+        unroll::apply(program, weights, busy_count_min, options.unroll_per_mille_max, &mut fragments);
     }
     LayoutPlan { fragments }
 }
@@ -152,7 +189,7 @@ fn blocks_by_class(program: &Program, blocks: impl Iterator<Item = Block>) -> Ve
 }
 
 /// Lays out one function; the group with the entry comes first.
-fn groups_of(program: &Program, weights: &Weights, options: &LayoutOptions, func: Func) -> Vec<Group> {
+fn groups_of(program: &Program, weights: &Weights, options: &LayoutOptions, warm_count_max: u64, func: Func) -> Vec<Group> {
     let data = &program.funcs[func];
     let is_hot = |block: Block| count_of(weights, block) > options.cold_count_max;
     let has_run = data.blocks.iter().any(is_hot);
@@ -162,17 +199,25 @@ fn groups_of(program: &Program, weights: &Weights, options: &LayoutOptions, func
     let in_order = primary.into_iter().chain(other);
     if !has_run {
         let classes = blocks_by_class(program, in_order);
-        return classes.into_iter().map(|cold| Group { func, hot: Vec::new(), cold }).collect();
+        return classes.into_iter().map(|cold| Group { func, hot: Vec::new(), warm: Vec::new(), cold }).collect();
     }
     let entry_first = std::iter::once(data.entry).chain(in_order.filter(|&block| block != data.entry));
     let group = |blocks: Vec<Block>| {
         let (mut hot, cold): (Vec<Block>, Vec<Block>) =
             blocks.into_iter().partition(|&block| is_hot(block) || block == data.entry);
+        let mut warm = Vec::new();
         if options.reorder_blocks {
-            let graph = block_graph(program, weights, func, &hot);
-            hot = chains::order(&graph).into_iter().map(|node| hot[node as usize]).collect();
+            let is_busy = |&block: &Block| count_of(weights, block) > warm_count_max;
+            if hot.iter().any(is_busy) {
+                (hot, warm) = hot.into_iter().partition(|block| is_busy(block) || *block == data.entry);
+            }
+            let order = |blocks: Vec<Block>| {
+                let graph = block_graph(program, weights, func, &blocks);
+                chains::order(&graph).into_iter().map(|node| blocks[node as usize]).collect()
+            };
+            (hot, warm) = (order(hot), order(warm));
         }
-        Group { func, hot, cold }
+        Group { func, hot, warm, cold }
     };
     blocks_by_class(program, entry_first).into_iter().map(group).collect()
 }
@@ -213,6 +258,16 @@ fn jump_kind(terminator: &Terminator, edge: EdgeKind) -> JumpKind {
 
 /// The least count of the blocks that make up 99 % of the executed instructions: what runs less often is not worth bytes.
 fn busy_count_min(program: &Program, weights: &Weights) -> u64 {
+    least_count_of_share(program, weights, 10)
+}
+
+/// Blocks that ran at most this often make up `per_mille` thousandths of the executed instructions.
+fn warm_count_max(program: &Program, weights: &Weights, per_mille: u64) -> u64 {
+    if per_mille == 0 { 0 } else { least_count_of_share(program, weights, per_mille).saturating_sub(1) }
+}
+
+/// The least count of the blocks that make up all but `per_mille` thousandths of the executed instructions.
+fn least_count_of_share(program: &Program, weights: &Weights, per_mille: u64) -> u64 {
     let executed = |(block, data): (Block, &lifter::ir::BlockData)| {
         let count = count_of(weights, block);
         (count != 0).then_some((count, u128::from(count) * u128::from(data.num_insts)))
@@ -223,7 +278,7 @@ fn busy_count_min(program: &Program, weights: &Weights) -> u64 {
     let mut covered = 0;
     for (count, insts) in blocks {
         covered += insts;
-        if covered * 100 >= total * 99 {
+        if covered * 1000 >= total * u128::from(1000 - per_mille.min(1000)) {
             return count;
         }
     }

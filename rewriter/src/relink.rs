@@ -12,6 +12,7 @@ mod headers;
 pub mod lsda;
 mod patch;
 mod place;
+mod reserved;
 mod sections;
 mod space;
 mod symbols;
@@ -31,9 +32,10 @@ use crate::edit::Snippet;
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
 use crate::materialize::OutProgram;
-use headers::{HeaderChanges, SlotSource};
+use headers::HeaderChanges;
 use patch::OutBytes;
 use place::Placement;
+use reserved::Reserved;
 use sections::{ContentPlace, OutSection, SectionTable};
 use space::{Overflow, PAGE};
 
@@ -76,41 +78,30 @@ pub fn relink(
     mut codes: Vec<FragmentCode>,
     payload: Option<&mut dyn Payload>,
 ) -> Result<Relinked> {
-    check_no_payload_behind(image)?;
-    let reserved = payload.as_ref().map_or(0, |p| p.reserved());
-    let reserved_at = image.high().align_up(PAGE);
-    let ends_writable = image.loads().max_by_key(|s| s.p_vaddr).is_some_and(|s| s.is_writable());
-    if reserved > 0 && !ends_writable {
-        return Err(Error::Instrument("the last segment is not writable, so it can't grow by the counters".into()));
-    }
-    let reserved_total = if reserved == 0 { 0 } else { reserved_at - image.high() + reserved };
+    let mut reserved = payload.as_ref().and_then(|p| Reserved::of(image, p.reserved()));
+    let growth = reserved.map_or(0, |r| r.growth(image));
 
     // Addresses.
-    let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, reserved_total));
+    let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, growth));
     let addresses = Addresses::new(program, out, &codes, &placement);
     let fragments = unwind::fragments(program, out, &codes, &placement);
     let pad = |va: Va| unwind::landing_pad(program, &addresses, va);
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
-    if tables.keeps_tables() {
-        return Err(Error::UnknownExceptionTable);
-    }
-    let sizes = [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len];
-    let places = unwind::place(image, sizes, unwind::named_sections(image, program), &mut placement.space)?;
-    let built = match payload {
-        Some(payload) => {
-            let at = placement.space.overflow.take(0, 64);
-            let built = payload.build(at, reserved_at, &addresses)?;
-            placement.space.overflow.take(built.bytes.len() as u64, 1);
-            Some((at, built, &*payload))
-        }
-        None => None,
+    // A table without entries is but a terminator, which no one needs where there was none.
+    let sizes = match program.unwind.fdes.is_empty() && image.section_named(unwind::SECTIONS[1]).is_none() {
+        true => [0; 3],
+        false => [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len],
     };
-    let slot = if placement.space.overflow.is_empty() { None } else { Some(headers::find_slot(image)?) };
-    let moved_head = match slot {
-        Some(SlotSource::Moves { start, end }) => Some((start, end, placement.space.overflow.take(end - start, 8))),
+    let places = unwind::place(image, sizes, &unwind::named(image, program), tables.keeps_tables(), &mut placement.space)?;
+    let mut overflow = placement.space.overflow;
+    let adds_code = overflow.extends.is_none() && (payload.is_some() || !overflow.is_empty());
+    let adds_memory = reserved.is_some_and(|r| !r.is_growth);
+    let slots = headers::find_slots(image, usize::from(adds_code) + usize::from(adds_memory))?;
+    let moved_head = slots.moves.map(|(start, end)| (start, end, overflow.take(end - start, 8)));
+    let built = match (payload, &mut reserved) {
+        (Some(payload), Some(reserved)) => Some(reserved.build(payload, &mut overflow, &addresses)?),
         _ => None,
     };
-    let overflow = placement.space.overflow;
     // Beyond this line no address changes.
 
     let mut file = OutBytes::new(image, overflow);
@@ -135,14 +126,17 @@ pub fn relink(
     if let Some((start, end, to)) = moved_head {
         let moved = image.read(start, (end - start) as usize).unwrap_or(&[]).to_vec();
         file.write(to, &moved)?;
+        file.slice_mut(start, (end - start) as usize)?.fill(0);
     }
 
     // What describes the file.
     let changes = HeaderChanges {
-        overflow: slot.map(|slot| (overflow, slot)),
+        overflow: (!overflow.is_empty()).then_some(overflow),
+        zero_filled: reserved.filter(|r| !r.is_growth).map(|r| (r.at, r.size)),
+        slots,
         moved_to: moved_head.map(|(_, _, to)| to),
         eh_frame_hdr: places.sections[0],
-        zero_filled_end: (reserved > 0).then(|| reserved_at + reserved),
+        zero_filled_end: reserved.filter(|r| r.is_growth).map(|r| r.end()),
         grown: places.grown.clone(),
     };
     let segments = headers::build(image, &changes, &|va| file.offset_of(va));
@@ -151,13 +145,14 @@ pub fn relink(
     let added = overflow_sections(
         image,
         program,
-        &placement,
+        (&placement, &places),
         &codes,
         built.as_ref().map(|(at, b, _)| (*at, b.bytes.len() as u64)),
+        reserved.as_ref(),
         &file,
     );
     let mut table = SectionTable::new(image, added, |id, section| {
-        edit_section(image, id, section, &places, &moved_address, reserved, reserved_at, &file);
+        edit_section(image, id, section, &places, &moved_address, reserved.as_ref(), &file);
     });
     let placed = symbols::Placed { program, out, codes: &codes, placement: &placement, addresses: &addresses };
     symbols::rewrite(image, placed, &mut table, &moved_address);
@@ -177,9 +172,9 @@ pub fn relink(
     Ok(Relinked { bytes, blocks, dropped_sections, overflow_bytes: overflow.len(), num_anchors })
 }
 
-/// Bytes behind everything that the headers describe are someone's payload (a self-extracting archive, say): the program finds them by
-/// counting from the end of the file or of its own headers, which only it knows.
-fn check_no_payload_behind(image: &Image<'_>) -> Result<()> {
+/// Bytes behind everything that the headers describe are someone's payload (a self-extracting archive, say). The program may find them by
+/// a number of its own, by counting from the end of the file or from the end of the section headers, so all of these have to stay.
+fn payload_behind<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
     let sections = image.sections.values().filter(|s| s.has_bytes()).map(|s| s.sh_offset.0 + s.sh_size);
     let headers = if image.has_section_headers {
         image.bytes.get(40..48).map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()))
@@ -189,7 +184,7 @@ fn check_no_payload_behind(image: &Image<'_>) -> Result<()> {
     };
     let end = sections.chain([headers, space::loaded_file_end(image)]).max().unwrap_or(0);
     let rest = image.bytes.get(end as usize..).unwrap_or(&[]);
-    if rest.iter().any(|&b| b != 0) { Err(Error::TrailingPayload(end)) } else { Ok(()) }
+    rest.iter().any(|&b| b != 0).then_some((end, rest))
 }
 
 fn write_snippets(code: &mut FragmentCode, at: Va, payload: &dyn Payload) -> Result<()> {
@@ -210,8 +205,9 @@ fn write_unwind(
     places: &unwind::Places,
     file: &mut OutBytes,
 ) -> Result<()> {
-    for name in unwind::SECTIONS {
-        if let Some(section) = image.section_named(name).map(|id| &image.sections[id])
+    for (index, name) in unwind::SECTIONS.into_iter().enumerate() {
+        if places.renews(index)
+            && let Some(section) = image.section_named(name).map(|id| &image.sections[id])
             && section.has_bytes()
         {
             file.slice_mut(section.sh_addr, section.sh_size as usize)?.fill(0);
@@ -231,9 +227,10 @@ fn write_unwind(
 fn overflow_sections(
     image: &Image<'_>,
     program: &Program,
-    placement: &Placement,
+    (placement, places): (&Placement, &unwind::Places),
     codes: &[FragmentCode],
     payload: Option<(Va, u64)>,
+    reserved: Option<&Reserved>,
     file: &OutBytes,
 ) -> Vec<OutSection> {
     let overflow = placement.space.overflow;
@@ -253,6 +250,7 @@ fn overflow_sections(
     let mut sections = Vec::new();
     let code_ends = codes.iter().zip(&placement.fragments).map(|(code, &at)| at + code.bytes.len() as u64);
     let table_ends = program.tables.iter().filter_map(|(table, data)| match placement.tables[table] {
+        place::TablePlace::CopiedTo(_) if placement.copies.is_some() => None,
         place::TablePlace::CopiedTo(va) => Some(va + data.byte_len()),
         place::TablePlace::Untouched | place::TablePlace::InPlace => None,
     });
@@ -260,22 +258,35 @@ fn overflow_sections(
     if let Some(end) = end.filter(|_| image.has_section_headers) {
         sections.push(section(".text.relift", overflow.start, end));
     }
+    if let Some((start, end)) = placement.copies.filter(|_| image.has_section_headers) {
+        let sh_flags = u64::from(elf::SHF_ALLOC);
+        sections.push(OutSection { sh_flags, ..section(".rodata.relift", start, end) });
+    }
+    let new_tables = places.sections[unwind::EXCEPTION_TABLES].filter(|(_, size)| places.keeps_tables && *size > 0);
+    if let Some((at, len)) = new_tables.filter(|_| image.has_section_headers) {
+        let sh_flags = u64::from(elf::SHF_ALLOC);
+        sections.push(OutSection { sh_flags, ..section(unwind::SECTIONS[unwind::EXCEPTION_TABLES], at, at + len) });
+    }
     if let Some((at, len)) = payload {
         sections.push(section(".relift.runtime", at, at + len));
+    }
+    if let Some(memory) = reserved.filter(|r| !r.is_growth) {
+        let counters = section(".relift.counters", memory.at, memory.end());
+        let sh_flags = u64::from(elf::SHF_ALLOC | elf::SHF_WRITE);
+        let place = ContentPlace::Loaded(FileOffset(0));
+        sections.push(OutSection { sh_type: elf::SHT_NOBITS, sh_flags, place, ..counters });
     }
     sections
 }
 
 /// What changes in a section's header.
-#[expect(clippy::too_many_arguments, reason = "one closure's captures, spelled out")]
 fn edit_section(
     image: &Image<'_>,
     id: Section,
     section: &mut OutSection,
     places: &unwind::Places,
     moved_address: &dyn Fn(Va) -> Option<Va>,
-    reserved: u64,
-    reserved_at: Va,
+    reserved: Option<&Reserved>,
     file: &OutBytes,
 ) {
     let input = &image.sections[id];
@@ -284,7 +295,8 @@ fn edit_section(
         section.sh_size = size;
         section.place = ContentPlace::Loaded(file.offset_of(va));
     };
-    if let Some((va, size)) = unwind::index_of(&section.name, section.sh_type).and_then(|index| places.sections[index]) {
+    let index = unwind::index_of(&section.name, section.sh_type).filter(|&index| places.renews(index));
+    if let Some((va, size)) = index.and_then(|index| places.sections[index]) {
         move_to(va, size, section);
     } else if input.is_alloc()
         && let Some(va) = moved_address(input.sh_addr)
@@ -294,9 +306,12 @@ fn edit_section(
         && let Some(end) = places.text_end.filter(|&end| input.sh_addr <= end && end < input.end())
     {
         section.sh_size = end - input.sh_addr;
-    } else if reserved > 0 && input.sh_type == elf::SHT_NOBITS && !input.is_tls_bss() && input.end().align_up(PAGE) == reserved_at
+    } else if let Some(memory) = reserved.filter(|r| r.is_growth)
+        && input.sh_type == elf::SHT_NOBITS
+        && !input.is_tls_bss()
+        && input.end().align_up(PAGE) == memory.at
     {
-        section.sh_size = reserved_at + reserved - input.sh_addr;
+        section.sh_size = memory.end() - input.sh_addr;
     }
 }
 
@@ -363,7 +378,15 @@ fn finish(
         .get_mut(start..start + headers.len())
         .ok_or_else(|| Error::Inconsistent("the program headers are not in the loaded part of the file".into()))?
         .copy_from_slice(&headers);
-    let (e_shoff, e_shnum, e_shstrndx) = table.write(image, &mut bytes);
+    let payload = payload_behind(image);
+    let (e_shoff, e_shnum, e_shstrndx) = table.write(image, &mut bytes, payload.map(|(at, _)| at));
+    if let Some((at, payload)) = payload {
+        if bytes.len() as u64 > at {
+            return Err(Error::TrailingPayload { at, excess: bytes.len() as u64 - at });
+        }
+        bytes.resize(at as usize, 0);
+        bytes.extend_from_slice(payload);
+    }
     bytes[24..32].copy_from_slice(&entry.0.to_le_bytes());
     bytes[40..48].copy_from_slice(&e_shoff.to_le_bytes());
     bytes[56..58].copy_from_slice(&(segments.len() as u16).to_le_bytes());

@@ -156,6 +156,12 @@ pub(crate) fn run(args: &CorpusArgs) -> Result {
     Ok(())
 }
 
+/// Builds every form of one program of the corpus that is not there yet.
+pub(crate) fn build_named(name: &str, directory: &Path) -> Result {
+    let program = PROGRAMS.iter().find(|program| program.name == name);
+    program.map_or_else(|| Err(format!("no program \"{name}\" in the corpus")), |program| build_program(program, directory))
+}
+
 /// Builds every form of `program` that is not there yet.
 fn build_program(program: &Program, directory: &Path) -> Result {
     for form in FORMS.iter().filter(|form| program.variants || !form.variant) {

@@ -3,6 +3,7 @@
 //! They prepare what the tests of real programs need (`corpus`) and run those tests (`e2e`, and `stock` on what the machine has). None of them is needed to build or
 //! to use relift, and none of them links any of its libraries: `e2e` drives the `relift` program exactly as a user would.
 
+mod bench;
 mod corpus;
 mod e2e;
 mod random;
@@ -28,6 +29,8 @@ struct Args {
 enum Command {
     /// Fetch and build the real programs that relift is proved on (a Debian machine with deb sources is needed)
     Corpus(corpus::CorpusArgs),
+    /// Compare relift with LLVM BOLT on a suite of programs, with the same profile, and write a record
+    Bench(bench::BenchArgs),
     /// Train, check and compare relift's output on these programs, and write a record
     E2e(e2e::E2eArgs),
     /// Relink the ELF files that this machine has, at random, and compare how they behave
@@ -43,6 +46,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Corpus(args) => corpus::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::E2e(args) => e2e::run(&args),
         Command::Stock(args) => stock::run(&args),
         Command::Suites(args) => suites::run(&args),

@@ -3,10 +3,14 @@
 //! **Method.** A program comes from the generator here (see `generate`) or from Csmith. It is built in several variants, and each of them is compared with
 //! its relocations as `truth` does, relinked under `--shuffle` with every check on, and run: output and status must be the original's. What
 //! the lifter and the checker are shown changes from program to program: relocations, symbols, or nothing. Files of a variant that failed are kept.
+//!
+//! **Proven ends.** Where the lifter proves that a jump reads fewer entries of its table than the compiler made, no relocation tells who is right. So
+//! the original is run once more with all entries behind the proven end made zero, which no jump survives: it leads to read-only data, or nowhere.
 
 mod generate;
 
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -14,6 +18,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use clap::Args;
+use lifter::Image;
+use lifter::address::Va;
 
 use crate::shell::{self, Result};
 use crate::stock::sandbox::{TIMED_OUT, run_limited};
@@ -136,7 +142,10 @@ impl Subject<'_> {
         if !self.is_csmith {
             return shell::write_file(source, generate::program(self.seed, language).as_bytes());
         }
-        let output = shell::run(Command::new("csmith").args(["--seed", &self.seed.to_string()]))?;
+        let mut csmith = Command::new("csmith");
+        // It leaves a file where it is run.
+        csmith.current_dir(source.parent().unwrap_or(Path::new("."))).args(["--seed", &self.seed.to_string()]);
+        let output = shell::run(&mut csmith)?;
         shell::write_file(source, &output.stdout)
     }
 
@@ -194,9 +203,16 @@ impl Subject<'_> {
             return End::NoProgram("the program does not end".into());
         }
         let built = Built { program: format!("seed {}", self.seed), variant: name.to_owned(), path: place.join("oracle") };
-        let complaints: Vec<String> = judge_file(&built);
-        if let Some(complaint) = complaints.first() {
+        let judged = judge_file(&built);
+        if let Some(complaint) = judged.wrong.first() {
             return End::Wrong(complaint.clone());
+        }
+        if !judged.idle_entries.is_empty() {
+            match trapped(&built.path, &judged.idle_entries, &place.join("trapped")) {
+                Ok(trapped) if observed(&trapped, place) == original => {}
+                Ok(_) => return End::Wrong(format!("a table target behind a proven end is used: {:?}", judged.idle_entries)),
+                Err(problem) => return End::Wrong(problem),
+            }
         }
         let mut relink = Command::new(self.relift);
         relink.arg("optimize").arg(&input).arg("-o").arg(&output).args(["--verify", "--shuffle", &self.seed.to_string()]);
@@ -210,6 +226,20 @@ impl Subject<'_> {
             End::Wrong(format!("it ends with {}, not {}, or prints something else", moved.0, original.0))
         }
     }
+}
+
+/// A copy of a program in which these table targets lead to no code.
+fn trapped(program: &Path, entries: &[(Va, u8)], copy: &Path) -> Result<PathBuf> {
+    let mut bytes = shell::read_file(program)?;
+    let image = Image::parse(&bytes).map_err(|error| error.to_string())?;
+    let places: Option<Vec<_>> =
+        entries.iter().map(|&(at, size)| Some((image.file_offset(at)?.0 as usize, usize::from(size)))).collect();
+    for (offset, size) in places.ok_or("a table target is not in the file")? {
+        bytes.get_mut(offset..offset + size).ok_or("a table target is cut off")?.fill(0);
+    }
+    shell::write_file(copy, &bytes)?;
+    fs::set_permissions(copy, fs::Permissions::from_mode(0o755)).map_err(|error| error.to_string())?;
+    Ok(copy.to_owned())
 }
 
 fn quiet(command: &mut Command) -> &mut Command {

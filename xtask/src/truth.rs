@@ -15,6 +15,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::Args;
+use lifter::address::Va;
 
 use crate::shell::{self, Result};
 use judge::Verdict;
@@ -68,9 +69,21 @@ pub(crate) struct Built {
     pub(crate) path: PathBuf,
 }
 
-/// What is wrong with the lifting of one file, a line each; nothing if all is right.
-pub(crate) fn judge_file(file: &Built) -> Vec<String> {
-    judge::judge(file).iter().flat_map(Verdict::complaints).collect()
+/// What is wrong with the lifting of one file.
+#[derive(Debug)]
+pub(crate) struct Judged {
+    /// A line each; none if all is right.
+    pub(crate) wrong: Vec<String>,
+    /// `(word, size)` of table targets that never lead anywhere, if the lifter's proofs are right. Ascending.
+    pub(crate) idle_entries: Vec<(Va, u8)>,
+}
+
+pub(crate) fn judge_file(file: &Built) -> Judged {
+    let verdicts = judge::judge(file);
+    let mut idle_entries: Vec<(Va, u8)> = verdicts.iter().flat_map(|v| v.idle_entries().iter().copied()).collect();
+    idle_entries.sort();
+    idle_entries.dedup();
+    Judged { wrong: verdicts.iter().flat_map(Verdict::wrong_lines).collect(), idle_entries }
 }
 
 fn built_files(directory: &Path, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Built>> {

@@ -4,7 +4,10 @@
 //! is *wanted* (something unmatched may be a copy of it) it is a piece like any other, of both sides at once. Whether code follows a call, and
 //! what a field that may move names, is definite in the input and open in the output ([`super::choice`]).
 //!
-//! **Terminates**: each address of each side becomes a node once.
+//! Nearly any word is the distance to some code of a large file, so a field of the output is read as a table only as far as one of the input is
+//! that an equal piece names: only such pieces can become equal nodes. Pieces with equal labels have equal limits.
+//!
+//! **Terminates**: each address of each side becomes a node once; entries are read once, up to limits that only grow with input nodes.
 
 use std::collections::hash_map::Entry;
 
@@ -15,9 +18,6 @@ use super::pieces::{End, Of, Piece, Place, Reader, Tables};
 use crate::decode::Kind;
 use crate::tables::{self, TableReference};
 use crate::walk::Walk;
-
-/// So many entries in a row that lead to no function are none.
-const DOUBTFUL_MAX: usize = 16;
 
 /// Whose a node is.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
@@ -56,13 +56,14 @@ pub(super) struct Graph<'r, 'w, 'a> {
     pub(super) shapes: Shapes,
     ids: FxHashMap<Key, u32>,
     work: Vec<(u32, Of, Piece)>,
-    /// No more entries are read from a table of the output than any of the input's has.
-    entries_max: usize,
+    /// By label, the entries of the longest table that a piece of the input with this label names.
+    limits: FxHashMap<u64, usize>,
+    /// Nodes of the output with a field that may name a table.
+    fields: Vec<u32>,
 }
 
 impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
     pub(super) fn new(walk: &'r Walk<'w, 'a>, tables: &'r Tables, wanted: &'r FxHashSet<u64>) -> Self {
-        let entries_max = tables.values().map(Vec::len).max().unwrap_or(0);
         Self {
             walk,
             tables,
@@ -71,7 +72,8 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
             shapes: Shapes::default(),
             ids: FxHashMap::default(),
             work: Vec::new(),
-            entries_max,
+            limits: FxHashMap::default(),
+            fields: Vec::new(),
         }
     }
 
@@ -90,13 +92,47 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
         self.ids.get(&key).copied()
     }
 
-    /// Adds the code at `address` and all that it leads to.
+    /// Adds the code at `address` and all that it leads to, but for what tables of the output lead to.
     pub(super) fn add(&mut self, of: Of, address: u64) -> u32 {
         let node = self.node(of, address);
+        self.expand_all();
+        node
+    }
+
+    /// Adds what tables of the output lead to; the last to be called.
+    pub(super) fn add_tables(&mut self) {
+        loop {
+            let mut is_done = true;
+            for at in 0..self.fields.len() {
+                let node = &mut self.nodes[self.fields[at] as usize];
+                let limit = self.limits.get(&node.label).copied().unwrap_or(0);
+                let Some(Open::Field { value, width, entries, .. }) = &mut node.open else { continue };
+                let (value, width) = (*value, *width);
+                let limit = limit.min(self.tables.get(&value).map_or(usize::MAX, Vec::len));
+                if entries.len() >= limit {
+                    continue;
+                }
+                let mut entries = std::mem::take(entries);
+                for position in entries.len()..limit {
+                    let target = self.target(value, position, width);
+                    entries.push(target.map(|target| self.node(Of::Output, target)));
+                }
+                if let Some(Open::Field { entries: place, .. }) = &mut self.nodes[self.fields[at] as usize].open {
+                    *place = entries;
+                }
+                is_done = false;
+            }
+            if is_done {
+                return;
+            }
+            self.expand_all();
+        }
+    }
+
+    fn expand_all(&mut self) {
         while let Some((node, of, piece)) = self.work.pop() {
             self.expand(node, of, &piece);
         }
-        node
     }
 
     fn node(&mut self, of: Of, address: u64) -> u32 {
@@ -155,6 +191,14 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
             End::MayName { value, at, field, width, after } => {
                 edges.extend(after.map(|after| self.node(of, after)));
                 open = Some(self.field(of, value, (at, field, width)));
+                match (&open, of) {
+                    (_, Of::Output) => self.fields.push(node),
+                    (Some(Open::Field { entries, .. }), Of::Input) => {
+                        let limit = self.limits.entry(piece.label).or_default();
+                        *limit = entries.len().max(*limit);
+                    }
+                    _ => {}
+                }
             }
         }
         let node = &mut self.nodes[node as usize];
@@ -173,25 +217,27 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
         });
         let entries = match of {
             Of::Input => known.into_iter().flatten().map(|target| target.map(|target| self.node(of, target))).collect(),
-            Of::Output => self.entries(value, width),
+            Of::Output => Vec::new(),
         };
         let code = is_code.then(|| self.node(of, value));
         Open::Field { value, width, entries, code, own }
     }
 
-    /// What may be the entries of a table of the output.
-    fn entries(&mut self, value: u64, width: u8) -> Vec<Option<u32>> {
+    /// Where an entry of the output leads, if it may be one.
+    fn target(&self, value: u64, position: usize, width: u8) -> Option<u64> {
+        let place = value.wrapping_add(position as u64 * u64::from(width));
+        tables::entry(self.walk.output, value, place, width).filter(|&target| self.leads_to_function(target))
+    }
+
+    /// Whether an address of the output is a function's, or that of a jump to one: where functions went an old entry may keep that.
+    fn leads_to_function(&self, address: u64) -> bool {
         let side = self.walk.output;
-        let mut entries = Vec::new();
-        let mut doubtful = 0;
-        let limit = self.tables.get(&value).map_or(self.entries_max, Vec::len);
-        while entries.len() < limit && doubtful < DOUBTFUL_MAX {
-            let place = value + entries.len() as u64 * u64::from(width);
-            let target = tables::entry(side, value, place, width).filter(|&target| side.unwind.fde_at(target).is_some());
-            doubtful = if target.is_some() { 0 } else { doubtful + 1 };
-            entries.push(target.map(|target| self.node(Of::Output, target)));
-        }
-        entries
+        let is_jump = || side.inst(address).is_some_and(|inst| inst.kind == Kind::Jump);
+        let leads_to = || match self.reader(Of::Output).lead(address, |_, _| {}) {
+            Place::At(place) => Some(place),
+            Place::Bad(_) | Place::Cycle => None,
+        };
+        side.unwind.fde_at(address).is_some() || is_jump() && leads_to().is_some_and(|place| side.unwind.fde_at(place).is_some())
     }
 }
 

@@ -155,10 +155,19 @@ pub(super) fn build(functions: &[&str], table: &str) -> Option<Vec<u8>> {
 }
 
 fn build_with_copies(functions: &[&str], table: &str, copies: &str) -> Option<Vec<u8>> {
+    link(&text(functions, table, copies), "-pie")
+}
+
+/// The same at a fixed address.
+pub(super) fn build_fixed(functions: &[&str], table: &str) -> Option<Vec<u8>> {
+    link(&text(functions, table, ""), "-no-pie")
+}
+
+fn link(text: &str, kind: &str) -> Option<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let (source, program) = (folder.path().join("a.s"), folder.path().join("a"));
-    std::fs::write(&source, text(functions, table, copies)).unwrap();
-    let command = Command::new("gcc").args(["-nostdlib", "-pie", "-Wl,--eh-frame-hdr", "-o"]).arg(&program).arg(&source).output();
+    std::fs::write(&source, text).unwrap();
+    let command = Command::new("gcc").args(["-nostdlib", kind, "-Wl,--eh-frame-hdr", "-o"]).arg(&program).arg(&source).output();
     let Ok(done) = command else {
         skipped("layouts made with the assembler", "no gcc");
         return None;

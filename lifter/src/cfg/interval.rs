@@ -139,6 +139,8 @@ impl Interval {
 
 #[cfg(test)]
 mod tests {
+    //! Every operation against the exact result, for all runs of a few bits.
+
     use super::*;
 
     fn members(run: Interval) -> Vec<u64> {

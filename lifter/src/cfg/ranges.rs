@@ -144,10 +144,10 @@ impl<'b> Ranges<'b> {
         Self { body, steps: 0, in_progress: Vec::new() }
     }
 
-    /// The largest value that the 64 bits of a register may have before an instruction, if it is small.
-    pub(crate) fn small_max(&mut self, register: Register, before: usize) -> Option<u64> {
+    /// The largest value that the 64 bits of a register plus `bias` may have before an instruction, if it is small.
+    pub(crate) fn small_max(&mut self, register: Register, before: usize, bias: i64) -> Option<u64> {
         self.steps = 0;
-        let range = self.register(register, before)?.zero_extended(64);
+        let range = self.register(register, before)?.zero_extended(64).plus(bias as u64);
         (range.max() < SMALL).then(|| range.max())
     }
 

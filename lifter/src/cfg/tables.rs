@@ -4,7 +4,8 @@
 //! instruction names. A missed entry is a wrong program, one too many is a wasted word.
 //!
 //! **Method.** At each indirect jump of a cluster, ask [`values`](crate::cfg::values) where it goes. A sum of an address and a word of a table
-//! is a switch if the address is the table's own; [`entries`] reads the table from its start to the first word that can't be an entry. A
+//! is a switch if the address is the table's own; [`entries`] reads the table from its start to the first word that can't be an entry. Where
+//! the load counts its index from says nothing of the start: it may be another entry, or lie behind the end. A
 //! complete 64-bit word can only hold an address that something else names. Anything else is unresolved, but where it counts from a label
 //! (`&&label - &&base`) it reaches only what the words lead to.
 //!
@@ -112,6 +113,9 @@ pub(crate) struct TableContext<'i> {
 /// Rounds over one cluster; each adds a table, so this bounds the depth of nested switches, not their number.
 const MAX_ROUNDS: usize = 40;
 
+/// How many bytes from a table's start a load may count its index from.
+const BIAS_MAX: u64 = 1 << 16;
+
 /// What one indirect jump or call turned out to be.
 struct Answer {
     at: Va,
@@ -193,8 +197,9 @@ impl TableContext<'_> {
             answer(body, Evaluator::new(body, &mut searched, &is_code, &is_table, is_fixed), index, site)
         };
         let answers: Vec<Answer> = sites.iter().map(ask).collect();
+        // Another table ends where this one starts, which need not be where its load begins to count.
         seen.extend(answers.iter().filter_map(|a| match a.value {
-            Value::Sum { table, .. } => Some(table),
+            Value::Sum { base, table } if self.is_own_base(base, table) => Some(base),
             _ => None,
         }));
         seen.sort();
@@ -217,6 +222,8 @@ impl TableContext<'_> {
         let is_fixed = !self.image.kind.is_position_independent();
         let at = answer.at;
         let shape = match answer.value {
+            // Entries count from the table's start, wherever the load counts its index from.
+            Value::Sum { base, table } if self.is_own_base(base, table) => Some(Shape { at: base, base, entry_size: 4 }),
             Value::Sum { base, table } => Some(Shape { at: table, base, entry_size: 4 }),
             Value::Entry64 { table } if is_fixed => Some(Shape { at: table, base: Va(0), entry_size: 8 }),
             _ => None,
@@ -286,7 +293,8 @@ impl TableContext<'_> {
             let named = answer.trace.iter().filter(move |&&i| names_address(&body.instructions[i], va));
             named.map(|&i| Va(body.instructions[i].ip())).collect::<Vec<Va>>()
         };
-        let loads = answer.loads.iter().filter(|load| load.table == shape.at);
+        let read_at = if let Value::Sum { table, .. } = answer.value { table } else { shape.at };
+        let loads = answer.loads.iter().filter(|load| load.table == read_at);
         let named_at = names(shape.at);
         if named_at.is_empty() {
             return false;
@@ -326,6 +334,12 @@ impl TableContext<'_> {
         true
     }
 
+    /// Whether words are counted from the start of the table that they are in. The load may count its index from another entry: the first case.
+    fn is_own_base(&self, base: Va, table: Va) -> bool {
+        let bias = table.0.wrapping_sub(base.0) as i64;
+        bias % 4 == 0 && bias.unsigned_abs() < BIAS_MAX && self.may_begin(base)
+    }
+
     fn cluster_of(&self, body: &Body) -> Unit {
         let first = body.instructions.first().map_or(Va(0), |i| Va(i.ip()));
         self.clusters.find(unit_at(self.units, first).unwrap_or(Unit::new(0)))
@@ -334,11 +348,15 @@ impl TableContext<'_> {
     /// How many entries each table's loads may read, where that can be told.
     fn bounds(&self, body: &Body, tables: &[Table]) -> Vec<Option<u64>> {
         let mut ranges = Ranges::new(body);
-        let mut bound = |load: &Load| ranges.small_max(load.index, load.at).map(|max| max / u64::from(load.unit) + 1);
         let bounds = tables.iter().map(|table| {
             let mut loads = table.loads.clone();
             loads.sort_by_key(|l| l.at);
             loads.dedup();
+            let start = table.raw.at.0;
+            let mut bound = |load: &Load| {
+                let bias = load.table.0.wrapping_sub(start) as i64 / i64::from(table.raw.entry_size) * i64::from(load.unit);
+                ranges.small_max(load.index, load.at, bias).map(|max| max / u64::from(load.unit) + 1)
+            };
             let counts: Option<Vec<u64>> = loads.iter().map(&mut bound).collect();
             counts?.into_iter().max()
         });

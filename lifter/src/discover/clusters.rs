@@ -120,6 +120,8 @@ fn unit_starting_at(units: &Units, va: Va) -> Option<Unit> {
 
 #[cfg(test)]
 mod tests {
+    //! Joining does not depend on the order.
+
     use super::*;
 
     #[test]

@@ -21,7 +21,7 @@ bitflags::bitflags! {
         const SLOT = 1 << 3;
         /// An exported symbol.
         const EXPORT = 1 << 4;
-        /// `e_entry`, `DT_INIT`, `DT_FINI`.
+        /// `e_entry`, `DT_INIT`, `DT_FINI`, a personality.
         const ROOT = 1 << 5;
         /// A symbol of `.symtab` for a function.
         const FUNCTION_SYMBOL = 1 << 6;
@@ -114,6 +114,8 @@ pub(crate) fn collect(image: &Image<'_>, unwind: &Unwind, units: &Units, surveys
         let pads = lsda.into_iter().flat_map(|l| &l.call_sites).filter_map(|site| site.landing_pad);
         list.extend(pads.map(|pad| (pad, NamedBy::LANDING_PAD)));
     }
+    // A personality that is named through a slot is named by that slot's relocation; the slot itself is no code.
+    list.extend(unwind.cies.iter().filter_map(|cie| cie.personality).map(|(_, at)| (at, NamedBy::ROOT)));
     collect_symbols(image, &mut list);
     list.push((image.e_entry, NamedBy::ROOT));
     for tag in [elf::DT_INIT, elf::DT_FINI] {

@@ -352,6 +352,8 @@ fn is_no_ops(mut bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    //! Regions whose bytes were reached in ways that are told by hand, and seeds that are no code.
+
     use super::*;
 
     fn region<'b>(bytes: &'b [u8], states: &[(usize, usize, bool)]) -> Region<'b> {

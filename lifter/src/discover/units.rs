@@ -177,6 +177,8 @@ pub(crate) fn nop_len(bytes: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    //! What is padding between functions, by its bytes.
+
     use super::*;
 
     #[test]

@@ -15,6 +15,9 @@ use crate::error::{Error, Result};
 type Header = elf::FileHeader64<LittleEndian>;
 const LE: LittleEndian = LittleEndian;
 
+/// Sections that a rewriter may add.
+const ADDED_SECTIONS_MAX: usize = 16;
+
 /// Not yet among `object`'s constants.
 const DT_RELRSZ: u32 = 35;
 const DT_RELR: u32 = 36;
@@ -400,6 +403,10 @@ fn file_kind(header: &Header, segments: &[Segment], bytes: &[u8]) -> Result<File
 
 fn parse_sections<'a>(header: &Header, bytes: &'a [u8]) -> Result<PrimaryMap<Section, SectionData<'a>>> {
     let raw = header.section_headers(LE, bytes).map_err(|e| Error::malformed("section headers", e))?;
+    // Half-words index sections from here on only by way of tables that are not rewritten.
+    if raw.len() >= usize::from(elf::SHN_LORESERVE) - ADDED_SECTIONS_MAX {
+        return Err(Error::Unsupported(format!("{} sections; the limit is that of 16-bit indices", raw.len())));
+    }
     let names: &[u8] = match header.shstrndx(LE, bytes) {
         Ok(index) if index != 0 => raw
             .get(index as usize)

@@ -72,10 +72,12 @@ impl Comparison<'_> {
         match lifted {
             Some((_, entry)) if entry.is_some() && entry == target => truth.num_lifted_entries += 1,
             Some((_, Some(entry))) if self.is_unreachable(target, entry) => truth.num_unreachable_entries += 1,
-            Some((table, None)) if self.is_proven(table) => truth.num_proven_idle_entries += 1,
-            Some(_) => truth.missed_entries.push(at),
-            None if target.is_some_and(|va| self.is_movable(va)) => truth.missed_entries.push(at),
-            None => truth.num_pinned_entries += 1,
+            Some((table, _)) if self.is_changed(table) && self.is_behind_proven_end(table, at) => {
+                truth.idle_entries.push((at, 4))
+            }
+            Some((table, _)) if self.is_changed(table) => truth.missed_entries.push(at),
+            _ if target.is_some_and(|va| self.is_movable(va)) => truth.missed_entries.push(at),
+            _ => truth.num_pinned_entries += 1,
         }
     }
 
@@ -97,8 +99,14 @@ impl Comparison<'_> {
         is_aligned.then(|| self.program.blocks[target].start)
     }
 
-    fn is_proven(&self, table: Table) -> bool {
-        self.program.tables[table].bound == TableBound::Proven
+    fn is_behind_proven_end(&self, table: Table, at: Va) -> bool {
+        let data = &self.program.tables[table];
+        data.bound == TableBound::Proven && at >= data.at + data.byte_len()
+    }
+
+    /// Whether jumps will read other words than they did: the table leads to something that may move.
+    fn is_changed(&self, table: Table) -> bool {
+        self.program.targets_of(table).iter().any(|&b| self.program.funcs[self.program.func_of(b)].is_movable())
     }
 
     /// A lifted table's words beyond those of the true one, and, at a fixed address, the true ones.
@@ -124,8 +132,10 @@ impl Comparison<'_> {
                 truth.num_lifted_entries += 1;
             } else if entry.is_some_and(|entry| self.is_unreachable(target, entry)) {
                 truth.num_unreachable_entries += 1;
-            } else if entry.is_none() && self.is_proven(table) {
-                truth.num_proven_idle_entries += 1;
+            } else if !self.is_changed(table) && target.is_none_or(|va| self.is_kept(va)) {
+                truth.num_pinned_entries += 1;
+            } else if self.is_behind_proven_end(table, at) {
+                truth.idle_entries.push((at, 8));
             } else {
                 truth.missed_entries.push(at);
             }

@@ -106,6 +106,10 @@ impl PinContext<'_> {
             if has_unknown_metadata {
                 pin(PinReason::UnknownMetadata);
             }
+            // What the table of an unknown personality says of the code is not known.
+            if data.fde().is_some_and(|fde| self.unwind.fdes[fde].opaque_lsda.is_some()) {
+                pin(PinReason::UnknownMetadata);
+            }
             let cie = data.fde().and_then(|fde| self.unwind.cies.get(self.unwind.fdes[fde].cie as usize));
             if cie.is_some_and(|c| c.is_signal_frame) {
                 pin(PinReason::SignalTrampoline);

@@ -13,22 +13,34 @@ fn is_rebuilt(name: &str) -> bool {
     [".eh_frame", ".eh_frame_hdr", ".gcc_except_table"].contains(&name) || name.starts_with(".gcc_except_table.")
 }
 
-/// `(word, target, kind)` of every data word of a file at a fixed address that a static relocation says holds a code address.
+/// The words of the global offset table. The linker makes them itself, for relocations of code, so no relocation is kept for them; in a
+/// static file the loader has none either.
+fn offset_table_words(image: &Image<'_>) -> impl Iterator<Item = Va> + use<> {
+    const NAME: &str = ".got";
+    let section = image.section_named(NAME).map(|id| &image.sections[id]).filter(|s| s.is_alloc() && s.has_bytes());
+    let (start, end) = section.map_or((0, 0), |s| (s.sh_addr.align_up(8).0, s.end().0));
+    (start..end).step_by(8).map(Va)
+}
+
+/// `(word, target, kind)` of every data word of a file at a fixed address that a static relocation says holds a code address, or that
+/// holds nothing else.
 pub(crate) fn static_code_slots<'i>(
     image: &'i Image<'_>,
     units: &'i Units,
 ) -> impl Iterator<Item = (Va, Va, SlotKind)> + use<'i> {
     let data_sections = image.sections.values().filter(|s| s.is_alloc() && !s.is_executable() && !is_rebuilt(s.name));
     let relocs = data_sections.flat_map(|s| image.static_relocs_in(s.sh_addr, s.end()));
-    relocs.filter_map(|reloc| {
+    let relocated = relocs.filter_map(|reloc| {
         let (kind, target) = match reloc.r_type {
             elf::R_X86_64_64 => (SlotKind::Abs64, image.read_u64(reloc.at)?),
             elf::R_X86_64_32 => (SlotKind::Abs32, u64::from(image.read_u32(reloc.at)?)),
             elf::R_X86_64_32S => (SlotKind::Abs32, image.read_u32(reloc.at)? as i32 as i64 as u64),
             _ => return None,
         };
-        unit_at(units, Va(target)).map(|_| (reloc.at, Va(target), kind))
-    })
+        Some((reloc.at, Va(target), kind))
+    });
+    let made = offset_table_words(image).filter_map(|at| Some((at, Va(image.read_u64(at)?), SlotKind::Abs64)));
+    relocated.chain(made).filter(|&(_, target, _)| unit_at(units, target).is_some())
 }
 
 /// `(word, places)` of every 32-bit pc-relative word of data that a static relocation says names code: `places` are where it may

@@ -1,8 +1,9 @@
 //! What is aligned, and how far: bytes are spent only where code runs often.
 //!
-//! **Method.** Entries of busy functions are aligned to 16, a decode window's size. In busy code so is the target of a backward jump that is
-//! seldom run into from above, since then the padding is seldom executed. What has no counts keeps the alignment that it can
-//! be seen to have had. All else is packed.
+//! **Method.** Code that ran is packed; where a fragment begins, its placement decides (it may prefer the start of a cache line). On request, in
+//! busy code the target of a backward jump is aligned to 16, a decode window's size, where it is seldom run into from above, since then the
+//! padding is seldom executed. That is off by default: it costs instructions and lines, and its gain is not seen in time.
+//! What has no counts keeps the alignment that it can be seen to have had.
 //!
 //! **Invariant.** An entry whose address is taken is even: a C++ pointer to member function uses bit 0 to mark virtual functions (Itanium
 //! C++ ABI §2.3). No block asks for more than its fragment.
@@ -37,15 +38,12 @@ pub(super) fn apply(
 ) {
     for fragment in fragments {
         let is_busy = |block: Block| count_of(weights, block) >= busy_count_min;
-        let entry = program.funcs[fragment.func].entry;
         let runs_busily =
             fragment.temperature == Temperature::Hot && fragment.blocks.iter().any(|planned| is_busy(planned.block));
         let loops = if runs_busily && options.align_loops { loop_heads(program, weights, fragment) } else { Vec::new() };
         for (index, planned) in fragment.blocks.iter_mut().enumerate() {
             planned.align = demanded(program, planned.block);
-            let is_busy_entry = planned.block == entry && runs_busily;
-            let is_busy_loop = loops.binary_search(&index).is_ok() && is_busy(planned.block);
-            if is_busy_entry || is_busy_loop {
+            if loops.binary_search(&index).is_ok() && is_busy(planned.block) {
                 planned.align = FULL;
             }
         }

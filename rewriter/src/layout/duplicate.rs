@@ -3,7 +3,7 @@
 //! **Problem.** Compilers share epilogues and, in interpreters, the dispatch (`fetch; jmp *table`), so that hot paths end in a jump to it. Only one
 //! path can run into the shared block; all others pay a taken branch, and the one indirect jump has to predict for all of them.
 //!
-//! **Method.** After layout, wherever a block still ends in an unconditional jump that runs often, follow the target along the more frequent
+//! **Method.** After layout, wherever a block still ends in a jump that runs often, or in a branch that is mostly taken, follow the target along the more frequent
 //! successors. If that ends, within `CHAIN_BYTES_MAX`, in a return, an indirect jump or a jump out of the function, copy the chain behind the block;
 //! its branches lead from the copy to the originals of what they leave the chain for. The jumps with the most executions saved per byte come first,
 //! until the budget is used up.
@@ -19,7 +19,7 @@ use lifter::ir::{CodeTarget, Program, StopKind, Terminator};
 use profiles::Weights;
 
 use crate::plan::{FragmentPlan, PlannedBlock};
-use crate::terminator::{Emitted, SuccessorCounts, emit_weighted};
+use crate::terminator::{Execution, SuccessorCounts, emit_weighted};
 
 /// The longest chain worth copying.
 const CHAIN_BYTES_MAX: u32 = 64;
@@ -30,7 +30,8 @@ struct Candidate {
     /// Position of the fragment and, in it, of the block that ends in the jump.
     fragment: usize,
     position: usize,
-    count: u64,
+    /// Taken branches.
+    saved: u64,
     bytes: u32,
     /// Each block to copy, with how often that copy is expected to run.
     chain: Vec<(Block, u64)>,
@@ -55,7 +56,7 @@ pub(super) fn apply(
     }
     // Most executions saved per byte first; equal ones in output order.
     candidates
-        .sort_by_key(|c| (std::cmp::Reverse(u128::from(c.count) * 1024 / u128::from(c.bytes.max(1))), c.fragment, c.position));
+        .sort_by_key(|c| (std::cmp::Reverse(u128::from(c.saved) * 1024 / u128::from(c.bytes.max(1))), c.fragment, c.position));
     candidates.retain(|c| {
         let fits = u64::from(c.bytes) <= budget;
         budget -= if fits { u64::from(c.bytes) } else { 0 };
@@ -77,18 +78,24 @@ fn candidate(
     let block = fragment.blocks[position].block;
     let following = fragment.blocks.get(position + 1).map(|next| next.block);
     let counts = SuccessorCounts::of(program, weights, block);
-    let (target, count) = match emit_weighted(&program.blocks[block].terminator, following, counts) {
-        Emitted::Jump { target } => (target, counts.taken.saturating_add(counts.next)),
-        Emitted::BranchAndJump { next, .. } => (next, counts.taken.min(counts.next)),
-        Emitted::None | Emitted::Branch { .. } | Emitted::Loop { .. } => return None,
+    let terminator = &program.blocks[block].terminator;
+    let execution = Execution::of(emit_weighted(terminator, following, counts), terminator, counts);
+    // How often the copy is entered, and how many taken branches that saves.
+    let (target, count, saved) = match (execution.jump, execution.conditional) {
+        (Some((target, count)), _) => (target, count, count),
+        // What ran on is jumped to once the branch is inverted.
+        (None, Some(branch)) if matches!(terminator, Terminator::Branch { .. }) => {
+            (branch.target, branch.taken, branch.taken.saturating_sub(branch.not_taken))
+        }
+        _ => return None,
     };
-    if count < busy_count_min.max(1) {
+    if saved < busy_count_min.max(1) {
         return None;
     }
     let CodeTarget::Block(target) = target else { return None };
     let chain = chain(program, weights, block, target, count)?;
     let bytes = chain.iter().map(|&(b, _)| program.blocks[b].len).sum();
-    Some(Candidate { fragment: index, position, count, bytes, chain })
+    Some(Candidate { fragment: index, position, saved, bytes, chain })
 }
 
 /// The blocks from `target` to where control leaves the function, if that is near; `count` is how often the copy is entered.

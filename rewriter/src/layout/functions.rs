@@ -64,14 +64,14 @@ fn call_graph(program: &Program, weights: &Weights, fragments: &[FragmentPlan]) 
     let mut graph = CallGraph::default();
     let mut places: FxHashMap<Block, (u32, u64)> = FxHashMap::default();
     for (index, fragment) in (0..).zip(fragments) {
-        let (mut size, mut count) = (0u64, 0u64);
+        let mut size = 0u64;
         for planned in &fragment.blocks {
             places.insert(planned.block, (index, size));
             size += u64::from(program.blocks[planned.block].len.max(1));
-            count = count.saturating_add(count_of(weights, planned.block));
         }
         graph.sizes.push(size);
-        graph.counts.push(count);
+        // How often it is entered: a loop that stays in its own lines brings none of them in again.
+        graph.counts.push(fragment.blocks.first().map_or(0, |first| count_of(weights, first.block)));
     }
     let mut call = |from: Block, offset: u64, to: Block, count: u64| {
         let (Some(&(source, start)), Some(&(target, target_offset))) = (places.get(&from), places.get(&to)) else { return };

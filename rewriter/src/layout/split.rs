@@ -1,4 +1,4 @@
-//! Which functions give their cold blocks a fragment of their own.
+//! Which functions give their cold blocks, and those that seldom run, fragments of their own.
 //!
 //! **Method.** A split costs bytes: an unwind entry with its row in the lookup table, and long forms for branches between the two parts.
 //! It gains density of hot code: the bytes that leave. Splits are taken by gain per cost, those of busy functions first, until the
@@ -18,41 +18,63 @@ const UNWIND_ENTRY_BYTES: u64 = 40;
 const EXCEPTION_TABLE_BYTES: u64 = 12;
 /// What a branch grows by where its target is out of an 8-bit reach.
 const LONG_BRANCH_BYTES: u64 = 4;
+/// What a byte that leaves a busy function is worth: it makes room in the cache.
+const BUSY_GAIN: u64 = 4;
 /// Less than this is not worth a fragment, whatever it costs.
 const COLD_BYTES_MIN: u64 = 32;
 
-/// For each group, whether its cold blocks leave.
+/// What leaves a group for fragments of its own.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Split {
+    pub(super) warm: bool,
+    pub(super) cold: bool,
+}
+
+/// A part that may leave its group.
+struct Candidate {
+    is_busy: bool,
+    gain: u64,
+    cost: u64,
+    group: usize,
+    is_warm: bool,
+}
+
+/// For each group, what leaves it.
 pub(super) fn choose(
     program: &Program,
     weights: &Weights,
     options: &LayoutOptions,
     busy_count_min: u64,
     groups: &[Group],
-) -> Vec<bool> {
-    let mut is_split = vec![false; groups.len()];
+) -> Vec<Split> {
+    let mut splits = vec![Split::default(); groups.len()];
     if !options.split {
-        return is_split;
+        return splits;
     }
-    let movable_bytes: u64 = groups.iter().map(|group| bytes(program, &group.hot) + bytes(program, &group.cold)).sum();
-    let mut budget = movable_bytes.saturating_mul(options.split_cost_per_mille_max) / 1000;
-    // Busy ones first, then by gain per cost, then in input order.
-    let mut candidates: Vec<(bool, u64, usize, u64)> = Vec::new();
-    for (index, group) in groups.iter().enumerate().filter(|(_, group)| !group.hot.is_empty() && !group.cold.is_empty()) {
-        let gain = bytes(program, &group.cold);
-        let cost = branch_cost(program, group) + unwind_cost(program, group);
-        if gain >= cost.max(COLD_BYTES_MIN) {
-            let is_busy = group.hot.iter().any(|&block| count_of(weights, block) >= busy_count_min);
-            candidates.push((!is_busy, u64::MAX - (gain << 16) / cost.max(1), index, cost));
+    let all_bytes =
+        |group: &Group| [&group.hot, &group.warm, &group.cold].map(|blocks| bytes(program, blocks)).iter().sum::<u64>();
+    let mut budget = groups.iter().map(all_bytes).sum::<u64>().saturating_mul(options.split_cost_per_mille_max) / 1000;
+    let mut candidates: Vec<Candidate> = Vec::new();
+    for (index, group) in groups.iter().enumerate().filter(|(_, group)| !group.hot.is_empty()) {
+        let is_busy = group.hot.iter().any(|&block| count_of(weights, block) >= busy_count_min);
+        for (part, is_warm) in [(&group.warm, true), (&group.cold, false)] {
+            let gain = bytes(program, part);
+            let cost = branch_cost(program, group, part) + unwind_cost(program, group);
+            let worth = if is_busy { BUSY_GAIN } else { 1 };
+            if gain >= COLD_BYTES_MIN && gain * worth >= cost {
+                candidates.push(Candidate { is_busy, gain, cost, group: index, is_warm });
+            }
         }
     }
-    candidates.sort_unstable();
-    for (_, _, index, cost) in candidates {
+    // Busy ones first, then by gain per cost, then in input order.
+    candidates.sort_by_key(|c| (!c.is_busy, std::cmp::Reverse((c.gain << 16) / c.cost.max(1)), c.group, c.is_warm));
+    for Candidate { cost, group, is_warm, .. } in candidates {
         if cost <= budget {
             budget -= cost;
-            is_split[index] = true;
+            *(if is_warm { &mut splits[group].warm } else { &mut splits[group].cold }) = true;
         }
     }
-    is_split
+    splits
 }
 
 fn bytes(program: &Program, blocks: &[Block]) -> u64 {
@@ -60,7 +82,8 @@ fn bytes(program: &Program, blocks: &[Block]) -> u64 {
 }
 
 fn unwind_cost(program: &Program, group: &Group) -> u64 {
-    let mut ranges: Vec<u32> = group.hot.iter().chain(&group.cold).map(|&block| program.blocks[block].range).collect();
+    let blocks = group.hot.iter().chain(&group.warm).chain(&group.cold);
+    let mut ranges: Vec<u32> = blocks.map(|&block| program.blocks[block].range).collect();
     ranges.sort_unstable();
     ranges.dedup();
     let mut cost = 0;
@@ -72,13 +95,14 @@ fn unwind_cost(program: &Program, group: &Group) -> u64 {
     cost
 }
 
-fn branch_cost(program: &Program, group: &Group) -> u64 {
-    let mut cold = group.cold.clone();
-    cold.sort_unstable();
-    let is_cold = |block| cold.binary_search(&block).is_ok();
-    let leaves = |&block: &Block| {
-        program.block_edges(block).iter().filter(|edge| is_cold(edge.source) != is_cold(edge.target)).count() as u64
+/// What the branches into and out of `part` grow by when it leaves.
+fn branch_cost(program: &Program, group: &Group, part: &[Block]) -> u64 {
+    let mut part = part.to_vec();
+    part.sort_unstable();
+    let leaves = |block| part.binary_search(&block).is_ok();
+    let crossing = |&block: &Block| {
+        program.block_edges(block).iter().filter(|edge| leaves(edge.source) != leaves(edge.target)).count() as u64
     };
-    let num_crossing: u64 = group.hot.iter().chain(&group.cold).map(leaves).sum();
+    let num_crossing: u64 = group.hot.iter().chain(&group.warm).chain(&group.cold).map(crossing).sum();
     LONG_BRANCH_BYTES * num_crossing
 }

@@ -83,7 +83,12 @@ proptest! {
         let program = random_program(num_funcs, 30, seed);
         let weights = walk(&program, 100, seed);
         let with = |reorder_blocks| {
-            compute(&program, &weights, &LayoutOptions { reorder_blocks, duplicate_tails: false, ..LayoutOptions::default() })
+            compute(&program, &weights, &LayoutOptions {
+                reorder_blocks,
+                duplicate_tails: false,
+                unroll_loops: false,
+                ..LayoutOptions::default()
+            })
         };
         prop_assert!(fallthroughs(&program, &weights, &with(true)) >= fallthroughs(&program, &weights, &with(false)));
     }
@@ -100,7 +105,9 @@ proptest! {
 fn copied_tails_save_taken_branches_within_their_budget() {
     let program = random_program(200, 30, 11);
     let weights = walk(&program, 2000, 11);
-    let with = |duplicate_tails| compute(&program, &weights, &LayoutOptions { duplicate_tails, ..LayoutOptions::default() });
+    let with = |duplicate_tails| {
+        compute(&program, &weights, &LayoutOptions { duplicate_tails, unroll_loops: false, ..LayoutOptions::default() })
+    };
     let (plain, copied) = (with(false), with(true));
     let copies = copied.fragments.iter().flat_map(|f| &f.blocks).filter(|b| b.copy.is_some());
     let bytes: u64 = copies.map(|b| u64::from(program.blocks[b.block].len)).sum();
@@ -111,6 +118,30 @@ fn copied_tails_save_taken_branches_within_their_budget() {
         plan.fragments.iter().flat_map(|f| &f.blocks).filter(|b| b.copy.is_none()).map(|b| b.block).collect()
     };
     assert_eq!(originals(&plain), originals(&copied), "copies moved something");
+}
+
+#[test]
+fn a_short_hot_loop_is_repeated_behind_itself_and_a_loop_that_is_left_at_once_is_not() {
+    let program = ProgramBuilder::default()
+        .func(vec![
+            TestBlock::new(20_000, End::Fallthrough),
+            TestBlock::new(20, End::Branch(1)),
+            TestBlock::new(20_000, End::Return),
+        ])
+        .build();
+    let mut weights = Weights::none(program.blocks.len(), program.edges.len());
+    let with = |rounds: u64, exits: u64, weights: &mut Weights| {
+        weights.blocks.copy_from_slice(&[exits, rounds + exits, exits]);
+        // Edges: 0→1; then the two ways out of 1, whichever comes first.
+        let to_itself = program.edges[1].target == Block::new(1);
+        weights.edges.copy_from_slice(&[exits, if to_itself { rounds } else { exits }, if to_itself { exits } else { rounds }]);
+        let plan = compute(&program, weights, &LayoutOptions { duplicate_tails: false, ..LayoutOptions::default() });
+        plan.fragments[0].blocks.iter().map(|planned| (planned.block.index(), planned.copy)).collect::<Vec<_>>()
+    };
+    let unrolled = with(1000, 10, &mut weights);
+    assert_eq!(unrolled.iter().map(|&(block, _)| block).collect::<Vec<_>>(), [0, 1, 1, 1, 1, 2]);
+    assert!(matches!(unrolled[2].1, Some(copied) if (200..=300).contains(&copied)), "{unrolled:?}");
+    assert_eq!(with(10, 10, &mut weights).len(), 3);
 }
 
 #[test]
@@ -192,9 +223,9 @@ fn the_target_of_a_hot_back_edge_is_aligned_and_a_cold_function_is_not() {
     weights.blocks.copy_from_slice(&[1, 1000, 1, 0]);
     // Edges: 0→1; 1→2, 1→1.
     weights.edges.copy_from_slice(&[1, 1, 999]);
-    let plan = compute(&program, &weights, &LayoutOptions::default());
+    let plan = compute(&program, &weights, &LayoutOptions { align_loops: true, unroll_loops: false, ..LayoutOptions::default() });
     let aligns: Vec<u8> = plan.fragments[0].blocks.iter().map(|planned| planned.align).collect();
-    assert_eq!(aligns, [16, 16, 1]);
+    assert_eq!(aligns, [1, 16, 1]);
     assert_eq!(plan.fragments[1].align, 1);
 }
 

@@ -36,6 +36,8 @@ pub enum UnwindError {
     CommonEntry,
     #[error("the landing pad {pad} of the exception table at {lsda} is nowhere in the output")]
     LandingPadGone { pad: Va, lsda: Va },
+    #[error("the personality at {0} is in the middle of code that has moved")]
+    PersonalityGone(Va),
     #[error("code at {code} has moved, but its exception table at {lsda} is not understood")]
     OpaqueTableMoved { code: Va, lsda: Va },
     #[error("pointer encoding {0:#x} has no fixed size")]
@@ -112,6 +114,8 @@ pub struct UnwindLayout<'a> {
     unwind: &'a Unwind,
     /// Offsets in `.eh_frame` of the input's common entries that are used.
     cie_offsets: Vec<Option<u32>>,
+    /// By common entry of the input: where its personality, or the slot that holds it, is now.
+    personalities: Vec<Option<Va>>,
     /// Ascending by start.
     fdes: Vec<PlannedFde>,
     /// With their offsets in `.gcc_except_table`.
@@ -127,8 +131,8 @@ pub struct UnwindBytes {
 }
 
 impl<'a> UnwindLayout<'a> {
-    /// Entries and exception tables for output code at its final addresses. `landing_pad` maps an input landing pad to its output
-    /// address.
+    /// Entries and exception tables for output code at its final addresses. `landing_pad` maps the address of an input landing pad, of
+    /// a personality or of its slot to that of the output.
     pub fn plan(
         unwind: &'a Unwind,
         fragments: &[UnwindFragment],
@@ -147,6 +151,7 @@ impl<'a> UnwindLayout<'a> {
             eh_frame_hdr_len: HDR_HEADER_LEN + 8 * fdes.len() as u64,
             unwind,
             cie_offsets: vec![None; unwind.cies.len()],
+            personalities: unwind.cies.iter().map(|cie| landing_pad(cie.personality?.1)).collect(),
             fdes,
             lsdas: Vec::new(),
         };
@@ -196,7 +201,7 @@ impl<'a> UnwindLayout<'a> {
         let mut end = 0u64;
         for (index, _) in is_used.iter().enumerate().filter(|(_, used)| **used) {
             self.cie_offsets[index] = Some(end as u32);
-            end += encode_cie(&self.unwind.cies[index], None)?.len() as u64;
+            end += encode_cie(&self.unwind.cies[index], None, None)?.len() as u64;
         }
         for fde in &mut self.fdes {
             fde.offset = end as u32;
@@ -218,7 +223,11 @@ impl<'a> UnwindLayout<'a> {
         let mut eh_frame = Vec::with_capacity(self.eh_frame_len as usize);
         for (index, _) in self.cie_offsets.iter().enumerate().filter(|(_, offset)| offset.is_some()) {
             let at = eh_frame_at + eh_frame.len() as u64;
-            eh_frame.extend(encode_cie(&self.unwind.cies[index], Some(at))?);
+            let cie = &self.unwind.cies[index];
+            if let (Some((_, at)), None) = (cie.personality, self.personalities[index]) {
+                return Err(UnwindError::PersonalityGone(at));
+            }
+            eh_frame.extend(encode_cie(cie, Some(at), self.personalities[index])?);
         }
         for fde in &self.fdes {
             self.push_fde(fde, except_table_at, eh_frame_at, &mut eh_frame)?;
@@ -332,7 +341,7 @@ fn push_pointer(out: &mut Vec<u8>, base: Va, encoding: u8, target: Option<Va>) -
 }
 
 /// A common entry for an address; without one, of the right length but without its pointer.
-fn encode_cie(cie: &CieData, at: Option<Va>) -> Result<Vec<u8>, UnwindError> {
+fn encode_cie(cie: &CieData, at: Option<Va>, personality: Option<Va>) -> Result<Vec<u8>, UnwindError> {
     let mut out = vec![0; 8]; // the length, filled in below, and the zero that marks a common entry
     out.push(if cie.return_register < 0x80 { 1 } else { 3 });
     out.push(b'z');
@@ -347,10 +356,10 @@ fn encode_cie(cie: &CieData, at: Option<Va>) -> Result<Vec<u8>, UnwindError> {
     let personality_len = cie.personality.map(|(encoding, _)| pointer_len(output_encoding(encoding))).transpose()?;
     let data_len = personality_len.map_or(0, |len| len + 1) + usize::from(cie.lsda_encoding.is_some()) + 1;
     push_uleb(&mut out, data_len as u64);
-    if let Some((encoding, target)) = cie.personality {
+    if let Some((encoding, _)) = cie.personality {
         let encoding = output_encoding(encoding);
         out.push(encoding);
-        push_pointer(&mut out, at.unwrap_or_default(), encoding, at.map(|_| target))?;
+        push_pointer(&mut out, at.unwrap_or_default(), encoding, personality)?;
     }
     out.extend(lsda_encoding(cie));
     out.push(PCREL_SDATA4);

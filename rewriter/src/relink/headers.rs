@@ -1,11 +1,11 @@
-//! Program headers of the output, and the one entry more that an overflow segment needs.
+//! Program headers of the output, and the entries more that added segments need.
 //!
 //! **Problem.** The program header table is followed at once by `.interp` and the notes; there is no room for an entry more, and moving
 //! the table away breaks `strip` and kernels before 5.18 (which compute `AT_PHDR` from the first segment).
 //!
-//! **Method.** An entry that says nothing new is given up: linkers write the property note as `PT_NOTE` and again as `PT_GNU_PROPERTY`. If
-//! there is none, what follows the table and is only found through program headers (`.interp`, the notes) or through the dynamic section (hash tables,
-//! `.dynsym`) moves to the overflow.
+//! **Method.** Entries that say nothing are given up: empty ones, and the property note, which linkers write as `PT_NOTE` and again as
+//! `PT_GNU_PROPERTY`. Where these do not do, what follows the table and is only found through program headers (`.interp`, the
+//! notes) or through the dynamic section (hash tables, `.dynsym`) moves to the overflow, and the table grows over its place.
 //!
 //! Sources: gABI chapter 5 (program header); psABI x86-64 §3.3 and the GNU property extension for `PT_GNU_PROPERTY`.
 
@@ -20,22 +20,28 @@ use crate::relink::space::Overflow;
 /// Bytes of an `Elf64_Phdr`.
 const ENTRY: u64 = 56;
 
-/// How the table gets one entry more.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum SlotSource {
-    /// The entry at this index is redundant.
-    Redundant(usize),
-    /// These bytes behind the table move away.
-    Moves { start: Va, end: Va },
-    /// The table has room behind it.
-    Room,
+/// How the table gets more entries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Slots {
+    /// Entries that are given up, by index, ascending.
+    dropped: Vec<usize>,
+    /// Bytes behind the table that move away.
+    pub(crate) moves: Option<(Va, Va)>,
 }
 
-/// Finds room for one entry; `Err` where the file has none.
-pub(crate) fn find_slot(image: &Image<'_>) -> Result<SlotSource> {
-    if let Some(index) = redundant_note(image) {
-        return Ok(SlotSource::Redundant(index));
-    }
+/// Finds room for `count` entries; `Err` where the file has none.
+pub(crate) fn find_slots(image: &Image<'_>, count: usize) -> Result<Slots> {
+    let is_empty = |s: &Segment| s.p_type == elf::PT_NULL;
+    let empty = image.segments.iter().enumerate().filter(|(_, s)| is_empty(s)).map(|(index, _)| index);
+    let mut dropped: Vec<usize> = empty.chain(redundant_note(image)).take(count).collect();
+    dropped.sort_unstable();
+    let missing = count - dropped.len();
+    let moves = if missing == 0 { None } else { room_behind(image, missing as u64 * ENTRY)? };
+    Ok(Slots { dropped, moves })
+}
+
+/// What has to move so that the table can grow by `size` bytes; `None` if nothing is there.
+fn room_behind(image: &Image<'_>, size: u64) -> Result<Option<(Va, Va)>> {
     let first = image.loads().find(|s| s.p_offset.0 == 0).ok_or(Error::NoProgramHeaderSlot)?;
     let table_end = Va(first.p_vaddr.0 + image.e_phoff.0 + ENTRY * image.segments.len() as u64);
     let mut behind: Vec<_> =
@@ -43,7 +49,7 @@ pub(crate) fn find_slot(image: &Image<'_>) -> Result<SlotSource> {
     behind.sort_by_key(|s| s.sh_addr);
     let mut end = table_end;
     for section in &behind {
-        if section.sh_addr >= table_end + ENTRY {
+        if section.sh_addr >= table_end + size {
             break;
         }
         if !is_found_through_headers(section) {
@@ -52,7 +58,7 @@ pub(crate) fn find_slot(image: &Image<'_>) -> Result<SlotSource> {
         end = section.end();
     }
     if end == table_end {
-        return if behind.is_empty() { Err(Error::NoProgramHeaderSlot) } else { Ok(SlotSource::Room) };
+        return if behind.is_empty() { Err(Error::NoProgramHeaderSlot) } else { Ok(None) };
     }
     // A segment that covers what moves must move whole.
     let straddles = |end: Va| {
@@ -66,7 +72,7 @@ pub(crate) fn find_slot(image: &Image<'_>) -> Result<SlotSource> {
         end = segment.end();
     }
     let all_may_move = behind.iter().filter(|s| s.sh_addr < end).all(|s| is_found_through_headers(s));
-    if all_may_move { Ok(SlotSource::Moves { start: table_end, end }) } else { Err(Error::NoProgramHeaderSlot) }
+    if all_may_move { Ok(Some((table_end, end))) } else { Err(Error::NoProgramHeaderSlot) }
 }
 
 /// Whether nothing but program headers and the dynamic section names the section, so that it may move with them.
@@ -83,9 +89,12 @@ fn redundant_note(image: &Image<'_>) -> Option<usize> {
 /// What changes in the table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HeaderChanges {
-    /// The overflow, and how its entry finds room.
-    pub(crate) overflow: Option<(Overflow, SlotSource)>,
-    /// New address of the bytes that `SlotSource::Moves` names.
+    /// The overflow, if anything is in it.
+    pub(crate) overflow: Option<Overflow>,
+    /// A segment of zero-filled memory behind everything else.
+    pub(crate) zero_filled: Option<(Va, u64)>,
+    pub(crate) slots: Slots,
+    /// New address of the bytes that `Slots::moves` names.
     pub(crate) moved_to: Option<Va>,
     /// `.eh_frame_hdr`'s new place and size.
     pub(crate) eh_frame_hdr: Option<(Va, u64)>,
@@ -116,26 +125,54 @@ pub(crate) fn build(image: &Image<'_>, changes: &HeaderChanges, offset_of: &dyn 
             segment.p_memsz = size;
         }
     }
-    if let Some((overflow, source)) = changes.overflow {
-        if let (SlotSource::Moves { start, end }, Some(to)) = (source, changes.moved_to) {
-            let moves = |s: &Segment| ![elf::PT_LOAD, elf::PT_PHDR].contains(&s.p_type) && start <= s.p_vaddr && s.end() <= end;
-            for segment in segments.iter_mut().filter(|s| moves(s)) {
-                segment.p_vaddr = to + (segment.p_vaddr - start);
-                segment.p_offset = offset_of(segment.p_vaddr);
-            }
-        }
-        let after = segments.iter().rposition(Segment::is_load).map_or(segments.len(), |i| i + 1);
-        segments.insert(after, overflow_segment(overflow));
-        if let SlotSource::Redundant(index) = source {
-            segments.remove(if index >= after { index + 1 } else { index });
-        }
-        let size = ENTRY * segments.len() as u64;
-        for segment in segments.iter_mut().filter(|s| s.p_type == elf::PT_PHDR) {
-            segment.p_filesz = size;
-            segment.p_memsz = size;
+    if let (Some((start, end)), Some(to)) = (changes.slots.moves, changes.moved_to) {
+        let moves = |s: &Segment| ![elf::PT_LOAD, elf::PT_PHDR].contains(&s.p_type) && start <= s.p_vaddr && s.end() <= end;
+        for segment in segments.iter_mut().filter(|s| moves(s)) {
+            segment.p_vaddr = to + (segment.p_vaddr - start);
+            segment.p_offset = offset_of(segment.p_vaddr);
         }
     }
+    if let Some((overflow, index)) = changes.overflow.and_then(|o| o.extends.map(|index| (o, index))) {
+        let size = overflow.end - segments[index].p_vaddr;
+        segments[index].p_filesz = size;
+        segments[index].p_memsz = size;
+    }
+    add_segments(&mut segments, changes);
     segments
+}
+
+/// Puts new segments behind the last one that is loaded, and takes out the entries that are given up.
+fn add_segments(segments: &mut Vec<Segment>, changes: &HeaderChanges) {
+    let mut added: Vec<Segment> = Vec::new();
+    added.extend(changes.overflow.filter(|overflow| overflow.extends.is_none()).map(overflow_segment));
+    added.extend(changes.zero_filled.map(|(at, size)| zero_filled_segment(at, size)));
+    if added.is_empty() {
+        return;
+    }
+    let after = segments.iter().rposition(Segment::is_load).map_or(segments.len(), |i| i + 1);
+    let count = added.len();
+    segments.splice(after..after, added);
+    for &index in changes.slots.dropped.iter().rev() {
+        segments.remove(if index >= after { index + count } else { index });
+    }
+    let size = ENTRY * segments.len() as u64;
+    for segment in segments.iter_mut().filter(|s| s.p_type == elf::PT_PHDR) {
+        segment.p_filesz = size;
+        segment.p_memsz = size;
+    }
+}
+
+fn zero_filled_segment(at: Va, size: u64) -> Segment {
+    Segment {
+        p_type: elf::PT_LOAD,
+        p_flags: elf::PF_R | elf::PF_W,
+        // Of no bytes of the file: at its start, which is congruent to every page.
+        p_offset: FileOffset(0),
+        p_vaddr: at,
+        p_filesz: 0,
+        p_memsz: size,
+        p_align: crate::relink::space::PAGE,
+    }
 }
 
 fn overflow_segment(overflow: Overflow) -> Segment {

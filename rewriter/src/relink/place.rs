@@ -1,6 +1,6 @@
 //! Where each fragment and each copied table goes.
 //!
-//! **Method.** Fragments take the old text's place in plan order; cold and unknown ones may fill holes. Tables that may not be overwritten are
+//! **Method.** Fragments take the old text's place in plan order, hot ones so that they span no more cache lines than they need; cold and unknown ones may fill holes. Tables that may not be overwritten are
 //! copied into what is left.
 //!
 //! **When a table is copied.** Overwriting is allowed where the count is proven and nothing else names its bytes; otherwise the words
@@ -31,6 +31,8 @@ pub(crate) struct Placement {
     /// Of each fragment's first byte.
     pub(crate) fragments: Vec<Va>,
     pub(crate) tables: SecondaryMap<Table, TablePlace>,
+    /// Where copied tables are that got a section of their own, so that whoever reads the output knows them for data.
+    pub(crate) copies: Option<(Va, Va)>,
     pub(crate) space: Space,
 }
 
@@ -42,18 +44,21 @@ pub(crate) fn place(
     codes: &[FragmentCode],
     overflow: Overflow,
 ) -> Placement {
-    let mut space = Space::new(free_text(image, program), overflow);
+    let code = image.sections.iter().filter(|(id, _)| image.is_movable_code_section(*id));
+    let ends: Vec<Va> = code.map(|(_, section)| section.end()).collect();
+    let mut space = Space::new(free_text(image, program), &ends, overflow);
     let mut fragments = Vec::with_capacity(out.fragments.len());
     for (fragment, code) in out.fragments.iter().zip(codes) {
         let (len, align) = (code.bytes.len() as u64, u64::from(fragment.align));
         let at = match fragment.temperature {
-            Temperature::Hot => space.take_in_order(len, align),
+            Temperature::Hot => space.take_lines_in_order(len, align),
             Temperature::Unknown | Temperature::Cold => take_cold(&mut space, len, align),
         };
         fragments.push(at);
     }
     let mut tables = SecondaryMap::new(program.tables.len(), TablePlace::Untouched);
     let used = used_tables(program);
+    let mut copied: Vec<Table> = Vec::new();
     for (table, data) in program.tables.iter() {
         if !used[table] {
             continue;
@@ -67,10 +72,33 @@ pub(crate) fn place(
         } else if data.is_exclusive && data.bound == TableBound::Proven {
             TablePlace::InPlace
         } else {
-            TablePlace::CopiedTo(space.take_anywhere(data.byte_len(), u64::from(data.entry_size)))
+            copied.push(table);
+            continue;
         };
     }
-    Placement { fragments, tables, space }
+    let copies = place_copies(program, &copied, &mut tables, &mut space);
+    Placement { fragments, tables, copies, space }
+}
+
+/// Copies follow each other where that needs no segment more, and else fill what is left.
+fn place_copies(
+    program: &Program,
+    copied: &[Table],
+    places: &mut SecondaryMap<Table, TablePlace>,
+    space: &mut Space,
+) -> Option<(Va, Va)> {
+    const ALIGN: u64 = 8;
+    let size_of = |table: Table| program.tables[table].byte_len().next_multiple_of(ALIGN);
+    let size: u64 = copied.iter().map(|&table| size_of(table)).sum();
+    let run = if size == 0 { None } else { space.take_together(size, ALIGN) };
+    let mut next = run;
+    for &table in copied {
+        let data = &program.tables[table];
+        let at = next.unwrap_or_else(|| space.take_anywhere(data.byte_len(), u64::from(data.entry_size)));
+        places[table] = TablePlace::CopiedTo(at);
+        next = next.map(|at| at + size_of(table));
+    }
+    run.map(|start| (start, start + size))
 }
 
 /// Small fragments first fill holes; others keep their order.

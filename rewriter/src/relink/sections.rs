@@ -141,8 +141,9 @@ impl SectionTable {
         }
     }
 
-    /// Appends all contents and the headers to the file; returns the values of `e_shoff`, `e_shnum` and `e_shstrndx`.
-    pub(crate) fn write(mut self, image: &Image<'_>, file: &mut Vec<u8>) -> (u64, u16, u16) {
+    /// Appends all contents and the headers to the file; returns the values of `e_shoff`, `e_shnum` and `e_shstrndx`. The headers end
+    /// at `end`, if there is room.
+    pub(crate) fn write(mut self, image: &Image<'_>, file: &mut Vec<u8>, end: Option<u64>) -> (u64, u16, u16) {
         if !image.has_section_headers {
             return (0, 0, 0);
         }
@@ -167,6 +168,10 @@ impl SectionTable {
             headers.extend(self.header(image, section, names.offsets[index], sh_offset));
         }
         file.resize(file.len().next_multiple_of(8), 0);
+        let start = end.and_then(|end| (end as usize).checked_sub(headers.len()));
+        if let Some(start) = start.filter(|start| start.is_multiple_of(8) && *start > file.len()) {
+            file.resize(start, 0);
+        }
         let e_shoff = file.len() as u64;
         file.extend_from_slice(&headers);
         (e_shoff, (self.sections.len() + 1) as u16, shstrndx)

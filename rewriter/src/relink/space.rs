@@ -12,8 +12,14 @@ use std::collections::BTreeSet;
 
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
+use lifter::elf::image::Segment;
 use lifter::ir::{BlockData, BlockFlags, CodeRange, Program};
+use object::elf;
 
+/// A cache line, which is what an instruction fetch that misses brings in.
+const LINE_BYTES: u64 = 64;
+/// The most that may be skipped to spare one.
+const LINE_PADDING_MAX: u64 = 32;
 /// The page size that the psABI promises at least.
 pub(crate) const PAGE: u64 = 4096;
 
@@ -34,20 +40,28 @@ impl Interval {
     }
 }
 
-/// The segment behind the image.
+/// What is added behind the image: a segment of its own, or more of the last one, where that is code already (in an output of relift's,
+/// say).
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct Overflow {
     pub(crate) start: Va,
     pub(crate) offset: FileOffset,
     pub(crate) end: Va,
+    /// The segment that it continues.
+    pub(crate) extends: Option<usize>,
 }
 
 impl Overflow {
     /// Behind everything loaded, `reserved` bytes of zero-filled memory included, and behind everything loaded from the file.
     pub(crate) fn behind(image: &Image<'_>, reserved: u64) -> Self {
         let file_end = loaded_file_end(image).next_multiple_of(16);
+        if let Some((index, last)) = last_code(image).filter(|_| reserved == 0) {
+            let skipped = file_end - (last.p_offset.0 + last.p_filesz);
+            let start = last.end() + skipped;
+            return Overflow { start, offset: FileOffset(file_end), end: start, extends: Some(index) };
+        }
         let start = (image.high() + reserved).align_up(PAGE) + file_end % PAGE;
-        Overflow { start, offset: FileOffset(file_end), end: start }
+        Overflow { start, offset: FileOffset(file_end), end: start, extends: None }
     }
     pub(crate) fn take(&mut self, len: u64, align: u64) -> Va {
         let at = self.end.align_up(align);
@@ -60,6 +74,14 @@ impl Overflow {
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// The last segment, in memory and in the file, if it is code and can grow at its end.
+fn last_code<'i>(image: &'i Image<'_>) -> Option<(usize, &'i Segment)> {
+    let loads = image.segments.iter().enumerate().filter(|(_, s)| s.is_load());
+    let (index, last) = loads.max_by_key(|(_, s)| s.p_vaddr)?;
+    let is_code = last.p_flags == elf::PF_R | elf::PF_X && last.p_filesz == last.p_memsz;
+    (is_code && last.p_offset.0 + last.p_filesz == loaded_file_end(image)).then_some((index, last))
 }
 
 /// One past the last byte of the file that a loader maps.
@@ -77,6 +99,10 @@ pub(crate) struct Space {
     lengths: MaxTree,
     /// What was passed over, by (length, start).
     holes: BTreeSet<(u64, Va)>,
+    /// Whether the last of them ends where a section does: pinned code may lie behind it.
+    has_tail: bool,
+    /// Where the text ends, if what is behind was given to something else than code.
+    pub(crate) text_end: Option<Va>,
     pub(crate) overflow: Overflow,
 }
 
@@ -84,9 +110,11 @@ pub(crate) struct Space {
 const HOLE_BYTES_MIN: u64 = 16;
 
 impl Space {
-    pub(crate) fn new(intervals: Vec<Interval>, overflow: Overflow) -> Self {
+    /// `ends` are the ends of the sections that the intervals are in.
+    pub(crate) fn new(intervals: Vec<Interval>, ends: &[Va], overflow: Overflow) -> Self {
         let lengths = MaxTree::new(intervals.iter().map(|i| i.len()));
-        Self { intervals, next: 0, lengths, holes: BTreeSet::new(), overflow }
+        let has_tail = intervals.last().is_some_and(|last| ends.contains(&last.end));
+        Self { intervals, next: 0, lengths, holes: BTreeSet::new(), has_tail, text_end: None, overflow }
     }
 
     /// Room for `len` bytes behind what was handed out before, as far as possible.
@@ -99,6 +127,15 @@ impl Space {
         self.next = index;
         self.take_start(index, at, len);
         at
+    }
+
+    /// As `take_in_order`, at the start of a cache line where that spares the code a line and skips few bytes.
+    pub(crate) fn take_lines_in_order(&mut self, len: u64, align: u64) -> Va {
+        let Some((_, at)) = self.first_fit(len, align) else { return self.take_in_order(len, align) };
+        let skipped = at.0.next_multiple_of(LINE_BYTES) - at.0;
+        let num_lines = |start: u64| (start % LINE_BYTES + len).div_ceil(LINE_BYTES);
+        let spares_a_line = num_lines(at.0) > num_lines(0);
+        self.take_in_order(len, if spares_a_line && skipped <= LINE_PADDING_MAX { align.max(LINE_BYTES) } else { align })
     }
 
     /// The first interval that takes `len` bytes, and where.
@@ -155,9 +192,21 @@ impl Space {
         }
     }
 
-    /// The last interval's unused end, if nothing was handed out behind it.
+    /// Room for what is no code: at the text's end, or behind the image if something is there already.
+    pub(crate) fn take_together(&mut self, len: u64, align: u64) -> Option<Va> {
+        let Some((tail, at)) = self.tail().and_then(|tail| Some((tail, tail.fit(len, align)?))) else {
+            return (!self.overflow.is_empty()).then(|| self.overflow.take(len, align));
+        };
+        self.text_end = Some(tail.start);
+        let index = self.intervals.len() - 1;
+        self.intervals[index].start = at + len;
+        self.lengths.set(index, self.intervals[index].len());
+        Some(at)
+    }
+
+    /// The last interval's unused end, if its section ends there too.
     pub(crate) fn tail(&self) -> Option<Interval> {
-        self.intervals.last().copied().filter(|i| i.len() > 0)
+        self.intervals.last().copied().filter(|i| i.len() > 0 && self.has_tail)
     }
     /// Gives up `tail`: nothing more is placed there.
     pub(crate) fn close_tail(&mut self) {
@@ -272,8 +321,19 @@ mod tests {
     use super::*;
 
     fn space(intervals: &[(u64, u64)]) -> Space {
-        let intervals = intervals.iter().map(|&(start, end)| Interval { start: Va(start), end: Va(end) }).collect();
-        Space::new(intervals, Overflow { start: Va(0x9000), offset: FileOffset(0x3000), end: Va(0x9000) })
+        let intervals: Vec<Interval> =
+            intervals.iter().map(|&(start, end)| Interval { start: Va(start), end: Va(end) }).collect();
+        let end = intervals.last().map_or(Va(0), |last| last.end);
+        Space::new(intervals, &[end], Overflow { start: Va(0x9000), offset: FileOffset(0x3000), end: Va(0x9000), extends: None })
+    }
+
+    #[test]
+    fn nothing_but_code_is_put_before_pinned_code() {
+        let intervals = vec![Interval { start: Va(0x1000), end: Va(0x1040) }];
+        let overflow = Overflow { start: Va(0x9000), offset: FileOffset(0x3000), end: Va(0x9000), extends: None };
+        let mut space = Space::new(intervals, &[Va(0x1080)], overflow);
+        assert_eq!(space.tail(), None, "up to 0x1080 lies what is pinned");
+        assert_eq!(space.take_in_order(0x40, 16), Va(0x1000));
     }
 
     #[test]

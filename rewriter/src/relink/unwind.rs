@@ -20,6 +20,8 @@ use crate::relink::space::{Interval, PAGE, Space};
 
 /// The sections that hold unwind tables, in the order of `Places`.
 pub(crate) const SECTIONS: [&str; 3] = [".eh_frame_hdr", ".eh_frame", ".gcc_except_table"];
+const ENTRIES: usize = 1;
+pub(crate) const EXCEPTION_TABLES: usize = 2;
 
 /// New addresses and sizes of the three sections; `None` where the input has no such section.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +31,15 @@ pub(crate) struct Places {
     pub(crate) grown: Vec<(usize, Va)>,
     /// Where the text's section ends now, if its tail was given away.
     pub(crate) text_end: Option<Va>,
+    /// Exception tables that are not understood stay where they are, and the input's section with them.
+    pub(crate) keeps_tables: bool,
+}
+
+impl Places {
+    /// Whether a section of this index is written anew, so that its old bytes are free.
+    pub(crate) fn renews(&self, index: usize) -> bool {
+        !(self.keeps_tables && index == EXCEPTION_TABLES)
+    }
 }
 
 /// All output code, described to the unwind writers.
@@ -106,22 +117,50 @@ enum RegionKind {
     Padding(usize),
 }
 
-/// Which of the three sections something else than a program header finds by its address: code that names its start (which may just as
-/// well be the end of the data before it), or, for `.eh_frame` without a `PT_GNU_EH_FRAME`, start-up code that registers it.
-pub(crate) fn named_sections(image: &Image<'_>, program: &Program) -> [bool; 3] {
-    SECTIONS.map(|name| {
+/// What something else than a program header finds by its address: code that names the start of a section (which may just as well be the
+/// end of the data before it), and start-up code that registers the entries of `.eh_frame` from some entry on.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Named {
+    sections: [bool; 3],
+    /// Where entries of `.eh_frame` begin that may be registered, ascending.
+    entries: Vec<Va>,
+}
+
+pub(crate) fn named(image: &Image<'_>, program: &Program) -> Named {
+    let sections = SECTIONS.map(|name| {
         let Some(section) = image.section_named(name).map(|id| &image.sections[id]) else { return false };
-        let is_registered = name == ".eh_frame" && !has_search_table(image);
-        is_registered || program.refs.iter().any(|r| r.target == RefTarget::Fixed(section.sh_addr))
-    })
+        program.refs.iter().any(|r| r.target == RefTarget::Fixed(section.sh_addr))
+    });
+    let mut entries = program.names_in_unwind.clone();
+    if !entries.is_empty() || !has_search_table(image) {
+        let starts = entry_starts(image);
+        entries.retain(|va| starts.binary_search(va).is_ok());
+        if entries.is_empty() && !has_search_table(image) {
+            entries.extend(starts.first());
+        }
+    }
+    Named { sections, entries }
+}
+
+/// Where each entry of `.eh_frame` begins, and the terminator.
+fn entry_starts(image: &Image<'_>) -> Vec<Va> {
+    let Some(id) = image.section_named(SECTIONS[ENTRIES]) else { return Vec::new() };
+    let (bytes, at) = (image.section_bytes(id), image.sections[id].sh_addr);
+    let (mut starts, mut offset) = (Vec::new(), 0usize);
+    while let Some(length) = bytes.get(offset..offset + 4) {
+        starts.push(at + offset as u64);
+        let length = length.try_into().map_or(0, u32::from_le_bytes);
+        offset = offset.saturating_add(4).saturating_add(length as usize);
+    }
+    starts
 }
 
 fn has_search_table(image: &Image<'_>) -> bool {
     image.segments.iter().any(|s| s.p_type == elf::PT_GNU_EH_FRAME)
 }
 
-/// Keeps a named section where it is, if it fits. If not, the old address must do for whoever uses it: as the end of the data before it
-/// any address does, and a registered table that begins with a terminator is an empty one, so that unwinders go on to the search table.
+/// Keeps a section whose start code names where it is, if it fits. If not, the old address must do for whoever uses it, as the end of the
+/// data before it.
 fn keep_named(
     image: &Image<'_>,
     index: usize,
@@ -135,12 +174,40 @@ fn keep_named(
         return Ok(());
     }
     let is_end_of_data = image.sections.values().any(|s| s.is_alloc() && s.has_bytes() && s.sh_size > 0 && s.end() == start);
-    const TERMINATOR: u64 = 8;
-    let is_settled = match SECTIONS[index] {
-        ".eh_frame" => has_search_table(image) && take_at(start, TERMINATOR, regions, places),
-        _ => is_end_of_data,
+    if is_end_of_data { Ok(()) } else { Err(Error::UnwindTablesNamed) }
+}
+
+/// What stands where code may register entries from. With a search table a terminator will do: unwinders take a table that begins with
+/// one for empty, and go on to the search table. Without one, all entries have to come there and behind.
+fn keep_entries(
+    image: &Image<'_>,
+    entries: &[Va],
+    size: u64,
+    regions: &mut Vec<(Interval, RegionKind)>,
+    places: &mut Places,
+) -> Result<()> {
+    const TERMINATOR: u64 = 4;
+    let is_kept = if has_search_table(image) {
+        let section = image.section_named(SECTIONS[ENTRIES]).map(|id| image.sections[id].sh_addr);
+        match entries {
+            // From the very first on: the section may as well stay.
+            [only] if Some(*only) == section && take_at(*only, size, regions, places) => {
+                places.sections[ENTRIES] = Some((*only, size));
+                true
+            }
+            _ => entries.iter().all(|&at| take_at(at, TERMINATOR, regions, places)),
+        }
+    } else {
+        match entries {
+            [] => true,
+            [only] if take_at(*only, size, regions, places) => {
+                places.sections[ENTRIES] = Some((*only, size));
+                true
+            }
+            _ => false,
+        }
     };
-    if is_settled { Ok(()) } else { Err(Error::UnwindTablesNamed) }
+    if is_kept { Ok(()) } else { Err(Error::UnwindTablesNamed) }
 }
 
 /// Takes exactly these bytes out of a region of the unwind sections' own.
@@ -160,16 +227,24 @@ fn take_at(start: Va, size: u64, regions: &mut Vec<(Interval, RegionKind)>, plac
 }
 
 /// Finds room for three sections of the given sizes (0: not there). `named` ones keep their address or leave something harmless there.
-pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: [bool; 3], space: &mut Space) -> Result<Places> {
-    let mut regions = pools(image);
-    let mut places = Places::default();
-    for index in (0..SECTIONS.len()).filter(|&index| named[index]) {
-        keep_named(image, index, sizes[index], &mut regions, &mut places)?;
+/// With `keeps_tables`, exception tables of the input stay where they are, and new ones go elsewhere.
+pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: &Named, keeps_tables: bool, space: &mut Space) -> Result<Places> {
+    let mut regions = pools(image, keeps_tables);
+    let mut places = Places { keeps_tables, text_end: space.text_end, ..Places::default() };
+    if !named.entries.is_empty() && sizes[ENTRIES] > 0 {
+        keep_entries(image, &named.entries, sizes[ENTRIES], &mut regions, &mut places)?;
+    }
+    let is_open = |index: usize, places: &Places| places.sections[index].is_none() && places.renews(index);
+    for index in (0..SECTIONS.len()).filter(|&index| named.sections[index]) {
+        let is_registered = index == ENTRIES && !named.entries.is_empty();
+        if is_open(index, &places) && !is_registered {
+            keep_named(image, index, sizes[index], &mut regions, &mut places)?;
+        }
     }
     if let Some(tail) = space.tail() {
         regions.push((tail, RegionKind::TextTail));
     }
-    regions.extend(executable_padding(image));
+    regions.extend(executable_padding(image, keeps_tables));
     let mut order: Vec<usize> = (0..SECTIONS.len()).filter(|&index| places.sections[index].is_none()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(sizes[i]));
     for index in order {
@@ -217,8 +292,9 @@ pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: [bool; 3], space:
 }
 
 /// The space of the unwind sections, neighbours joined, with the padding that follows the last one.
-fn pools(image: &Image<'_>) -> Vec<(Interval, RegionKind)> {
-    let mut own: Vec<Interval> = SECTIONS
+fn pools(image: &Image<'_>, keeps_tables: bool) -> Vec<(Interval, RegionKind)> {
+    let renewed = if keeps_tables { &SECTIONS[..EXCEPTION_TABLES] } else { &SECTIONS[..] };
+    let mut own: Vec<Interval> = renewed
         .iter()
         .filter_map(|name| image.section_named(name))
         .map(|id| &image.sections[id])
@@ -275,13 +351,14 @@ fn padding_end(image: &Image<'_>, index: usize) -> Option<Va> {
     Some(in_file.min(in_memory))
 }
 
-fn executable_padding(image: &Image<'_>) -> Vec<(Interval, RegionKind)> {
+fn executable_padding(image: &Image<'_>, keeps_tables: bool) -> Vec<(Interval, RegionKind)> {
     let executable = image.segments.iter().enumerate().filter(|(_, s)| s.is_load() && s.is_executable());
     executable
         .filter_map(|(index, s)| {
             let interval = Interval { start: s.end(), end: padding_end(image, index)? };
             // Where the unwind tables end the executable segment, its padding is theirs already.
-            let is_pool = pools(image).iter().any(|(pool, _)| pool.end > interval.start && pool.start < interval.end);
+            let is_pool =
+                pools(image, keeps_tables).iter().any(|(pool, _)| pool.end > interval.start && pool.start < interval.end);
             (interval.len() > 0 && !is_pool).then_some((interval, RegionKind::Padding(index)))
         })
         .collect()

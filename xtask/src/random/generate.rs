@@ -509,6 +509,8 @@ impl Writer {
 
 #[cfg(test)]
 mod tests {
+    //! The generator against itself.
+
     use super::*;
 
     #[test]

@@ -59,20 +59,36 @@ pub(super) struct Compared {
 const NAMED_MAX: usize = 6;
 
 impl Verdict {
+    /// A proof that says less than the compiler did is no excuse here: nothing runs that could show it to be right.
     pub(super) fn is_right(&self) -> bool {
-        self.result.as_ref().is_ok_and(|c| c.truth.is_sound() && c.violations.is_empty())
+        let is_right = |c: &Compared| c.truth.is_sound() && c.truth.idle_entries.is_empty() && c.violations.is_empty();
+        self.result.as_ref().is_ok_and(is_right)
     }
 
     /// A line for each wrong thing, the first ones only.
     pub(super) fn complaints(&self) -> Vec<String> {
-        let subject = format!("{}/{} {}", self.file.program, self.file.variant, self.shown.name());
+        let idle = self.idle_entries().iter().map(|(at, _)| format!("table target behind a proven end at {at}"));
+        self.wrong_lines().into_iter().chain(idle.take(NAMED_MAX).map(|line| self.line(&line))).collect()
+    }
+
+    /// The same without the table targets behind proven ends.
+    pub(super) fn wrong_lines(&self) -> Vec<String> {
         match &self.result {
-            Err(problem) => vec![format!("{subject}: {problem}")],
+            Err(problem) => vec![self.line(problem)],
             Ok(compared) => {
                 let all = compared.violations.iter().chain(&compared.wrong);
-                all.take(NAMED_MAX).map(|line| format!("{subject}: {line}")).collect()
+                all.take(NAMED_MAX).map(|line| self.line(line)).collect()
             }
         }
+    }
+
+    /// `(word, size)` of the table targets behind ends that the lifter calls proven.
+    pub(super) fn idle_entries(&self) -> &[(Va, u8)] {
+        self.result.as_ref().map_or(&[], |compared| &compared.truth.idle_entries)
+    }
+
+    fn line(&self, what: &str) -> String {
+        format!("{}/{} {}: {what}", self.file.program, self.file.variant, self.shown.name())
     }
 }
 

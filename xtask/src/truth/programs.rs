@@ -201,7 +201,7 @@ pub(super) const RECIPES: [Recipe; 25] = [
     Recipe {
         name: "leveldb",
         origin: Origin::Debian("leveldb"),
-        script: "$CXX $FLAGS -pthread -std=c++17 -DLEVELDB_PLATFORM_POSIX=1 -I. -Iinclude $(ls db/*.cc table/*.cc util/*.cc helpers/memenv/*.cc | grep -v -e _test -e windows -e leveldbutil) \
+        script: "$CXX $FLAGS -pthread -std=c++17 -DLEVELDB_PLATFORM_POSIX=1 -I. -Iinclude $(ls db/*.cc table/*.cc util/*.cc helpers/memenv/*.cc | grep -v -e _test -e testutil -e windows -e leveldbutil) \
             db/leveldbutil.cc $LINK -o \"$OUT\"",
         variants: &["gcc-O2-pie", "clang-O2-fixed"],
     },

@@ -47,7 +47,7 @@ impl Sums {
         self.lifted_entries += truth.num_lifted_entries + truth.num_unreachable_entries;
         self.pinned_entries += truth.num_pinned_entries;
         self.missed_entries += truth.missed_entries.len();
-        self.idle_entries += truth.num_proven_idle_entries;
+        self.idle_entries += truth.idle_entries.len();
         self.extra_entries += truth.num_extra_entries;
         self.invented_entries += truth.invented_entries.len();
         self.starts += truth.num_starts;
@@ -83,7 +83,7 @@ impl Sums {
 }
 
 const HEAD: &str = "\
-| program | kind | shown | variants | code KiB | may move % | references | missed | invented | code words | missed/invented | table targets | read | never used | pinned | missed | \
+| program | kind | shown | variants | code KiB | may move % | references | missed | invented | code words | missed/invented | table targets | read | behind the end | pinned | missed | \
 extra/written | function starts | missed/extra | other |
 | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 ";

@@ -1,3 +1,5 @@
+//! Pieces of code that end in an indirect jump, each with the largest index that may arrive there.
+
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, Register};
 
@@ -22,7 +24,7 @@ fn max_at_jump(write: impl FnOnce(&mut CodeAssembler) -> Assembled) -> Option<u6
     let mut body = Body::of(instructions, vec![Va(AT)], &names, &stubs);
     body.connect(&stubs, &Unwind::default(), &[], &[]);
     let last = body.instructions.iter().rposition(|i| i.is_jmp_near_indirect()).expect("it was put there");
-    Ranges::new(&body).small_max(Register::RAX, last)
+    Ranges::new(&body).small_max(Register::RAX, last, 0)
 }
 
 #[test]

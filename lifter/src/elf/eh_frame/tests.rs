@@ -1,3 +1,5 @@
+//! Unwind tables of real files against what gimli reads, and damaged ones.
+
 use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
 
 use crate::Image;

@@ -1,3 +1,5 @@
+//! What is implied without section headers, against the section headers of real files of this machine.
+
 use crate::address::Va;
 use crate::elf::image::{Image, SectionData};
 

@@ -1,8 +1,12 @@
 //! What unwinders must know at each address, and the instructions that lead from one such row to the next.
 //!
 //! **Method.** A small interpreter runs a frame entry's instructions and records a row at each address where something changes. A register's rule is
-//! kept as the bytes of the instruction that set it: it need not be understood to be set again. What equals the common entry's
-//! initial rule is absent, so that `DW_CFA_restore` is how a register leaves a row.
+//! kept as the bytes of the instruction that set it: it need not be understood to be set again. A register that still has the common
+//! entry's rule is absent.
+//!
+//! `DW_CFA_restore` means the common entry's rule by the standard, and "not saved" to libgcc. The two differ where that entry has a rule: for
+//! the return address, and in cold parts, whose entry names what the function has saved. There it is an instruction that sets a
+//! rule like any other, and what goes back to the common entry's rule says that in full: each unwinder reads what it read before.
 //!
 //! `DW_CFA_GNU_args_size` is no part of what remember and restore save, as in libgcc.
 //!
@@ -53,6 +57,8 @@ pub(super) struct Row<'a> {
     cfa: Cfa<'a>,
     /// Ascending by register: the instruction that set its rule.
     registers: Rc<Vec<(u64, &'a [u8])>>,
+    /// The same of the common entry.
+    initial: Rc<Vec<(u64, &'a [u8])>>,
     args_size: u64,
 }
 
@@ -90,14 +96,14 @@ impl<'a> Rows<'a> {
 impl<'a> Row<'a> {
     /// The row that the common entry's instructions leave. Their register rules are what absence from a row means.
     pub(super) fn initial(cie: &'a CieData) -> Result<Self, UnwindError> {
-        let mut row = Row { cfa: Cfa::Unset, registers: Rc::default(), args_size: 0 };
+        let mut row = Row { cfa: Cfa::Unset, registers: Rc::default(), initial: Rc::default(), args_size: 0 };
         let mut rest = cie.instructions.as_slice();
         while !rest.is_empty() {
             let (_, after) = Instruction::decode(rest, cie.data_alignment).ok_or(UnwindError::CommonEntry)?;
             row.apply(&rest[..rest.len() - after.len()], cie.data_alignment, &mut Vec::new()).ok_or(UnwindError::CommonEntry)?;
             rest = after;
         }
-        row.registers = Rc::default();
+        row.initial = std::mem::take(&mut row.registers);
         Ok(row)
     }
 
@@ -123,7 +129,9 @@ impl<'a> Row<'a> {
             | Instruction::Expression { register, .. }
             | Instruction::ValExpression { register, .. } => self.set_register(register, bytes)?,
             Instruction::Restore(register) => {
-                if let Ok(index) = self.registers.binary_search_by_key(&register, |r| r.0) {
+                if rule_of(register, &self.initial).is_some() {
+                    self.set_register(register, bytes)?;
+                } else if let Ok(index) = self.registers.binary_search_by_key(&register, |r| r.0) {
                     Rc::make_mut(&mut self.registers).remove(index);
                 }
             }
@@ -156,13 +164,14 @@ impl<'a> Row<'a> {
         }
         if !Rc::ptr_eq(&self.registers, &to.registers) {
             for &(register, _) in self.registers.iter() {
-                if to.registers.binary_search_by_key(&register, |r| r.0).is_err() {
-                    emit_restore(register, data_alignment, out);
+                match rule_of(register, &self.initial) {
+                    _ if rule_of(register, &to.registers).is_some() => {}
+                    Some(rule) => out.extend_from_slice(rule),
+                    None => emit_restore(register, out),
                 }
             }
             for &(register, bytes) in to.registers.iter() {
-                let known = self.registers.binary_search_by_key(&register, |r| r.0).map(|index| self.registers[index].1);
-                if known != Ok(bytes) {
+                if rule_of(register, &self.registers) != Some(bytes) {
                     out.extend_from_slice(bytes);
                 }
             }
@@ -174,12 +183,12 @@ impl<'a> Row<'a> {
     }
 }
 
-/// libgcc takes "restored" for "not saved", whatever the common entry says; the return address has a rule there, so it is said in full.
-fn emit_restore(register: u64, data_alignment: i64, out: &mut Vec<u8>) {
-    const RETURN_ADDRESS: u64 = 16;
-    if register == RETURN_ADDRESS && data_alignment == -8 {
-        out.extend([gimli::DW_CFA_offset.0 | RETURN_ADDRESS as u8, 1]);
-    } else if register < 0x40 {
+fn rule_of<'a>(register: u64, rules: &[(u64, &'a [u8])]) -> Option<&'a [u8]> {
+    rules.binary_search_by_key(&register, |rule| rule.0).ok().map(|index| rules[index].1)
+}
+
+fn emit_restore(register: u64, out: &mut Vec<u8>) {
+    if register < 0x40 {
         out.push(gimli::DW_CFA_restore.0 | register as u8);
     } else {
         out.push(gimli::DW_CFA_restore_extended.0);
@@ -253,6 +262,41 @@ mod tests {
         assert_eq!(between(&fde, 0x1000, 0x1001), [0x0e, 16, 0x86, 2]);
         assert_eq!(between(&fde, 0x1005, 0x1000), [0x0e, 8, 0xc6]);
         assert_eq!(between(&fde, 0x1010, 0x1000), []);
+    }
+
+    /// libgcc takes `DW_CFA_restore` for "not saved", and then returns to nowhere.
+    #[test]
+    fn the_return_address_is_never_restored_but_said_in_full() {
+        let fde = fde(&[(0x1001, &[0x07, 16]), (0x1002, &[0x90, 1]), (0x1003, &[0x90, 3])]);
+        assert_eq!(between(&fde, 0x1001, 0x1000), [0x90, 1]);
+        assert_eq!(between(&fde, 0x1003, 0x1000), [0x90, 1]);
+        assert_eq!(between(&fde, 0x1000, 0x1001), [0x07, 16]);
+    }
+
+    #[test]
+    fn the_return_address_gets_its_rule_back_in_full() {
+        let fde = fde(&[(0x1001, &[0x07, 16]), (0x1010, &[0x90, 1]), (0x1020, &[0xd0])]);
+        assert_eq!(between(&fde, 0x1001, 0x1000), [0x90, 1]);
+        assert_eq!(between(&fde, 0x1001, 0x1010), [0x90, 1]);
+        // What some unwinders read as nothing stays that.
+        assert_eq!(between(&fde, 0x1001, 0x1020), [0xd0]);
+        assert_eq!(between(&fde, 0x1000, 0x1020), [0xd0]);
+        assert_eq!(between(&fde, 0x1020, 0x1000), [0x90, 1]);
+    }
+
+    #[test]
+    fn what_the_common_entry_saves_may_be_restored_and_saved_again() {
+        let cie = CieData { instructions: vec![0x0c, 6, 16, 0x90, 1, 0x86, 2], ..cie() };
+        let fde = fde(&[(0x1010, &[0x0c, 7, 8]), (0x1010, &[0xc6]), (0x1018, &[0x0c, 6, 16]), (0x1018, &[0x86, 2])]);
+        let rows = Rows::evaluate(&cie, &fde).unwrap();
+        let between = |from, to| {
+            let mut out = Vec::new();
+            rows.at(Va(from)).emit_difference(rows.at(Va(to)), cie.data_alignment, &mut out);
+            out
+        };
+        assert_eq!(between(0x1000, 0x1010), [0x0c, 7, 8, 0xc6]);
+        assert_eq!(between(0x1010, 0x1000), [0x0c, 6, 16, 0x86, 2]);
+        assert_eq!(between(0x1010, 0x1018), [0x0c, 6, 16, 0x86, 2]);
     }
 
     #[test]

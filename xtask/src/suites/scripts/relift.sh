@@ -2,7 +2,7 @@
 relift=$1; root=$2; seed=$3; shift 3
 for test in "$@"; do
     name=$(basename "$test" | sed 's/-[0-9a-f]*$//')
-    (cd "$root" && CARGO_MANIFEST_DIR=$root timeout 3000 "$test" --test-threads 2 2>&1) | grep -E '^test |^test result' | sed 's/; finished in .*//' | sort > "$RESULTS/$name.lines"
+    (cd "$root" && CARGO_MANIFEST_DIR=$root timeout 3000 "$test" --test-threads 2 2>&1) | grep -E '^test .* \.\.\. |^test result' | sed 's/; finished in .*//' | sort > "$RESULTS/$name.lines"
 done
 for file in "$SUITE/relift" /usr/bin/xz /usr/bin/git; do
     name=$(basename "$file")

@@ -1,0 +1,78 @@
+//! Programs at a fixed address: addresses are numbers, and what they name keeps a meaning there.
+
+use super::dead::found;
+use super::layout::{CLASSIFY, TABLE, TWICE, UNUSED, build_fixed};
+use super::*;
+
+/// A function that gives the unwind table to nobody in particular.
+fn registers(address: u64) -> String {
+    format!("    .cfi_startproc\n    mov ${address:#x}, %edi\n    ret\n    .cfi_endproc\n")
+}
+
+#[test]
+fn a_table_that_code_registers_must_begin_where_it_says() {
+    // What a word of data names stays.
+    let before = |address| build_fixed(&[TWICE, UNUSED, &registers(address), CLASSIFY], TABLE);
+    let after = |address| build_fixed(&[TWICE, UNUSED, CLASSIFY, &registers(address)], TABLE).unwrap();
+    let Some(input) = before(0) else { return };
+    let entries = |file: &[u8]| unwind::entries(&Image::parse(file).unwrap());
+    let (known, swapped) = (entries(&input), entries(&after(0)));
+    let (first, last) = (known[0], *known.last().unwrap());
+    let only_before = known.iter().copied().find(|entry| !swapped.contains(entry)).unwrap();
+    let both = known.iter().copied().find(|&entry| entry > first && entry < last && swapped.contains(&entry)).unwrap();
+    for (address, expected) in [(only_before, vec![ViolationKind::UnwindTable]), (both, vec![]), (only_before + 1, vec![])] {
+        let report = check(&before(address).unwrap(), &after(address)).unwrap();
+        assert_eq!(found(&report), expected, "{address:#x}: {}", report.summary(10));
+    }
+}
+
+/// A function that nothing reaches, with a table of absolute addresses; its labels are as long as a jump.
+const SWITCH: &str = r#"
+.Lswitch:
+    .cfi_startproc
+    cmp $2, %edi
+    ja .Lnone
+    mov %edi, %edi
+    jmp *.Lswitch_table(,%rdi,8)
+.Lfirst:
+    mov $11, %eax
+    ret
+.Lsecond:
+    mov $12, %eax
+    ret
+.Lthird:
+    mov $13, %eax
+    ret
+.Lnone:
+    xor %eax, %eax
+    ret
+    .cfi_endproc
+"#;
+
+fn switch_table() -> String {
+    format!("{TABLE}    .balign 8\n.Lswitch_table:\n    .quad .Lfirst, .Lsecond, .Lthird\n")
+}
+
+/// The same elsewhere; where the labels were, jumps lead to them, for the table still says so.
+fn moved(labels: [&str; 3]) -> String {
+    let [first, second, third] = labels;
+    let copy = SWITCH.replace(".L", ".Lnew_").replace(".Lnew_switch_table", ".Lswitch_table");
+    format!(
+        "    .fill 14, 1, 0xcc\n.Lfirst:\n    .byte 0xe9\n    .long {first} - . - 4\n    int3\n\
+         .Lsecond:\n    .byte 0xe9\n    .long {second} - . - 4\n    int3\n\
+         .Lthird:\n    .byte 0xe9\n    .long {third} - . - 4\n    int3\n    .fill 3, 1, 0xcc\n{copy}"
+    )
+}
+
+#[test]
+fn a_table_of_a_dead_function_may_lead_to_it_by_jumps() {
+    let Some(input) = build_fixed(&[TWICE, UNUSED, CLASSIFY, SWITCH], &switch_table()) else { return };
+    let output = |labels| build_fixed(&[TWICE, UNUSED, CLASSIFY, &moved(labels)], &switch_table());
+    let right = output([".Lnew_first", ".Lnew_second", ".Lnew_third"]).unwrap();
+    let report = check(&input, &right).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(20));
+    assert!(report.stats.matched_by_content > 0, "{:?}", report.stats);
+    let wrong = output([".Lnew_first", ".Lnew_third", ".Lnew_second"]).unwrap();
+    let report = check(&input, &wrong).unwrap();
+    assert!(!report.is_ok());
+}

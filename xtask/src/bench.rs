@@ -1,0 +1,95 @@
+//! `cargo xtask bench`: relift beside LLVM BOLT, on real programs, with the same profile.
+//!
+//! **Method.** Each program is linked with `--emit-relocs`. BOLT's own instrumentation and the training workload make one profile, which both tools
+//! are given. Input and both outputs then do a second workload, which nobody was trained on: under valgrind, for what does not depend on the
+//! machine, and by the clock, in turns. Sizes, and the tools' own time and memory, are measured besides. relift is also given the
+//! program stripped of symbols and relocations, with the same profile by address; BOLT refuses that.
+//!
+//! What is compared is in `report`; a case that is lost stays in the table.
+
+mod judge;
+mod programs;
+mod report;
+mod run;
+mod tools;
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::e2e;
+use crate::shell::{self, Result};
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Where the programs are built and the results kept; `target/corpus` if not given
+    directory: Option<PathBuf>,
+    /// Only these programs
+    #[arg(long, value_delimiter = ',')]
+    programs: Vec<String>,
+    /// Pairs of timed runs
+    #[arg(long, default_value_t = 15)]
+    pairs: usize,
+    /// The relift program; built from this repository if not given
+    #[arg(long)]
+    relift: Option<PathBuf>,
+    /// The llvm-bolt program
+    #[arg(long, default_value = "llvm-bolt-22")]
+    bolt: String,
+    /// BOLT's merge-fdata
+    #[arg(long, default_value = "merge-fdata-22")]
+    merge_fdata: String,
+    /// Options for relift besides its defaults, as in `--relift-option=--skip=unroll-loops`
+    #[arg(long = "relift-option")]
+    relift_options: Vec<String>,
+    /// Write the tables to FILE
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &BenchArgs) -> Result {
+    let directory = args.directory.clone().unwrap_or_else(crate::corpus::default_directory);
+    shell::create_folder(&directory)?;
+    let absolute =
+        |path: &PathBuf| std::path::absolute(path).map_err(|error| format!("cannot resolve {}: {error}", path.display()));
+    let directory = absolute(&directory)?;
+    for tool in ["valgrind", "bash", "strip", "time", args.bolt.as_str(), args.merge_fdata.as_str()] {
+        if shell::find_program(tool).is_none() {
+            return Err(format!("the suite needs {tool}: run `apt-get install valgrind time binutils bolt-22`"));
+        }
+    }
+    let relift = match &args.relift {
+        Some(path) => absolute(path)?,
+        None => e2e::build_relift()?,
+    };
+    let bench = run::Bench {
+        relift,
+        relift_options: args.relift_options.clone(),
+        bolt: args.bolt.clone(),
+        merge_fdata: args.merge_fdata.clone(),
+        pairs: args.pairs,
+        directory,
+    };
+    let is_wanted = |name: &str| args.programs.is_empty() || args.programs.iter().any(|wanted| wanted == name);
+    let mut rows = Vec::new();
+    let mut failures = Vec::new();
+    for program in programs::PROGRAMS.iter().filter(|program| is_wanted(program.name)) {
+        match bench.row(program) {
+            Ok(row) => {
+                shell::say(&report::row(&row));
+                rows.push(row);
+            }
+            Err(problem) => {
+                shell::say(&format!("{}: {problem}", program.label()));
+                failures.push(format!("{}: {problem}", program.label()));
+            }
+        }
+    }
+    if rows.is_empty() {
+        return Err("no program was measured".into());
+    }
+    let record = args.record.clone().unwrap_or_else(|| bench.directory.join("bench.md"));
+    shell::write_file(&record, report::tables(&rows, &bench, &failures).as_bytes())?;
+    shell::say(&format!("\nwritten to {}", record.display()));
+    if failures.is_empty() { Ok(()) } else { Err(format!("{} programs were not measured", failures.len())) }
+}

@@ -1,0 +1,124 @@
+//! relift and BOLT as processes: what they cost, and what they say of their own outputs.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use super::run::{Bench, Subject};
+use crate::shell::{self, Result};
+
+/// What BOLT is told, as in the issue that asked for the comparison.
+pub(super) const BOLT_OPTIONS: [&str; 6] =
+    ["-reorder-blocks=ext-tsp", "-reorder-functions=cdsort", "-split-functions", "-split-all-cold", "-icf=all", "-dyno-stats"];
+
+/// What a run of a tool cost.
+#[derive(Copy, Clone, Debug, Default)]
+pub(super) struct Cost {
+    /// User and system time of the whole process.
+    pub(super) cpu_seconds: f64,
+    pub(super) peak_kilobytes: u64,
+}
+
+/// What a tool counts by the profile, before and after.
+#[derive(Copy, Clone, Debug, Default)]
+pub(super) struct Dyno {
+    pub(super) taken_before: u64,
+    pub(super) taken_after: u64,
+}
+
+/// Makes the profile that both tools get: BOLT's instrumentation, the training workload.
+pub(super) fn profile(bench: &Bench, subject: &Subject<'_>) -> Result {
+    let raw = subject.folder.join("raw");
+    let _absent = fs::remove_dir_all(&raw);
+    shell::create_folder(&raw)?;
+    let instrumented = subject.folder.join("instrumented");
+    let mut file_option = std::ffi::OsString::from("--instrumentation-file=");
+    file_option.push(raw.join("profile"));
+    let mut instrument = Command::new(&bench.bolt);
+    instrument.arg(&subject.input).arg("-instrument").arg(file_option).arg("--instrumentation-file-append-pid");
+    shell::run(instrument.arg("-o").arg(&instrumented))?;
+    bench.run_workload(subject, "train", &format!("#!/bin/sh\nexec \"{}\" \"$@\"\n", instrumented.display()))?;
+    let parts = shell::sorted_entries(&raw)?;
+    if parts.is_empty() {
+        return Err("the instrumented program wrote no profile".into());
+    }
+    let said = shell::run(Command::new(&bench.merge_fdata).args(&parts))?;
+    shell::write_file(&subject.profile, &said.stdout)
+}
+
+/// BOLT's output, with what it cost and counted.
+pub(super) fn bolt(bench: &Bench, subject: &Subject<'_>, output: &Path) -> Result<(Cost, Dyno)> {
+    let mut words = vec![bench.bolt.clone(), subject.input.display().to_string()];
+    words.push(format!("-data={}", subject.profile.display()));
+    words.extend(BOLT_OPTIONS.map(str::to_owned));
+    words.extend(["-o".into(), output.display().to_string()]);
+    let (cost, said) = measured(subject, &words)?;
+    let taken: Vec<u64> = said.lines().filter_map(|line| counted(line, "taken branches")).collect();
+    match taken[..] {
+        [taken_before, taken_after, ..] => Ok((cost, Dyno { taken_before, taken_after })),
+        _ => Err("BOLT printed no dyno-stats".into()),
+    }
+}
+
+/// The number of a line such as `  123 : taken branches (-4.5%)`.
+fn counted(line: &str, name: &str) -> Option<u64> {
+    let (number, rest) = line.trim().split_once(" : ")?;
+    let is_it = rest == name || rest.strip_prefix(name).is_some_and(|rest| rest.starts_with(" ("));
+    if is_it { number.parse().ok() } else { None }
+}
+
+/// relift's output, with what it cost and counted; `more` are options besides those of the command line.
+pub(super) fn relift(
+    bench: &Bench,
+    subject: &Subject<'_>,
+    input: &Path,
+    profile: &Path,
+    output: &Path,
+    more: &[&str],
+) -> Result<(Cost, Dyno)> {
+    let text = |path: &Path| path.display().to_string();
+    let mut words = vec![text(&bench.relift), "optimize".into(), text(input), "-o".into(), text(output)];
+    words.extend(["-p".into(), text(profile), "--json".into()]);
+    words.extend(bench.relift_options.iter().cloned());
+    words.extend(more.iter().map(|&word| word.to_owned()));
+    let (cost, said) = measured(subject, &words)?;
+    let json: serde_json::Value =
+        serde_json::from_str(&said).map_err(|error| format!("relift --json printed no JSON: {error}"))?;
+    let taken =
+        |order: &str| json.pointer(&format!("/dyno/{order}/taken_branches")).and_then(serde_json::Value::as_u64).unwrap_or(0);
+    Ok((cost, Dyno { taken_before: taken("before"), taken_after: taken("after") }))
+}
+
+/// Runs a tool; what it cost, and its standard output.
+fn measured(subject: &Subject<'_>, words: &[String]) -> Result<(Cost, String)> {
+    let (times, memory) = (subject.folder.join("times"), subject.folder.join("memory"));
+    // The shell's own clock has milliseconds; the memory is that of `time`'s one child.
+    let script = r#"TIMEFORMAT='%3U %3S'; times=$1; memory=$2; shift 2; { time command time -f %M -o "$memory" "$@" 2>&3; } 3>&2 2>"$times""#;
+    let said = shell::run(Command::new("bash").args(["-c", script, "bash"]).arg(&times).arg(&memory).args(words))?;
+    let read = |path: &Path| Ok::<_, String>(String::from_utf8_lossy(&shell::read_file(path)?).into_owned());
+    let cpu_seconds = read(&times)?.split_whitespace().filter_map(|word| word.parse::<f64>().ok()).sum();
+    let peak_kilobytes = read(&memory)?.trim().parse().map_err(|error| format!("time printed no size: {error}"))?;
+    Ok((Cost { cpu_seconds, peak_kilobytes }, String::from_utf8_lossy(&said.stdout).into_owned()))
+}
+
+/// The size of a binary after `strip`.
+pub(super) fn stripped_size(subject: &Subject<'_>, binary: &Path) -> Result<u64> {
+    let stripped = subject.folder.join("stripped-copy");
+    shell::run(Command::new("strip").arg("-o").arg(&stripped).arg(binary))?;
+    fs::metadata(&stripped)
+        .map(|metadata| metadata.len())
+        .map_err(|error| format!("cannot look at {}: {error}", stripped.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_counters_of_bolt_are_told_apart() {
+        assert_eq!(counted("           153024 : taken branches", "taken branches"), Some(153_024));
+        assert_eq!(counted("           153024 : taken branches (-12.1%)", "taken branches"), Some(153_024));
+        assert_eq!(counted("            15302 : taken forward branches (=)", "taken branches"), None);
+        assert_eq!(counted("BOLT-INFO: taken branches", "taken branches"), None);
+    }
+}
