@@ -75,7 +75,17 @@ pub struct Outline {
 impl Outline {
     pub fn build(image: &Image<'_>, program: &Program) -> Self {
         let funcs: Vec<Func> = program.funcs.keys().collect();
-        Outline { funcs: funcs.par_iter().map(|&func| outline_func(image, program, func)).collect() }
+        let exported = exported_names(image);
+        let outline = |&func: &Func| {
+            let mut outline = outline_func(image, program, func);
+            if outline.name.is_empty() {
+                let start = program.blocks[program.funcs[func].entry].start;
+                let found = exported.binary_search_by_key(&start, |&(at, _)| at);
+                outline.name = found.map_or("", |index| exported[index].1).to_owned();
+            }
+            outline
+        };
+        Outline { funcs: funcs.par_iter().map(outline).collect() }
     }
 
     /// A program with the same functions, blocks and edges and no code, as far as flow networks are concerned.
@@ -87,6 +97,15 @@ impl Outline {
         program.blocks_by_address = program.blocks.keys().collect();
         program
     }
+}
+
+/// What `strip` leaves of the names, ascending by address, one for each.
+fn exported_names<'a>(image: &Image<'a>) -> Vec<(Va, &'a str)> {
+    let named = image.dynamic_symbols.iter().filter(|s| s.has_address() && !s.name.is_empty());
+    let mut names: Vec<(Va, &str)> = named.map(|s| (Va(s.st_value), s.name)).collect();
+    names.sort_unstable();
+    names.dedup_by_key(|&mut (at, _)| at);
+    names
 }
 
 fn outline_func(image: &Image<'_>, program: &Program, func: Func) -> FuncOutline {

@@ -8,13 +8,14 @@
 //! 1. Functions are matched by name, by content, and by the company that they keep (`functions`).
 //! 2. In matched functions, blocks are matched by hash, by their neighbors in the control flow and by their order (`blocks`).
 //! 3. Blocks and edges take over the counts of their matches; what a count is trusted with depends on how its block was recognized.
-//! 4. Functions that were not matched are entered as often as their callers say.
+//! 4. Code that is inlined in one build and not in the other takes over the counts of its copies (`moved`).
 //! 5. `infer` fills in the rest: the consistent flow that changes the trusted counts least.
 //!
 //! **What can go wrong**: a wrong match makes a worse layout. It never makes wrong code, since a profile decides about order only.
 
 mod blocks;
 mod functions;
+mod moved;
 #[cfg(test)]
 mod tests;
 
@@ -60,6 +61,12 @@ pub fn carry_over(old: &Outline, weights: &Weights, new: &Outline, program: &Pro
         matches.iter().enumerate().filter(|&(old, _)| hot[old]).filter_map(|(old, m)| m.map(|(new, e)| (old, new, e))).collect();
     let matched: Vec<Vec<Option<(u32, Level)>>> =
         pairs.par_iter().map(|&(from, to, _)| blocks::match_blocks(&old.funcs[from], &new.funcs[to.index()])).collect();
+    // A name speaks for itself; what was only found must be recognized where it is hot.
+    let is_believed = |&(&(from, _, evidence), matched): &(&(usize, Func, Evidence), &Vec<Option<(u32, Level)>>)| {
+        evidence != Evidence::Neighborhood || recognized(&weights.blocks[ran[from]..ran[from + 1]], matched)
+    };
+    let (pairs, matched): (Vec<_>, Vec<_>) =
+        pairs.iter().zip(&matched).filter(is_believed).map(|(pair, matched)| (*pair, matched.clone())).unzip();
 
     let mut carrier = Carrier {
         program,
@@ -79,10 +86,26 @@ pub fn carry_over(old: &Outline, weights: &Weights, new: &Outline, program: &Pro
     }
     let quality = judge(old, weights, &ran, &hot, &pairs, &carrier.block_of);
     let indirect = carrier.indirect(&matches);
+    let builds = moved::Builds {
+        old,
+        new,
+        old_first: &ran,
+        new_first: &first_blocks(new),
+        pairs: pairs.iter().map(|&(old, new, _)| (old, new.index())).collect(),
+    };
+    carrier.estimate_inlined_now(&builds);
+    carrier.estimate_inlined_before(&builds);
     let (counts, trust) = (carrier.counts, carrier.trust);
     let mut result = infer_carried(program, &counts, &trust);
     result.indirect = indirect;
     (result, quality)
+}
+
+/// Whether half of what ran of a function is in blocks that are the same by a hash.
+fn recognized(counts: &[u64], matched: &[Option<(u32, Level)>]) -> bool {
+    let sum = |counts: &mut dyn Iterator<Item = u64>| counts.fold(0u128, |sum, count| sum + u128::from(count));
+    let same = matched.iter().zip(counts).filter(|(m, _)| m.is_some_and(|(_, level)| level < Level::Position)).map(|(_, &c)| c);
+    2 * sum(&mut same.into_iter()) >= sum(&mut counts.iter().copied())
 }
 
 /// By function the number of its first block, and the number of all blocks at the end.
@@ -128,8 +151,11 @@ impl Carrier<'_> {
             let ends = (matched[edge.source as usize], matched[edge.target as usize]);
             let (Some((source, source_level)), Some((target, target_level))) = ends else { continue };
             let (source, target) = (new_first + source as usize, Block::new(new_first + target as usize));
-            let mut edges = program.blocks[Block::new(source)].edges.as_usize();
-            let Some(index) = edges.find(|&e| program.edges[e].target == target) else { continue };
+            // A branch may lead to one block both ways.
+            let edges = program.blocks[Block::new(source)].edges.as_usize();
+            let mut to_target = edges.filter(|&e| program.edges[e].target == target);
+            let same_kind = to_target.clone().find(|&e| program.edges[e].kind == edge.kind);
+            let Some(index) = same_kind.or_else(|| to_target.next()) else { continue };
             let count = self.weights.edges[first_edge + number];
             let known = self.counts.edges[index].get().unwrap_or(0);
             self.counts.edges[index] = signed(count.saturating_add(known.max(0) as u64));

@@ -129,8 +129,9 @@ impl Descriptor {
                     Site::Edge { source: offset_of(edge.source), is_taken, target: offset_of(edge.target) }
                 }
             };
+            let outline = outlines.next().unwrap_or_default();
             FuncDescriptor {
-                name: name_of(image, program, func).to_owned(),
+                name: outline.name.clone(),
                 content_hash: data.content_hash,
                 size: program.func_size(func),
                 entry_offset: offset_of(data.entry),
@@ -140,7 +141,7 @@ impl Descriptor {
                     .iter()
                     .map(|c| CallDescriptor { block_offset: offset_of(c.block), offset: c.offset, len: c.len })
                     .collect(),
-                outline: outlines.next().unwrap_or_default(),
+                outline,
             }
         };
         Descriptor { identity: identity(image), funcs: program.funcs.keys().map(describe).collect() }

@@ -45,16 +45,16 @@ pub(super) fn put(bytes: &mut Vec<u8>, outline: &FuncOutline) {
 }
 
 pub(super) fn read(reader: &mut Reader<'_>, func: &FuncDescriptor, num_funcs: usize) -> Result<FuncOutline> {
-    let mut outline = FuncOutline { name: func.name.clone(), content_hash: func.content_hash, ..FuncOutline::default() };
     let num_blocks = reader.count()?;
+    if num_blocks == 0 {
+        return Ok(FuncOutline::default());
+    }
+    let mut outline = FuncOutline { name: func.name.clone(), content_hash: func.content_hash, ..FuncOutline::default() };
     let mut last = 0;
     for _ in 0..num_blocks {
         let block = read_block(reader, last)?;
         last = i64::from(block.offset);
         outline.blocks.push(block);
-    }
-    if num_blocks == 0 {
-        return Ok(outline);
     }
     let numbered = |value: u64, limit: usize| match u32::try_from(value) {
         Ok(number) if (number as usize) < limit => Ok(number),

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::attribute::attribute;
 use crate::instrument::plan_counters;
+use crate::outline::FuncOutline;
 use crate::testing::{End, arbitrary_ends, empty_image, program};
 
 fn two_functions() -> Vec<Vec<End>> {
@@ -105,8 +106,14 @@ fn a_profile_of_another_binary_is_refused() {
     let mut file = profile_of(&two_functions());
     file.descriptor.identity = [1, 2];
     file.descriptor.funcs.iter_mut().for_each(|f| f.content_hash = 77);
-    let error = attribute(&file, &empty_image(), &program(&two_functions())).unwrap_err();
-    assert!(error.to_string().starts_with("profile of another binary"), "{error}");
+    for (func, number) in file.descriptor.funcs.iter_mut().zip(1000..) {
+        func.outline.content_hash = 77;
+        func.outline.blocks.iter_mut().for_each(|b| (b.strong, b.middle, b.loose) = (number, number, number));
+    }
+    let refuse = |file: &ProfileFile| attribute(file, &empty_image(), &program(&two_functions())).unwrap_err().to_string();
+    assert!(refuse(&file).starts_with("profile of another binary"));
+    file.descriptor.funcs.iter_mut().for_each(|f| f.outline = FuncOutline::default());
+    assert!(refuse(&file).starts_with("profile of another binary"));
 }
 
 #[test]

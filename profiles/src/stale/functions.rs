@@ -108,6 +108,11 @@ impl Matcher<'_> {
 
     /// Matches functions of one name.
     fn match_group(&mut self, old: &[u32], new: &[u32]) {
+        // So many of one name are told apart by content alone, by hashing.
+        const SEARCHED_MAX: usize = 1_000_000;
+        if old.len().saturating_mul(new.len()) > SEARCHED_MAX {
+            return;
+        }
         for &a in old {
             let content = self.old.funcs[a as usize].content_hash;
             let same = new

@@ -6,12 +6,12 @@
 use std::path::{Path, PathBuf};
 
 use profiles::samples::Collector;
-use profiles::{Outline, ProfileFile, ProfileKind, Samples, SymbolIndex, Weights, perf, preaggregated, yaml};
+use profiles::{Outline, ProfileFile, ProfileKind, Samples, StaleQuality, SymbolIndex, Weights, perf, preaggregated, yaml};
 
 use crate::driver::{self, Lifted};
 use crate::failure::{Failure, Result};
 use crate::files;
-use crate::report::{ProfileQuality, SampledQuality, StaleShare, percent};
+use crate::report::{ProfileQuality, SampledQuality, percent};
 use crate::timing::Timing;
 
 /// A profile as it was named on the command line.
@@ -70,6 +70,7 @@ pub(crate) fn load(
     let (before, after) = (Outline::build(&old.image, &old.program), Outline::build(&lifted.image, &lifted.program));
     let (weights, stale) = profiles::carry_over(&before, &weights, &after, &lifted.program);
     require_share(binary, "executed instructions", stale.counts_matched, stale.counts_total)?;
+    warn_if_little(binary, &stale);
     quality.stale.push(stale.into());
     Ok((weights, quality))
 }
@@ -171,7 +172,10 @@ impl Loader<'_, '_> {
             quality.counts_matched = quality.counts_matched.saturating_add(found.counts_matched);
             quality.counts_total = quality.counts_total.saturating_add(found.counts_total);
             weights.add(&attribution.weights, 1);
-            quality.stale.extend(found.stale.map(StaleShare::from));
+            if let Some(stale) = &found.stale {
+                warn_if_little(first, stale);
+                quality.stale.push((*stale).into());
+            }
         }
         let [has_branches, has_addresses] = self.has_samples;
         let collected = [("branches", has_branches, self.branches), ("addresses", has_addresses, self.addresses)];
@@ -189,6 +193,18 @@ impl Loader<'_, '_> {
             });
         }
         Ok((weights, quality))
+    }
+}
+
+/// What is carried over from too different a build may be worse than nothing.
+fn warn_if_little(path: &Path, stale: &StaleQuality) {
+    const CARRIED_PERCENT_MIN: u64 = 60;
+    if stale.counts_matched.saturating_mul(100) < stale.counts_total.saturating_mul(CARRIED_PERCENT_MIN) {
+        let share = percent(stale.counts_matched, stale.counts_total);
+        eprintln!(
+            "relift: warning: {}: a profile of another build, of which only {share} of executed instructions were recognized; the result may be slower than the input: record a new one",
+            path.display()
+        );
     }
 }
 
