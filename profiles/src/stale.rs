@@ -27,7 +27,7 @@ use crate::infer::{Trust, infer_carried};
 use crate::instrument::{Count, Counts};
 use crate::outline::Outline;
 use crate::weights::{IndirectTargets, Weights};
-use blocks::Level;
+use blocks::{Level, Matches};
 pub use functions::{Evidence, match_functions};
 
 /// How much of a profile was carried over. Only functions, blocks and counts that ran are counted.
@@ -51,18 +51,21 @@ impl StaleQuality {
     }
 }
 
+/// An old function, its counterpart, and what speaks for it.
+type Pair = (usize, Func, Evidence);
+
 /// Weights of `program`, whose outline is `new`, from weights of the program whose outline is `old`.
 pub fn carry_over(old: &Outline, weights: &Weights, new: &Outline, program: &Program) -> (Weights, StaleQuality) {
     let ran = first_blocks(old);
     let is_hot = |func: usize| weights.blocks[ran[func]..ran[func + 1]].iter().any(|&count| count != 0);
     let hot: Vec<bool> = (0..old.funcs.len()).map(is_hot).collect();
     let matches = match_functions(old, new, &hot);
-    let pairs: Vec<(usize, Func, Evidence)> =
+    let pairs: Vec<Pair> =
         matches.iter().enumerate().filter(|&(old, _)| hot[old]).filter_map(|(old, m)| m.map(|(new, e)| (old, new, e))).collect();
-    let matched: Vec<Vec<Option<(u32, Level)>>> =
+    let matched: Vec<Matches> =
         pairs.par_iter().map(|&(from, to, _)| blocks::match_blocks(&old.funcs[from], &new.funcs[to.index()])).collect();
     // A name speaks for itself; what was only found must be recognized where it is hot.
-    let is_believed = |&(&(from, _, evidence), matched): &(&(usize, Func, Evidence), &Vec<Option<(u32, Level)>>)| {
+    let is_believed = |&(&(from, _, evidence), matched): &(&Pair, &Matches)| {
         evidence != Evidence::Neighborhood || recognized(&weights.blocks[ran[from]..ran[from + 1]], matched)
     };
     let (pairs, matched): (Vec<_>, Vec<_>) =
@@ -207,7 +210,7 @@ fn judge(
     weights: &Weights,
     first_blocks: &[usize],
     hot: &[bool],
-    pairs: &[(usize, Func, Evidence)],
+    pairs: &[Pair],
     block_of: &[Option<(Block, Level)>],
 ) -> StaleQuality {
     let mut quality = StaleQuality { functions_total: hot.iter().filter(|&&hot| hot).count(), ..StaleQuality::default() };

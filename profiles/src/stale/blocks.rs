@@ -54,7 +54,7 @@ fn level_of(old: &BlockOutline, new: &BlockOutline) -> Level {
 }
 
 /// By block of the old function, its counterpart and how it was found.
-pub(super) fn match_blocks(old: &FuncOutline, new: &FuncOutline) -> Vec<Option<(u32, Level)>> {
+pub(super) fn match_blocks(old: &FuncOutline, new: &FuncOutline) -> Matches {
     if old.content_hash == new.content_hash && old.blocks.len() == new.blocks.len() {
         return (0..old.blocks.len() as u32).map(|i| Some((i, Level::Strong))).collect();
     }
@@ -99,10 +99,16 @@ impl<'a> Side<'a> {
     }
 }
 
+/// An old and a new block with one key, and whether there are more.
+type Candidates = (Option<u32>, Option<u32>, bool);
+
+/// By block of the old function, its counterpart and how it was found.
+pub(super) type Matches = Vec<Option<(u32, Level)>>;
+
 struct Matcher<'a> {
     old: Side<'a>,
     new: Side<'a>,
-    to_new: Vec<Option<(u32, Level)>>,
+    to_new: Matches,
     is_taken: Vec<bool>,
     /// Pairs from which matches have yet to spread.
     queue: VecDeque<(u32, u32)>,
@@ -158,7 +164,7 @@ impl<'a> Matcher<'a> {
             (level.hash(side.block(block)), if with_neighbors { side.around[block as usize] } else { 0 })
         };
         let is_telling = |side: &Side<'_>, block: u32| with_neighbors || side.block(block).num_insts >= level.len_min();
-        let mut found: FxHashMap<(u32, u32), (Option<u32>, Option<u32>, bool)> = FxHashMap::default();
+        let mut found: FxHashMap<(u32, u32), Candidates> = FxHashMap::default();
         for block in self.open_old().filter(|&b| is_telling(&self.old, b)) {
             let entry = found.entry(key(&self.old, block)).or_default();
             entry.2 |= entry.0.replace(block).is_some();

@@ -243,10 +243,7 @@ impl Matcher<'_> {
     /// Step 5: what lies between matched functions in both builds. Whether anything was found.
     fn by_order(&mut self, wanted: &[bool]) -> bool {
         let mut votes = Vec::new();
-        for old in 0..self.to_new.len() {
-            if self.to_new[old].is_some() || !wanted[old] {
-                continue;
-            }
+        for (old, _) in wanted.iter().enumerate().filter(|&(old, &is_wanted)| is_wanted && self.to_new[old].is_none()) {
             let before = old.checked_sub(1).and_then(|i| self.to_new[i]).map(|(f, _)| f.index() + 1);
             let after = self.to_new.get(old + 1).copied().flatten().and_then(|(f, _)| f.index().checked_sub(1));
             let is_both = before.is_some() && before == after;
