@@ -231,6 +231,7 @@ macro_rules! behaviors {
 
 behaviors! {
     alloca_vla,
+    biased_tables,
     big_function,
     breakpoints,
     cold_paths,

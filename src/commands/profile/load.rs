@@ -70,7 +70,7 @@ pub(crate) fn load(
     let (before, after) = (Outline::build(&old.image, &old.program), Outline::build(&lifted.image, &lifted.program));
     let (weights, stale) = profiles::carry_over(&before, &weights, &after, &lifted.program);
     require_share(binary, "executed instructions", stale.counts_matched, stale.counts_total)?;
-    warn_if_little(binary, &stale);
+    require_carried(binary, &stale)?;
     quality.stale.push(stale.into());
     Ok((weights, quality))
 }
@@ -173,7 +173,7 @@ impl Loader<'_, '_> {
             quality.counts_total = quality.counts_total.saturating_add(found.counts_total);
             weights.add(&attribution.weights, 1);
             if let Some(stale) = &found.stale {
-                warn_if_little(first, stale);
+                require_carried(first, stale)?;
                 quality.stale.push((*stale).into());
             }
         }
@@ -196,16 +196,24 @@ impl Loader<'_, '_> {
     }
 }
 
-/// What is carried over from too different a build may be worse than nothing.
-fn warn_if_little(path: &Path, stale: &StaleQuality) {
-    const CARRIED_PERCENT_MIN: u64 = 60;
-    if stale.counts_matched.saturating_mul(100) < stale.counts_total.saturating_mul(CARRIED_PERCENT_MIN) {
-        let share = percent(stale.counts_matched, stale.counts_total);
+/// What is carried over from too different a build is worse than nothing: with less than half of what ran, the result was measured to be
+/// slower than the input.
+fn require_carried(path: &Path, stale: &StaleQuality) -> Result<()> {
+    const CARRIED_PERCENT_MIN: u64 = 50;
+    const CARRIED_PERCENT_GOOD: u64 = 60;
+    let is_below = |percent: u64| stale.counts_matched.saturating_mul(100) < stale.counts_total.saturating_mul(percent);
+    let share = percent(stale.counts_matched, stale.counts_total);
+    if is_below(CARRIED_PERCENT_MIN) {
+        let what = format!("a profile of another build, of which only {share} of executed instructions were recognized");
+        return Err(Failure::at(path, what).hint("record a profile of this build"));
+    }
+    if is_below(CARRIED_PERCENT_GOOD) {
         eprintln!(
             "relift: warning: {}: a profile of another build, of which only {share} of executed instructions were recognized; the result may be slower than the input: record a new one",
             path.display()
         );
     }
+    Ok(())
 }
 
 fn build_id(lifted: &Lifted<'_>) -> Option<String> {
