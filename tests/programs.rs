@@ -248,6 +248,7 @@ behaviors! {
     label_differences,
     label_holes,
     longjmp,
+    pointer_into_padding,
     private_calls,
     qsort_callbacks,
     relative_vtables,

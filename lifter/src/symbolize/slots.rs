@@ -28,6 +28,11 @@ pub(crate) fn static_code_slots<'i>(
     image: &'i Image<'_>,
     units: &'i Units,
 ) -> impl Iterator<Item = (Va, Va, SlotKind)> + use<'i> {
+    static_words(image).filter(|&(_, target, _)| unit_at(units, target).is_some())
+}
+
+/// The same for words that hold any address.
+pub(crate) fn static_words<'i>(image: &'i Image<'_>) -> impl Iterator<Item = (Va, Va, SlotKind)> + use<'i> {
     let data_sections = image.sections.values().filter(|s| s.is_alloc() && !s.is_executable() && !is_rebuilt(s.name));
     let relocs = data_sections.flat_map(|s| image.static_relocs_in(s.sh_addr, s.end()));
     let relocated = relocs.filter_map(|reloc| {
@@ -40,7 +45,7 @@ pub(crate) fn static_code_slots<'i>(
         Some((reloc.at, Va(target), kind))
     });
     let made = offset_table_words(image).filter_map(|at| Some((at, Va(image.read_u64(at)?), SlotKind::Abs64)));
-    relocated.chain(made).filter(|&(_, target, _)| unit_at(units, target).is_some())
+    relocated.chain(made)
 }
 
 /// `(word, places)` of every 32-bit pc-relative word of data that a static relocation says names code: `places` are where it may
