@@ -16,7 +16,7 @@ use crate::discover::reach::{Reach, Reached};
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
 use crate::discover::units::{Unit, Units, find_units, is_stub_section, unit_at};
-use crate::discover::unseen::{Search, Unseen};
+use crate::discover::unseen::{self, Search, Unseen};
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::error::{Error, Result};
@@ -56,7 +56,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         survey_all(Surveyor { image, units, stubs, use_static_relocs, has_unseen_absolutes })
     };
     let mut surveys = survey_all(&units, &stubs);
-    let claimed = claimed_padding(image, &units, &surveys, use_static_relocs);
+    let claimed = claimed_padding(image, &units, &surveys, mode);
     // In guard mode nothing without an unwind entry moves, and the linker's relocations say more than can be found out.
     let reached = match mode == RelinkMode::Replace && !use_static_relocs {
         true => Reach { image, units: &units, surveys: &surveys, stubs: &stubs }.find(),
@@ -156,7 +156,7 @@ fn survey_all(surveyor: Surveyor<'_>) -> Vec<Survey> {
 
 /// Addresses in sections of code that instructions or relocated words name and that were taken for padding: clang leaves nothing of a
 /// function that can't be called, and pointers to it name what follows. Ascending.
-fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey], use_static_relocs: bool) -> Vec<Va> {
+fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey], mode: RelinkMode) -> Vec<Va> {
     let code: Vec<(Va, Va)> = image
         .sections
         .values()
@@ -170,9 +170,15 @@ fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey], use_sta
         data.chain(code).filter(in_code).collect()
     };
     let dynamic = names::relocated_addresses(image).map(|(_, target)| target);
-    let fixed = use_static_relocs && !image.kind.is_position_independent();
-    let linked = fixed.then(|| slots::static_words(image).map(|(_, target, _)| target)).into_iter().flatten();
-    let slots = dynamic.chain(linked).filter(in_code);
+    let ends = units.as_slice().first().zip(units.as_slice().last()).map(|(first, last)| (first.start, last.end));
+    let words: Vec<Va> = match (mode, ends) {
+        (RelinkMode::Guard, Some((low, high))) => unseen::words_between(image, low, high).collect(),
+        (RelinkMode::Replace, _) if !image.kind.is_position_independent() => {
+            slots::static_words(image).map(|(_, target, _)| target).collect()
+        }
+        _ => Vec::new(),
+    };
+    let slots = dynamic.chain(words).filter(in_code);
     let mut claimed: Vec<Va> = surveys.iter().flat_map(named).chain(slots).collect();
     claimed.sort();
     claimed.dedup();

@@ -78,13 +78,34 @@ const JUMP_LEN: u64 = 5;
 const BIAS_BYTES_MAX: u64 = 8 * 4096;
 const CHUNK: usize = 1 << 18;
 
+/// What the program itself may read, tables of the loader and the unwinder aside.
+fn data_sections<'i>(image: &'i Image<'_>) -> impl Iterator<Item = &'i SectionData<'i>> {
+    // Tables of the loader hold offsets, names and hashes; `.dynamic` and `.dynsym` are written anew.
+    let is_loaders = |sh_type: u32| {
+        let tables = [elf::SHT_DYNAMIC, elf::SHT_DYNSYM, elf::SHT_HASH, elf::SHT_NOTE, elf::SHT_STRTAB, elf::SHT_SYMTAB];
+        let of_gnu = [elf::SHT_GNU_HASH, elf::SHT_GNU_VERDEF, elf::SHT_GNU_VERNEED, elf::SHT_GNU_VERSYM];
+        tables.contains(&sh_type) || of_gnu.contains(&sh_type)
+    };
+    let is_unwind = |name: &str| name.starts_with(".eh_frame") || name.starts_with(".gcc_except_table");
+    let sections = image.sections.values();
+    sections.filter(move |s| s.is_alloc() && !s.is_executable() && s.has_bytes() && !is_loaders(s.sh_type) && !is_unwind(s.name))
+}
+
+/// The 64-bit words at every byte of the data that hold an address in `low..high`.
+pub(crate) fn words_between<'i>(image: &'i Image<'_>, low: Va, high: Va) -> impl Iterator<Item = Va> + use<'i> {
+    data_sections(image)
+        .flat_map(|s| image.read(s.sh_addr, (s.end() - s.sh_addr) as usize).unwrap_or(&[]).windows(8))
+        .filter_map(|window| window.try_into().ok().map(|bytes| Va(u64::from_le_bytes(bytes))))
+        .filter(move |&va| low <= va && va < high)
+}
+
 impl Search<'_> {
     /// `tables` ascend.
     pub(crate) fn run(&self, tables: &[RawTable]) -> Unseen {
         let claimed = tables.iter().filter(|t| t.is_exclusive && t.entry_size == 8);
         let claimed: Vec<(Va, Va)> = claimed.map(|t| (t.at, t.end())).collect();
         let mut unseen = Unseen::default();
-        let words = self.data_sections().flat_map(|s| self.scan(s.sh_addr, s.end()).into_iter());
+        let words = data_sections(self.image).flat_map(|s| self.scan(s.sh_addr, s.end()).into_iter());
         for found in words.filter(|f| !is_in(&claimed, f.at)) {
             if found.is_start { &mut unseen.anchors } else { &mut unseen.torn }.push(found.target);
         }
@@ -109,20 +130,6 @@ impl Search<'_> {
     /// Code whose instructions are not known for certain: its bytes may be data.
     fn is_raw(&self, index: usize, unit: &UnitData) -> bool {
         unit.fde().is_none() || self.surveys[index].is_opaque()
-    }
-
-    /// What the program itself may read, tables of the loader and the unwinder aside.
-    fn data_sections(&self) -> impl Iterator<Item = &SectionData<'_>> {
-        // Tables of the loader hold offsets, names and hashes; `.dynamic` and `.dynsym` are written anew.
-        let is_loaders = |sh_type: u32| {
-            let tables = [elf::SHT_DYNAMIC, elf::SHT_DYNSYM, elf::SHT_HASH, elf::SHT_NOTE, elf::SHT_STRTAB, elf::SHT_SYMTAB];
-            let of_gnu = [elf::SHT_GNU_HASH, elf::SHT_GNU_VERDEF, elf::SHT_GNU_VERNEED, elf::SHT_GNU_VERSYM];
-            tables.contains(&sh_type) || of_gnu.contains(&sh_type)
-        };
-        let is_unwind = |name: &str| name.starts_with(".eh_frame") || name.starts_with(".gcc_except_table");
-        let sections = self.image.sections.values();
-        sections
-            .filter(move |s| s.is_alloc() && !s.is_executable() && s.has_bytes() && !is_loaders(s.sh_type) && !is_unwind(s.name))
     }
 
     /// Whether an instruction starts at an address of decoded code; `None` outside of it.
@@ -181,7 +188,7 @@ impl Search<'_> {
                 doubt(value, &|table| value == table.at && table.named_at.binary_search(&at).is_ok());
             }
         }
-        for section in self.data_sections() {
+        for section in data_sections(self.image) {
             let words = (section.sh_addr.align_up(8).0..section.end().0.saturating_sub(7)).step_by(8);
             let words = words.filter_map(|at| self.image.read_u64(Va(at))).map(Va);
             words.for_each(|word| doubt(word, &|table| !(word - table.at).is_multiple_of(u64::from(table.entry_size))));
