@@ -148,9 +148,15 @@ impl Comparison<'_> {
         target.is_some_and(|target| self.oracle.is_behind_function(target, other))
     }
 
+    /// The linker makes the words of the global offset table itself and keeps no relocation of them; they hold addresses and nothing else.
+    fn is_in_offset_table(&self, at: Va) -> bool {
+        let image = self.oracle.image;
+        image.section_named(".got").map(|id| &image.sections[id]).is_some_and(|s| s.sh_addr <= at && at < s.end())
+    }
+
     fn compare_lifted_slots(&self, truth: &mut GroundTruth) {
         for slot in self.program.slots.iter().filter(|s| !matches!(s.kind, SlotKind::Dynamic(_))) {
-            if !self.oracle.is_relocated(slot.at) {
+            if !self.oracle.is_relocated(slot.at) && !self.is_in_offset_table(slot.at) {
                 truth.invented_slots.push(slot.at);
             }
         }
