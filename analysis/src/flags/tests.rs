@@ -1,3 +1,5 @@
+//! Small programs assembled instruction by instruction, and which of their blocks need the flags that they are entered with.
+
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use lifter::FileOffset;

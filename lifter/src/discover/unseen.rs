@@ -10,7 +10,9 @@
 //!   that someone wrote by hand), if instructions start at their values;
 //! * every aligned 64-bit word that points a few bytes behind the start of a function: a tagged pointer, it pins;
 //! * every 32- and 64-bit immediate and displacement of an instruction, and every window of 32 bits in code that is not decoded;
-//! * every address that the loader writes into data.
+//! * every address that the loader writes into data;
+//! * every 64-bit word at every byte of the data that leads into the padding between two functions: it keeps that padding, and what the padding runs
+//!   into (`words_between`; an empty function of clang's is a function's start with nothing before the next).
 //!
 //! **Why that is all.** Two halves that a program puts together are two numbers of which the lower one is a 32-bit word or immediate with
 //! the address (code at fixed addresses lies below 4 GiB). Addresses computed by rip-relative instructions are seen and follow.

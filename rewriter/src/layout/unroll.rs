@@ -4,7 +4,7 @@
 //! parsers, searches) these are most of what block order leaves.
 //!
 //! **Method.** After layout, look for a block that jumps back to one before it in the same fragment, with nothing but the loop's own blocks
-//! between. Copies of that stretch are put behind it. The branch at its end is inverted by the rule that makes all terminators: what it jumped
+//! between. Copies of what a round runs through are put behind it. The branch at its end is inverted by the rule that makes all terminators: what it jumped
 //! to now follows. The last copy jumps back to the original. Loops with the most branches saved per byte come first, until the
 //! budget is used up.
 //!
@@ -37,6 +37,8 @@ struct Candidate {
     /// Positions of the first and the last block of the stretch.
     first: usize,
     last: usize,
+    /// The blocks of it that a round may run through without a jump: what a copy holds.
+    body: Vec<Block>,
     copies: u32,
     bytes: u32,
     saved: u64,
@@ -104,7 +106,8 @@ fn loops<'a>(
         if first > last || !is_worth || blocks[first..=last].iter().any(|planned| planned.copy.is_some()) {
             return None;
         }
-        let once: u32 = blocks[first..=last].iter().map(|planned| program.blocks[planned.block].len).sum();
+        let body = run_through(program, &blocks[first..=last])?;
+        let once: u32 = body.iter().map(|&block| program.blocks[block].len).sum();
         if once == 0 || once > LOOP_BYTES_MAX || entered_within(program, weights, blocks, first, last) {
             return None;
         }
@@ -113,8 +116,31 @@ fn loops<'a>(
         let lost = if is_jump { 0 } else { exits };
         let saved = (rounds / rest).saturating_mul(copies).saturating_sub(lost);
         let bytes = once * copies as u32;
-        (saved > 0).then_some(Candidate { fragment: index, first, last, copies: copies as u32, bytes, saved, rounds, exits })
+        (saved > 0).then_some(Candidate {
+            fragment: index,
+            first,
+            last,
+            body,
+            copies: copies as u32,
+            bytes,
+            saved,
+            rounds,
+            exits,
+        })
     })
+}
+
+/// The blocks of a stretch that are run into one from the other, from the first to the last. What only a jump leads to is left out: in a copy
+/// that jump goes to the original. `None` if the last is not among them.
+fn run_through(program: &Program, stretch: &[PlannedBlock]) -> Option<Vec<Block>> {
+    let mut body: Vec<Block> = Vec::with_capacity(stretch.len());
+    for planned in stretch {
+        let follows = |&before: &Block| program.block_edges(before).iter().any(|edge| edge.target == planned.block);
+        if body.last().is_none_or(follows) {
+            body.push(planned.block);
+        }
+    }
+    (body.last() == stretch.last().map(|planned| &planned.block)).then_some(body)
 }
 
 /// Where the block at the end of a stretch jumps to, how often, how often not, and whether by a jump without a condition.
@@ -158,7 +184,7 @@ fn insert(weights: &Weights, fragments: &mut [FragmentPlan], mut candidates: Vec
             blocks.push(planned);
             if let Some(c) = wanted.next_if(|c| c.last == position) {
                 for _ in 0..c.copies {
-                    blocks.extend(old[c.first..=c.last].iter().map(|planned| copy(weights, planned.block, c)));
+                    blocks.extend(c.body.iter().map(|&block| copy(weights, block, c)));
                 }
             }
         }
