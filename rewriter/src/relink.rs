@@ -20,8 +20,8 @@ mod unwind;
 
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
-use lifter::entity::{Block, Section};
-use lifter::ir::Program;
+use lifter::entity::{Block, EntityId, Section};
+use lifter::ir::{BlockData, Program};
 use object::elf;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
@@ -84,9 +84,10 @@ pub fn relink(
     // Addresses.
     let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, growth));
     let addresses = Addresses::new(program, out, &codes, &placement);
-    let fragments = unwind::fragments(program, out, &codes, &placement);
+    let fragments = unwind::fragments(program, out, &mut codes, &placement);
     let pad = |va: Va| unwind::landing_pad(program, &addresses, va);
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
+    drop(fragments);
     // A table without entries is but a terminator, which no one needs where there was none.
     let sizes = match program.unwind.fdes.is_empty() && image.section_named(unwind::SECTIONS[1]).is_none() {
         true => [0; 3],
@@ -336,19 +337,20 @@ fn rewrite_probes(image: &Image<'_>, addresses: &Addresses<'_>, table: &mut Sect
 }
 
 fn block_places(program: &Program, out: &OutProgram, codes: &[FragmentCode], addresses: &Addresses<'_>) -> Vec<(Va, u32)> {
-    let mut places: Vec<(Va, u32)> = program.blocks.values().map(|b| (b.start, b.len)).collect();
+    let mut lens = vec![0; out.blocks.len()];
     for (fragment, code) in out.fragments.iter().zip(codes) {
-        for (index, (id, block)) in out.fragment_blocks(fragment).enumerate() {
-            // Of a block and its copies, the place is the block's own.
-            if block.copies_body && out.placed[block.origin] == Some(id) {
-                let end = code.offsets.get(index + 1).copied().unwrap_or(code.bytes.len() as u32);
-                let place = (addresses.out(id), end - code.offsets[index]);
-                let origin: Block = block.origin;
-                places[lifter::entity::EntityId::index(origin)] = place;
-            }
+        let ends = code.offsets.iter().skip(1).copied().chain([code.bytes.len() as u32]);
+        let (first, last) = (fragment.blocks.start as usize, fragment.blocks.end as usize);
+        for ((len, offset), end) in lens[first..last].iter_mut().zip(&code.offsets).zip(ends) {
+            *len = end - offset;
         }
     }
-    places
+    // Of a block and its copies, the place is the block's own.
+    let place = |(block, data): (Block, &BlockData)| match out.placed[block] {
+        Some(id) => (addresses.out(id), lens[id.index()]),
+        None => (data.start, data.len),
+    };
+    program.blocks.iter().map(place).collect()
 }
 
 fn build_id_offset(

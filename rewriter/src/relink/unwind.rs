@@ -9,6 +9,7 @@ use lifter::address::Va;
 use lifter::entity::{Fde, SecondaryMap};
 use lifter::ir::{Program, RefTarget};
 use object::elf;
+use rayon::prelude::*;
 
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
@@ -42,17 +43,17 @@ impl Places {
     }
 }
 
-/// All output code, described to the unwind writers.
+/// All output code, described to the unwind writers. The runs of the encoded fragments are used up.
 pub(crate) fn fragments(
     program: &Program,
     out: &OutProgram,
-    codes: &[FragmentCode],
+    codes: &mut [FragmentCode],
     placement: &Placement,
 ) -> Vec<UnwindFragment> {
-    let mut fragments = Vec::with_capacity(codes.len() + program.ranges.len() / 8);
-    for (code, &at) in codes.iter().zip(&placement.fragments) {
+    debug_assert_eq!(codes.len(), out.fragments.len());
+    let moved = codes.par_iter_mut().zip(&placement.fragments).map(|(code, &at)| {
         let mut pieces: Vec<Piece> = Vec::with_capacity(code.runs.len());
-        for run in &code.runs {
+        for run in std::mem::take(&mut code.runs) {
             let piece =
                 Piece { old_start: run.old_start, old_len: run.old_len, new_start: at + u64::from(run.offset), new_len: run.len };
             match pieces.last_mut() {
@@ -63,10 +64,10 @@ pub(crate) fn fragments(
                 _ => pieces.push(piece),
             }
         }
-        if !pieces.is_empty() {
-            fragments.push(UnwindFragment { start: at, len: code.bytes.len() as u32, pieces });
-        }
-    }
+        UnwindFragment { start: at, len: code.bytes.len() as u32, pieces }
+    });
+    let mut fragments: Vec<UnwindFragment> = moved.collect();
+    fragments.retain(|fragment| !fragment.pieces.is_empty());
     let mut is_covered = SecondaryMap::<Fde, bool>::new(program.unwind.fdes.len(), false);
     for range in &program.ranges {
         if let Some(fde) = range.fde {
@@ -80,7 +81,6 @@ pub(crate) fn fragments(
     // What the lifter made no function of (an entry for code that it doesn't know) stays too.
     let uncovered = program.unwind.fdes.iter().filter(|(fde, _)| !is_covered[*fde]);
     fragments.extend(uncovered.map(|(_, data)| identity(data.start, data.end)));
-    debug_assert_eq!(codes.len(), out.fragments.len());
     fragments
 }
 
