@@ -19,6 +19,7 @@ use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 
 mod align;
 mod chains;
+mod copies;
 mod duplicate;
 mod ext_tsp;
 mod functions;

@@ -20,9 +20,9 @@ use lifter::ir::{CodeTarget, Program, Terminator};
 use profiles::Weights;
 use rustc_hash::FxHashMap;
 
+use super::copies::{Budget, by_savings, execution_before};
 use super::count_of;
 use crate::plan::{FragmentPlan, PlannedBlock};
-use crate::terminator::{Execution, SuccessorCounts, emit_weighted};
 
 /// The longest loop that is copied, and how long it may get.
 const LOOP_BYTES_MAX: u32 = 96;
@@ -48,38 +48,33 @@ struct Candidate {
 }
 
 /// Copies loops that go round at least `busy_count_min` times, for at most `per_mille_max` thousandths of the bytes of movable code.
-/// Returns how many were copied.
 pub(super) fn apply(
     program: &Program,
     weights: &Weights,
     busy_count_min: u64,
     per_mille_max: u64,
     fragments: &mut [FragmentPlan],
-) -> usize {
-    let movable: u64 = program.blocks.values().filter(|b| program.funcs[b.func].is_movable()).map(|b| u64::from(b.len)).sum();
-    let mut budget = movable * per_mille_max / 1000;
+) {
+    let mut budget = Budget::per_mille(program, per_mille_max);
     let mut candidates: Vec<Candidate> = Vec::new();
     for (index, fragment) in fragments.iter().enumerate() {
         if fragment.blocks.iter().any(|planned| count_of(weights, planned.block) >= busy_count_min) {
             candidates.extend(loops(program, weights, busy_count_min, fragment, index));
         }
     }
-    candidates.sort_by_key(|c| (std::cmp::Reverse(u128::from(c.saved) * 1024 / u128::from(c.bytes.max(1))), c.fragment, c.first));
+    candidates.sort_by_key(|c| (by_savings(c.saved, c.bytes), c.fragment, c.first));
     // Of nested or overlapping loops the one that saves more per byte.
     let mut taken: FxHashMap<usize, Vec<(usize, usize)>> = FxHashMap::default();
     candidates.retain(|c| {
         let known = taken.entry(c.fragment).or_default();
         let overlaps = known.iter().any(|&(first, last)| c.first <= last && first <= c.last);
-        let fits = !overlaps && u64::from(c.bytes) <= budget;
+        let fits = !overlaps && budget.take(c.bytes);
         if fits {
-            budget -= u64::from(c.bytes);
             known.push((c.first, c.last));
         }
         fits
     });
-    let count = candidates.len();
     insert(weights, fragments, candidates);
-    count
 }
 
 /// The loops of a fragment that are worth copying.
@@ -99,8 +94,7 @@ fn loops<'a>(
         .collect();
     (0..blocks.len()).filter_map(move |last| {
         let following = blocks.get(last + 1).map(|planned| planned.block);
-        let counts = SuccessorCounts::of(program, weights, blocks[last].block);
-        let (target, rounds, exits, is_jump) = back_way(program, blocks[last], following, counts)?;
+        let (target, rounds, exits, is_jump) = back_way(program, weights, blocks[last], following)?;
         let first = *positions.get(&target)?;
         let is_worth = rounds >= busy_count_min.max(1) && rounds / ROUNDS_MIN >= exits;
         if first > last || !is_worth || blocks[first..=last].iter().any(|planned| planned.copy.is_some()) {
@@ -146,12 +140,12 @@ fn run_through(program: &Program, stretch: &[PlannedBlock]) -> Option<Vec<Block>
 /// Where the block at the end of a stretch jumps to, how often, how often not, and whether by a jump without a condition.
 fn back_way(
     program: &Program,
+    weights: &Weights,
     planned: PlannedBlock,
     following: Option<Block>,
-    counts: SuccessorCounts,
 ) -> Option<(Block, u64, u64, bool)> {
     let terminator = &program.blocks[planned.block].terminator;
-    let execution = Execution::of(emit_weighted(terminator, following, counts), terminator, counts);
+    let execution = execution_before(program, weights, planned.block, following);
     let (target, rounds, exits, is_jump) = match (execution.jump, execution.conditional) {
         (Some((target, count)), None) => (target, count, 0, true),
         (None, Some(branch)) if matches!(terminator, Terminator::Branch { .. }) => {
