@@ -112,7 +112,7 @@ pub(crate) struct Transforms {
     /// Leave these transforms out.
     #[arg(long, value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) skip: Vec<Transform>,
-    /// Run these transforms too, which are off by default: align-loops, split-warm.
+    /// Run these transforms too, which are off by default: align-loops.
     #[arg(long = "with", value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) more: Vec<Transform>,
     /// Stop changing functions after this many, to bisect a fault.
@@ -141,14 +141,14 @@ pub(crate) enum Transform {
     DuplicateTails,
     /// Repeat short hot loops behind themselves, so that most rounds end without a jump.
     UnrollLoops,
-    /// Put what is seldom executed away from what is often: fewer pages, more cache misses.
+    /// Put what is seldom executed away from what is often.
     SplitWarm,
 }
 
 impl Transform {
     /// Whether it has shown that it pays.
     fn is_default(self) -> bool {
-        !matches!(self, Transform::AlignLoops | Transform::SplitWarm)
+        !matches!(self, Transform::AlignLoops)
     }
 }
 
