@@ -6,6 +6,7 @@
 mod bench;
 mod corpus;
 mod e2e;
+mod growth;
 mod random;
 mod shell;
 mod stock;
@@ -33,6 +34,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Train, check and compare relift's output on these programs, and write a record
     E2e(e2e::E2eArgs),
+    /// Measure how relift's time and memory grow with the size of the program
+    Growth(growth::GrowthArgs),
     /// Relink the ELF files that this machine has, at random, and compare how they behave
     Stock(stock::StockArgs),
     /// Run real test-suites on relinked programs and libraries, and compare with the originals
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Corpus(args) => corpus::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::E2e(args) => e2e::run(&args),
+        Command::Growth(args) => growth::run(&args),
         Command::Stock(args) => stock::run(&args),
         Command::Suites(args) => suites::run(&args),
         Command::Truth(args) => truth::run(&args),
