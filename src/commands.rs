@@ -12,6 +12,8 @@ mod train;
 
 use std::process::ExitCode;
 
+pub(crate) use bolt::door::parse;
+
 use crate::args::{Cli, Command};
 use crate::failure::{Failure, Result};
 use crate::progress::Progress;
@@ -23,6 +25,14 @@ pub(crate) struct Style {
     pub(crate) json: bool,
     pub(crate) time: bool,
     pub(crate) verbose: bool,
+}
+
+/// How many threads to use; 0 for one per processor.
+pub(crate) fn threads(cli: &Cli) -> usize {
+    match &cli.command {
+        Command::Bolt(args) if cli.threads == 0 => bolt::threads(&args.arguments).unwrap_or(0),
+        _ => cli.threads,
+    }
 }
 
 pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
