@@ -39,6 +39,8 @@ pub(crate) enum Command {
     },
     /// Show what was lifted, and what is pinned and why.
     Inspect(Inspect),
+    /// Show what the alias analysis finds, and what it costs.
+    Analyze(Analyze),
     /// Check an output against its input with other parsers and another disassembler.
     Check(Check),
     /// Compare two files: sizes, and with a profile of the first the executed instructions and branches.
@@ -234,6 +236,11 @@ pub(crate) struct Inspect {
 pub(crate) enum CfgForm {
     Dot,
     Text,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Analyze {
+    pub(crate) input: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
 //! One module a command: from what was typed to what is printed.
 
+mod analyze;
 mod bolt;
 mod check;
 mod demo;
@@ -43,6 +44,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
         Command::Optimize(args) => optimize::run(&args, style, &mut timing),
         Command::Instrument(args) => instrument::run(&args, style, &mut timing),
         Command::Profile { command } => profile::run(&command, style, &mut timing),
+        Command::Analyze(args) => analyze::run(&args, style, &mut timing),
         Command::Inspect(args) => inspect::run(&args, style, &mut timing),
         Command::Check(args) => check::run(&args, style, &mut timing),
         Command::Diff(args) => diff::run(&args, style),
@@ -60,6 +62,7 @@ fn num_phases(command: &Command) -> u64 {
     match command {
         Command::Train(_) | Command::Demo(_) => 24,
         Command::Optimize(_) | Command::Instrument(_) | Command::Bolt(_) => 12,
+        Command::Analyze(_) => 8,
         Command::Inspect(_) | Command::Perf2bolt(_) => 5,
         Command::Profile { .. } | Command::MergeFdata(_) | Command::Check(_) | Command::Diff(_) => 1,
     }
