@@ -49,7 +49,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
         Command::Check(args) => check::run(&args, style, &mut timing),
         Command::Diff(args) => diff::run(&args, style),
         Command::Bolt(args) => bolt::run(&args.arguments, style, &mut timing),
-        Command::MergeFdata(args) => bolt::merge_fdata(&args.arguments),
+        Command::MergeFdata(args) => bolt::merge_fdata(&args.arguments, &mut timing),
         Command::Perf2bolt(args) => bolt::perf2bolt(&args.arguments, &mut timing),
         Command::Demo(args) => demo::run(&args, style, &mut timing),
     };

@@ -143,7 +143,7 @@ fn parse(arguments: &[String]) -> Result<Request> {
 }
 
 /// `merge-fdata FILES… [-o OUTPUT]`, to standard output without one.
-pub(crate) fn merge_fdata(arguments: &[String]) -> Result<ExitCode> {
+pub(crate) fn merge_fdata(arguments: &[String], timing: &mut Timing) -> Result<ExitCode> {
     use std::io::Write;
     let mut inputs = Vec::new();
     let mut output = None;
@@ -164,7 +164,7 @@ pub(crate) fn merge_fdata(arguments: &[String]) -> Result<ExitCode> {
     if inputs.is_empty() {
         return Err(Failure::new("merge-fdata: no input is named"));
     }
-    let bytes = profile::merged(&inputs)?;
+    let bytes = profile::merged(&inputs, timing.progress())?;
     match output {
         Some(output) => crate::files::Draft::write(&output, &bytes, &inputs[0])?.put_in_place()?,
         None => std::io::stdout()
