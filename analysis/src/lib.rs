@@ -7,6 +7,7 @@ pub mod flags;
 pub mod graph;
 pub mod library;
 pub mod partition;
+pub mod procedures;
 pub mod values;
 
 pub use flags::FlagLiveness;
