@@ -1,10 +1,10 @@
 //! The values of a whole program: summaries from the callees up, contexts from the callers down.
 //!
-//! **Up.** Every proceduretion is summarized without regard to its callers, callees first. A cycle starts from the assumption that its proceduretions never
+//! **Up.** Every procedure is summarized without regard to its callers, callees first. A cycle starts from the assumption that its procedures never
 //! return and is repeated until no summary grows; summaries are widened, so it ends.
 //!
-//! **Down.** Callers first, each class of each proceduretion is analyzed with what its sites know (`context`), and what it knows at its own call sites goes
-//! on to the classes of its callees. Who may be called from where nobody sees has a class of which nothing is known. A proceduretion that calls nothing need
+//! **Down.** Callers first, each class of each procedure is analyzed with what its sites know (`context`), and what it knows at its own call sites goes
+//! on to the classes of its callees. Who may be called from where nobody sees has a class of which nothing is known. A procedure that calls nothing need
 //! not be looked at: what is asked of it later starts from its context.
 //!
 //! That summaries are symbolic has the effect that even the insensitive analysis does not confuse the returns of one site with another's; a partition
@@ -32,15 +32,15 @@ const AT_ONCE: usize = 128;
 /// Rounds of a cycle after which summaries are widened, and contexts given up that still change.
 const ROUNDS_BEFORE_WIDENING: u8 = 3;
 
-/// What holds of proceduretions whoever calls them.
+/// What holds of procedures whoever calls them.
 #[derive(Debug)]
 pub struct Summaries<'a> {
     pub around: Surroundings<'a>,
     pub graph: CallGraph,
     pub components: Components,
-    /// By proceduretion; `None` for one that is not understood.
+    /// By procedure; `None` for one that is not understood.
     pub summaries: Vec<Option<Summary>>,
-    /// How many times a proceduretion was analyzed.
+    /// How many times a procedure was analyzed.
     pub analyses: usize,
 }
 
@@ -61,7 +61,7 @@ impl<'a> Summaries<'a> {
         Knowledge { library: &self.around.library, summaries: &self.summaries }
     }
 
-    /// Analyzes proceduretions that depend on each other only in cycles, until nothing changes.
+    /// Analyzes procedures that depend on each other only in cycles, until nothing changes.
     fn settle(&mut self, level: &[u32]) {
         let mut is_waiting = vec![true; level.len()];
         let mut rounds = vec![0u8; level.len()];
@@ -89,7 +89,7 @@ impl<'a> Summaries<'a> {
         (!code.is_opaque).then(|| solve(&code, &self.knowledge(), State::at_entry()).summary)
     }
 
-    /// True if more is to be expected of the proceduretion than before.
+    /// True if more is to be expected of the procedure than before.
     fn take_in(&mut self, procedure: u32, result: Option<Summary>, is_widening: bool) -> bool {
         let slot = &mut self.summaries[procedure as usize];
         let grown = match (slot.as_ref(), result) {
@@ -113,14 +113,20 @@ impl<'a> Summaries<'a> {
         }
     }
 
-    /// Whether a proceduretion can be called from places that are not seen, or not understood.
+    /// Whether anything can be said of what holds inside a procedure.
+    pub fn is_understood(&self, procedure: Procedure) -> bool {
+        let procedures = &self.around.procedures;
+        self.summaries[procedure.index()].is_some() && !procedures.may_be_entered_anywhere(self.around.program, procedure)
+    }
+
+    /// Whether a procedure can be called from places that are not seen, or not understood.
     fn has_unknown_callers(&self, procedure: Procedure) -> bool {
         let is_opaque = |&site: &SiteId| !self.is_understood(self.graph.sites[site].caller);
         self.around.procedures.has_unknown_callers(self.around.program, procedure) || self.graph.callers_of(procedure).iter().any(is_opaque)
     }
 }
 
-/// What holds of each class of each proceduretion.
+/// What holds of each class of each procedure.
 #[derive(Debug)]
 pub struct Contexts<'s, 'a> {
     pub summaries: &'s Summaries<'a>,
@@ -148,12 +154,12 @@ impl<'s, 'a> Contexts<'s, 'a> {
         all
     }
 
-    /// What a class knows; `None` if nothing calls the proceduretion so.
+    /// What a class knows; `None` if nothing calls the procedure so.
     pub fn context(&self, procedure: Procedure, class: u32) -> Option<&Context> {
         self.contexts[self.partition.node(procedure, class)].as_ref()
     }
 
-    /// Solves a proceduretion as a class knows it. For one of which nothing calls it, what holds whoever did.
+    /// Solves a procedure as a class knows it. For one of which nothing calls it, what holds whoever did.
     pub fn solve(&self, code: &ProcedureCode, class: u32) -> Solution {
         let entry = self.context(code.procedure, class).map_or_else(State::at_entry, Context::entry_state);
         solve(code, &self.summaries.knowledge(), entry)
@@ -213,7 +219,7 @@ impl<'s, 'a> Contexts<'s, 'a> {
         }
     }
 
-    /// What the calls of a proceduretion mean for its callees, in each of some of its classes.
+    /// What the calls of a procedure mean for its callees, in each of some of its classes.
     fn calls_of(&self, procedure: Procedure, classes: &[u32]) -> Vec<(SiteId, Context)> {
         let mut list = Vec::new();
         let reached: Vec<u32> = classes.iter().copied().filter(|&class| self.context(procedure, class).is_some()).collect();

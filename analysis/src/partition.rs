@@ -1,10 +1,10 @@
-//! Which call sites of a proceduretion share one analysis of it: the one door through which a profile comes into this crate.
+//! Which call sites of a procedure share one analysis of it: the one door through which a profile comes into this crate.
 //!
-//! **Classes.** The sites of each proceduretion are put into classes. Class 0 holds all that do not matter, and whoever calls the proceduretion in ways that are not seen;
+//! **Classes.** The sites of each procedure are put into classes. Class 0 holds all that do not matter, and whoever calls the procedure in ways that are not seen;
 //! each site that matters has a class of its own. With everything in class 0 the analysis is the classical context-insensitive one, with
 //! every site on its own the context-sensitive one.
 //!
-//! **Skipped proceduretions.** Where nothing that a caller knows can matter for hot code, a proceduretion is not analyzed per class at all. What its summary
+//! **Skipped procedures.** Where nothing that a caller knows can matter for hot code, a procedure is not analyzed per class at all. What its summary
 //! says holds in every context.
 
 use lifter::entity::EntityId;
@@ -17,9 +17,9 @@ use crate::procedures::Procedure;
 pub struct Partition {
     /// By site, its class among those of the callee.
     class: Vec<u32>,
-    /// By proceduretion, the number of its class 0 among all classes; one more at the end.
+    /// By procedure, the number of its class 0 among all classes; one more at the end.
     first_node: Vec<u32>,
-    /// By proceduretion.
+    /// By procedure.
     is_skipped: Vec<bool>,
 }
 
@@ -54,7 +54,7 @@ impl Partition {
         first_node.push(next);
         Partition { class, first_node, is_skipped: skipped }
     }
-    /// One class a proceduretion.
+    /// One class a procedure.
     pub fn insensitive(graph: &CallGraph, num_procedures: usize) -> Self {
         Self::new(graph, num_procedures, |_| false, |_| false)
     }
@@ -69,7 +69,7 @@ impl Partition {
     pub fn num_classes(&self, procedure: Procedure) -> u32 {
         self.first_node[procedure.index() + 1] - self.first_node[procedure.index()]
     }
-    /// A proceduretion's class as one number among all.
+    /// A procedure's class as one number among all.
     pub fn node(&self, procedure: Procedure, class: u32) -> usize {
         (self.first_node[procedure.index()] + class) as usize
     }
