@@ -14,7 +14,7 @@
 //! results are taken in in order. So the result does not depend on the number of threads.
 
 use lifter::Va;
-use lifter::entity::EntityId;
+use lifter::entity::{Block, EntityId};
 use rayon::prelude::*;
 
 use crate::context::Context;
@@ -113,15 +113,15 @@ impl<'a> Summaries<'a> {
         }
     }
 
-    /// Whether anything can be said of what holds inside a procedure.
-    pub fn is_understood(&self, procedure: Procedure) -> bool {
+    /// Whether anything can be said of what holds in a block of a procedure.
+    pub fn is_understood(&self, procedure: Procedure, block: Block) -> bool {
         let procedures = &self.around.procedures;
-        self.summaries[procedure.index()].is_some() && !procedures.may_be_entered_anywhere(self.around.program, procedure)
+        self.summaries[procedure.index()].is_some() && !procedures.may_be_entered_anywhere(self.around.program, block)
     }
 
     /// Whether a procedure can be called from places that are not seen, or not understood.
     fn has_unknown_callers(&self, procedure: Procedure) -> bool {
-        let is_opaque = |&site: &SiteId| !self.is_understood(self.graph.sites[site].caller);
+        let is_opaque = |&site: &SiteId| !self.is_understood(self.graph.sites[site].caller, self.graph.sites[site].block);
         self.around.procedures.has_unknown_callers(self.around.program, procedure) || self.graph.callers_of(procedure).iter().any(is_opaque)
     }
 }
@@ -176,7 +176,7 @@ impl<'s, 'a> Contexts<'s, 'a> {
             let id = Procedure::new(procedure as usize);
             !self.partition.is_skipped(id)
                 && self.summaries.graph.has_sites(id)
-                && self.summaries.is_understood(id)
+                && self.summaries.summaries[procedure as usize].is_some()
         };
         let level: Vec<u32> = level.iter().copied().filter(|&procedure| passes_on(procedure)).collect();
         let mut waiting: Vec<Vec<u32>> =

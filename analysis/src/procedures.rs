@@ -8,11 +8,10 @@
 //! an unwind entry starts that something names.
 //!
 //! **Arrivals.** A block whose address is taken, which is no entry, and to which no jump of its own function goes through a table or a computed address: the
-//! receiver of a non-local goto, say. Control may arrive there while an activation of its procedure is going on, with nothing known. Likewise code without an unwind
-//! entry that was only found because something else falls into it.
+//! receiver of a non-local goto, say. Control may arrive there while an activation of its procedure is going on, with nothing known.
 //!
-//! **Procedures that may be entered anywhere.** Where an address in a function takes part in arithmetic, nothing is claimed of its inside. What a call of its entry does
-//! is known nonetheless: that other activations begin elsewhere does not concern this one.
+//! **Code that may be entered anywhere.** Where an address in a function takes part in arithmetic, and in gaps without an unwind entry that something falls into, nothing
+//! is claimed of what holds inside. What a call of the entry does is known nonetheless: that other activations begin elsewhere does not concern this one.
 
 use lifter::entity::{Block, EntityId, Func, PrimaryMap};
 use lifter::ir::{BlockFlags, EdgeKind, PinReason, Program, RefRole, RefTarget, StopKind, Terminator};
@@ -107,9 +106,13 @@ impl Procedures {
         list
     }
 
-    /// Whether nothing can be claimed of what holds inside a procedure.
-    pub fn may_be_entered_anywhere(&self, program: &Program, procedure: Procedure) -> bool {
-        program.funcs[self.all[procedure].func].pin == Some(PinReason::AddressArithmetic)
+    /// Whether nothing can be claimed of what holds in a block.
+    pub fn may_be_entered_anywhere(&self, program: &Program, block: Block) -> bool {
+        match program.funcs[program.blocks[block].func].pin {
+            Some(PinReason::AddressArithmetic) => true,
+            Some(PinReason::NoBounds) => !has_unwind_entry(program, block),
+            _ => false,
+        }
     }
 
     /// Whether control may come to a procedure from places that are no direct calls or jumps in understood code.
@@ -154,10 +157,7 @@ fn arrivals(program: &Program, is_entry: &[bool]) -> Vec<Block> {
     let may_be_arrived_at = |block: &Block| {
         let flags = program.blocks[*block].flags;
         let is_taken = flags.contains(BlockFlags::ADDRESS_TAKEN) && !is_label[block.index()];
-        // What has no unwind entry and was not reached either may be reached by something that is not understood.
-        let func = &program.funcs[program.blocks[*block].func];
-        let is_unfounded = func.pin == Some(PinReason::NoBounds) && !has_unwind_entry(program, *block);
-        !is_entry[block.index()] && (is_taken || is_unfounded || flags.contains(BlockFlags::ANCHOR))
+        !is_entry[block.index()] && (is_taken || flags.contains(BlockFlags::ANCHOR))
     };
     program.blocks.keys().filter(may_be_arrived_at).collect()
 }
