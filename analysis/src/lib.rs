@@ -1,5 +1,6 @@
 //! What holds of a lifted program: liveness of flags, values of registers and frame slots, and which memory references can't overlap.
 
+pub mod alias;
 pub mod context;
 pub mod domain;
 pub mod engine;
@@ -7,6 +8,7 @@ pub mod flags;
 pub mod graph;
 pub mod library;
 pub mod partition;
+pub mod procedures;
 pub mod values;
 
 pub use flags::FlagLiveness;

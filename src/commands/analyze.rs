@@ -22,7 +22,7 @@ pub(crate) fn run(args: &Analyze, _style: Style, timing: &mut Timing) -> Result<
     let started = Instant::now();
     let summaries = Summaries::compute(around);
     let mut text = String::new();
-    let num_funcs = lifted.program.funcs.len();
+    let num_funcs = summaries.around.procedures.all.len();
     let known = summaries.summaries.iter().flatten();
     let _ = writeln!(text, "{} functions, {} sites, {} analyses up, {:?}", num_funcs, summaries.graph.sites.len(), summaries.analyses, started.elapsed());
     let _ = writeln!(text, "understood {}, returning {}, rsp known {}, rbx kept {}, rbp kept {}, rdi kept {}, keep nothing {}, write nothing unknown {}",
@@ -33,6 +33,17 @@ pub(crate) fn run(args: &Analyze, _style: Style, timing: &mut Timing) -> Result<
         known.clone().filter(|s| s.returns && s.results[7].base.entry_register() == Some(7)).count(),
         known.clone().filter(|s| s.returns && s.effects.keeps & 0xff == 0).count(),
         known.clone().filter(|s| s.returns && !s.effects.writes_unknown).count());
+    if _style.verbose {
+        let bad = |f: analysis::procedures::Procedure| summaries.summaries[lifter::entity::EntityId::index(f)].as_ref().is_none_or(|s| s.returns && s.results[4].offset() != Some(8));
+        for func in summaries.around.procedures.all.keys().filter(|&f| bad(f)) {
+            let via: Vec<_> = summaries.graph.sites_in(func).map(|s| summaries.graph.sites[s].callee).filter(|&c| bad(c) && c != func).collect();
+            if via.is_empty() {
+                let data = &lifted.program.funcs[summaries.around.procedures.all[func].func];
+                let name = data.symbol.map(|s| lifted.image.symbols[s].name);
+                let _ = writeln!(text, "root {func} {} {:?} pin {:?} rsp {:?}", lifted.program.blocks[data.entry].start, name, data.pin, summaries.summaries[lifter::entity::EntityId::index(func)].as_ref().map(|s| s.results[4]));
+            }
+        }
+    }
     for (name, partition) in [
         ("insensitive", Partition::insensitive(&summaries.graph, num_funcs)),
         ("standard", Partition::standard(&summaries.graph, num_funcs)),

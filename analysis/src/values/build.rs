@@ -1,22 +1,22 @@
-//! A function of the program, decoded and translated.
+//! A procedure of the program, decoded and translated.
 //!
-//! **What is not understood.** A function is opaque if some of its bytes are no instructions, if a jump's targets are not known, or if the lifter pinned it
+//! **What is not understood.** A procedure is opaque if some of its bytes are no instructions, if a jump's targets are not known, or if the lifter pinned it
 //! for a reason that says that control may arrive where it can't be seen. Nothing is claimed of it.
 //!
-//! **Where control arrives.** The entry; a *secondary entry*, where nothing is known of any register, `rsp` included: a block that another function
-//! calls or jumps to, that an exported symbol names, or whose address is taken and that no jump of its own function through a table or a computed
-//! address goes to; landing pads, where an exception of one of the calls arrives.
+//! **Where control arrives.** The entry; arrivals (see `procedures`), where nothing is known of any register, `rsp` included; landing pads, where an
+//! exception of one of the calls arrives.
 
 use lifter::Image;
-use lifter::entity::{Block, EntityId, Func};
+use lifter::Va;
+use lifter::entity::Block;
 use lifter::ir::{BlockFlags, CodeTarget, PinReason, Program, StopKind, Terminator};
 use lifter::x86::decode_block;
-use lifter::{Va, ir::EdgeKind};
 
-use super::code::{Call, Callee, CodeBlock, Effect, Exit, FunctionCode, Instruction};
+use super::code::{Call, Callee, CodeBlock, Effect, Exit, ProcedureCode, Instruction};
 use super::translate::Translator;
 use crate::domain::base::MAX_DEFINITIONS;
 use crate::library::Library;
+use crate::procedures::{Procedure, Procedures, has_unwind_entry, targets};
 
 /// What translation asks about the rest of the program.
 #[derive(Debug)]
@@ -24,50 +24,12 @@ pub struct Surroundings<'a> {
     pub image: &'a Image<'a>,
     pub program: &'a Program,
     pub library: Library,
-    /// Blocks, no function's entry, at which control may arrive from outside, ascending.
-    secondary_entries: Vec<Block>,
+    pub procedures: Procedures,
 }
 
 impl<'a> Surroundings<'a> {
     pub fn new(image: &'a Image<'a>, program: &'a Program) -> Self {
-        let mut secondary_entries = Vec::new();
-        // An address that a jump of the same function goes to through a table or a computed address is taken for that.
-        let mut is_label = vec![false; program.blocks.len()];
-        for edge in program.edges.iter().filter(|e| matches!(e.kind, EdgeKind::Computed | EdgeKind::Table)) {
-            is_label[edge.target.index()] = true;
-        }
-        let mut push = |target: Block, from: Option<Func>| {
-            let func = program.func_of(target);
-            if program.funcs[func].entry != target && from != Some(func) {
-                secondary_entries.push(target);
-            }
-        };
-        for (block, data) in program.blocks.iter() {
-            for reference in program.block_refs(block) {
-                if let (lifter::ir::RefRole::Call, lifter::ir::RefTarget::Block(target)) = (reference.role, reference.target) {
-                    push(target, None);
-                }
-            }
-            for target in targets(&data.terminator, program) {
-                push(target, Some(data.func));
-            }
-            let is_taken = data.flags.contains(BlockFlags::ADDRESS_TAKEN) && !is_label[block.index()];
-            if is_taken || data.flags.contains(BlockFlags::ANCHOR) {
-                push(block, None);
-            }
-        }
-        for symbol in image.dynamic_symbols.iter().filter(|s| s.has_address()) {
-            if let Some(block) = program.block_at(Va(symbol.st_value)) {
-                push(block, None);
-            }
-        }
-        secondary_entries.sort_unstable();
-        secondary_entries.dedup();
-        Surroundings { image, program, library: Library::find(image), secondary_entries }
-    }
-
-    fn is_secondary_entry(&self, block: Block) -> bool {
-        self.secondary_entries.binary_search(&block).is_ok()
+        Surroundings { image, program, library: Library::find(image), procedures: Procedures::find(image, program) }
     }
 
     /// Whom a direct call or jump to an address reaches.
@@ -86,9 +48,8 @@ impl<'a> Surroundings<'a> {
     }
 
     fn callee_of(&self, block: Block, target: Va) -> Callee {
-        let func = self.program.func_of(block);
-        let is_entry = self.program.funcs[func].entry == block && self.program.blocks[block].start == target;
-        if is_entry { Callee::Local(func) } else { Callee::Inside }
+        let is_start = self.program.blocks[block].start == target;
+        self.procedures.at(block).filter(|_| is_start).map_or(Callee::Inside, Callee::Local)
     }
 
     fn callee_of_target(&self, target: CodeTarget) -> Callee {
@@ -105,79 +66,55 @@ impl<'a> Surroundings<'a> {
         let slot = instruction.is_ip_rel_memory_operand().then(|| Va(instruction.ip_rel_memory_address()));
         slot.and_then(|slot| self.library.at(slot)).map_or(Callee::Boundary, Callee::Library)
     }
-
-    /// Whether control may come to a function from places that are not direct calls and jumps in understood code.
-    pub fn has_unknown_callers(&self, func: Func) -> bool {
-        let entry = &self.program.blocks[self.program.funcs[func].entry];
-        entry.flags.intersects(BlockFlags::ADDRESS_TAKEN | BlockFlags::ANCHOR)
-    }
-}
-
-/// The blocks that a terminator goes to directly.
-pub(crate) fn targets(terminator: &Terminator, program: &Program) -> Vec<Block> {
-    let mut list = Vec::new();
-    let mut push = |target: CodeTarget| {
-        if let CodeTarget::Block(block) = target {
-            list.push(block);
-        }
-    };
-    match *terminator {
-        Terminator::Fallthrough { next } => push(CodeTarget::Block(next)),
-        Terminator::Jump { target } => push(target),
-        Terminator::Branch { taken, next, .. } => {
-            push(taken);
-            push(CodeTarget::Block(next));
-        }
-        Terminator::Loop { taken, next } => {
-            push(CodeTarget::Block(taken));
-            push(CodeTarget::Block(next));
-        }
-        Terminator::Stop(StopKind::TableJump(table)) => list.extend(program.targets_of(table)),
-        Terminator::Stop(_) => {}
-    }
-    list
 }
 
 /// Whether a pin says that control may arrive in a function, or that its bytes may be, what can't be seen.
-fn makes_opaque(reason: PinReason) -> bool {
+fn makes_opaque(reason: PinReason, has_unwind_entry: bool) -> bool {
     match reason {
-        PinReason::LinkerSection | PinReason::ShortReach | PinReason::UnprovenPointers | PinReason::NotWorthMoving => false,
-        PinReason::NoBounds
-        | PinReason::Undecodable
+        PinReason::LinkerSection
+        | PinReason::ShortReach
+        | PinReason::UnprovenPointers
+        | PinReason::NotWorthMoving
+        | PinReason::AddressArithmetic => false,
+        // It may be that only a gap between procedures is without one.
+        PinReason::NoBounds => !has_unwind_entry,
+        PinReason::Undecodable
         | PinReason::DataInText
         | PinReason::UnresolvedJump
         | PinReason::MayBeTableTarget
         | PinReason::MidInstructionTarget
-        | PinReason::AddressArithmetic
         | PinReason::SignalTrampoline
         | PinReason::UnknownMetadata
         | PinReason::UnwindNotUnderstood => true,
     }
 }
 
-/// Decodes and translates a function.
-pub fn build(around: &Surroundings<'_>, func: Func) -> FunctionCode {
+/// Decodes and translates a procedure.
+pub fn build(around: &Surroundings<'_>, procedure: Procedure) -> ProcedureCode {
     let program = around.program;
-    let data = &program.funcs[func];
-    let first = data.blocks.as_usize().start;
-    let number = |block: Block| (block.index() - first) as u32;
+    let data = around.procedures.all[procedure];
+    let blocks = around.procedures.reach(program, procedure);
     let mut builder = CodeBuilder {
         around,
         translator: Translator::new(around.image.kind.is_position_independent()),
-        code: FunctionCode {
-            func,
-            blocks: Vec::with_capacity(data.blocks.len()),
-            entry: number(data.entry),
+        entry: data.entry,
+        code: ProcedureCode {
+            procedure,
+            blocks: Vec::with_capacity(blocks.len()),
+            entry: number_of(&blocks, data.entry).unwrap_or(0),
             instructions: Vec::new(),
             references: Vec::new(),
             calls: Vec::new(),
             order: Vec::new(),
-            is_opaque: data.pin.is_some_and(makes_opaque),
+            is_opaque: {
+                let has_unwind_entry = has_unwind_entry(program, data.entry);
+                program.funcs[data.func].pin.is_some_and(|reason| makes_opaque(reason, has_unwind_entry))
+            },
             has_unknown_landings: false,
         },
     };
-    for block in data.blocks.iter() {
-        builder.push_block(block, number);
+    for &block in &blocks {
+        builder.push_block(block, &blocks);
     }
     let mut code = builder.code;
     code.is_opaque |= code.instructions.len() > MAX_DEFINITIONS || code.blocks.len() > MAX_DEFINITIONS;
@@ -188,14 +125,25 @@ pub fn build(around: &Surroundings<'_>, func: Func) -> FunctionCode {
     code
 }
 
+fn number_of(blocks: &[Block], block: Block) -> Option<u32> {
+    blocks.binary_search(&block).ok().map(|n| n as u32)
+}
+
 struct CodeBuilder<'a> {
     around: &'a Surroundings<'a>,
     translator: Translator,
-    code: FunctionCode,
+    entry: Block,
+    code: ProcedureCode,
 }
 
 impl CodeBuilder<'_> {
-    fn push_block(&mut self, block: Block, number: impl Fn(Block) -> u32) {
+    /// Whether going to a block stays in the procedure.
+    fn stays(&self, from: Block, to: Block) -> bool {
+        let program = self.around.program;
+        program.func_of(to) == program.func_of(from) && (to == self.entry || self.around.procedures.at(to).is_none())
+    }
+
+    fn push_block(&mut self, block: Block, blocks: &[Block]) {
         let program = self.around.program;
         let data = &program.blocks[block];
         let first = self.code.instructions.len() as u32;
@@ -205,18 +153,18 @@ impl CodeBuilder<'_> {
             self.push_instruction(&instruction);
         }
         self.code.is_opaque |= end != data.end() || data.terminator == Terminator::Stop(StopKind::Unknown);
-        let mut successors: Vec<u32> =
-            program.block_edges(block).iter().filter(|e| program.func_of(e.target) == data.func).map(|e| number(e.target)).collect();
+        let targets = program.block_edges(block).iter().map(|e| e.target);
+        let (own, others): (Vec<Block>, Vec<Block>) = targets.partition(|&target| self.stays(block, target));
+        let mut successors: Vec<u32> = own.into_iter().filter_map(|target| number_of(blocks, target)).collect();
         successors.sort_unstable();
         successors.dedup();
-        let exits = self.exits(block);
+        let exits = self.exits(block, others);
         self.code.blocks.push(CodeBlock {
             block,
             instructions: (first, self.code.instructions.len() as u32),
             successors,
             exits,
-            terminator: data.terminator,
-            is_secondary_entry: self.around.is_secondary_entry(block),
+            is_arrival: self.around.procedures.is_arrival(block),
             is_landing_pad: data.flags.contains(BlockFlags::LANDING_PAD),
         });
     }
@@ -243,37 +191,32 @@ impl CodeBuilder<'_> {
         (self.code.calls.len() - 1) as u32
     }
 
-    fn exits(&mut self, block: Block) -> Vec<Exit> {
+    /// The ways out of a block; `others` are the procedures of the same function that edges lead to.
+    fn exits(&mut self, block: Block, others: Vec<Block>) -> Vec<Exit> {
         let program = self.around.program;
         let data = &program.blocks[block];
         let at = self.code.instructions.last().map_or(data.start.0, |i| i.at);
-        let mut leaving: Vec<Callee> = Vec::new();
-        let mut leave = |target: CodeTarget| match target {
-            CodeTarget::Block(b) if program.func_of(b) == data.func => {}
-            target => leaving.push(self.around.callee_of_target(target)),
-        };
+        let mut leaving: Vec<Callee> = others.into_iter().map(|b| self.around.callee_of_target(CodeTarget::Block(b))).collect();
         match data.terminator {
             Terminator::Stop(StopKind::Return) => {
                 let bytes = self.around.image.read(Va(at), (data.end().0 - at) as usize).unwrap_or(&[]);
                 return vec![Exit::Return { extra: popped_by_return(bytes) }];
             }
             Terminator::Stop(StopKind::IndirectTailCall) => leaving.push(Callee::Boundary),
-            Terminator::Stop(StopKind::TableJump(table)) => {
-                program.targets_of(table).iter().for_each(|&target| leave(CodeTarget::Block(target)));
+            Terminator::Jump { target: CodeTarget::Fixed(va) } | Terminator::Branch { taken: CodeTarget::Fixed(va), .. } => {
+                leaving.push(self.around.callee_at(va));
             }
-            Terminator::Stop(_) => {}
-            Terminator::Fallthrough { next } => leave(CodeTarget::Block(next)),
-            Terminator::Jump { target } => leave(target),
-            Terminator::Branch { taken, next, .. } => {
-                leave(taken);
-                leave(CodeTarget::Block(next));
-            }
-            Terminator::Loop { taken, next } => {
-                leave(CodeTarget::Block(taken));
-                leave(CodeTarget::Block(next));
-            }
+            _ => {}
         }
-        leaving.into_iter().map(|callee| Exit::Tail(self.push_call(callee, data.end().0))).collect()
+        // Edges don't leave the function.
+        let beyond = targets(&data.terminator, program).into_iter().filter(|&b| program.func_of(b) != data.func);
+        leaving.extend(beyond.map(|b| self.around.callee_of_target(CodeTarget::Block(b))));
+        let mut exits: Vec<Exit> = Vec::with_capacity(leaving.len());
+        for callee in leaving {
+            let call = self.push_call(callee, data.end().0);
+            exits.push(Exit::Tail(call));
+        }
+        exits
     }
 }
 
@@ -293,14 +236,17 @@ fn is_strange(instruction: &iced_x86::Instruction) -> bool {
     is_call && instruction.mnemonic() != Syscall || matches!(instruction.mnemonic(), Int | Int1 | Sysenter | Iretq | Iretd)
 }
 
-fn has_unknown_landings(program: &Program, code: &FunctionCode) -> bool {
+fn has_unknown_landings(program: &Program, code: &ProcedureCode) -> bool {
     /// `DW_CFA_GNU_args_size`: the unwinder moves the stack pointer.
     const ARGS_SIZE: u8 = 0x2e;
     let mut calls: Vec<u64> = code.calls.iter().map(|c| c.at).collect();
     calls.sort_unstable();
     let mut pads: Vec<Va> = Vec::new();
-    for range in program.func_ranges(code.func) {
-        let Some(fde) = range.fde.map(|fde| &program.unwind.fdes[fde]) else { return true };
+    let mut ranges: Vec<u32> = code.blocks.iter().map(|b| program.blocks[b.block].range).collect();
+    ranges.sort_unstable();
+    ranges.dedup();
+    for range in ranges {
+        let Some(fde) = program.ranges[range as usize].fde.map(|fde| &program.unwind.fdes[fde]) else { continue };
         if fde.ops.iter().any(|op| op.bytes.first() == Some(&ARGS_SIZE)) || fde.opaque_lsda.is_some() {
             return true;
         }
@@ -319,7 +265,7 @@ fn has_unknown_landings(program: &Program, code: &FunctionCode) -> bool {
     !code.blocks.iter().filter(|b| b.is_landing_pad).all(is_own)
 }
 
-fn reverse_postorder(code: &FunctionCode) -> Vec<u32> {
+fn reverse_postorder(code: &ProcedureCode) -> Vec<u32> {
     let count = code.blocks.len();
     let mut is_seen = vec![false; count];
     let mut postorder = Vec::with_capacity(count);

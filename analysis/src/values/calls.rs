@@ -1,6 +1,8 @@
 //! What a call does to a state: by the callee's summary where it is known, by a fact of the library, by the psABI where the compiler could not see
 //! through the call either, and otherwise by nothing at all.
 
+use lifter::entity::EntityId;
+
 use super::code::{ARGUMENTS, CALLEE_SAVED, Callee, RAX, RSP, Register, RegisterSet};
 use super::memory::{Address, read, release_slots, write, write_elsewhere};
 use super::state::{Effects, State};
@@ -13,7 +15,7 @@ use crate::library::{Fact, Library};
 #[derive(Copy, Clone, Debug)]
 pub struct Knowledge<'a> {
     pub library: &'a Library,
-    /// By function; `None` for one of which nothing may be said.
+    /// By procedure; `None` for one of which nothing may be said.
     pub summaries: &'a [Option<Summary>],
 }
 
@@ -70,7 +72,7 @@ pub fn call(
     is_tail: bool,
 ) -> bool {
     match callee {
-        Callee::Local(func) => match &knowledge.summaries[lifter::entity::EntityId::index(func)] {
+        Callee::Local(procedure) => match &knowledge.summaries[procedure.index()] {
             Some(summary) => {
                 let behavior = Behavior {
                     effects: summary.effects,

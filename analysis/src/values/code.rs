@@ -1,10 +1,11 @@
-//! A function as the value analysis sees it: what each instruction does to registers and which memory it touches.
+//! A procedure as the value analysis sees it: what each instruction does to registers and which memory it touches.
 //!
 //! Decoded and translated once a turn and dropped after it. An effect that is not among those with a rule is `Generic`: what it writes starts a new base,
 //! and what it reads may be kept anywhere.
 
-use lifter::entity::{Block, Func};
-use lifter::ir::Terminator;
+use lifter::entity::Block;
+
+use crate::procedures::Procedure;
 
 /// A general register by its encoding.
 pub type Register = u8;
@@ -92,9 +93,9 @@ pub enum Effect {
 /// Whom a call reaches.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Callee {
-    /// The entry of a function of the program.
-    Local(Func),
-    /// A place inside one.
+    /// A procedure of the program.
+    Local(Procedure),
+    /// A place inside one, or anything else that is not known.
     Inside,
     /// A function that a name stands for: index into the table of `library`.
     Library(u32),
@@ -113,7 +114,7 @@ pub struct Call {
 #[derive(Copy, Clone, Debug)]
 pub struct Instruction {
     pub at: u64,
-    /// Into `FunctionCode::references`.
+    /// Into `ProcedureCode::references`.
     pub references: (u32, u32),
     pub effect: Effect,
 }
@@ -134,16 +135,15 @@ pub struct CodeBlock {
     /// By number in the function, duplicates removed.
     pub successors: Vec<u32>,
     pub exits: Vec<Exit>,
-    pub terminator: Terminator,
-    /// Control may come from outside by other ways than the entry; nothing is known at its start.
-    pub is_secondary_entry: bool,
+    /// Control may arrive from outside; nothing is known at its start then.
+    pub is_arrival: bool,
     pub is_landing_pad: bool,
 }
 
-/// A function, translated.
+/// A procedure, translated.
 #[derive(Clone, Debug)]
-pub struct FunctionCode {
-    pub func: Func,
+pub struct ProcedureCode {
+    pub procedure: Procedure,
     pub blocks: Vec<CodeBlock>,
     /// The block of the entry.
     pub entry: u32,
@@ -158,7 +158,7 @@ pub struct FunctionCode {
     pub has_unknown_landings: bool,
 }
 
-impl FunctionCode {
+impl ProcedureCode {
     pub fn instructions_of(&self, block: &CodeBlock) -> std::ops::Range<usize> {
         block.instructions.0 as usize..block.instructions.1 as usize
     }

@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::calls::{Knowledge, call};
-use super::code::{CALLEE_SAVED, Call, Effect, Exit, FunctionCode, RSP};
+use super::code::{CALLEE_SAVED, Call, Callee, Effect, Exit, ProcedureCode, RSP};
 use super::memory::Address;
 use super::state::{Effects, State};
 use super::summary::Summary;
@@ -37,14 +37,14 @@ pub trait Observer {
 }
 
 /// Solves a function from a state at its entry.
-pub fn solve(code: &FunctionCode, knowledge: &Knowledge<'_>, entry: State) -> Solution {
+pub fn solve(code: &ProcedureCode, knowledge: &Knowledge<'_>, entry: State) -> Solution {
     let mut solver = Solver::new(code, knowledge);
     solver.run(entry);
     Solution { at_start: solver.at_start, summary: solver.summary }
 }
 
 struct Solver<'a> {
-    code: &'a FunctionCode,
+    code: &'a ProcedureCode,
     knowledge: &'a Knowledge<'a>,
     at_start: Vec<Option<State>>,
     visits: Vec<u8>,
@@ -60,7 +60,7 @@ struct Solver<'a> {
 }
 
 impl<'a> Solver<'a> {
-    fn new(code: &'a FunctionCode, knowledge: &'a Knowledge<'a>) -> Self {
+    fn new(code: &'a ProcedureCode, knowledge: &'a Knowledge<'a>) -> Self {
         let count = code.blocks.len();
         let mut rank = vec![0; count];
         for (position, &block) in code.order.iter().enumerate() {
@@ -86,7 +86,7 @@ impl<'a> Solver<'a> {
         self.arrive(self.code.entry, &entry);
         for block in 0..self.code.blocks.len() as u32 {
             let data = &self.code.blocks[block as usize];
-            if data.is_secondary_entry || data.is_landing_pad && self.code.has_unknown_landings {
+            if data.is_arrival || data.is_landing_pad && self.code.has_unknown_landings {
                 self.arrive(block, &State::at_arrival(block));
             }
         }
@@ -194,11 +194,7 @@ impl<'a> Solver<'a> {
         for exit in &data.exits {
             let mut state = state.clone();
             match *exit {
-                Exit::Return { extra } => {
-                    let top = state.get(RSP).add_constant(8 + extra);
-                    state.set(RSP, top);
-                    self.summary.add_exit(&state);
-                }
+                Exit::Return { extra } => self.leave_by_return(state, data.instructions.1.saturating_sub(1), extra),
                 Exit::Tail(index) => {
                     let number = data.instructions.1.saturating_sub(1);
                     let callee = self.code.calls[index as usize].callee;
@@ -211,9 +207,28 @@ impl<'a> Solver<'a> {
     }
 }
 
+impl Solver<'_> {
+    /// The return address of an activation is in one place, where the frame counts from, unless the function has read it there and put it elsewhere. So a
+    /// return that goes back to the caller finds the stack pointer there, whatever ways that are not taken say of it.
+    fn leave_by_return(&mut self, mut state: State, number: u32, extra: i64) {
+        let mut top = state.get(RSP);
+        let has_copied = self.summary.effects.returns_twice;
+        if !has_copied && top.base == Base::FRAME && !(top.offsets.contains(0) && top.residues.contains(0)) {
+            // What it returns to was pushed: a jump.
+            call(&mut state, &mut self.summary.effects, self.knowledge, Callee::Inside, number, true);
+            return self.summary.add_exit(&state);
+        }
+        if !has_copied {
+            top = Value::exact(Base::FRAME, 0);
+        }
+        state.set(RSP, top.add_constant(8 + extra));
+        self.summary.add_exit(&state);
+    }
+}
+
 /// Walks a block from its state at the start, showing each instruction and call. False if control does not reach its end.
 pub fn walk(
-    code: &FunctionCode,
+    code: &ProcedureCode,
     knowledge: &Knowledge<'_>,
     block: u32,
     start: &State,

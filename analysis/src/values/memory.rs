@@ -25,7 +25,7 @@ pub fn combine(a: Value, b: Value) -> Option<Value> {
         return Some(sum);
     }
     let keeps = [a, b].into_iter().find(|v| v.base == Base::FRAME);
-    keeps.filter(|_| a.base != b.base).map(|v| impure(v.base))
+    keeps.map(|v| impure(v.base))
 }
 
 /// Anything that counts from a base.

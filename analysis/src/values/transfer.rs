@@ -7,7 +7,7 @@
 //! * a value that a new base may be derived from is *released* first (see `state`), halves of an address aside: no half of one is an address, and the rules by which
 //!   it could become whole again all release.
 
-use super::code::{Effect, FunctionCode, Instruction, RAX, RBP, RCX, RSP, Register, RegisterSet, Sum};
+use super::code::{Effect, ProcedureCode, Instruction, RAX, RBP, RCX, RSP, Register, RegisterSet, Sum};
 use super::memory::{Address, combine, impure, read, sum_value, touch, write_elsewhere};
 use super::state::{Effects, State};
 use crate::domain::{Base, Value};
@@ -19,7 +19,7 @@ fn define(state: &mut State, number: u32, register: Register) {
 
 /// Everything but calls. The references' addresses are appended to `addresses` if the caller wants them.
 pub fn step(
-    code: &FunctionCode,
+    code: &ProcedureCode,
     state: &mut State,
     effects: &mut Effects,
     number: u32,
