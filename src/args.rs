@@ -117,9 +117,12 @@ pub(crate) struct Transforms {
     /// Run these transforms too, which are off by default: align-loops, split-warm.
     #[arg(long = "with", value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) more: Vec<Transform>,
-    /// Stop changing functions after this many, to bisect a fault.
+    /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
     #[arg(long, value_name = "N")]
     pub(crate) fuel: Option<u64>,
+    /// Change code wherever that is legal, not only where it is hot: a test of relift and of the program.
+    #[arg(long, hide = true)]
+    pub(crate) edit_everywhere: bool,
 }
 
 impl Transforms {
@@ -145,6 +148,10 @@ pub(crate) enum Transform {
     UnrollLoops,
     /// Put what is seldom executed away from what is often: fewer pages, more cache misses.
     SplitWarm,
+    /// Call imported functions through their slots, not through stubs, where that is hot.
+    PltCalls,
+    /// Put the bodies of small functions that use no stack where hot calls of them are.
+    InlineLeaves,
 }
 
 impl Transform {

@@ -11,6 +11,7 @@ use rewriter::edit::EditPlan;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::LayoutPlan;
 use rewriter::relink::{Payload, Relinked};
+use rewriter::transform;
 use rewriter::{encode, instrument, materialize, relink};
 
 use crate::failure::{Failure, Result, from_lifter, from_rewriter};
@@ -57,9 +58,15 @@ pub(crate) fn rewrite(
     lifted: &Lifted<'_>,
     weights: &Weights,
     plan: &LayoutPlan,
+    edits: &EditPlan,
     timing: &mut Timing,
 ) -> Result<Relinked> {
-    apply(path, lifted, weights, plan, &EditPlan::default(), None, timing)
+    apply(path, lifted, weights, plan, edits, None, timing)
+}
+
+/// The plan of all transforms that change code.
+pub(crate) fn edits(lifted: &Lifted<'_>, weights: &Weights, options: transform::Options, timing: &mut Timing) -> EditPlan {
+    timing.phase("plan edits", |_| transform::plan(&lifted.image, &lifted.program, weights, options))
 }
 
 /// The plan for an order.

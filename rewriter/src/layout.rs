@@ -268,7 +268,7 @@ fn warm_count_max(program: &Program, weights: &Weights, per_mille: u64) -> u64 {
 }
 
 /// The least count of the blocks that make up all but `per_mille` thousandths of the executed instructions.
-fn least_count_of_share(program: &Program, weights: &Weights, per_mille: u64) -> u64 {
+pub(crate) fn least_count_of_share(program: &Program, weights: &Weights, per_mille: u64) -> u64 {
     let executed = |(block, data): (Block, &lifter::ir::BlockData)| {
         let count = count_of(weights, block);
         (count != 0).then_some((count, u128::from(count) * u128::from(data.num_insts)))

@@ -10,6 +10,7 @@ pub mod materialize;
 pub mod plan;
 pub mod relink;
 pub mod terminator;
+pub mod transform;
 
 #[cfg(test)]
 mod testing;

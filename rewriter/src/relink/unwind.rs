@@ -54,8 +54,13 @@ pub(crate) fn fragments(
     let moved = codes.par_iter_mut().zip(&placement.fragments).map(|(code, &at)| {
         let mut pieces: Vec<Piece> = Vec::with_capacity(code.runs.len());
         for run in std::mem::take(&mut code.runs) {
-            let piece =
-                Piece { old_start: run.old_start, old_len: run.old_len, new_start: at + u64::from(run.offset), new_len: run.len };
+            let piece = Piece {
+                old_start: run.old_start,
+                old_len: run.old_len,
+                new_start: at + u64::from(run.offset),
+                new_len: run.len,
+                is_new: run.is_new,
+            };
             match pieces.last_mut() {
                 Some(last) if continues(last, &piece) => {
                     last.old_len += piece.old_len;
@@ -87,12 +92,18 @@ pub(crate) fn fragments(
 /// Code that stays.
 fn identity(start: Va, end: Va) -> UnwindFragment {
     let len = (end - start) as u32;
-    UnwindFragment { start, len, pieces: vec![Piece { old_start: start, old_len: len, new_start: start, new_len: len }] }
+    UnwindFragment {
+        start,
+        len,
+        pieces: vec![Piece { old_start: start, old_len: len, new_start: start, new_len: len, is_new: false }],
+    }
 }
 
 /// Whether a piece goes on where the last one ended, in the input and in the output, with both as long here as there.
 fn continues(last: &Piece, next: &Piece) -> bool {
-    last.old_len == last.new_len
+    !last.is_new
+        && !next.is_new
+        && last.old_len == last.new_len
         && next.old_len == next.new_len
         && last.old_start + u64::from(last.old_len) == next.old_start
         && last.new_start + u64::from(last.new_len) == next.new_start
