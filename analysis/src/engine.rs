@@ -49,8 +49,7 @@ impl<'a> Summaries<'a> {
         let graph = CallGraph::build(around.program, &around.procedures);
         let count = around.procedures.all.len();
         let components = Components::find(count, |procedure| graph.callees(procedure));
-        let mut all =
-            Summaries { around, graph, components, summaries: vec![Some(Summary::UNSEEN); count], analyses: 0 };
+        let mut all = Summaries { around, graph, components, summaries: vec![Some(Summary::UNSEEN); count], analyses: 0 };
         for level in all.components.by_height() {
             all.settle(&level);
         }
@@ -122,7 +121,8 @@ impl<'a> Summaries<'a> {
     /// Whether a procedure can be called from places that are not seen, or not understood.
     fn has_unknown_callers(&self, procedure: Procedure) -> bool {
         let is_opaque = |&site: &SiteId| !self.is_understood(self.graph.sites[site].caller, self.graph.sites[site].block);
-        self.around.procedures.has_unknown_callers(self.around.program, procedure) || self.graph.callers_of(procedure).iter().any(is_opaque)
+        self.around.procedures.has_unknown_callers(self.around.program, procedure)
+            || self.graph.callers_of(procedure).iter().any(is_opaque)
     }
 }
 
@@ -179,8 +179,10 @@ impl<'s, 'a> Contexts<'s, 'a> {
                 && self.summaries.summaries[procedure as usize].is_some()
         };
         let level: Vec<u32> = level.iter().copied().filter(|&procedure| passes_on(procedure)).collect();
-        let mut waiting: Vec<Vec<u32>> =
-            level.iter().map(|&procedure| (0..self.partition.num_classes(Procedure::new(procedure as usize))).collect()).collect();
+        let mut waiting: Vec<Vec<u32>> = level
+            .iter()
+            .map(|&procedure| (0..self.partition.num_classes(Procedure::new(procedure as usize))).collect())
+            .collect();
         let mut position = rustc_hash::FxHashMap::default();
         position.extend(level.iter().enumerate().map(|(at, &procedure)| (procedure, at)));
         let mut rounds: rustc_hash::FxHashMap<usize, u8> = rustc_hash::FxHashMap::default();
