@@ -83,6 +83,7 @@ fn profile_by_relift(bench: &Bench, subject: &Subject<'_>, profile: &Path) -> Re
 fn train(bench: &Bench, subject: &Subject<'_>, instrumented: &Path) -> Result {
     let run = |binary: &Path| bench.run_workload(subject, "train", &format!("#!/bin/sh\nexec \"{}\" \"$@\"\n", binary.display()));
     let expected = run(&subject.input)?;
+    expected.require_success("train")?;
     if run(instrumented)? == expected {
         Ok(())
     } else {
