@@ -11,6 +11,7 @@ mod random;
 mod shell;
 mod stock;
 mod suites;
+mod throughput;
 mod truth;
 mod workload;
 
@@ -42,6 +43,8 @@ enum Command {
     Suites(suites::SuitesArgs),
     /// Compare what is lifted with what the linker knew, on programs built for it
     Truth(truth::TruthArgs),
+    /// Measure how fast perf.data is read, beside perf2bolt
+    Throughput(throughput::ThroughputArgs),
     /// Relink random programs at random, and compare how they behave
     Random(random::RandomArgs),
 }
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Command::Stock(args) => stock::run(&args),
         Command::Suites(args) => suites::run(&args),
         Command::Truth(args) => truth::run(&args),
+        Command::Throughput(args) => throughput::run(&args),
         Command::Random(args) => random::run(&args),
     };
     match result {
