@@ -3,6 +3,7 @@
 //! They prepare what the tests of real programs need (`corpus`) and run those tests (`e2e`, and `stock` on what the machine has). None of them is needed to build or
 //! to use relift, and none of them links any of its libraries: `e2e` drives the `relift` program exactly as a user would.
 
+mod alias_trace;
 mod bench;
 mod corpus;
 mod e2e;
@@ -45,6 +46,8 @@ enum Command {
     Truth(truth::TruthArgs),
     /// Measure how fast perf.data is read, beside perf2bolt
     Throughput(throughput::ThroughputArgs),
+    /// Check the alias analysis against every address that a program really touches
+    AliasTrace(alias_trace::AliasTraceArgs),
     /// Relink random programs at random, and compare how they behave
     Random(random::RandomArgs),
 }
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Command::Suites(args) => suites::run(&args),
         Command::Truth(args) => truth::run(&args),
         Command::Throughput(args) => throughput::run(&args),
+        Command::AliasTrace(args) => alias_trace::run(&args),
         Command::Random(args) => random::run(&args),
     };
     match result {
