@@ -30,6 +30,10 @@ const BY_MEANING: &[&str] = &[
     ".relr.dyn",
 ];
 
+pub(crate) fn is_by_meaning(name: &str) -> bool {
+    BY_MEANING.contains(&name)
+}
+
 /// Asks for the pairs that the loader knows.
 pub(crate) fn seed(walk: &mut Walk<'_, '_>) {
     let (input, output) = (walk.input, walk.output);

@@ -243,10 +243,10 @@ fn compare_segments(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation
     };
     let after = loads(b);
     for (start, end, flags) in loads(a) {
-        // Text may shrink; data may not.
-        let is_code = flags & PF_X != 0;
+        // What is not written may shrink: of its sections, each that is no code is looked for by itself.
+        let may_shrink = flags & PF_W == 0;
         let covers =
-            |&(from, to, other): &(u64, u64, u32)| from <= start && (end <= to || is_code && start < to) && other == flags;
+            |&(from, to, other): &(u64, u64, u32)| from <= start && (end <= to || may_shrink && start < to) && other == flags;
         if !after.iter().any(covers) {
             report(start, format!("nothing is loaded as the input's segment {start:#x}..{end:#x} with flags {flags}"));
         }
