@@ -6,3 +6,7 @@
 
 pub mod dead;
 pub mod pack;
+mod relr;
+mod section_table;
+pub mod tables;
+mod versions;

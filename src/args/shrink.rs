@@ -23,7 +23,7 @@ pub(crate) struct Shrink {
     /// `safe` lets code share no page.
     #[arg(long, value_enum, default_value_t = Pack::Tight)]
     pub(crate) pack: Pack,
-    /// Pack relative relocations, which glibc 2.36, musl 1.2.4 and later read; `auto` does so where the input shows that its loader does.
+    /// Pack relative relocations, which glibc 2.36, musl 1.2.4 and later read; `auto` does so if this machine's C library reads them.
     #[arg(long, value_enum, default_value_t = Relr::Auto)]
     pub(crate) relr: Relr,
     /// Leave out what no loader reads: symbols, comments, and the section headers that debuggers and `strip` need.
@@ -45,6 +45,8 @@ pub(crate) enum Technique {
     Padding,
     /// Pack relative relocations (DT_RELR).
     Relr,
+    /// Leave out DT_HASH where there is DT_GNU_HASH.
+    Hash,
     /// Choose file offsets so that unused pages and gaps are not in the file.
     Holes,
 }

@@ -1,16 +1,18 @@
 //! `relift shrink`: smaller files.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use lifter::Image;
 use lifter::address::Va;
+use lifter::ir::RefTarget;
 use profiles::Weights;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::relink::Relinked;
-use rewriter::shrink::{dead, pack};
+use rewriter::shrink::{dead, pack, tables};
 
 use super::{Style, print, print_json, profile};
-use crate::args::shrink::{Pack, Shrink, Technique};
+use crate::args::shrink::{Pack, Relr, Shrink, Technique};
 use crate::driver::{self, Lifted};
 use crate::failure::Result;
 use crate::files::{self, Draft};
@@ -45,9 +47,11 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
     let mut report = Report::new(&args.rewrite, bytes.len() as u64);
     // Fails for what is no program at all.
     driver::read(input, &bytes)?;
+    let mut named = None;
     let code = match driver::lift_to_shrink(input, &bytes, args.rewrite.verify, timing) {
         Ok(lifted) => {
             report.set_coverage(&lifted.program);
+            named = lifted.program.is_replaceable().then(|| named_data(&lifted));
             shrink_code(args, &lifted, timing, &mut report.warnings)?
         }
         Err(failure) => {
@@ -55,12 +59,24 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
             None
         }
     };
-    let (changed, free): (&[u8], &[(Va, Va)]) = match &code {
-        Some(code) => (&code.relinked.bytes, &code.relinked.free),
-        None => (&bytes, &[]),
+    let (mut changed, mut free): (&[u8], Vec<(Va, Va)>) = match &code {
+        Some(code) => (&code.relinked.bytes, code.relinked.free.clone()),
+        None => (&bytes, Vec::new()),
     };
+    let mut savings = code.as_ref().map(|code| code.savings.clone()).unwrap_or_default();
+    let repacked = match &named {
+        Some(named) => timing.phase("pack the loader's tables", |_| tables::repack(changed, named, table_options(args))),
+        None => None,
+    };
+    if let Some(repacked) = &repacked {
+        changed = &repacked.bytes;
+        free.push(repacked.free);
+        free.sort_unstable();
+        savings.push(Saving::new("relr", "relocations", repacked.num_relocations, repacked.relr_bytes as i64));
+        savings.push(Saving::new("hash", "bytes", repacked.hash_bytes, repacked.hash_bytes as i64));
+    }
     let packed = match args.is_on(Technique::Holes) {
-        true => timing.phase("pack the file", |_| pack::pack(changed, free, options(args))),
+        true => timing.phase("pack the file", |_| pack::pack(changed, &free, options(args))),
         false => Ok(None),
     };
     let packed = packed.map_err(|error| crate::failure::from_rewriter(input, &error))?;
@@ -70,16 +86,46 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
             .push("file offsets stay: something counts on them (bytes behind the ELF file, or unusual headers)".to_owned());
     }
     let output: &[u8] = packed.as_deref().unwrap_or(changed);
-    let savings = code.as_ref().map_or(&[][..], |code| &code.savings);
     if output.len() >= bytes.len() {
         report.warnings.push("nothing makes this file smaller: the output is the input".to_owned());
         write(args, &bytes, &bytes, timing)?;
     } else {
-        report.set_savings(savings, output.len() as u64);
+        report.set_savings(&savings, output.len() as u64);
         report.dropped_sections = code.as_ref().map(|code| code.relinked.dropped_sections.clone()).unwrap_or_default();
         write(args, &bytes, output, timing)?;
     }
     Ok(report)
+}
+
+/// Addresses that code or a relocated word holds, ascending.
+fn named_data(lifted: &Lifted<'_>) -> Vec<Va> {
+    let fixed = lifted.program.refs.iter().filter_map(|reference| match reference.target {
+        RefTarget::Fixed(va) => Some(va),
+        _ => None,
+    });
+    let words = lifted.image.dynamic_relocs.iter().filter(|reloc| reloc.symbol == 0).map(|reloc| Va(reloc.addend as u64));
+    let mut named: Vec<Va> = fixed.chain(words).collect();
+    named.sort_unstable();
+    named.dedup();
+    named
+}
+
+fn table_options(args: &Shrink) -> tables::Options {
+    let wanted = match args.relr {
+        Relr::On => true,
+        Relr::Off => false,
+        Relr::Auto => system_reads_relr(),
+    };
+    let is_packed = args.is_on(Technique::Holes);
+    tables::Options { relr: wanted && is_packed && args.is_on(Technique::Relr), hash: is_packed && args.is_on(Technique::Hash) }
+}
+
+/// Whether the C library of this machine knows the version by which a file asks for a loader that reads packed relocations.
+fn system_reads_relr() -> bool {
+    const FOLDERS: [&str; 4] = ["/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/usr/lib"];
+    let libc = FOLDERS.iter().map(|folder| Path::new(folder).join("libc.so.6")).find(|path| path.is_file());
+    let bytes = libc.and_then(|path| files::read(&path).ok());
+    bytes.is_some_and(|bytes| memchr::memmem::find(&bytes, b"\0GLIBC_ABI_DT_RELR\0").is_some())
 }
 
 fn options(args: &Shrink) -> pack::Options {
