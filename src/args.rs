@@ -1,5 +1,7 @@
 //! What can be typed, and nothing of what it means.
 
+pub(crate) mod shrink;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -30,6 +32,8 @@ pub(crate) enum Command {
     Train(Train),
     /// Optimize for speed with a profile; without one, only what needs none.
     Optimize(Optimize),
+    /// Make a smaller file that does the same.
+    Shrink(shrink::Shrink),
     /// Make a program that writes its profile while it runs.
     Instrument(Instrument),
     /// Look at and combine profiles.

@@ -146,7 +146,7 @@ pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) ->
     if options.unroll_loops {
         unroll::apply(program, weights, busy_count_min, options.unroll_per_mille_max, &mut fragments);
     }
-    LayoutPlan { fragments }
+    LayoutPlan { fragments, ..LayoutPlan::default() }
 }
 
 /// The layout of the input: every movable function, a fragment for each of its code ranges, all in input order.
@@ -159,7 +159,14 @@ pub fn original(program: &Program) -> LayoutPlan {
     };
     let mut fragments = by_address(program, movable.flat_map(ranges).collect());
     align::keep(program, &mut fragments);
-    LayoutPlan { fragments }
+    LayoutPlan { fragments, ..LayoutPlan::default() }
+}
+
+/// The layout of the input with no byte between its blocks that no one asks for.
+pub fn packed(program: &Program) -> LayoutPlan {
+    let mut plan = original(program);
+    align::demand(program, &mut plan.fragments);
+    plan
 }
 
 fn fragment(func: Func, temperature: Temperature, blocks: &[Block]) -> FragmentPlan {

@@ -6,7 +6,7 @@
 //! copies have them too.
 //!
 //! **Invariants.** Output blocks of a fragment have consecutive ids in output order. The successors of an output block, seen through
-//! edge blocks, are those of its origin. Every block of a movable function is placed exactly once; copies of a block are not its place: nothing names them, what stands before one runs into it.
+//! edge blocks, are those of its origin. Every block of a movable function is placed exactly once, unless the plan drops the function; copies of a block are not its place: nothing names them, what stands before one runs into it.
 
 use std::ops::Range;
 
@@ -206,7 +206,7 @@ impl Skeleton {
             out_of_line.into_iter().for_each(|edge| skeleton.push_edge(edge));
             skeleton.spans.push(start..skeleton.entries.len() as u32);
         }
-        skeleton.check_complete(program)?;
+        skeleton.check_complete(program, layout)?;
         Ok(skeleton)
     }
 
@@ -231,9 +231,9 @@ impl Skeleton {
         self.entries.push(Entry::Edge(edge));
     }
 
-    fn check_complete(&self, program: &Program) -> Result<()> {
-        let missing =
-            program.blocks.iter().find(|(block, data)| program.funcs[data.func].is_movable() && self.placed[*block].is_none());
+    fn check_complete(&self, program: &Program, layout: &LayoutPlan) -> Result<()> {
+        let has_place = |func: Func| program.funcs[func].is_movable() && !layout.is_dropped(func);
+        let missing = program.blocks.iter().find(|(block, data)| has_place(data.func) == self.placed[*block].is_none());
         match missing {
             Some((block, data)) => Err(Error::NotPlaced(block, data.func)),
             None => Ok(()),

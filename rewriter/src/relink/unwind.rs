@@ -33,6 +33,8 @@ pub(crate) struct Places {
     pub(crate) grown: Vec<(usize, Va)>,
     /// Where the text's section ends now, if its tail was given away.
     pub(crate) text_end: Option<Va>,
+    /// What is left of the sections' old space.
+    pub(crate) free: Vec<Interval>,
     /// Exception tables that are not understood stay where they are, and the input's section with them.
     pub(crate) keeps_tables: bool,
 }
@@ -325,6 +327,8 @@ pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: &Named, keeps_tab
     if places.text_end.is_some() {
         space.close_tail();
     }
+    let is_own = |kind: &RegionKind| !matches!(kind, RegionKind::Padding(_));
+    places.free = regions.iter().filter(|(_, kind)| is_own(kind)).map(|&(region, _)| region).collect();
     places.grown.retain(|&(segment, end)| end > image.segments[segment].end());
     places.grown.sort();
     // Of several growths of one segment the last, highest one counts.
