@@ -154,7 +154,7 @@ pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) ->
     if options.unroll_loops {
         unroll::apply(program, weights, busy_count_min, options.unroll_per_mille_max, &mut fragments);
     }
-    LayoutPlan { fragments }
+    LayoutPlan { fragments, ..LayoutPlan::default() }
 }
 
 /// The layout of the input: every movable function, a fragment for each of its code ranges, all in input order.
@@ -167,7 +167,14 @@ pub fn original(program: &Program) -> LayoutPlan {
     };
     let mut fragments = by_address(program, movable.flat_map(ranges).collect());
     align::keep(program, &mut fragments);
-    LayoutPlan { fragments }
+    LayoutPlan { fragments, ..LayoutPlan::default() }
+}
+
+/// The layout of the input with no byte between its blocks that no one asks for.
+pub fn packed(program: &Program) -> LayoutPlan {
+    let mut plan = original(program);
+    align::demand(program, &mut plan.fragments);
+    plan
 }
 
 fn fragment(func: Func, temperature: Temperature, blocks: &[Block]) -> FragmentPlan {
@@ -291,7 +298,7 @@ fn warm_count_max(program: &Program, weights: &Weights, share: u64) -> u64 {
 }
 
 /// The least count of the blocks that make up all but `share` of the executed instructions.
-fn least_count_of_share(program: &Program, weights: &Weights, share: u64) -> u64 {
+pub(crate) fn least_count_of_share(program: &Program, weights: &Weights, share: u64) -> u64 {
     let executed = |(block, data): (Block, &lifter::ir::BlockData)| {
         let count = count_of(weights, block);
         (count != 0).then_some((count, u128::from(count) * u128::from(data.num_insts)))

@@ -94,6 +94,7 @@ impl Code {
             has_section_headers: true,
             build_id: None,
             has_ibt: false,
+            moves_fini: false,
         };
         FlagLiveness::compute(&image, &self.program)
     }

@@ -70,6 +70,16 @@ pub(super) fn keep(program: &Program, fragments: &mut [FragmentPlan]) {
     }
 }
 
+/// No more than must be.
+pub(super) fn demand(program: &Program, fragments: &mut [FragmentPlan]) {
+    for fragment in fragments {
+        for planned in &mut fragment.blocks {
+            planned.align = demanded(program, planned.block);
+        }
+        raise_to_blocks(fragment);
+    }
+}
+
 fn raise_to_blocks(fragment: &mut FragmentPlan) {
     fragment.align = fragment.blocks.iter().map(|planned| planned.align).max().unwrap_or(1);
 }

@@ -63,10 +63,15 @@ pub(crate) fn rewrite(image: &Image<'_>, placed: Placed<'_>, table: &mut Section
     let num_locals = (header.sh_info as usize).min(image.symbols.len());
     let mut strings = image.section_bytes(strtab).to_vec();
     let mut bytes = Vec::with_capacity(24 * image.symbols.len());
+    let mut num_globals = 0;
     for (index, symbol) in image.symbols.values().enumerate() {
         if index == num_locals {
             write_part_symbols(image, placed, table, &mut strings, &mut bytes);
         }
+        if symbol.has_address() && is_dropped(placed, Va(symbol.st_value)) {
+            continue;
+        }
+        num_globals += usize::from(index >= num_locals);
         let mut raw = RawSymbol {
             st_name: symbol.st_name,
             st_info: symbol.st_info,
@@ -83,9 +88,15 @@ pub(crate) fn rewrite(image: &Image<'_>, placed: Placed<'_>, table: &mut Section
     if num_locals == image.symbols.len() {
         write_part_symbols(image, placed, table, &mut strings, &mut bytes);
     }
-    let num_added = bytes.len() / 24 - image.symbols.len();
-    table.set_content(symtab, bytes, Some((num_locals + num_added) as u32));
+    let num_locals = bytes.len() / 24 - num_globals;
+    table.set_content(symtab, bytes, Some(num_locals as u32));
     table.set_content(strtab, strings, None);
+}
+
+/// Whether a name's code is not in the output.
+fn is_dropped(placed: Placed<'_>, va: Va) -> bool {
+    let Some(block) = placed.program.block_containing(va) else { return false };
+    placed.out.placed[block].is_none() && placed.program.funcs[placed.program.func_of(block)].is_movable()
 }
 
 /// A name in `.symtab` belongs to the code that runs, so unlike an exported one it leaves the anchor.
