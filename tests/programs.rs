@@ -250,6 +250,7 @@ behaviors! {
     cpp_containers,
     cpp_exceptions,
     cpp_virtual,
+    equal_functions,
     fork_ten,
     function_tables,
     ifunc,

@@ -38,6 +38,7 @@ struct Request {
     reorder_blocks: bool,
     reorder_functions: bool,
     split_functions: bool,
+    fold: bool,
     verbose: bool,
     time: bool,
     /// Nothing but this text is wanted.
@@ -62,6 +63,7 @@ pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Re
         (request.reorder_blocks, Transform::ReorderBlocks),
         (request.reorder_functions, Transform::ReorderFunctions),
         (request.split_functions, Transform::SplitFunctions),
+        (request.fold, Transform::Fold),
     ];
     let skip = switches.into_iter().filter(|(is_on, _)| !is_on).map(|(_, transform)| transform).collect();
     let transforms = Transforms { only: Vec::new(), skip, more: Vec::new(), fuel: None, edit_everywhere: false };
@@ -128,6 +130,8 @@ fn parse(arguments: &[String]) -> Result<Request> {
             "reorder-blocks" => request.reorder_blocks = words.text(name, value)? != "none",
             "reorder-functions" => request.reorder_functions = words.text(name, value)? != "none",
             "split-functions" => request.split_functions = is_on,
+            // Alone it means all; what BOLT calls safe relift always is.
+            "icf" => request.fold = is_on,
             // `threads` has seen them.
             "thread-count" => drop(words.number(name, value)?),
             "no-threads" => {}
@@ -238,7 +242,8 @@ mod tests {
         assert_eq!(request.input.as_deref(), Some(Path::new("python.prebolt")));
         assert_eq!(request.output.as_deref(), Some(Path::new("python.bolt")));
         assert_eq!(request.profiles, [PathBuf::from("python.fdata")]);
-        assert!(request.reorder_blocks && request.reorder_functions && request.split_functions);
+        assert!(request.reorder_blocks && request.reorder_functions && request.split_functions && request.fold);
+        assert!(!parse(&words("python -o out -icf=none")).unwrap().fold);
     }
 
     #[test]
