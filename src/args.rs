@@ -118,7 +118,7 @@ pub(crate) struct Transforms {
     /// Leave these transforms out.
     #[arg(long, value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) skip: Vec<Transform>,
-    /// Run these transforms too, which are off by default: align-loops, split-warm.
+    /// Run these transforms too, which are off by default: align-loops.
     #[arg(long = "with", value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) more: Vec<Transform>,
     /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
@@ -150,7 +150,7 @@ pub(crate) enum Transform {
     DuplicateTails,
     /// Repeat short hot loops behind themselves, so that most rounds end without a jump.
     UnrollLoops,
-    /// Put what is seldom executed away from what is often: fewer pages, more cache misses.
+    /// Put what is seldom executed away from what is often.
     SplitWarm,
     /// Call imported functions through their slots, not through stubs, where that is hot.
     PltCalls,
@@ -161,7 +161,7 @@ pub(crate) enum Transform {
 impl Transform {
     /// Whether it has shown that it pays.
     fn is_default(self) -> bool {
-        !matches!(self, Transform::AlignLoops | Transform::SplitWarm)
+        !matches!(self, Transform::AlignLoops)
     }
 }
 
