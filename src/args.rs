@@ -1,5 +1,7 @@
 //! What can be typed, and nothing of what it means.
 
+pub(crate) mod shrink;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -30,6 +32,8 @@ pub(crate) enum Command {
     Train(Train),
     /// Optimize for speed with a profile; without one, only what needs none.
     Optimize(Optimize),
+    /// Make a smaller file that does the same.
+    Shrink(shrink::Shrink),
     /// Make a program that writes its profile while it runs.
     Instrument(Instrument),
     /// Look at and combine profiles.
@@ -39,6 +43,8 @@ pub(crate) enum Command {
     },
     /// Show what was lifted, and what is pinned and why.
     Inspect(Inspect),
+    /// Show what the alias analysis finds, and what it costs.
+    Analyze(Analyze),
     /// Check an output against its input with other parsers and another disassembler.
     Check(Check),
     /// Compare two files: sizes, and with a profile of the first the executed instructions and branches.
@@ -115,9 +121,12 @@ pub(crate) struct Transforms {
     /// Run these transforms too, which are off by default: align-loops, split-warm.
     #[arg(long = "with", value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) more: Vec<Transform>,
-    /// Stop changing functions after this many, to bisect a fault.
+    /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
     #[arg(long, value_name = "N")]
     pub(crate) fuel: Option<u64>,
+    /// Change code wherever that is legal, not only where it is hot: a test of relift and of the program.
+    #[arg(long, hide = true)]
+    pub(crate) edit_everywhere: bool,
 }
 
 impl Transforms {
@@ -143,6 +152,10 @@ pub(crate) enum Transform {
     UnrollLoops,
     /// Put what is seldom executed away from what is often: fewer pages, more cache misses.
     SplitWarm,
+    /// Call imported functions through their slots, not through stubs, where that is hot.
+    PltCalls,
+    /// Put the bodies of small functions that use no stack where hot calls of them are.
+    InlineLeaves,
 }
 
 impl Transform {
@@ -234,6 +247,11 @@ pub(crate) struct Inspect {
 pub(crate) enum CfgForm {
     Dot,
     Text,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Analyze {
+    pub(crate) input: PathBuf,
 }
 
 #[derive(Debug, Args)]

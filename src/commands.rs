@@ -1,5 +1,6 @@
 //! One module a command: from what was typed to what is printed.
 
+mod analyze;
 mod bolt;
 mod check;
 mod demo;
@@ -8,6 +9,7 @@ mod inspect;
 mod instrument;
 mod optimize;
 mod profile;
+mod shrink;
 mod train;
 
 use std::process::ExitCode;
@@ -41,8 +43,10 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
     let result = match cli.command {
         Command::Train(args) => train::run(&args, style, &mut timing),
         Command::Optimize(args) => optimize::run(&args, style, &mut timing),
+        Command::Shrink(args) => shrink::run(&args, style, &mut timing),
         Command::Instrument(args) => instrument::run(&args, style, &mut timing),
         Command::Profile { command } => profile::run(&command, style, &mut timing),
+        Command::Analyze(args) => analyze::run(&args, style, &mut timing),
         Command::Inspect(args) => inspect::run(&args, style, &mut timing),
         Command::Check(args) => check::run(&args, style, &mut timing),
         Command::Diff(args) => diff::run(&args, style),
@@ -59,7 +63,8 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
 fn num_phases(command: &Command) -> u64 {
     match command {
         Command::Train(_) | Command::Demo(_) => 24,
-        Command::Optimize(_) | Command::Instrument(_) | Command::Bolt(_) => 12,
+        Command::Optimize(_) | Command::Shrink(_) | Command::Instrument(_) | Command::Bolt(_) => 12,
+        Command::Analyze(_) => 8,
         Command::Inspect(_) | Command::Perf2bolt(_) => 5,
         Command::Profile { .. } | Command::MergeFdata(_) | Command::Check(_) | Command::Diff(_) => 1,
     }

@@ -10,6 +10,7 @@ use rewriter::edit::EditPlan;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::LayoutPlan;
 use rewriter::relink::{Payload, Relinked};
+use rewriter::transform;
 use rewriter::{encode, instrument, materialize, relink};
 
 use crate::failure::{Failure, Result, from_lifter, from_rewriter};
@@ -22,21 +23,39 @@ pub(crate) struct Lifted<'a> {
     pub(crate) program: Program,
 }
 
+/// Bytes to image.
+pub(crate) fn read<'a>(path: &Path, bytes: &'a [u8]) -> Result<Image<'a>> {
+    Image::parse(bytes).map_err(|e| from_lifter(path, &e))
+}
+
 /// Bytes to program.
 pub(crate) fn lift<'a>(path: &Path, bytes: &'a [u8], verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
     timing.phase("lift", |timing| {
-        let refuse = |e: lifter::Error| from_lifter(path, &e);
-        let image = timing.phase("read ELF", |_| Image::parse(bytes)).map_err(refuse)?;
-        let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(refuse)?;
-        let program = timing.phase("find functions, blocks and references", |_| lifter::lift(&image, unwind)).map_err(refuse)?;
-        if verify {
-            let violations = timing.phase("verify the program", |_| verify::verify(&image, &program));
-            if let Some(first) = violations.first() {
-                return Err(Failure::at(path, format!("lifting broke {} invariants, the first: {first}", violations.len())));
-            }
-        }
-        Ok(Lifted { image, program })
+        let image = timing.phase("read ELF", |_| read(path, bytes))?;
+        lift_image(path, image, verify, timing)
     })
+}
+
+/// As `lift`, for an output with less code in it.
+pub(crate) fn lift_to_shrink<'a>(path: &Path, bytes: &'a [u8], verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
+    timing.phase("lift", |timing| {
+        let mut image = timing.phase("read ELF", |_| read(path, bytes))?;
+        image.moves_fini = true;
+        lift_image(path, image, verify, timing)
+    })
+}
+
+fn lift_image<'a>(path: &Path, image: Image<'a>, verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
+    let refuse = |e: lifter::Error| from_lifter(path, &e);
+    let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(refuse)?;
+    let program = timing.phase("find functions, blocks and references", |_| lifter::lift(&image, unwind)).map_err(refuse)?;
+    if verify {
+        let violations = timing.phase("verify the program", |_| verify::verify(&image, &program));
+        if let Some(first) = violations.first() {
+            return Err(Failure::at(path, format!("lifting broke {} invariants, the first: {first}", violations.len())));
+        }
+    }
+    Ok(Lifted { image, program })
 }
 
 /// How the output is laid out.
@@ -56,9 +75,15 @@ pub(crate) fn rewrite(
     lifted: &Lifted<'_>,
     weights: &Weights,
     plan: &LayoutPlan,
+    edits: &EditPlan,
     timing: &mut Timing,
 ) -> Result<Relinked> {
-    apply(path, lifted, weights, plan, &EditPlan::default(), None, timing)
+    apply(path, lifted, weights, plan, edits, None, timing)
+}
+
+/// The plan of all transforms that change code.
+pub(crate) fn edits(lifted: &Lifted<'_>, weights: &Weights, options: transform::Options, timing: &mut Timing) -> EditPlan {
+    timing.phase("plan edits", |_| transform::plan(&lifted.image, &lifted.program, weights, options))
 }
 
 /// The plan for an order.

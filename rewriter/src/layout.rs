@@ -19,6 +19,7 @@ use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 
 mod align;
 mod chains;
+mod copies;
 mod duplicate;
 mod ext_tsp;
 mod functions;
@@ -145,7 +146,7 @@ pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) ->
     if options.unroll_loops {
         unroll::apply(program, weights, busy_count_min, options.unroll_per_mille_max, &mut fragments);
     }
-    LayoutPlan { fragments }
+    LayoutPlan { fragments, ..LayoutPlan::default() }
 }
 
 /// The layout of the input: every movable function, a fragment for each of its code ranges, all in input order.
@@ -158,7 +159,14 @@ pub fn original(program: &Program) -> LayoutPlan {
     };
     let mut fragments = by_address(program, movable.flat_map(ranges).collect());
     align::keep(program, &mut fragments);
-    LayoutPlan { fragments }
+    LayoutPlan { fragments, ..LayoutPlan::default() }
+}
+
+/// The layout of the input with no byte between its blocks that no one asks for.
+pub fn packed(program: &Program) -> LayoutPlan {
+    let mut plan = original(program);
+    align::demand(program, &mut plan.fragments);
+    plan
 }
 
 fn fragment(func: Func, temperature: Temperature, blocks: &[Block]) -> FragmentPlan {
@@ -267,7 +275,7 @@ fn warm_count_max(program: &Program, weights: &Weights, per_mille: u64) -> u64 {
 }
 
 /// The least count of the blocks that make up all but `per_mille` thousandths of the executed instructions.
-fn least_count_of_share(program: &Program, weights: &Weights, per_mille: u64) -> u64 {
+pub(crate) fn least_count_of_share(program: &Program, weights: &Weights, per_mille: u64) -> u64 {
     let executed = |(block, data): (Block, &lifter::ir::BlockData)| {
         let count = count_of(weights, block);
         (count != 0).then_some((count, u128::from(count) * u128::from(data.num_insts)))

@@ -9,7 +9,9 @@ pub mod layout;
 pub mod materialize;
 pub mod plan;
 pub mod relink;
+pub mod shrink;
 pub mod terminator;
+pub mod transform;
 
 #[cfg(test)]
 mod testing;

@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Re
         (request.split_functions, Transform::SplitFunctions),
     ];
     let skip = switches.into_iter().filter(|(is_on, _)| !is_on).map(|(_, transform)| transform).collect();
-    let transforms = Transforms { only: Vec::new(), skip, more: Vec::new(), fuel: None };
+    let transforms = Transforms { only: Vec::new(), skip, more: Vec::new(), fuel: None, edit_everywhere: false };
     let args =
         Optimize { rewrite, profile: request.profiles, profile_binary: None, measure_by: Vec::new(), transforms, shuffle: None };
     optimize::run(&args, style, timing)

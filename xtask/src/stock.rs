@@ -5,7 +5,7 @@
 //! shared objects by a program that does nothing but load them, and by programs that need them. What a file's own copy does is the control:
 //! where two runs of the original already differ, only what they have in common is compared. A table is printed and stored.
 
-mod elf;
+pub(crate) mod elf;
 pub(crate) mod report;
 pub(crate) mod sandbox;
 mod skip;

@@ -1,3 +1,5 @@
+//! Samples of the forms that others record, and the counts of blocks and edges that they become.
+
 use super::*;
 use crate::infer::first_inconsistent;
 use crate::samples::Collector;

@@ -1,3 +1,5 @@
+//! Two builds of one program, as outlines made by hand: which functions and blocks are recognized, and what becomes of the counts.
+
 use lifter::entity::EntityId;
 use proptest::prelude::*;
 

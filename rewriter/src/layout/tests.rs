@@ -1,3 +1,5 @@
+//! Legality of every layout, by properties over random programs, and what each decision does in small ones.
+
 use lifter::ir::{CodeTarget, Terminator};
 use proptest::prelude::*;
 
@@ -99,6 +101,35 @@ proptest! {
         let plan = compute(&program, &walk(&program, 20, seed), &LayoutOptions::default());
         prop_assert!(plan.fragments.is_sorted_by_key(|fragment| fragment.temperature));
     }
+}
+
+#[test]
+fn a_copied_loop_leaves_out_what_only_a_jump_leads_to() {
+    let program = ProgramBuilder::default()
+        .func(vec![
+            TestBlock::new(20_000, End::Fallthrough),
+            TestBlock::new(8, End::Branch(3)),
+            TestBlock::new(8, End::Jump(4)),
+            TestBlock::new(8, End::Fallthrough),
+            TestBlock::new(8, End::Branch(1)),
+            TestBlock::new(8, End::Return),
+        ])
+        .build();
+    let mut weights = Weights::none(program.blocks.len(), program.edges.len());
+    weights.blocks.copy_from_slice(&[10, 1000, 900, 100, 1000, 10]);
+    for (edge, count) in program.edges.iter().zip(&mut weights.edges) {
+        *count = match (edge.source.index(), edge.target.index()) {
+            (1, 2) | (2, 4) => 900,
+            (1, 3) | (3, 4) => 100,
+            (4, 1) => 990,
+            _ => 10,
+        };
+    }
+    let as_it_is = LayoutOptions { reorder_blocks: false, duplicate_tails: false, ..LayoutOptions::default() };
+    let plan = compute(&program, &weights, &as_it_is);
+    let blocks: Vec<usize> = plan.fragments[0].blocks.iter().map(|planned| planned.block.index()).collect();
+    assert_eq!(blocks, [0, 1, 2, 3, 4, 1, 2, 4, 1, 2, 4, 1, 2, 4, 5]);
+    check_legal(&program, &plan);
 }
 
 #[test]

@@ -93,9 +93,9 @@ fn field(at: Va, to_end: u8, kind: RefKind, target: Va) -> Result<([u8; 8], usiz
     Ok((bytes, len))
 }
 
-/// Fills in a fragment's fixups for its place.
+/// Fills in a fragment's fixups for its place, and uses them up.
 pub(crate) fn resolve_fixups(code: &mut FragmentCode, at: Va, addresses: &Addresses<'_>) -> Result<()> {
-    for fixup in &code.fixups {
+    for fixup in std::mem::take(&mut code.fixups) {
         let place = at + u64::from(fixup.offset);
         let (bytes, len) = field(place, fixup.to_end, fixup.kind, addresses.fixup(fixup.target))?;
         let offset = fixup.offset as usize;
