@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use lifter::elf::Unwind;
-use lifter::elf::image::FileKind;
 use lifter::ir::Program;
 use lifter::{Image, verify};
 use profiles::Weights;
@@ -24,21 +23,39 @@ pub(crate) struct Lifted<'a> {
     pub(crate) program: Program,
 }
 
+/// Bytes to image.
+pub(crate) fn read<'a>(path: &Path, bytes: &'a [u8]) -> Result<Image<'a>> {
+    Image::parse(bytes).map_err(|e| from_lifter(path, &e))
+}
+
 /// Bytes to program.
 pub(crate) fn lift<'a>(path: &Path, bytes: &'a [u8], verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
     timing.phase("lift", |timing| {
-        let refuse = |e: lifter::Error| from_lifter(path, &e);
-        let image = timing.phase("read ELF", |_| Image::parse(bytes)).map_err(refuse)?;
-        let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(refuse)?;
-        let program = timing.phase("find functions, blocks and references", |_| lifter::lift(&image, unwind)).map_err(refuse)?;
-        if verify {
-            let violations = timing.phase("verify the program", |_| verify::verify(&image, &program));
-            if let Some(first) = violations.first() {
-                return Err(Failure::at(path, format!("lifting broke {} invariants, the first: {first}", violations.len())));
-            }
-        }
-        Ok(Lifted { image, program })
+        let image = timing.phase("read ELF", |_| read(path, bytes))?;
+        lift_image(path, image, verify, timing)
     })
+}
+
+/// As `lift`, for an output with less code in it.
+pub(crate) fn lift_to_shrink<'a>(path: &Path, bytes: &'a [u8], verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
+    timing.phase("lift", |timing| {
+        let mut image = timing.phase("read ELF", |_| read(path, bytes))?;
+        image.moves_fini = true;
+        lift_image(path, image, verify, timing)
+    })
+}
+
+fn lift_image<'a>(path: &Path, image: Image<'a>, verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
+    let refuse = |e: lifter::Error| from_lifter(path, &e);
+    let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(refuse)?;
+    let program = timing.phase("find functions, blocks and references", |_| lifter::lift(&image, unwind)).map_err(refuse)?;
+    if verify {
+        let violations = timing.phase("verify the program", |_| verify::verify(&image, &program));
+        if let Some(first) = violations.first() {
+            return Err(Failure::at(path, format!("lifting broke {} invariants, the first: {first}", violations.len())));
+        }
+    }
+    Ok(Lifted { image, program })
 }
 
 /// How the output is laid out.
@@ -81,11 +98,6 @@ pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, timing
 /// A program that counts: every function in its old order, with counters and recorders between.
 pub(crate) fn instrument(path: &Path, lifted: &Lifted<'_>, profile: &Path, timing: &mut Timing) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
-    // What opens the counters' file runs at the entry point, where nothing ever enters a library.
-    if image.kind == FileKind::SharedObject {
-        return Err(Failure::at(path, "a shared object can't be instrumented yet: it would count into nothing")
-            .hint("record a profile of it with perf, and give that to relift optimize -p"));
-    }
     let fail = |e: rewriter::Error| from_rewriter(path, &e);
     let plan = plan(lifted, &Weights::default(), &Order::Original, timing);
     let mut instrumentation =

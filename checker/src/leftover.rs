@@ -14,6 +14,7 @@
 
 mod choice;
 mod graph;
+mod missing;
 mod partition;
 mod pieces;
 
@@ -52,7 +53,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         std::mem::take(&mut found.matched).mark(walk);
     }
     walk.settle_doubtful();
-    report_missing(walk, &found.missing);
+    missing::report(walk, &found.missing);
     report_unexplained(walk);
 }
 
@@ -324,18 +325,6 @@ fn leaders(walk: &Walk<'_, '_>, of: Of) -> Vec<u64> {
         }
     });
     leaders
-}
-
-/// Functions of the input of which nothing was found.
-fn report_missing(walk: &mut Walk<'_, '_>, missing: &[(u32, u64)]) {
-    let input = walk.input;
-    for &(number, _) in missing {
-        let fde = &input.unwind.fdes[number as usize];
-        let size = fde.end - fde.start;
-        let message =
-            format!("{size} bytes of the input's code with a frame description have no counterpart (address of the input)");
-        walk.report(ViolationKind::MissingFunction, fde.start, message);
-    }
 }
 
 fn report_unexplained(walk: &mut Walk<'_, '_>) {

@@ -14,6 +14,7 @@
 
 mod data;
 mod decode;
+mod dynamic;
 mod error;
 mod image;
 mod leftover;

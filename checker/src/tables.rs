@@ -150,7 +150,7 @@ impl Survey {
         self.boundaries.contains(index)
     }
 
-    fn next_reference(&self, address: u64) -> u64 {
+    pub(crate) fn next_reference(&self, address: u64) -> u64 {
         let after = self.referenced.partition_point(|&known| known <= address);
         self.referenced.get(after).copied().unwrap_or(u64::MAX)
     }

@@ -9,6 +9,7 @@ pub mod layout;
 pub mod materialize;
 pub mod plan;
 pub mod relink;
+pub mod shrink;
 pub mod terminator;
 pub mod transform;
 

@@ -6,7 +6,7 @@
 //! copies have them too.
 //!
 //! **Invariants.** Output blocks of a fragment have consecutive ids in output order. The successors of an output block, seen through
-//! edge blocks, are those of its origin. Every block of a movable function is placed exactly once; copies of a block are not its place: nothing names them, what stands before one runs into it.
+//! edge blocks, are those of its origin. Every block of a movable function is placed exactly once, unless the plan drops the function; copies of a block are not its place: nothing names them, what stands before one runs into it.
 
 use std::ops::Range;
 
@@ -15,6 +15,7 @@ use lifter::address::Va;
 use lifter::entity::{Block, EntityId, Func, PrimaryMap, SecondaryMap};
 use lifter::ir::{CodeTarget, Condition, EdgeKind, Program, Terminator};
 use profiles::Weights;
+use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::edit::{EditPlan, NewCode, NewCodeId, Snippet};
@@ -138,16 +139,25 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         });
     }
     let linker = Linker { program, weights, edits, placed: &out.placed, edge_blocks: &skeleton.edge_blocks };
-    for span in &skeleton.spans {
-        let entries = &skeleton.entries[span.start as usize..span.end as usize];
-        for (index, entry) in entries.iter().enumerate() {
-            let following = entries.get(index + 1);
-            let block = linker.link(*entry, following.copied(), &mut out.edits);
-            out.blocks.push(block);
+    for batch in skeleton.spans.chunks(FRAGMENTS_AT_ONCE) {
+        let linked: Vec<(Vec<OutBlock>, Vec<Edit>)> = batch
+            .par_iter()
+            .map(|span| linker.link_fragment(&skeleton.entries[span.start as usize..span.end as usize]))
+            .collect();
+        for (blocks, edits) in linked {
+            let base = out.edits.len() as u32;
+            for mut block in blocks {
+                block.edits = block.edits.start + base..block.edits.end + base;
+                out.blocks.push(block);
+            }
+            out.edits.extend(edits);
         }
     }
     Ok(out)
 }
+
+/// How many fragments are made before they are put behind each other, so that not all of them are there twice.
+const FRAGMENTS_AT_ONCE: usize = 4096;
 
 /// One output block before its targets are known.
 #[derive(Copy, Clone)]
@@ -196,7 +206,7 @@ impl Skeleton {
             out_of_line.into_iter().for_each(|edge| skeleton.push_edge(edge));
             skeleton.spans.push(start..skeleton.entries.len() as u32);
         }
-        skeleton.check_complete(program)?;
+        skeleton.check_complete(program, layout)?;
         Ok(skeleton)
     }
 
@@ -221,9 +231,9 @@ impl Skeleton {
         self.entries.push(Entry::Edge(edge));
     }
 
-    fn check_complete(&self, program: &Program) -> Result<()> {
-        let missing =
-            program.blocks.iter().find(|(block, data)| program.funcs[data.func].is_movable() && self.placed[*block].is_none());
+    fn check_complete(&self, program: &Program, layout: &LayoutPlan) -> Result<()> {
+        let has_place = |func: Func| program.funcs[func].is_movable() && !layout.is_dropped(func);
+        let missing = program.blocks.iter().find(|(block, data)| has_place(data.func) == self.placed[*block].is_none());
         match missing {
             Some((block, data)) => Err(Error::NotPlaced(block, data.func)),
             None => Ok(()),
@@ -253,6 +263,14 @@ impl Linker<'_> {
             CodeTarget::Block(block) => self.resolve_block(block),
             CodeTarget::Fixed(va) => OutTarget::Fixed(va),
         }
+    }
+
+    /// The blocks of a fragment, and their edits, which they name from 0 on.
+    fn link_fragment(&self, entries: &[Entry]) -> (Vec<OutBlock>, Vec<Edit>) {
+        let mut edits = Vec::new();
+        let link = |(index, entry): (usize, &Entry)| self.link(*entry, entries.get(index + 1).copied(), &mut edits);
+        let blocks = entries.iter().enumerate().map(link).collect();
+        (blocks, edits)
     }
 
     fn link(&self, entry: Entry, following: Option<Entry>, edits: &mut Vec<Edit>) -> OutBlock {

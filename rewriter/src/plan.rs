@@ -39,4 +39,19 @@ pub struct FragmentPlan {
 pub struct LayoutPlan {
     /// In output order.
     pub fragments: Vec<FragmentPlan>,
+    /// Movable functions that the output does not have, ascending: nothing that it has may name them.
+    pub dropped: Vec<Func>,
+}
+
+impl LayoutPlan {
+    /// Leaves out functions, ascending, for good.
+    pub fn drop_functions(&mut self, dropped: Vec<Func>) {
+        self.dropped = dropped;
+        let dropped = &self.dropped;
+        self.fragments.retain(|fragment| dropped.binary_search(&fragment.func).is_err());
+    }
+
+    pub fn is_dropped(&self, func: Func) -> bool {
+        self.dropped.binary_search(&func).is_ok()
+    }
 }

@@ -200,6 +200,7 @@ pub(crate) fn image_of(bytes: &[u8]) -> Image<'_> {
         static_relocs: Vec::new(),
         build_id: None,
         has_ibt: false,
+        moves_fini: false,
     }
 }
 

@@ -23,8 +23,8 @@ use profiles::Weights;
 use crate::edit::EditPlan;
 use crate::layout::least_count_of_share;
 
-/// Blocks that execute less than this share of all instructions, in thousandths and taken together, are not worth a change.
-const PER_MILLE_LEFT: u64 = 10;
+/// Blocks that execute less than this share of all instructions, in hundred-thousandths and taken together, are not worth a change.
+const SHARE_LEFT: u64 = 1000;
 
 /// Which transforms are on.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, options: Op
     if is_idle {
         return EditPlan::default();
     }
-    let hot_min = least_count_of_share(program, weights, PER_MILLE_LEFT);
+    let hot_min = least_count_of_share(program, weights, SHARE_LEFT);
     let reached = reached::reached(image, program);
     let context = Context { image, program, weights, everywhere, hot_min, reached: &reached };
     let mut edits = EditPlan::default();

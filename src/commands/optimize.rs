@@ -49,7 +49,7 @@ pub(crate) fn options(transforms: &Transforms) -> LayoutOptions {
         split: transforms.is_on(Transform::SplitFunctions),
         align_loops: transforms.is_on(Transform::AlignLoops),
         duplicate_tails: transforms.is_on(Transform::DuplicateTails),
-        warm_per_mille: if transforms.is_on(Transform::SplitWarm) { LayoutOptions::WARM_PER_MILLE } else { 0 },
+        warm_share: if transforms.is_on(Transform::SplitWarm) { LayoutOptions::WARM_SHARE } else { 0 },
         unroll_loops: transforms.is_on(Transform::UnrollLoops),
         ..LayoutOptions::default()
     }

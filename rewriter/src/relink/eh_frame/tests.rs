@@ -106,6 +106,7 @@ fn read_back(written: &Written, like: &Image<'_>) -> Unwind {
         static_relocs: Vec::new(),
         build_id: None,
         has_ibt: false,
+        moves_fini: false,
     };
     Unwind::parse(&image).unwrap()
 }
