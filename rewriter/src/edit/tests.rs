@@ -48,13 +48,13 @@ const SLOT: RefTarget = RefTarget::Fixed(Va(0x8000));
 
 fn through_slot(opcode: [u8; 2]) -> NewCode {
     let [first, second] = opcode;
-    NewCode { bytes: vec![first, second, 0, 0, 0, 0], refs: vec![reference(2, SLOT)], shares: Vec::new() }
+    NewCode { bytes: vec![first, second, 0, 0, 0, 0], refs: vec![reference(2, SLOT)], ..NewCode::default() }
 }
 
 fn replace(edits: &mut EditPlan, block: usize, (offset, len): (u32, u32), code: NewCode) {
     let code = edits.codes.push(code);
     let block = Block::new(block);
-    edits.replacements.push(Replacement { block, offset, len, code, change: Change::PltCall, inlined: None });
+    edits.replacements.push(Replacement { block, offset, len, code, change: Change::PltCall });
 }
 
 fn encoded(program: &Program, bytes: &[u8], plan: &LayoutPlan, edits: &EditPlan) -> Vec<FragmentCode> {
@@ -145,9 +145,8 @@ fn what_is_inlined_runs_less_often_at_its_own_place() {
     let mut weights = Weights::none(program.blocks.len(), program.edges.len());
     weights.blocks.copy_from_slice(&[100, 90, 10, 110]);
     let mut edits = EditPlan::default();
-    let code = NewCode { bytes: vec![0x89, 0xf8], ..NewCode::default() };
-    replace(&mut edits, 0, (0, 5), code);
-    edits.replacements[0].inlined = Some(program.func_of(Block::new(3)));
+    let instead_of = vec![(Block::new(3), NewCode::WHOLE)];
+    replace(&mut edits, 0, (0, 5), NewCode { bytes: vec![0x89, 0xf8], instead_of, ..NewCode::default() });
     let adjusted = edits.adjusted(&program, &weights);
     assert_eq!(adjusted.blocks, [100, 90, 10, 10]);
     let plan = layout::original(&program);
