@@ -43,6 +43,8 @@ pub(crate) enum Command {
     },
     /// Show what was lifted, and what is pinned and why.
     Inspect(Inspect),
+    /// Show what the alias analysis finds, and what it costs.
+    Analyze(Analyze),
     /// Check an output against its input with other parsers and another disassembler.
     Check(Check),
     /// Compare two files: sizes, and with a profile of the first the executed instructions and branches.
@@ -116,12 +118,15 @@ pub(crate) struct Transforms {
     /// Leave these transforms out.
     #[arg(long, value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) skip: Vec<Transform>,
-    /// Run these transforms too, which are off by default: align-loops, split-warm.
+    /// Run these transforms too, which are off by default: align-loops.
     #[arg(long = "with", value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) more: Vec<Transform>,
-    /// Stop changing functions after this many, to bisect a fault.
+    /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
     #[arg(long, value_name = "N")]
     pub(crate) fuel: Option<u64>,
+    /// Change code wherever that is legal, not only where it is hot: a test of relift and of the program.
+    #[arg(long, hide = true)]
+    pub(crate) edit_everywhere: bool,
 }
 
 impl Transforms {
@@ -145,14 +150,18 @@ pub(crate) enum Transform {
     DuplicateTails,
     /// Repeat short hot loops behind themselves, so that most rounds end without a jump.
     UnrollLoops,
-    /// Put what is seldom executed away from what is often: fewer pages, more cache misses.
+    /// Put what is seldom executed away from what is often.
     SplitWarm,
+    /// Call imported functions through their slots, not through stubs, where that is hot.
+    PltCalls,
+    /// Put the bodies of small functions that use no stack where hot calls of them are.
+    InlineLeaves,
 }
 
 impl Transform {
     /// Whether it has shown that it pays.
     fn is_default(self) -> bool {
-        !matches!(self, Transform::AlignLoops | Transform::SplitWarm)
+        !matches!(self, Transform::AlignLoops)
     }
 }
 
@@ -238,6 +247,52 @@ pub(crate) struct Inspect {
 pub(crate) enum CfgForm {
     Dot,
     Text,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Analyze {
+    pub(crate) input: PathBuf,
+    /// A profile, of any kind that `optimize` takes; it says which call sites matter and which blocks are hot.
+    #[arg(short, long, value_name = "PROFILE")]
+    pub(crate) profile: Vec<PathBuf>,
+    /// The build that the profiles were recorded on, if not INPUT.
+    #[arg(long, value_name = "OLD", requires = "profile")]
+    pub(crate) profile_binary: Option<PathBuf>,
+    /// Which call sites are analyzed on their own.
+    #[arg(long, value_enum, default_value_t = CriterionName::Insensitive, value_name = "CRITERION")]
+    pub(crate) criterion: CriterionName,
+    /// The share of a function's calls that its chosen call sites make up.
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    pub(crate) theta: f64,
+    /// The share of executed instructions that hot blocks make up.
+    #[arg(long, default_value_t = 0.95, value_name = "SHARE")]
+    pub(crate) phi: f64,
+    /// How many call sites `--criterion budgeted` takes.
+    #[arg(long, default_value_t = 500, value_name = "N")]
+    pub(crate) budget: usize,
+    /// Show each pair of references in this function: a symbol's name, an address, or an id such as fn12.
+    #[arg(long, value_name = "F", conflicts_with = "tables")]
+    pub(crate) func: Option<String>,
+    /// Compare all criteria: cost, independent pairs, clones.
+    #[arg(long)]
+    pub(crate) tables: bool,
+}
+
+/// How call sites are chosen.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CriterionName {
+    /// None: one analysis a function.
+    Insensitive,
+    /// All.
+    Standard,
+    /// The most frequent ones of each function.
+    Frequency,
+    /// Those of them that may decide something hot.
+    Relevance,
+    /// Those that alone make their callee hot.
+    Conservative,
+    /// As many as the budget has, best first.
+    Budgeted,
 }
 
 #[derive(Debug, Args)]

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use lifter::elf::Unwind;
-use lifter::elf::image::FileKind;
 use lifter::ir::Program;
 use lifter::{Image, verify};
 use profiles::Weights;
@@ -11,6 +10,7 @@ use rewriter::edit::EditPlan;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::LayoutPlan;
 use rewriter::relink::{Payload, Relinked};
+use rewriter::transform;
 use rewriter::{encode, instrument, materialize, relink};
 
 use crate::failure::{Failure, Result, from_lifter, from_rewriter};
@@ -75,9 +75,15 @@ pub(crate) fn rewrite(
     lifted: &Lifted<'_>,
     weights: &Weights,
     plan: &LayoutPlan,
+    edits: &EditPlan,
     timing: &mut Timing,
 ) -> Result<Relinked> {
-    apply(path, lifted, weights, plan, &EditPlan::default(), None, timing)
+    apply(path, lifted, weights, plan, edits, None, timing)
+}
+
+/// The plan of all transforms that change code.
+pub(crate) fn edits(lifted: &Lifted<'_>, weights: &Weights, options: transform::Options, timing: &mut Timing) -> EditPlan {
+    timing.phase("plan edits", |_| transform::plan(&lifted.image, &lifted.program, weights, options))
 }
 
 /// The plan for an order.
@@ -92,11 +98,6 @@ pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, timing
 /// A program that counts: every function in its old order, with counters and recorders between.
 pub(crate) fn instrument(path: &Path, lifted: &Lifted<'_>, profile: &Path, timing: &mut Timing) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
-    // What opens the counters' file runs at the entry point, where nothing ever enters a library.
-    if image.kind == FileKind::SharedObject {
-        return Err(Failure::at(path, "a shared object can't be instrumented yet: it would count into nothing")
-            .hint("record a profile of it with perf, and give that to relift optimize -p"));
-    }
     let fail = |e: rewriter::Error| from_rewriter(path, &e);
     let plan = plan(lifted, &Weights::default(), &Order::Original, timing);
     let mut instrumentation =

@@ -232,7 +232,7 @@ pub(crate) fn seed_symbols(walk: &mut Walk<'_, '_>) {
         let (a, b) = (&from[name].entries, &to[name].entries);
         if a.len() == b.len() {
             for (&input, &output) in a.iter().zip(b) {
-                walk.attempt(Pair { input, output, origin: output, reach: Reach::Name });
+                walk.attempt(Pair::new(input, output, output, Reach::Name));
                 walk.settle();
             }
         }

@@ -63,12 +63,12 @@ fn is_uncovered(walk: &Walk<'_, '_>, address: u64) -> bool {
 /// a jump leads to where they went. Then comes old text behind entries that now lead elsewhere.
 fn walk_old_text(walk: &mut Walk<'_, '_>) {
     for (_, address) in unreached_functions(walk) {
-        walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow });
+        walk.attempt(Pair::new(address, address, address, Reach::Flow));
         walk.settle();
     }
     for address in leaders(walk, Of::Output) {
         if is_uncovered(walk, address) && walk.is_untouched(address) {
-            walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow });
+            walk.attempt(Pair::new(address, address, address, Reach::Flow));
             walk.settle();
         }
     }
@@ -338,7 +338,7 @@ fn report_unexplained(walk: &mut Walk<'_, '_>) {
             // An old entry that now jumps to the function's copy.
             if output.inst(address).is_some_and(|inst| inst.kind == Kind::Jump)
                 && walk.input.code.index(address).is_some_and(|index| walk.survey.is_boundary(index))
-                && walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow })
+                && walk.attempt(Pair::new(address, address, address, Reach::Flow))
                 && walk.relation.covered.contains(index)
             {
                 continue;

@@ -21,6 +21,7 @@ mod leftover;
 mod noreturn;
 mod registered;
 mod report;
+mod stack;
 mod structure;
 mod tables;
 mod unwind;

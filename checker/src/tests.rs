@@ -1,5 +1,6 @@
 //! The checker against files that correspond, and against files in which one thing is wrong.
 
+mod calls;
 mod dead;
 mod fixed;
 mod layout;

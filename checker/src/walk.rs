@@ -7,13 +7,16 @@
 //! *Strict* walks report what does not correspond. *Trials* are guesses (padding that may be code, code that no reference reaches): all
 //! that a trial did is undone if anything in it does not correspond.
 //!
+//! Three things may differ: what a relocated or moved field says, a call past a stub, and a body in the place of its call ([`calls`]).
+//!
 //! **Invariants.** An output instruction stands for one input instruction; an input instruction may stand at several places, but an
 //! address that is named has one identity ([`Relation`]). What follows a call is
 //! a successor unless the callee never returns ([`crate::noreturn`]) or the frame description ends there; then it is only tried.
 //!
-//! **Terminates**: each step relates a pair that was not related before; there are finitely many, and a failed trial is
-//! repeated at most once per round of [`crate::leftover`].
+//! **Terminates**: each step relates a pair that was not related before, but for at most [`ALONE_MAX`] in a row; there are finitely many, and
+//! a failed trial is repeated at most once per round of [`crate::leftover`].
 
+mod calls;
 mod compare;
 mod frames;
 mod relation;
@@ -25,13 +28,18 @@ use rustc_hash::FxHashSet;
 use crate::decode::{Inst, Kind};
 use crate::noreturn::NoReturn;
 use crate::report::{Stats, Violation, ViolationKind};
+use crate::stack::StackUse;
 use crate::tables::{Doubtful, Survey, TableReference};
 use crate::unwind::Located;
+pub(crate) use calls::CALL_THROUGH;
 use compare::Reference;
 pub(crate) use compare::{condition, prefixes};
 use relation::Recorded;
-pub(crate) use relation::{Bits, Relation};
+pub(crate) use relation::{Bits, Relation, Stands};
 pub(crate) use side::{Side, joined};
+
+/// Steps that the input may make alone, over calls and returns that the output lacks.
+const ALONE_MAX: usize = 16;
 
 /// A chain of jumps longer than any real one is a cycle.
 const JUMP_CHAIN_MAX: usize = 512;
@@ -44,6 +52,14 @@ pub(crate) struct Pair {
     /// An output address for messages.
     pub(crate) origin: u64,
     pub(crate) reach: Reach,
+    /// The call of the input in whose callee `input` is, while the output has the callee's body in the call's place.
+    within: Option<u64>,
+}
+
+impl Pair {
+    pub(crate) fn new(input: u64, output: u64, origin: u64, reach: Reach) -> Self {
+        Self { input, output, origin, reach, within: None }
+    }
 }
 
 /// How control comes to a pair.
@@ -103,6 +119,7 @@ pub(crate) struct Walk<'w, 'a> {
     /// Whether code addresses in the input are plain numbers.
     has_numbers: bool,
     noreturn: NoReturn,
+    stack_use: StackUse,
     queue: Vec<Pair>,
     tries: Vec<Pair>,
     input_row: Located,
@@ -139,6 +156,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             absolute_fields: crate::data::absolute_fields(&input.image),
             has_numbers: crate::data::has_numbers(&input.image),
             noreturn: NoReturn::compute(input),
+            stack_use: StackUse::default(),
             queue: Vec::new(),
             tries: Vec::new(),
             input_row: Located::nowhere(),
@@ -157,7 +175,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             self.violations.push(violation);
         }
         self.stats.seeds += 1;
-        self.queue.push(Pair { input, output, origin, reach: Reach::Name });
+        self.queue.push(Pair::new(input, output, origin, Reach::Name));
     }
 
     /// Asks for a pair of addresses that are called or jumped to indirectly.
@@ -247,28 +265,13 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Walks straight on from a pair until something known or an end.
     fn run(&mut self, pair: Pair) -> Result<(), Violation> {
-        let (mut i, mut o) = (pair.input, pair.output);
-        let mut origin = pair.origin;
+        let Pair { input: mut i, output: mut o, mut origin, mut within, .. } = pair;
         let mut name = Some(pair).filter(|pair| pair.reach != Reach::Flow);
+        let mut alone = 0;
         loop {
+            let Some((input, a, output, b)) = self.meet((i, o), origin, within, name.is_none())? else { return Ok(()) };
+            (i, o) = (input, output);
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
-            let (a, b);
-            match (self.canonical(true, i), self.canonical(false, o)) {
-                (Canonical::At(input, inst), _) if name.is_none() && self.is_end_of_function(input, inst) => return Ok(()),
-                (Canonical::At(input, inst), Canonical::At(output, other)) => {
-                    (i, o) = (input, output);
-                    (a, b) = (inst, other);
-                }
-                (Canonical::Cycle, Canonical::Cycle) => return Ok(()),
-                (Canonical::Bad(input), Canonical::Bad(output)) if self.is_same_unknown(input, output) => return Ok(()),
-                (Canonical::Bad(input), _) if self.input.code.index(input).is_some() => {
-                    return fail(ViolationKind::BadTarget, o, format!("the input does not decode at {input:#x}"));
-                }
-                (_, Canonical::Bad(output)) => {
-                    return fail(ViolationKind::BadTarget, output, format!("not an instruction; the input has {i:#x}"));
-                }
-                _ => return fail(ViolationKind::BadTarget, o, format!("leads elsewhere than the input's {i:#x}")),
-            }
             let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
             if let Some(name) = name.take()
                 && let Some(other) = self.relation.name(name.input, name.output, to, name.reach == Reach::Pointer)
@@ -276,24 +279,77 @@ impl<'w, 'a> Walk<'w, 'a> {
                 let message = format!("the input's {:#x} already stands at {other:#x}", name.input);
                 return fail(ViolationKind::Conflict, name.output, message);
             }
-            match self.relation.record(from, to, (a.len, b.len)) {
+            if let Some(step) = self.step_of_input(i, a, b, within) {
+                alone += 1;
+                if alone > ALONE_MAX {
+                    return fail(
+                        ViolationKind::InstructionMismatch,
+                        o,
+                        format!("nothing for the calls from the input's {i:#x} on"),
+                    );
+                }
+                if within.is_none() {
+                    self.relation.rewrite(from, to);
+                    self.relation.pass(true, from, a.len);
+                }
+                (i, within) = step;
+                continue;
+            }
+            alone = 0;
+            match self.relation.record(from, to, (a.len, b.len), within) {
                 Recorded::Known => return Ok(()),
-                Recorded::Conflict(other) => {
+                Recorded::Conflict(Some(other)) => {
                     let other = self.input.code.address(other);
                     return fail(ViolationKind::Conflict, o, format!("stands for the input's {other:#x} and for its {i:#x}"));
+                }
+                Recorded::Conflict(None) => {
+                    return fail(ViolationKind::Conflict, o, format!("stands for the input's {i:#x} in place of another call"));
                 }
                 Recorded::New => {}
             }
             self.stats.instructions += 1;
             self.stats.moved_instructions += u64::from(i != o);
-            self.compare_rows(i, o)?;
-            let references = self.compare(i, a, o, b).map_err(|violation| violation.from(origin))?;
-            self.follow(references, i, o)?;
+            self.compare_rows(within.unwrap_or(i), o)?;
+            if let Some(call) = within {
+                self.compare_inlined(call, i, a, o)?;
+            }
+            if self.is_call_past_stub(i, a, o, b) {
+                self.relation.rewrite(from, to);
+            } else {
+                let references = self.compare(i, a, o, b).map_err(|violation| violation.from(origin))?;
+                self.follow(references, i, o)?;
+            }
             origin = o;
-            match self.next(i, a, o, b)? {
+            match self.next(i, a, o, b, within)? {
                 Some(next) => (i, o) = next,
                 None => return Ok(()),
             }
+        }
+    }
+
+    /// The two instructions to which a pair leads; `None` if there is nothing to compare.
+    fn meet(
+        &mut self,
+        (i, o): (u64, u64),
+        origin: u64,
+        within: Option<u64>,
+        is_flow: bool,
+    ) -> Result<Option<(u64, Inst, u64, Inst)>, Violation> {
+        let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
+        // What is passed in a callee is not passed in its own right.
+        let input = if within.is_some() { Self::lead(self.input, i, |_, _| {}) } else { self.canonical(true, i) };
+        match (input, self.canonical(false, o)) {
+            (Canonical::At(input, inst), _) if is_flow && self.is_end_of_function(input, inst) => Ok(None),
+            (Canonical::At(input, inst), Canonical::At(output, other)) => Ok(Some((input, inst, output, other))),
+            (Canonical::Cycle, Canonical::Cycle) => Ok(None),
+            (Canonical::Bad(input), Canonical::Bad(output)) if self.is_same_unknown(input, output) => Ok(None),
+            (Canonical::Bad(input), _) if self.input.code.index(input).is_some() => {
+                fail(ViolationKind::BadTarget, o, format!("the input does not decode at {input:#x}"))
+            }
+            (_, Canonical::Bad(output)) => {
+                fail(ViolationKind::BadTarget, output, format!("not an instruction; the input has {i:#x}"))
+            }
+            _ => fail(ViolationKind::BadTarget, o, format!("leads elsewhere than the input's {i:#x}")),
         }
     }
 
@@ -310,9 +366,9 @@ impl<'w, 'a> Walk<'w, 'a> {
     }
 
     /// The successor by falling through, after queueing the others.
-    fn next(&mut self, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<(u64, u64)>, Violation> {
+    fn next(&mut self, i: u64, a: Inst, o: u64, b: Inst, within: Option<u64>) -> Result<Option<(u64, u64)>, Violation> {
         let (after_i, after_o) = (i + u64::from(a.len), o + u64::from(b.len));
-        let push = |walk: &mut Self, input, output| walk.queue.push(Pair { input, output, origin: o, reach: Reach::Flow });
+        let push = |walk: &mut Self, input, output| walk.queue.push(Pair { within, ..Pair::new(input, output, o, Reach::Flow) });
         match a.kind {
             Kind::Branch => {
                 let (taken_i, taken_o) = (self.input.target(i, a), self.output.target(o, b));
@@ -330,18 +386,18 @@ impl<'w, 'a> Walk<'w, 'a> {
             }
             Kind::Call | Kind::IndirectCall => {
                 self.compare_call_sites(i, o)?;
-                if a.kind == Kind::Call {
+                if a.kind == Kind::Call && b.kind == Kind::Call {
                     let (input, output) = (self.input.target(i, a), self.output.target(o, b));
-                    self.queue.push(Pair { input, output, origin: o, reach: Reach::Name });
+                    self.queue.push(Pair::new(input, output, o, Reach::Name));
                 }
                 if self.noreturn.ends_at(self.input, i, a) {
-                    self.tries.push(Pair { input: after_i, output: after_o, origin: o, reach: Reach::Flow });
+                    self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));
                     return Ok(None);
                 }
                 Ok(Some((after_i, after_o)))
             }
             Kind::Trap => {
-                self.tries.push(Pair { input: after_i, output: after_o, origin: o, reach: Reach::Flow });
+                self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));
                 Ok(None)
             }
             Kind::IndirectJump | Kind::Return | Kind::Stop => Ok(None),
@@ -376,12 +432,12 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
         let is_code = self.input.code.index(input).is_some_and(|index| self.survey.is_boundary(index));
         if input == output && !is_code {
-            self.tries.push(Pair { input, output, origin, reach: Reach::Pointer });
+            self.tries.push(Pair::new(input, output, origin, Reach::Pointer));
             return Ok(());
         }
         self.compare_marks(input, output)?;
         self.stats.seeds += 1;
-        self.queue.push(Pair { input, output, origin, reach: Reach::Pointer });
+        self.queue.push(Pair::new(input, output, origin, Reach::Pointer));
         Ok(())
     }
 }

@@ -22,14 +22,20 @@ use crate::error::Result;
 use crate::records::{FlowKind, flow_records};
 use crate::samples::{Collector, Samples};
 use crate::text::{Line, Lines};
+use crate::watch::{SILENT, Watch};
 use crate::weights::Weights;
 
 const FORMAT: &str = "pre-aggregated profile";
 
 /// Reads samples of an object; `build_id` in hexadecimal digits says which prefix is its own.
 pub fn read(bytes: &[u8], build_id: Option<&str>) -> Result<Samples> {
+    read_watched(bytes, build_id, SILENT)
+}
+
+/// The same; `watch` is told how far it is.
+pub fn read_watched(bytes: &[u8], build_id: Option<&str>, watch: Watch<'_>) -> Result<Samples> {
     let mut collector = Collector::default();
-    for mut line in Lines::new(FORMAT, bytes) {
+    for mut line in Lines::watched(FORMAT, bytes, watch) {
         read_line(&mut line, build_id, &mut collector)?;
     }
     Ok(collector.finish())

@@ -11,6 +11,7 @@ pub mod plan;
 pub mod relink;
 pub mod shrink;
 pub mod terminator;
+pub mod transform;
 
 #[cfg(test)]
 mod testing;

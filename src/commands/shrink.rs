@@ -7,6 +7,7 @@ use lifter::Image;
 use lifter::address::Va;
 use lifter::ir::RefTarget;
 use profiles::Weights;
+use rewriter::edit::EditPlan;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::relink::Relinked;
 use rewriter::shrink::{dead, pack, spread, tables};
@@ -186,7 +187,7 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
     };
     let (num_dead, dead_bytes) = (dropped.len(), dropped.iter().map(|&func| program.func_size(func)).sum::<u64>());
     plan.drop_functions(dropped);
-    let relinked = match driver::rewrite(input, lifted, &weights, &plan, timing) {
+    let relinked = match driver::rewrite(input, lifted, &weights, &plan, &EditPlan::default(), timing) {
         Ok(relinked) => relinked,
         Err(failure) => {
             warnings.push(format!("code stays as it is: {failure}"));

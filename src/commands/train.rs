@@ -40,6 +40,7 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
         profile_binary: None,
         measure_by: &[],
         order: Order::ByWeights(optimize::options(&args.transforms)),
+        edits: optimize::edits(&args.transforms),
         fuel: args.transforms.fuel,
     };
     let done = optimize::optimize(&job, timing)?;

@@ -13,7 +13,7 @@ mod programs;
 mod report;
 mod run;
 mod time;
-mod tools;
+pub(crate) mod tools;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -7,7 +7,7 @@
 //!
 //! With `--shrink`, `relift shrink` takes the place of both; the table says what each technique saved.
 
-mod elf;
+pub(crate) mod elf;
 pub(crate) mod report;
 pub(crate) mod sandbox;
 mod savings;

@@ -163,7 +163,7 @@ pub(super) fn build_fixed(functions: &[&str], table: &str) -> Option<Vec<u8>> {
     link(&text(functions, table, ""), "-no-pie")
 }
 
-fn link(text: &str, kind: &str) -> Option<Vec<u8>> {
+pub(super) fn link(text: &str, kind: &str) -> Option<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let (source, program) = (folder.path().join("a.s"), folder.path().join("a"));
     std::fs::write(&source, text).unwrap();

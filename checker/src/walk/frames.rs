@@ -28,7 +28,7 @@ impl Walk<'_, '_> {
         let personality =
             |side: &Side<'_>, located: &Located| side.unwind.fdes.get(located.fde as usize).and_then(|fde| fde.local_personality);
         if !is_known && let (Some(input), Some(output)) = (personality(self.input, &a), personality(self.output, &b)) {
-            self.queue.push(Pair { input, output, origin: o, reach: Reach::Name });
+            self.queue.push(Pair::new(input, output, o, Reach::Name));
         }
         if a.row == b.row && a.frame == b.frame {
             return Ok(());
@@ -65,7 +65,7 @@ impl Walk<'_, '_> {
             (Some(a), Some(b)) => match (a.landing_pad, b.landing_pad) {
                 (None, None) => Ok(()),
                 (Some(input), Some(output)) => {
-                    self.queue.push(Pair { input, output, origin: o, reach: Reach::Name });
+                    self.queue.push(Pair::new(input, output, o, Reach::Name));
                     Ok(())
                 }
                 (Some(_), None) => fail("no landing pad"),

@@ -6,7 +6,7 @@
 //!
 //! Indexes are those of [`crate::decode::Code`]; 0 in a map means nothing, so values are stored plus one.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// A set of code indexes.
 #[derive(Clone, Debug, Default)]
@@ -36,12 +36,21 @@ impl Bits {
     }
 }
 
+/// What an output instruction stands for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stands {
+    /// For the input's instruction of this index.
+    For(usize),
+    /// For one of a callee, in the place of a call.
+    ForCall,
+}
+
 /// What recording a pair came to.
 pub(super) enum Recorded {
     New,
     Known,
-    /// Another input is already there.
-    Conflict(usize),
+    /// Another input is already there; `None`: the same, but in a body in the place of another call, or of none.
+    Conflict(Option<usize>),
 }
 
 /// Where a named input address stands in the output.
@@ -56,6 +65,9 @@ struct Identity {
 enum Undo {
     Forward(usize),
     Backward(usize),
+    Within(usize),
+    Rewritten(usize),
+    RewrittenCall(usize),
     Name(u64, Option<Identity>),
     Seen(usize),
     Covered(usize),
@@ -65,6 +77,12 @@ pub(crate) struct Relation {
     /// One counterpart of each input instruction; tails may have more.
     forward: Vec<u32>,
     backward: Vec<u32>,
+    /// Of an output instruction in a body that stands in a call's place: the input's call.
+    within: FxHashMap<usize, u64>,
+    /// Of an output instruction that stands where the input makes a call and makes that call otherwise or not at all: the call.
+    rewritten: FxHashMap<usize, usize>,
+    /// These calls.
+    rewritten_calls: FxHashSet<usize>,
     names: FxHashMap<u64, Identity>,
     /// Input bytes that the walk passed: instructions, and jumps and padding between them.
     pub(crate) seen: Bits,
@@ -78,6 +96,9 @@ impl Relation {
         Self {
             forward: vec![0; input_size],
             backward: vec![0; output_size],
+            within: FxHashMap::default(),
+            rewritten: FxHashMap::default(),
+            rewritten_calls: FxHashSet::default(),
             names: FxHashMap::default(),
             seen: Bits::new(input_size),
             covered: Bits::new(output_size),
@@ -90,9 +111,10 @@ impl Relation {
         self.forward.get(input).and_then(|&value| (value as usize).checked_sub(1))
     }
 
-    /// What an output instruction stands for.
-    pub(crate) fn input_of(&self, output: usize) -> Option<usize> {
-        self.backward.get(output).and_then(|&value| (value as usize).checked_sub(1))
+    /// What an output instruction stands for; nothing that has an address alone, if it does so in the place of a call.
+    pub(crate) fn input_of(&self, output: usize) -> Option<Stands> {
+        let input = self.backward.get(output).and_then(|&value| (value as usize).checked_sub(1))?;
+        Some(if self.within.contains_key(&output) { Stands::ForCall } else { Stands::For(input) })
     }
 
     fn note(&mut self, undo: Undo) {
@@ -101,22 +123,49 @@ impl Relation {
         }
     }
 
-    /// Relates the indexes of both sides; `sizes` are the instructions' lengths.
-    pub(super) fn record(&mut self, input: usize, output: usize, sizes: (u8, u8)) -> Recorded {
-        match self.input_of(output) {
-            Some(known) if known == input => return Recorded::Known,
-            Some(other) => return Recorded::Conflict(other),
+    /// Relates the indexes of both sides; `sizes` are the instructions' lengths. What stands `within` a call's place is not where the callee is
+    /// found, and the callee is not passed.
+    pub(super) fn record(&mut self, input: usize, output: usize, sizes: (u8, u8), within: Option<u64>) -> Recorded {
+        match self.backward[output].checked_sub(1) {
+            Some(known) if known as usize != input => return Recorded::Conflict(Some(known as usize)),
+            Some(_) if self.within.get(&output).copied() == within => return Recorded::Known,
+            Some(_) => return Recorded::Conflict(None),
             None => {}
+        }
+        self.backward[output] = input as u32 + 1;
+        self.note(Undo::Backward(output));
+        self.pass(false, output, sizes.1);
+        if let Some(call) = within {
+            self.within.insert(output, call);
+            self.note(Undo::Within(output));
+            return Recorded::New;
         }
         if self.forward[input] == 0 {
             self.forward[input] = output as u32 + 1;
             self.note(Undo::Forward(input));
         }
-        self.backward[output] = input as u32 + 1;
-        self.note(Undo::Backward(output));
         self.pass(true, input, sizes.0);
-        self.pass(false, output, sizes.1);
         Recorded::New
+    }
+
+    /// Notes that the output goes on at an index, in another way, where the input makes a call.
+    pub(super) fn rewrite(&mut self, call: usize, output: usize) {
+        if self.rewritten.insert(output, call).is_none() {
+            self.note(Undo::Rewritten(output));
+        }
+        if self.rewritten_calls.insert(call) {
+            self.note(Undo::RewrittenCall(call));
+        }
+    }
+
+    /// The call of the input that stands in another way at an output index.
+    pub(crate) fn call_rewritten_at(&self, output: usize) -> Option<usize> {
+        self.rewritten.get(&output).copied()
+    }
+
+    /// Whether an instruction of the input is a call that stands in another way somewhere.
+    pub(crate) fn is_rewritten_call(&self, input: usize) -> bool {
+        self.rewritten_calls.contains(&input)
     }
 
     /// Notes that the input's `address` is called `name` in the output, which leads to the index `leads_to`. Gives the other name that it
@@ -171,6 +220,9 @@ impl Relation {
                 Undo::Name(address, Some(old)) => drop(self.names.insert(address, old)),
                 Undo::Name(address, None) => drop(self.names.remove(&address)),
                 Undo::Backward(index) => self.backward[index] = 0,
+                Undo::Within(index) => drop(self.within.remove(&index)),
+                Undo::Rewritten(index) => drop(self.rewritten.remove(&index)),
+                Undo::RewrittenCall(index) => drop(self.rewritten_calls.remove(&index)),
                 Undo::Seen(index) => self.seen.remove(index),
                 Undo::Covered(index) => self.covered.remove(index),
             }

@@ -22,8 +22,8 @@ use lifter::ir::{CodeTarget, Program, RefRole, RefTarget, Terminator};
 use profiles::Weights;
 use rustc_hash::FxHashMap;
 
-use super::count_of;
 use super::links::Links;
+use super::{count_of, entries_of};
 use crate::plan::FragmentPlan;
 use crate::terminator::SuccessorCounts;
 
@@ -71,7 +71,7 @@ fn call_graph(program: &Program, weights: &Weights, fragments: &[FragmentPlan]) 
         }
         graph.sizes.push(size);
         // How often it is entered: a loop that stays in its own lines brings none of them in again.
-        graph.counts.push(fragment.blocks.first().map_or(0, |first| count_of(weights, first.block)));
+        graph.counts.push(entries_of(weights, fragment));
     }
     let mut call = |from: Block, offset: u64, to: Block, count: u64| {
         let (Some(&(source, start)), Some(&(target, target_offset))) = (places.get(&from), places.get(&to)) else { return };

@@ -54,6 +54,8 @@ pub struct Piece {
     pub old_len: u32,
     pub new_start: Va,
     pub new_len: u32,
+    /// Other code than the input's: all of it has the row and the call site of `old_start`.
+    pub is_new: bool,
 }
 
 impl Piece {
@@ -65,6 +67,9 @@ impl Piece {
     }
     /// Where an address of `old_start..=old_end()` went; the end where it is gone.
     fn map(&self, old: Va) -> Va {
+        if self.is_new && old != self.old_start {
+            return self.new_end();
+        }
         self.new_start + (old - self.old_start).min(u64::from(self.new_len))
     }
 }

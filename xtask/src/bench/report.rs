@@ -100,7 +100,8 @@ const MEASURES: [Measure; 9] = [
 pub(super) fn row(row: &Row) -> String {
     let mut ratios: Vec<String> =
         MEASURES.iter().map(|measure| values(row, measure)).map(|[_, bolt, relift]| ratio_cell(relift, bolt)).collect();
-    ratios.extend(time_ratios(row).map(|[_, _, [low, middle, high]]| format!("time {middle:.3} ({low:.3}–{high:.3})")));
+    let times = time_ratios(row).filter(|[_, _, [_, middle, _]]| *middle > 0.0);
+    ratios.extend(times.map(|[_, _, [low, middle, high]]| format!("time {middle:.3} ({low:.3}–{high:.3})")));
     let problem = row.bolt.as_ref().err().map(|problem| format!(" BOLT fails: {}", first_line(problem))).unwrap_or_default();
     format!("{:<20} relift/BOLT {}{problem}", row.label, ratios.join(" "))
 }

@@ -94,6 +94,7 @@ impl Bench {
         let (checked, _) = tools::relift(self, &subject, &subject.input, &profile, &relifted, &[])?;
         let relift = Measured { cost: Cost::median(costs), dyno: Some(dyno), ..Measured::default() };
         let expected = self.run_program(&subject, &subject.input)?;
+        expected.require_success("bench")?;
         if self.run_program(&subject, &relifted)? != expected {
             return Err(format!("{} does not print what the input prints", relifted.display()));
         }
@@ -176,6 +177,16 @@ impl Bench {
         match output.status.code() {
             Some(124 | 137) => Err(format!("{name}.sh did not end within {SECONDS_MAX} s")),
             status => Ok(Said { stdout: output.stdout, status }),
+        }
+    }
+}
+
+impl Said {
+    /// A workload that the input itself fails measures nothing.
+    pub(super) fn require_success(&self, name: &str) -> Result {
+        match self.status {
+            Some(0) => Ok(()),
+            status => Err(format!("{name}.sh fails with the input itself: {status:?}")),
         }
     }
 }

@@ -13,10 +13,10 @@ pub(super) const BOLT_OPTIONS: [&str; 6] =
 
 /// What a run of a tool cost.
 #[derive(Copy, Clone, Debug, Default)]
-pub(super) struct Cost {
+pub(crate) struct Cost {
     /// User and system time of the whole process.
-    pub(super) cpu_seconds: f64,
-    pub(super) peak_kilobytes: u64,
+    pub(crate) cpu_seconds: f64,
+    pub(crate) peak_kilobytes: u64,
 }
 
 /// What a tool counts by the profile, before and after.
@@ -28,7 +28,7 @@ pub(super) struct Dyno {
 
 impl Cost {
     /// The middle one by time, with the most memory of all.
-    pub(super) fn median(mut costs: Vec<Cost>) -> Cost {
+    pub(crate) fn median(mut costs: Vec<Cost>) -> Cost {
         costs.sort_by(|a, b| a.cpu_seconds.total_cmp(&b.cpu_seconds));
         let peak_kilobytes = costs.iter().map(|cost| cost.peak_kilobytes).max().unwrap_or(0);
         Cost { peak_kilobytes, ..costs.get(costs.len() / 2).copied().unwrap_or_default() }
@@ -83,6 +83,7 @@ fn profile_by_relift(bench: &Bench, subject: &Subject<'_>, profile: &Path) -> Re
 fn train(bench: &Bench, subject: &Subject<'_>, instrumented: &Path) -> Result {
     let run = |binary: &Path| bench.run_workload(subject, "train", &format!("#!/bin/sh\nexec \"{}\" \"$@\"\n", binary.display()));
     let expected = run(&subject.input)?;
+    expected.require_success("train")?;
     if run(instrumented)? == expected {
         Ok(())
     } else {
@@ -96,7 +97,7 @@ pub(super) fn bolt(bench: &Bench, subject: &Subject<'_>, profile: &Path, output:
     words.push(format!("-data={}", profile.display()));
     words.extend(BOLT_OPTIONS.map(str::to_owned));
     words.extend(["-o".into(), output.display().to_string()]);
-    let (cost, said) = measured(subject, &words)?;
+    let (cost, said) = measured(&subject.folder, &words)?;
     let taken: Vec<u64> = said.lines().filter_map(|line| counted(line, "taken branches")).collect();
     match taken[..] {
         [taken_before, taken_after, ..] => Ok((cost, Dyno { taken_before, taken_after })),
@@ -125,7 +126,7 @@ pub(super) fn relift(
     words.extend(["-p".into(), text(profile), "--json".into()]);
     words.extend(bench.relift_options.iter().cloned());
     words.extend(more.iter().map(|&word| word.to_owned()));
-    let (cost, said) = measured(subject, &words)?;
+    let (cost, said) = measured(&subject.folder, &words)?;
     let json: serde_json::Value =
         serde_json::from_str(&said).map_err(|error| format!("relift --json printed no JSON: {error}"))?;
     let taken =
@@ -134,8 +135,8 @@ pub(super) fn relift(
 }
 
 /// Runs a tool; what it cost, and its standard output.
-fn measured(subject: &Subject<'_>, words: &[String]) -> Result<(Cost, String)> {
-    let (times, memory) = (subject.folder.join("times"), subject.folder.join("memory"));
+pub(crate) fn measured(folder: &Path, words: &[String]) -> Result<(Cost, String)> {
+    let (times, memory) = (folder.join("times"), folder.join("memory"));
     // The shell's own clock has milliseconds; the memory is that of `time`'s one child.
     let script = r#"TIMEFORMAT='%3U %3S'; times=$1; memory=$2; shift 2; { time command time -f %M -o "$memory" "$@" 2>&3; } 3>&2 2>"$times""#;
     let said = shell::run(Command::new("bash").args(["-c", script, "bash"]).arg(&times).arg(&memory).args(words))?;

@@ -1,0 +1,100 @@
+//! What a run showed, as text and as a row of a table.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+
+use super::follow::Found;
+use crate::shell::Result;
+
+/// Of the pairs that never overlapped: all, and those that each analysis proves apart.
+#[derive(Copy, Clone, Debug, Default)]
+struct Precision {
+    all: u64,
+    local: u64,
+    insensitive: u64,
+    standard: u64,
+}
+
+impl Precision {
+    fn add(&mut self, weight: u64, proves: [bool; 3]) {
+        self.all += weight;
+        self.local += weight * u64::from(proves[0]);
+        self.insensitive += weight * u64::from(proves[1]);
+        self.standard += weight * u64::from(proves[2]);
+    }
+    fn shares(&self) -> [f64; 3] {
+        [self.local, self.insensitive, self.standard].map(|n| 100.0 * n as f64 / self.all.max(1) as f64)
+    }
+}
+
+/// By pairs, where an analysis has to prove one in every context that was executed, and by executions.
+fn precision(found: &Found) -> (Precision, Precision) {
+    let (mut by_pair, mut by_execution) = (Precision::default(), Precision::default());
+    for contexts in found.pairs.values() {
+        if contexts.iter().any(|p| p.overlaps > 0) {
+            continue;
+        }
+        let all = |proves: fn(&super::facts::Pair) -> bool| contexts.iter().all(proves);
+        by_pair.add(
+            1,
+            [all(|p| p.is_apart_locally), all(|p| p.insensitive.is_no_alias()), all(|p| p.standard.is_no_alias())],
+        );
+        for pair in contexts {
+            let proves = [pair.is_apart_locally, pair.insensitive.is_no_alias(), pair.standard.is_no_alias()];
+            by_execution.add(pair.executions, proves);
+        }
+    }
+    (by_pair, by_execution)
+}
+
+pub(super) fn text(name: &str, found: &Found) -> String {
+    let (pairs, executions) = precision(found);
+    let mut text = format!(
+        "{name}: {} instructions, {} executions of blocks ({} given up), {} pairs of accesses seen, {} checked against a claim, {} contradictions\n",
+        found.instructions,
+        found.executions,
+        found.given_up,
+        found.seen,
+        found.checked,
+        found.contradictions.values().map(|c| c.1).sum::<u64>()
+    );
+    let mut row = |what: &str, p: &Precision| {
+        let [local, insensitive, standard] = p.shares();
+        let _ = writeln!(
+            text,
+            "  {what}: {} never overlapped; proven: {local:.1} % block alone, {insensitive:.1} % insensitive, {standard:.1} % standard",
+            p.all
+        );
+    };
+    row("pairs", &pairs);
+    row("executions of pairs", &executions);
+    for (contradiction, times) in found.contradictions.values().take(30) {
+        let [a, b] = contradiction.spans;
+        let _ = writeln!(
+            text,
+            "  WRONG {} times, {}: {} and {}: {} but {:#x}..{:#x} and {:#x}..{:#x}",
+            times, contradiction.analysis, contradiction.first, contradiction.second, contradiction.verdict, a.0, a.1, b.0, b.1
+        );
+    }
+    text
+}
+
+/// Adds a row to a table, with its head if the file is new.
+pub(super) fn append(record: &Path, name: &str, found: &Found) -> Result {
+    let fail = |error: std::io::Error| format!("cannot write {}: {error}", record.display());
+    let is_new = !record.exists();
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(record).map_err(fail)?;
+    if is_new {
+        let head = "| program | instructions | pairs of accesses | checked | contradictions | never overlapped: pairs | proven: block alone | insensitive | standard | by executions: block alone | insensitive | standard |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+        file.write_all(head.as_bytes()).map_err(fail)?;
+    }
+    let (pairs, executions) = precision(found);
+    let ([a, b, c], [d, e, f]) = (pairs.shares(), executions.shares());
+    let wrong: u64 = found.contradictions.values().map(|c| c.1).sum();
+    let row = format!(
+        "| {name} | {} | {} | {} | {wrong} | {} | {a:.1} % | {b:.1} % | {c:.1} % | {d:.1} % | {e:.1} % | {f:.1} % |\n",
+        found.instructions, found.seen, found.checked, pairs.all
+    );
+    file.write_all(row.as_bytes()).map_err(fail)
+}
