@@ -23,7 +23,7 @@ use profiles::Weights;
 use crate::edit::EditPlan;
 use crate::layout::least_count_of_share;
 
-/// Blocks that execute less than this share of all instructions, in hundred-thousandths and taken together, are not worth a change.
+/// Blocks that execute less than this share of all instructions, in hundred thousandths and taken together, are not worth a change.
 const SHARE_LEFT: u64 = 1000;
 
 /// Which transforms are on.
