@@ -181,8 +181,7 @@ impl<'s, 'a> Contexts<'s, 'a> {
     fn settle(&mut self, level: &[u32]) {
         let passes_on = |procedure: u32| {
             let matters = |&callee: &u32| !self.partition.is_skipped(Procedure::new(callee as usize));
-            self.summaries.summaries[procedure as usize].is_some()
-                && self.summaries.graph.callees(procedure).iter().any(matters)
+            self.summaries.summaries[procedure as usize].is_some() && self.summaries.graph.callees(procedure).iter().any(matters)
         };
         let level: Vec<u32> = level.iter().copied().filter(|&procedure| passes_on(procedure)).collect();
         let mut waiting: Vec<Vec<u32>> = level

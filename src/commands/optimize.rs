@@ -222,7 +222,12 @@ fn dyno_stats(
     let placement = |block: Block| relinked.blocks[block.index()];
     let before = dyno::compute(image, program, weights, dyno::Order::Input);
     let adjusted = edits.adjusted(program, weights);
-    let after = dyno::compute(image, program, &adjusted, dyno::Order::Output { plan, edits, placement: &placement });
+    let after = dyno::compute(
+        image,
+        program,
+        &adjusted,
+        dyno::Order::Output { plan, edits, input_weights: weights, placement: &placement },
+    );
     (before, after)
 }
 

@@ -42,12 +42,9 @@ impl Relevance {
             let func = procedures.all[*p].func;
             summaries.summaries[p.index()].is_some() && program.funcs[func].blocks.iter().any(|b| counts.is_hot(b))
         };
-        let own: Vec<(RegisterSet, u128)> = all
-            .par_iter()
-            .map(|p| if has_hot(p) { hot_needs(summaries, counts, *p) } else { (0, 0) })
-            .collect();
-        let mut relevance =
-            Relevance { needs: own.iter().map(|n| n.0).collect(), undecided: own.iter().map(|n| n.1).collect() };
+        let own: Vec<(RegisterSet, u128)> =
+            all.par_iter().map(|p| if has_hot(p) { hot_needs(summaries, counts, *p) } else { (0, 0) }).collect();
+        let mut relevance = Relevance { needs: own.iter().map(|n| n.0).collect(), undecided: own.iter().map(|n| n.1).collect() };
         relevance.pass_up(summaries);
         relevance
     }
