@@ -83,8 +83,14 @@ pub(crate) fn rewrite(
 }
 
 /// The plan of all transforms that change code.
-pub(crate) fn edits(lifted: &Lifted<'_>, weights: &Weights, options: transform::Options, timing: &mut Timing) -> EditPlan {
-    timing.phase("plan edits", |_| transform::plan(&lifted.image, &lifted.program, weights, options))
+pub(crate) fn edits(
+    lifted: &Lifted<'_>,
+    weights: &Weights,
+    folded: &Folding,
+    options: transform::Options,
+    timing: &mut Timing,
+) -> EditPlan {
+    timing.phase("plan edits", |_| transform::plan(&lifted.image, &lifted.program, weights, folded, options))
 }
 
 /// The functions that others stand for.

@@ -134,7 +134,7 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     }
     let folded = folded;
     let weights = folded.weights(&lifted.program, &weights);
-    let mut edits = driver::edits(&lifted, &weights, job.edits, timing);
+    let mut edits = driver::edits(&lifted, &weights, &folded, job.edits, timing);
     let mut plan = driver::plan(&lifted, &edits.adjusted(&lifted.program, &weights), &job.order, &folded, timing);
     if let Some(fuel) = job.fuel {
         let fuel = fuel - folded.pairs().len() as u64;
