@@ -254,6 +254,47 @@ pub(crate) enum CfgForm {
 #[derive(Debug, Args)]
 pub(crate) struct Analyze {
     pub(crate) input: PathBuf,
+    /// A profile, of any kind that `optimize` takes; it says which call sites matter and which blocks are hot.
+    #[arg(short, long, value_name = "PROFILE")]
+    pub(crate) profile: Vec<PathBuf>,
+    /// The build that the profiles were recorded on, if not INPUT.
+    #[arg(long, value_name = "OLD", requires = "profile")]
+    pub(crate) profile_binary: Option<PathBuf>,
+    /// Which call sites are analyzed on their own.
+    #[arg(long, value_enum, default_value_t = CriterionName::Insensitive, value_name = "CRITERION")]
+    pub(crate) criterion: CriterionName,
+    /// The share of a function's calls that its chosen call sites make up.
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    pub(crate) theta: f64,
+    /// The share of executed instructions that hot blocks make up.
+    #[arg(long, default_value_t = 0.95, value_name = "SHARE")]
+    pub(crate) phi: f64,
+    /// How many call sites `--criterion budgeted` takes.
+    #[arg(long, default_value_t = 500, value_name = "N")]
+    pub(crate) budget: usize,
+    /// Show each pair of references in this function: a symbol's name, an address, or an id such as fn12.
+    #[arg(long, value_name = "F", conflicts_with = "tables")]
+    pub(crate) func: Option<String>,
+    /// Compare all criteria: cost, independent pairs, clones.
+    #[arg(long)]
+    pub(crate) tables: bool,
+}
+
+/// How call sites are chosen.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CriterionName {
+    /// None: one analysis a function.
+    Insensitive,
+    /// All.
+    Standard,
+    /// The most frequent ones of each function.
+    Frequency,
+    /// Those of them that may decide something hot.
+    Relevance,
+    /// Those that alone make their callee hot.
+    Conservative,
+    /// As many as the budget has, best first.
+    Budgeted,
 }
 
 #[derive(Debug, Args)]

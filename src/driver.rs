@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use lifter::elf::Unwind;
-use lifter::elf::image::FileKind;
 use lifter::ir::Program;
 use lifter::{Image, verify};
 use profiles::Weights;
@@ -84,8 +83,14 @@ pub(crate) fn rewrite(
 }
 
 /// The plan of all transforms that change code.
-pub(crate) fn edits(lifted: &Lifted<'_>, weights: &Weights, options: transform::Options, timing: &mut Timing) -> EditPlan {
-    timing.phase("plan edits", |_| transform::plan(&lifted.image, &lifted.program, weights, options))
+pub(crate) fn edits(
+    lifted: &Lifted<'_>,
+    weights: &Weights,
+    folded: &Folding,
+    options: transform::Options,
+    timing: &mut Timing,
+) -> EditPlan {
+    timing.phase("plan edits", |_| transform::plan(&lifted.image, &lifted.program, weights, folded, options))
 }
 
 /// The functions that others stand for.
@@ -112,11 +117,6 @@ pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, folded
 /// A program that counts: every function in its old order, with counters and recorders between.
 pub(crate) fn instrument(path: &Path, lifted: &Lifted<'_>, profile: &Path, timing: &mut Timing) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
-    // What opens the counters' file runs at the entry point, where nothing ever enters a library.
-    if image.kind == FileKind::SharedObject {
-        return Err(Failure::at(path, "a shared object can't be instrumented yet: it would count into nothing")
-            .hint("record a profile of it with perf, and give that to relift optimize -p"));
-    }
     let fail = |e: rewriter::Error| from_rewriter(path, &e);
     let plan = plan(lifted, &Weights::default(), &Order::Original, &Folding::default(), timing);
     let mut instrumentation =

@@ -165,6 +165,13 @@ impl<'s, 'a> Contexts<'s, 'a> {
         solve(code, &self.summaries.knowledge(), entry)
     }
 
+    /// Classes that callers' knowledge was collected for: each call site on its own, and the rest of each procedure that has any.
+    pub fn sites_analyzed(&self) -> usize {
+        let is_counted = |p: &Procedure| !self.partition.is_skipped(*p);
+        let all = self.summaries.around.procedures.all.keys().filter(is_counted);
+        all.map(|p| (0..self.partition.num_classes(p)).filter(|&class| self.context(p, class).is_some()).count()).sum()
+    }
+
     /// Bytes that the contexts take.
     pub fn bytes(&self) -> usize {
         let spilled: usize = self.contexts.iter().flatten().map(Context::heap_bytes).sum();
@@ -173,10 +180,8 @@ impl<'s, 'a> Contexts<'s, 'a> {
 
     fn settle(&mut self, level: &[u32]) {
         let passes_on = |procedure: u32| {
-            let id = Procedure::new(procedure as usize);
-            !self.partition.is_skipped(id)
-                && self.summaries.graph.has_sites(id)
-                && self.summaries.summaries[procedure as usize].is_some()
+            let matters = |&callee: &u32| !self.partition.is_skipped(Procedure::new(callee as usize));
+            self.summaries.summaries[procedure as usize].is_some() && self.summaries.graph.callees(procedure).iter().any(matters)
         };
         let level: Vec<u32> = level.iter().copied().filter(|&procedure| passes_on(procedure)).collect();
         let mut waiting: Vec<Vec<u32>> = level

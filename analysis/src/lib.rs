@@ -1,11 +1,13 @@
 //! What holds of a lifted program: liveness of flags, values of registers and frame slots, and which memory references can't overlap.
 
 pub mod alias;
+pub mod census;
 pub mod context;
 pub mod domain;
 pub mod engine;
 pub mod flags;
 pub mod graph;
+pub mod hot;
 pub mod library;
 pub mod partition;
 pub mod procedures;

@@ -4,13 +4,19 @@
 //! each site that matters has a class of its own. With everything in class 0 the analysis is the classical context-insensitive one, with
 //! every site on its own the context-sensitive one.
 //!
-//! **Skipped procedures.** Where nothing that a caller knows can matter for hot code, a procedure is not analyzed per class at all. What its summary
-//! says holds in every context.
+//! **Skipped procedures.** Where nothing that a caller knows can matter for hot code, a procedure has one class of which nothing is assumed. What it passes on to
+//! others is then the same in every context.
+
+mod criteria;
+mod relevance;
 
 use lifter::entity::EntityId;
 
 use crate::graph::{CallGraph, SiteId};
 use crate::procedures::Procedure;
+
+pub use criteria::Criterion;
+pub use relevance::Relevance;
 
 /// Call sites in classes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -315,6 +315,11 @@ impl<'w, 'a> Walk<'w, 'a> {
             self.stats.moved_instructions += u64::from(i != o);
             self.compare_rows(within.unwrap_or(i), o)?;
             if let Some(call) = within {
+                if let Some(after) = self.leave_by_call(call, i, a, o, b)? {
+                    (origin, within) = (o, None);
+                    (i, o) = after;
+                    continue;
+                }
                 self.compare_inlined(call, i, a, o)?;
             }
             if self.is_call_past_stub(i, a, o, b) {

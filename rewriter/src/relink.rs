@@ -31,6 +31,7 @@ pub use addresses::Addresses;
 use crate::edit::Snippet;
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
+use crate::instrument::Start;
 use crate::materialize::OutProgram;
 use headers::HeaderChanges;
 use patch::OutBytes;
@@ -52,8 +53,10 @@ pub trait Payload: Sync {
 #[derive(Clone, Debug)]
 pub struct BuiltPayload {
     pub bytes: Vec<u8>,
-    /// What `e_entry` becomes.
+    /// What runs first.
     pub entry: Va,
+    /// In place of what.
+    pub start: Start,
 }
 
 /// The output and what is worth telling of it.
@@ -163,10 +166,12 @@ pub fn relink(
     symbols::rewrite(image, placed, &mut table, &moved_address);
     rewrite_probes(image, &addresses, &mut table);
     patch::patch_dynamic(image, placed, &|va| table.section_of(va), &|shndx| table.remap(shndx), &moved_address, &mut file)?;
-    let entry = match &built {
-        Some((_, built, _)) => built.entry,
-        None => program.block_at(image.e_entry).map_or(image.e_entry, |block| addresses.identity(block)),
-    };
+    let mut entry = program.block_at(image.e_entry).map_or(image.e_entry, |block| addresses.identity(block));
+    match built.as_ref().map(|(_, built, _)| (built.start, built.entry)) {
+        Some((Start::Entry, stub)) => entry = stub,
+        Some((start, stub)) => patch::redirect_start(image, program, start, stub, &mut file)?,
+        None => {}
+    }
     let dropped_sections = table.dropped.clone();
     let blocks = block_places(program, out, &codes, &addresses);
     let build_id = image.build_id.map(|(offset, len)| (build_id_offset(image, offset, &moved_address, &file), len));

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Inspect, style: Style, timing: &mut Timing) -> Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-fn find(lifted: &Lifted<'_>, wanted: &str) -> Option<Func> {
+pub(super) fn find(lifted: &Lifted<'_>, wanted: &str) -> Option<Func> {
     let program = &lifted.program;
     if let Some(index) = wanted.strip_prefix("fn").and_then(|n| n.parse::<usize>().ok()) {
         return (index < program.funcs.len()).then(|| Func::new(index));
@@ -51,7 +51,7 @@ fn name(lifted: &Lifted<'_>, func: Func) -> Option<(String, String)> {
     Some((raw.to_owned(), format!("{:#}", rustc_demangle::demangle(raw))))
 }
 
-fn label(lifted: &Lifted<'_>, func: Func) -> String {
+pub(super) fn label(lifted: &Lifted<'_>, func: Func) -> String {
     name(lifted, func).map_or_else(|| func.to_string(), |(_, shown)| format!("{func} {shown}"))
 }
 

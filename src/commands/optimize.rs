@@ -134,7 +134,7 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     }
     let folded = folded;
     let weights = folded.weights(&lifted.program, &weights);
-    let mut edits = driver::edits(&lifted, &weights, job.edits, timing);
+    let mut edits = driver::edits(&lifted, &weights, &folded, job.edits, timing);
     let mut plan = driver::plan(&lifted, &edits.adjusted(&lifted.program, &weights), &job.order, &folded, timing);
     if let Some(fuel) = job.fuel {
         let fuel = fuel - folded.pairs().len() as u64;
@@ -237,7 +237,12 @@ fn dyno_stats(
     let placement = |block: Block| relinked.blocks[block.index()];
     let before = dyno::compute(image, program, weights, dyno::Order::Input);
     let adjusted = edits.adjusted(program, weights);
-    let after = dyno::compute(image, program, &adjusted, dyno::Order::Output { plan, edits, placement: &placement });
+    let after = dyno::compute(
+        image,
+        program,
+        &adjusted,
+        dyno::Order::Output { plan, edits, input_weights: weights, placement: &placement },
+    );
     (before, after)
 }
 

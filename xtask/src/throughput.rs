@@ -66,10 +66,11 @@ pub(crate) fn run(args: &ThroughputArgs) -> Result {
         let text = String::from_utf8_lossy(&said.stdout).into_owned();
         let numbers: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         let [wall, user, system, kilobytes] = numbers[..] else { return Err(format!("{name} was not timed: {text}")) };
+        let (megabytes, processor) = (args.megabytes as f64 * 1.048_576, user + system);
         shell::say(&format!(
-            "{name:<10} {:7.1} MB/s: {wall:.2} s, {:.2} s of processor time, {:.0} MB of memory",
-            args.megabytes as f64 * 1.048_576 / wall,
-            user + system,
+            "{name:<10} {:7.1} MB a second of processor time ({processor:.2} s), {:7.1} MB/s by the clock ({wall:.2} s), {:.0} MB of memory",
+            megabytes / processor,
+            megabytes / wall,
             kilobytes / 1024.0
         ));
     }

@@ -49,6 +49,10 @@ impl Base {
     pub fn entry_register(self) -> Option<u8> {
         (FIRST_ENTRY..FIRST_ENTRY + 16).contains(&self.0).then(|| (self.0 - FIRST_ENTRY) as u8)
     }
+    /// The instruction that it is named after, by its number in the procedure.
+    pub fn defining_instruction(self) -> Option<u32> {
+        (self.0 & DEFINED != 0).then_some((self.0 & !DEFINED) / LOCATIONS)
+    }
     /// Whether it means the same wherever in the program it is used.
     pub fn is_global(self) -> bool {
         self == Self::NUMBER || self == Self::IMAGE

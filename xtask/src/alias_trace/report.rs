@@ -36,10 +36,7 @@ fn precision(found: &Found) -> (Precision, Precision) {
             continue;
         }
         let all = |proves: fn(&super::facts::Pair) -> bool| contexts.iter().all(proves);
-        by_pair.add(
-            1,
-            [all(|p| p.is_apart_locally), all(|p| p.insensitive.is_no_alias()), all(|p| p.standard.is_no_alias())],
-        );
+        by_pair.add(1, [all(|p| p.is_apart_locally), all(|p| p.insensitive.is_no_alias()), all(|p| p.standard.is_no_alias())]);
         for pair in contexts {
             let proves = [pair.is_apart_locally, pair.insensitive.is_no_alias(), pair.standard.is_no_alias()];
             by_execution.add(pair.executions, proves);
