@@ -254,6 +254,7 @@ behaviors! {
     cpp_containers,
     cpp_exceptions,
     cpp_virtual,
+    folded_callers,
     fork_ten,
     function_tables,
     ifunc,
