@@ -254,7 +254,7 @@ behaviors! {
     cpp_containers,
     cpp_exceptions,
     cpp_virtual,
-    folded_callers,
+    equal_functions,
     fork_ten,
     function_tables,
     ifunc,

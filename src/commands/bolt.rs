@@ -38,6 +38,7 @@ struct Request {
     reorder_blocks: bool,
     reorder_functions: bool,
     split_functions: bool,
+    fold: bool,
     no_plt_calls: bool,
     no_inlining: bool,
     verbose: bool,
@@ -64,6 +65,7 @@ pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Re
         (request.reorder_blocks, Transform::ReorderBlocks),
         (request.reorder_functions, Transform::ReorderFunctions),
         (request.split_functions, Transform::SplitFunctions),
+        (request.fold, Transform::Fold),
         (!request.no_plt_calls, Transform::PltCalls),
         (!request.no_inlining, Transform::InlineLeaves),
     ];
@@ -132,6 +134,8 @@ fn parse(arguments: &[String]) -> Result<Request> {
             "reorder-blocks" => request.reorder_blocks = words.text(name, value)? != "none",
             "reorder-functions" => request.reorder_functions = words.text(name, value)? != "none",
             "split-functions" => request.split_functions = is_on,
+            // Alone it means all; what BOLT calls safe relift always is.
+            "icf" => request.fold = is_on,
             "plt" => request.no_plt_calls = words.text(name, value)? == "none",
             "no-inline" => request.no_inlining = is_on,
             // `threads` has seen them.
@@ -244,7 +248,8 @@ mod tests {
         assert_eq!(request.input.as_deref(), Some(Path::new("python.prebolt")));
         assert_eq!(request.output.as_deref(), Some(Path::new("python.bolt")));
         assert_eq!(request.profiles, [PathBuf::from("python.fdata")]);
-        assert!(request.reorder_blocks && request.reorder_functions && request.split_functions);
+        assert!(request.reorder_blocks && request.reorder_functions && request.split_functions && request.fold);
+        assert!(!parse(&words("python -o out -icf=none")).unwrap().fold);
     }
 
     #[test]

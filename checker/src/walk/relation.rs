@@ -64,10 +64,13 @@ struct Identity {
     is_own: bool,
 }
 
+/// Input and output of a pair, and the call in whose place it stands, if it does.
+type Standing = (u32, u32, Option<u64>);
+
 enum Undo {
     Forward(usize),
     Backward(usize),
-    More(u32, u32),
+    More(Standing),
     Held(u64),
     Within(usize),
     Rewritten(usize),
@@ -81,8 +84,8 @@ pub(crate) struct Relation {
     /// One counterpart of each input instruction; tails may have more.
     forward: Vec<u32>,
     backward: Vec<u32>,
-    /// Further pairs, by input and output, of output instructions that stand for several.
-    more: FxHashSet<(u32, u32)>,
+    /// Further pairs of output instructions that stand for several.
+    more: FxHashSet<Standing>,
     /// By output address, the input's that the program holds where the output's holds it.
     held: FxHashMap<u64, u64>,
     /// Of an output instruction in a body that stands in a call's place: the input's call.
@@ -123,7 +126,7 @@ impl Relation {
 
     /// Whether an output instruction stands for this one of the input, be it among others.
     pub(crate) fn is_for(&self, output: usize, input: usize) -> bool {
-        self.input_of(output) == Some(Stands::For(input)) || self.more.contains(&(input as u32, output as u32))
+        self.input_of(output) == Some(Stands::For(input)) || self.more.contains(&(input as u32, output as u32, None))
     }
 
     /// What an output instruction stands for, the first that was found; nothing that has an address alone, if it does so in the place of a call.
@@ -150,9 +153,8 @@ impl Relation {
     /// found, and the callee is not passed.
     pub(super) fn record(&mut self, input: usize, output: usize, sizes: (u8, u8), within: Option<u64>) -> Recorded {
         match self.backward[output].checked_sub(1) {
-            Some(known) if known as usize != input => return self.record_more(known, input, output, sizes.0, within),
-            Some(_) if self.within.get(&output).copied() == within => return Recorded::Known,
-            Some(_) => return Recorded::Conflict(None),
+            Some(known) if known as usize == input && self.within.get(&output).copied() == within => return Recorded::Known,
+            Some(known) => return self.record_more(known as usize, input, output, sizes.0, within),
             None => {}
         }
         self.backward[output] = input as u32 + 1;
@@ -167,17 +169,20 @@ impl Relation {
         Recorded::New
     }
 
-    /// As `record`, where the output's instruction stands for the input's `known` already. A body in a call's place is for that call alone.
-    fn record_more(&mut self, known: u32, input: usize, output: usize, size: u8, within: Option<u64>) -> Recorded {
-        if within.is_some() || self.within.contains_key(&output) {
-            return Recorded::Conflict(Some(known as usize));
+    /// As `record`, where the output's instruction stands for the input's `known` already, or for the same in the place of another call. What
+    /// stands in a call's place stands in the place of each call or of none.
+    fn record_more(&mut self, known: usize, input: usize, output: usize, size: u8, within: Option<u64>) -> Recorded {
+        if within.is_some() != self.within.contains_key(&output) {
+            return Recorded::Conflict(Some(known).filter(|&known| known != input));
         }
-        let pair = (input as u32, output as u32);
-        if !self.more.insert(pair) {
+        let standing = (input as u32, output as u32, within);
+        if !self.more.insert(standing) {
             return Recorded::Known;
         }
-        self.note(Undo::More(pair.0, pair.1));
-        self.place(input, output, size);
+        self.note(Undo::More(standing));
+        if within.is_none() {
+            self.place(input, output, size);
+        }
         Recorded::New
     }
 
@@ -277,7 +282,7 @@ impl Relation {
                 Undo::Name(address, Some(old)) => drop(self.names.insert(address, old)),
                 Undo::Name(address, None) => drop(self.names.remove(&address)),
                 Undo::Backward(index) => self.backward[index] = 0,
-                Undo::More(input, output) => drop(self.more.remove(&(input, output))),
+                Undo::More(standing) => drop(self.more.remove(&standing)),
                 Undo::Held(name) => drop(self.held.remove(&name)),
                 Undo::Within(index) => drop(self.within.remove(&index)),
                 Undo::Rewritten(index) => drop(self.rewritten.remove(&index)),

@@ -175,7 +175,6 @@ const IGNORED: [Group; 12] = [
     Group {
         why: "relift has no such transform",
         alone: &[
-            "icf",
             "icp",
             "icp-eliminate-loads",
             "icp-inline",
@@ -327,7 +326,7 @@ mod tests {
     #[test]
     fn a_value_may_be_the_next_word_only_where_bolt_demands_one() {
         assert!(matches!(meaning_of("frame-opt"), Some((Meaning::Ignored(_), true))));
-        assert!(matches!(meaning_of("icf"), Some((Meaning::Ignored(_), false))));
+        assert!(matches!(meaning_of("icp"), Some((Meaning::Ignored(_), false))));
         assert!(matches!(meaning_of("dyno-stats"), Some((Meaning::Same, false))));
         assert!(matches!(meaning_of("print-cfg"), Some((Meaning::Ignored(_), false))));
         assert_eq!(meaning_of("no-such-option"), None);
