@@ -81,7 +81,9 @@ impl std::fmt::Display for Verdict {
             Verdict::NoAlias(Apart::FrameNotEscaped) => {
                 f.write_str("no alias: one is in the frame, whose address nothing else can hold here")
             }
-            Verdict::NoAlias(Apart::DifferentMemory) => f.write_str("no alias: stack, image and thread storage are different memory"),
+            Verdict::NoAlias(Apart::DifferentMemory) => {
+                f.write_str("no alias: stack, image and thread storage are different memory")
+            }
             Verdict::MustAlias => f.write_str("must alias: the same address"),
             Verdict::MayAlias(Doubt::Overlap(bytes)) => write!(f, "may alias: they overlap, {bytes} bytes apart"),
             Verdict::MayAlias(Doubt::SameBase) => f.write_str("may alias: the distances from their base allow it"),
@@ -183,7 +185,8 @@ pub struct Shown {
 pub fn pairs(references: &[Reference]) -> impl Iterator<Item = (usize, usize)> + '_ {
     /// References further apart are not asked about; a block may have thousands.
     const REACH: usize = 64;
-    let is_asked = |a: &Reference, b: &Reference| (a.writes || b.writes) && a.stretch == b.stretch && a.instruction != b.instruction;
+    let is_asked =
+        |a: &Reference, b: &Reference| (a.writes || b.writes) && a.stretch == b.stretch && a.instruction != b.instruction;
     (0..references.len()).flat_map(move |i| {
         let after = i + 1..references.len().min(i + 1 + REACH);
         after.filter(move |&j| is_asked(&references[i], &references[j])).map(move |j| (i, j))

@@ -49,8 +49,7 @@ impl<'a> Summaries<'a> {
         let graph = CallGraph::build(around.program, &around.procedures);
         let count = around.procedures.all.len();
         let components = Components::find(count, |procedure| graph.callees(procedure));
-        let mut all =
-            Summaries { around, graph, components, summaries: vec![Some(Summary::UNSEEN); count], analyses: 0 };
+        let mut all = Summaries { around, graph, components, summaries: vec![Some(Summary::UNSEEN); count], analyses: 0 };
         for level in all.components.by_height() {
             all.settle(&level);
         }
@@ -122,7 +121,8 @@ impl<'a> Summaries<'a> {
     /// Whether a procedure can be called from places that are not seen, or not understood.
     fn has_unknown_callers(&self, procedure: Procedure) -> bool {
         let is_opaque = |&site: &SiteId| !self.is_understood(self.graph.sites[site].caller, self.graph.sites[site].block);
-        self.around.procedures.has_unknown_callers(self.around.program, procedure) || self.graph.callers_of(procedure).iter().any(is_opaque)
+        self.around.procedures.has_unknown_callers(self.around.program, procedure)
+            || self.graph.callers_of(procedure).iter().any(is_opaque)
     }
 }
 
@@ -140,13 +140,16 @@ pub struct Contexts<'s, 'a> {
 impl<'s, 'a> Contexts<'s, 'a> {
     pub fn compute(summaries: &'s Summaries<'a>, partition: Partition) -> Self {
         let contexts = vec![None; partition.num_nodes()];
-        let mut all = Contexts { summaries, partition, contexts, analyses: 0 };
+        let mut all = Contexts { summaries, analyses: partition.analyses, partition, contexts };
         let count = summaries.summaries.len();
         for procedure in (0..count).map(Procedure::new) {
             if all.partition.is_skipped(procedure) || summaries.has_unknown_callers(procedure) {
                 let node = all.partition.node(procedure, 0);
                 all.contexts[node] = Some(Context::default());
             }
+        }
+        for (site, context) in all.partition.known_calls().unwrap_or(&[]).to_vec() {
+            all.take_in(site, context, false);
         }
         for level in summaries.components.by_depth() {
             all.settle(&level);
@@ -181,12 +184,17 @@ impl<'s, 'a> Contexts<'s, 'a> {
     fn settle(&mut self, level: &[u32]) {
         let passes_on = |procedure: u32| {
             let matters = |&callee: &u32| !self.partition.is_skipped(Procedure::new(callee as usize));
-            self.summaries.summaries[procedure as usize].is_some()
+            let is_known =
+                self.partition.known_calls().is_some() && self.partition.is_skipped(Procedure::new(procedure as usize));
+            !is_known
+                && self.summaries.summaries[procedure as usize].is_some()
                 && self.summaries.graph.callees(procedure).iter().any(matters)
         };
         let level: Vec<u32> = level.iter().copied().filter(|&procedure| passes_on(procedure)).collect();
-        let mut waiting: Vec<Vec<u32>> =
-            level.iter().map(|&procedure| (0..self.partition.num_classes(Procedure::new(procedure as usize))).collect()).collect();
+        let mut waiting: Vec<Vec<u32>> = level
+            .iter()
+            .map(|&procedure| (0..self.partition.num_classes(Procedure::new(procedure as usize))).collect())
+            .collect();
         let mut position = rustc_hash::FxHashMap::default();
         position.extend(level.iter().enumerate().map(|(at, &procedure)| (procedure, at)));
         let mut rounds: rustc_hash::FxHashMap<usize, u8> = rustc_hash::FxHashMap::default();
@@ -205,13 +213,7 @@ impl<'s, 'a> Contexts<'s, 'a> {
                     let class = self.partition.class_of(site);
                     let node = self.partition.node(callee, class);
                     let round = rounds.entry(node).or_default();
-                    let has_changed = match &mut self.contexts[node] {
-                        Some(known) => known.meet(&context, *round > ROUNDS_BEFORE_WIDENING),
-                        empty => {
-                            *empty = Some(context);
-                            true
-                        }
-                    };
+                    let has_changed = self.take_in(site, context, *round > ROUNDS_BEFORE_WIDENING);
                     if has_changed {
                         *round = round.saturating_add(1);
                         if let Some(&at) = position.get(&(callee.index() as u32))
@@ -221,6 +223,19 @@ impl<'s, 'a> Contexts<'s, 'a> {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    /// Adds what a call passes on to the class of its site. True if that now knows less.
+    fn take_in(&mut self, site: SiteId, context: Context, gives_up: bool) -> bool {
+        let callee = self.summaries.graph.sites[site].callee;
+        let node = self.partition.node(callee, self.partition.class_of(site));
+        match &mut self.contexts[node] {
+            Some(known) => known.meet(&context, gives_up),
+            empty => {
+                *empty = Some(context);
+                true
             }
         }
     }

@@ -49,8 +49,8 @@ fn fact_of(name: &str) -> Option<Fact> {
     let name = name.strip_prefix("__isoc99_").unwrap_or(name);
     let finder = |reads: RegisterSet, kept: RegisterSet| Fact { keeps: kept, ..fact(reads, 0, None) };
     Some(match name {
-        "memcpy" | "memmove" | "__memcpy_chk" | "__memmove_chk" | "strcpy" | "strncpy" | "strcat" | "strncat" | "__strcpy_chk"
-        | "__strncpy_chk" | "__strcat_chk" | "__strncat_chk" => fact(RDI | RSI, RDI, Some(7)),
+        "memcpy" | "memmove" | "__memcpy_chk" | "__memmove_chk" | "strcpy" | "strncpy" | "strcat" | "strncat"
+        | "__strcpy_chk" | "__strncpy_chk" | "__strcat_chk" | "__strncat_chk" => fact(RDI | RSI, RDI, Some(7)),
         "memset" | "__memset_chk" => fact(0, RDI, Some(7)),
         "bzero" | "explicit_bzero" => fact(0, RDI, None),
         "memcmp" | "bcmp" | "strcmp" | "strncmp" | "strcasecmp" | "strncasecmp" | "strspn" | "strcspn" | "strcoll" => {
@@ -59,24 +59,63 @@ fn fact_of(name: &str) -> Option<Fact> {
         "strlen" | "strnlen" | "wcslen" => fact(RDI, 0, None),
         "memchr" | "memrchr" | "rawmemchr" | "strchr" | "strrchr" | "strchrnul" => finder(RDI, RDI),
         "strstr" | "strpbrk" | "memmem" => finder(RDI | RSI | RDX, RDI),
-        "malloc" | "calloc" | "abs" | "labs" | "isatty" | "getpid" | "getppid" | "getuid" | "geteuid" | "getgid" | "getegid"
-        | "close" | "dup" | "dup2" | "fsync" | "fdatasync" | "sysconf" | "getpagesize" | "lseek" | "lseek64" | "ftruncate"
-        | "ftruncate64" | "usleep" | "sched_yield" | "toupper" | "tolower" | "isalnum" | "isalpha" | "isdigit" | "isspace"
-        | "isupper" | "islower" | "isprint" | "ispunct" | "isxdigit" | "__errno_location" | "__ctype_b_loc"
-        | "__ctype_tolower_loc" | "__ctype_toupper_loc" | "umask" | "random" | "rand" => fact(0, 0, None),
+        "malloc"
+        | "calloc"
+        | "abs"
+        | "labs"
+        | "isatty"
+        | "getpid"
+        | "getppid"
+        | "getuid"
+        | "geteuid"
+        | "getgid"
+        | "getegid"
+        | "close"
+        | "dup"
+        | "dup2"
+        | "fsync"
+        | "fdatasync"
+        | "sysconf"
+        | "getpagesize"
+        | "lseek"
+        | "lseek64"
+        | "ftruncate"
+        | "ftruncate64"
+        | "usleep"
+        | "sched_yield"
+        | "toupper"
+        | "tolower"
+        | "isalnum"
+        | "isalpha"
+        | "isdigit"
+        | "isspace"
+        | "isupper"
+        | "islower"
+        | "isprint"
+        | "ispunct"
+        | "isxdigit"
+        | "__errno_location"
+        | "__ctype_b_loc"
+        | "__ctype_tolower_loc"
+        | "__ctype_toupper_loc"
+        | "umask"
+        | "random"
+        | "rand" => fact(0, 0, None),
         "free" => fact(0, 0, None),
         "realloc" => Fact { keeps: RDI, ..fact(RDI, RDI, None) },
-        "sin" | "cos" | "tan" | "asin" | "acos" | "atan" | "atan2" | "sinh" | "cosh" | "tanh" | "exp" | "exp2" | "log" | "log2"
-        | "log10" | "log1p" | "expm1" | "pow" | "sqrt" | "cbrt" | "hypot" | "floor" | "ceil" | "trunc" | "round" | "rint"
-        | "nearbyint" | "fmod" | "fabs" | "ldexp" | "fmin" | "fmax" | "floorf" | "ceilf" | "sqrtf" | "powf" | "expf" | "logf"
-        | "sinf" | "cosf" | "fmodf" | "roundf" | "truncf" | "lround" | "llround" | "lrint" | "erf" | "erfc" | "lgamma"
-        | "tgamma" | "copysign" | "nextafter" => fact(0, 0, None),
+        "sin" | "cos" | "tan" | "asin" | "acos" | "atan" | "atan2" | "sinh" | "cosh" | "tanh" | "exp" | "exp2" | "log"
+        | "log2" | "log10" | "log1p" | "expm1" | "pow" | "sqrt" | "cbrt" | "hypot" | "floor" | "ceil" | "trunc" | "round"
+        | "rint" | "nearbyint" | "fmod" | "fabs" | "ldexp" | "fmin" | "fmax" | "floorf" | "ceilf" | "sqrtf" | "powf" | "expf"
+        | "logf" | "sinf" | "cosf" | "fmodf" | "roundf" | "truncf" | "lround" | "llround" | "lrint" | "erf" | "erfc"
+        | "lgamma" | "tgamma" | "copysign" | "nextafter" => fact(0, 0, None),
         "frexp" | "modf" => fact(0, RDI, None),
         "time" => fact(0, RDI, None),
         "gettimeofday" | "clock_gettime" => fact(0, RDI | RSI, None),
         "read" | "pread" | "pread64" => fact(0, RSI, None),
         "write" | "pwrite" | "pwrite64" => fact(RSI, 0, None),
-        "open" | "open64" | "access" | "unlink" | "mkdir" | "rmdir" | "chdir" | "getenv" | "atoi" | "atol" | "atof" => fact(RDI, 0, None),
+        "open" | "open64" | "access" | "unlink" | "mkdir" | "rmdir" | "chdir" | "getenv" | "atoi" | "atol" | "atof" => {
+            fact(RDI, 0, None)
+        }
         "stat" | "lstat" | "stat64" | "lstat64" | "readlink" | "getcwd" | "gethostname" => fact(RDI, RDI | RSI, None),
         "fstat" | "fstat64" => fact(0, RSI, None),
         "strtol" | "strtoul" | "strtoll" | "strtoull" | "strtod" | "strtof" => Fact { keeps: RDI, ..fact(RDI, RSI, None) },
@@ -160,4 +199,3 @@ impl Library {
         &self.facts[index as usize]
     }
 }
-

@@ -137,8 +137,8 @@ fn entries(image: &Image<'_>, program: &Program) -> Vec<bool> {
         for target in targets(&data.terminator, program) {
             is_entry[target.index()] |= program.func_of(target) != data.func;
         }
-        let starts_unwind_entry = program.ranges[data.range as usize].fde.is_some()
-            && program.ranges[data.range as usize].start == data.start;
+        let starts_unwind_entry =
+            program.ranges[data.range as usize].fde.is_some() && program.ranges[data.range as usize].start == data.start;
         is_entry[block.index()] |= starts_unwind_entry && data.flags.contains(BlockFlags::ENTRY);
     }
     for symbol in image.dynamic_symbols.iter().filter(|s| s.has_address()) {

@@ -115,9 +115,7 @@ impl Symbols {
         let value = &self.values[symbol as usize];
         match value.base {
             Base::NUMBER => value.multiply(factor),
-            _ => {
-                Value { base: Base::NUMBER, is_pure: false, residues: Residues::multiples_of(factor), offsets: Interval::FULL }
-            }
+            _ => Value { base: Base::NUMBER, is_pure: false, residues: Residues::multiples_of(factor), offsets: Interval::FULL },
         }
     }
 }

@@ -76,7 +76,12 @@ impl Value {
             return self;
         }
         if self.base != Base::NUMBER {
-            return Self { base: Base::NUMBER, is_pure: false, residues: Residues::multiples_of(factor), offsets: Interval::FULL };
+            return Self {
+                base: Base::NUMBER,
+                is_pure: false,
+                residues: Residues::multiples_of(factor),
+                offsets: Interval::FULL,
+            };
         }
         let (residues, offsets) = (self.residues.multiply(factor), self.offsets.multiply(factor));
         Self { residues, offsets, ..self }.reduced()

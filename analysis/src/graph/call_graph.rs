@@ -67,7 +67,10 @@ impl CallGraph {
             for &caller in &own {
                 match own.len() {
                     1 => data.blocks.iter().for_each(|b| push_sites(program, procedures, caller, b, &mut sites)),
-                    _ => procedures.reach(program, caller).into_iter().for_each(|b| push_sites(program, procedures, caller, b, &mut sites)),
+                    _ => procedures
+                        .reach(program, caller)
+                        .into_iter()
+                        .for_each(|b| push_sites(program, procedures, caller, b, &mut sites)),
                 }
             }
         }

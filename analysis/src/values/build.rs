@@ -12,7 +12,7 @@ use lifter::entity::Block;
 use lifter::ir::{BlockFlags, CodeTarget, PinReason, Program, StopKind, Terminator};
 use lifter::x86::decode_block;
 
-use super::code::{Call, Callee, CodeBlock, Effect, Exit, ProcedureCode, Instruction};
+use super::code::{Call, Callee, CodeBlock, Effect, Exit, Instruction, ProcedureCode};
 use super::translate::Translator;
 use crate::domain::base::MAX_DEFINITIONS;
 use crate::library::Library;

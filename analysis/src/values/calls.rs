@@ -41,13 +41,7 @@ fn by_convention(returned: Option<Register>) -> [Value; 16] {
 }
 
 fn library_effects(fact: &Fact) -> Effects {
-    Effects {
-        keeps: fact.keeps,
-        reads: fact.reads,
-        writes: fact.writes,
-        returns_twice: fact.returns_twice,
-        ..Effects::default()
-    }
+    Effects { keeps: fact.keeps, reads: fact.reads, writes: fact.writes, returns_twice: fact.returns_twice, ..Effects::default() }
 }
 
 /// Whatever may be behind a call that keeps to the psABI.
@@ -152,7 +146,10 @@ fn pass_on(state: &mut State, effects: &mut Effects, callee: &Effects) {
         let value = state.get(register);
         // How far the callee goes from there is not known.
         let parts = value.base.entry_register().map_or(0, |r| 1 << r);
-        Address { value: Value { residues: crate::domain::Residues::ALL, offsets: crate::domain::Interval::FULL, ..value }, parts }
+        Address {
+            value: Value { residues: crate::domain::Residues::ALL, offsets: crate::domain::Interval::FULL, ..value },
+            parts,
+        }
     };
     for register in registers(callee.reads) {
         let address = address(state, register);

@@ -65,25 +65,66 @@ pub enum Place {
 pub enum Effect {
     None,
     /// `to` becomes a sum, cut to 32 bits or not.
-    Linear { to: Register, sum: Sum, is_32: bool },
-    Subtract { to: Register, from: Register, what: Register, is_32: bool },
-    And { to: Register, mask: i64, is_32: bool },
-    Extend { to: Register, from: Register, bits: u8, is_signed: bool, is_32: bool },
+    Linear {
+        to: Register,
+        sum: Sum,
+        is_32: bool,
+    },
+    Subtract {
+        to: Register,
+        from: Register,
+        what: Register,
+        is_32: bool,
+    },
+    And {
+        to: Register,
+        mask: i64,
+        is_32: bool,
+    },
+    Extend {
+        to: Register,
+        from: Register,
+        bits: u8,
+        is_signed: bool,
+        is_32: bool,
+    },
     /// `to` becomes a number within bounds that came out of no address.
-    Bounded { to: Register, low: i64, high: i64 },
+    Bounded {
+        to: Register,
+        low: i64,
+        high: i64,
+    },
     /// `to` becomes the 64 bits that the only reference reads.
-    Load { to: Register },
+    Load {
+        to: Register,
+    },
     /// The only reference becomes 64 bits of a register.
-    Store { from: Register },
+    Store {
+        from: Register,
+    },
     /// `rsp` goes down by 8 and what it then points to becomes a register's value, or something else.
-    Push { from: Option<Register> },
-    Pop { to: Register },
+    Push {
+        from: Option<Register>,
+    },
+    Pop {
+        to: Register,
+    },
     Leave,
-    Exchange { a: Register, b: Register },
+    Exchange {
+        a: Register,
+        b: Register,
+    },
     /// `to` becomes `from` or stays.
-    Select { to: Register, from: Register },
+    Select {
+        to: Register,
+        from: Register,
+    },
     /// Anything else. `writes` start a new base, numbers below 2^32 where `is_32`.
-    Generic { reads: RegisterSet, writes: RegisterSet, is_32: bool },
+    Generic {
+        reads: RegisterSet,
+        writes: RegisterSet,
+        is_32: bool,
+    },
     /// Index into the function's calls.
     Call(u32),
     /// Into the kernel: `rax`, `rcx`, `r11` are written.

@@ -227,13 +227,7 @@ impl Solver<'_> {
 }
 
 /// Walks a block from its state at the start, showing each instruction and call. False if control does not reach its end.
-pub fn walk(
-    code: &ProcedureCode,
-    knowledge: &Knowledge<'_>,
-    block: u32,
-    start: &State,
-    observer: &mut impl Observer,
-) -> bool {
+pub fn walk(code: &ProcedureCode, knowledge: &Knowledge<'_>, block: u32, start: &State, observer: &mut impl Observer) -> bool {
     let mut state = start.clone();
     // What is kept is known from the solution.
     let mut effects = Effects::default();

@@ -7,7 +7,7 @@
 //! * a value that a new base may be derived from is *released* first (see `state`), halves of an address aside: no half of one is an address, and the rules by which
 //!   it could become whole again all release.
 
-use super::code::{Effect, ProcedureCode, Instruction, RAX, RBP, RCX, RSP, Register, RegisterSet, Sum};
+use super::code::{Effect, Instruction, ProcedureCode, RAX, RBP, RCX, RSP, Register, RegisterSet, Sum};
 use super::memory::{Address, combine, impure, read, sum_value, touch, write_elsewhere};
 use super::state::{Effects, State};
 use crate::domain::{Base, Value};
@@ -121,7 +121,13 @@ fn linear(state: &mut State, effects: &mut Effects, number: u32, to: Register, s
     }
 }
 
-fn subtract(state: &mut State, effects: &mut Effects, number: u32, (to, from, what): (Register, Register, Register), is_32: bool) {
+fn subtract(
+    state: &mut State,
+    effects: &mut Effects,
+    number: u32,
+    (to, from, what): (Register, Register, Register),
+    is_32: bool,
+) {
     let (left, right) = (state.get(from), state.get(what));
     let difference = left.subtract(right);
     if is_32 {

@@ -96,7 +96,8 @@ fn operand_sum(instruction: &iced_x86::Instruction, is_position_independent: boo
 }
 
 fn place(instruction: &iced_x86::Instruction, memory: &UsedMemory, is_position_independent: bool) -> Place {
-    let is_ip_relative = instruction.is_ip_rel_memory_operand() && memory.base() == Machine::None && memory.index() == Machine::None;
+    let is_ip_relative =
+        instruction.is_ip_rel_memory_operand() && memory.base() == Machine::None && memory.index() == Machine::None;
     let constant = memory.displacement() as i64;
     let sum = if is_ip_relative {
         Sum { constant, is_image: is_position_independent, ..Sum::default() }
@@ -208,8 +209,22 @@ fn is_conditional_move(instruction: &iced_x86::Instruction) -> bool {
     use Mnemonic::*;
     matches!(
         instruction.mnemonic(),
-        Cmova | Cmovae | Cmovb | Cmovbe | Cmove | Cmovg | Cmovge | Cmovl | Cmovle | Cmovne | Cmovno | Cmovnp | Cmovns | Cmovo
-            | Cmovp | Cmovs
+        Cmova
+            | Cmovae
+            | Cmovb
+            | Cmovbe
+            | Cmove
+            | Cmovg
+            | Cmovge
+            | Cmovl
+            | Cmovle
+            | Cmovne
+            | Cmovno
+            | Cmovnp
+            | Cmovns
+            | Cmovo
+            | Cmovp
+            | Cmovs
     )
 }
 
@@ -314,14 +329,17 @@ fn arithmetic_effect(instruction: &iced_x86::Instruction) -> Option<Effect> {
     }
     let (to, is_32) = wide_target(instruction)?;
     let (number, from) = (immediate(instruction, 1), same_size_register(instruction, 1));
-    let scaled = |index: Register, scale: i64| {
-        Effect::Linear { to, sum: Sum { index: Some(index), scale, ..Sum::default() }, is_32 }
-    };
+    let scaled =
+        |index: Register, scale: i64| Effect::Linear { to, sum: Sum { index: Some(index), scale, ..Sum::default() }, is_32 };
     match instruction.mnemonic() {
         Inc => Some(shifted(to, to, 1, is_32)),
         Dec => Some(shifted(to, to, -1, is_32)),
         Add => number.map(|n| shifted(to, to, n, is_32)).or_else(|| {
-            from.map(|index| Effect::Linear { to, sum: Sum { base: Some(to), index: Some(index), scale: 1, ..Sum::default() }, is_32 })
+            from.map(|index| Effect::Linear {
+                to,
+                sum: Sum { base: Some(to), index: Some(index), scale: 1, ..Sum::default() },
+                is_32,
+            })
         }),
         Sub => match (number, from) {
             (Some(n), _) => Some(shifted(to, to, n.wrapping_neg(), is_32)),
@@ -377,7 +395,8 @@ fn generic_effect(instruction: &iced_x86::Instruction, info: &InstructionInfo) -
         }
     }
     let addressing = addressing_only(instruction, info);
-    let is_32 = is_full && writes.count_ones() == 1 && wide_target(instruction).is_some_and(|(to, is_32)| is_32 && writes == 1 << to);
+    let is_32 =
+        is_full && writes.count_ones() == 1 && wide_target(instruction).is_some_and(|(to, is_32)| is_32 && writes == 1 << to);
     // Their registers beyond what the decoder tells.
     if matches!(instruction.mnemonic(), Mnemonic::Cpuid | Mnemonic::Rdtscp) {
         writes |= 1 << RAX | 1 << RCX | 1 << 2 | 1 << 3;
@@ -400,8 +419,18 @@ fn addressing_only(instruction: &iced_x86::Instruction, info: &InstructionInfo) 
     let in_address = in_address.fold(0u16, |set, r| set | 1 << r);
     let has_implicit = matches!(
         instruction.mnemonic(),
-        Mnemonic::Cmpxchg | Mnemonic::Cmpxchg8b | Mnemonic::Cmpxchg16b | Mnemonic::Mul | Mnemonic::Imul | Mnemonic::Div
-            | Mnemonic::Idiv | Mnemonic::Mulx | Mnemonic::Push | Mnemonic::Pop | Mnemonic::Enter | Mnemonic::Xlatb
+        Mnemonic::Cmpxchg
+            | Mnemonic::Cmpxchg8b
+            | Mnemonic::Cmpxchg16b
+            | Mnemonic::Mul
+            | Mnemonic::Imul
+            | Mnemonic::Div
+            | Mnemonic::Idiv
+            | Mnemonic::Mulx
+            | Mnemonic::Push
+            | Mnemonic::Pop
+            | Mnemonic::Enter
+            | Mnemonic::Xlatb
     );
     if has_implicit { 0 } else { in_address & !is_operand }
 }
