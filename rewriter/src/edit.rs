@@ -176,7 +176,7 @@ impl EditPlan {
         let count_of = |block: Block| weights.blocks.get(block.index()).copied().unwrap_or(0);
         let instead_of = |r: &Replacement| {
             let count = u128::from(count_of(r.block));
-            self.codes[r.code].instead_of.iter().map(move |&(block, share)| (block, count * u128::from(share) >> 16))
+            self.codes[r.code].instead_of.iter().map(move |&(block, share)| (block, (count * u128::from(share)) >> 16))
         };
         let mut saved: Vec<(Block, u128)> = self.replacements.iter().flat_map(instead_of).collect();
         saved.sort_unstable();
