@@ -8,5 +8,7 @@ pub mod dead;
 pub mod pack;
 mod relr;
 mod section_table;
+pub mod spread;
 pub mod tables;
+mod unwind_shift;
 mod versions;

@@ -47,6 +47,8 @@ pub(crate) enum Technique {
     Relr,
     /// Leave out DT_HASH where there is DT_GNU_HASH.
     Hash,
+    /// Move the loader's and the unwinder's tables to the segments whose last page has room.
+    Spread,
     /// Choose file offsets so that unused pages and gaps are not in the file.
     Holes,
 }

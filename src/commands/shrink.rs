@@ -10,7 +10,7 @@ use profiles::Weights;
 use rewriter::edit::EditPlan;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::relink::Relinked;
-use rewriter::shrink::{dead, pack, tables};
+use rewriter::shrink::{dead, pack, spread, tables};
 
 use super::{Style, print, print_json, profile};
 use crate::args::shrink::{Pack, Relr, Shrink, Technique};
@@ -76,6 +76,14 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
         savings.push(Saving::new("relr", "relocations", repacked.num_relocations, repacked.relr_bytes as i64));
         savings.push(Saving::new("hash", "bytes", repacked.hash_bytes, repacked.hash_bytes as i64));
     }
+    let spread = match named.as_ref().filter(|_| args.is_on(Technique::Spread) && args.is_on(Technique::Holes)) {
+        Some(named) => timing.phase("spread the tables", |_| spread::spread(changed, &free, named, options(args))),
+        None => None,
+    };
+    if let Some((bytes, rest)) = &spread {
+        changed = bytes;
+        free.clone_from(rest);
+    }
     let packed = match args.is_on(Technique::Holes) {
         true => timing.phase("pack the file", |_| pack::pack(changed, &free, options(args))),
         false => Ok(None),
@@ -92,6 +100,10 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
         write(args, &bytes, &bytes, timing)?;
     } else {
         report.set_savings(&savings, output.len() as u64);
+        if let Some(code) = code.as_ref().filter(|code| !code.relinked.dropped_sections.is_empty()) {
+            let names = code.relinked.dropped_sections.join(", ");
+            report.warnings.push(format!("dropped sections that describe the old code: {names}"));
+        }
         report.dropped_sections = code.as_ref().map(|code| code.relinked.dropped_sections.clone()).unwrap_or_default();
         write(args, &bytes, output, timing)?;
     }
@@ -203,7 +215,10 @@ fn savings(image: &Image<'_>, relinked: &Relinked, num_dead: u64, dead_bytes: u6
     };
     let free_text: u64 = code.map(|section| free_in(section.sh_addr, section.end())).sum();
     let (before, after) = relinked.unwind_bytes;
+    let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
+    let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
     vec![
+        Saving::new("stale-sections", "sections", relinked.dropped_sections.len() as u64, stale.sum::<u64>() as i64),
         Saving::new("dead-code", "functions", num_dead, dead_bytes as i64),
         Saving::new("padding", "bytes", free_text.saturating_sub(dead_bytes), free_text as i64 - dead_bytes as i64),
         Saving::new("unwind-tables", "bytes", before.saturating_sub(after), before as i64 - after as i64),

@@ -51,20 +51,36 @@ pub struct Options {
 
 /// Lays the file out anew. `free` are loaded bytes that nothing needs, ascending. `None` if the file's offsets have to stay.
 pub fn pack(bytes: &[u8], free: &[(Va, Va)], options: Options) -> Result<Option<Vec<u8>>> {
-    let Ok(image) = Image::parse(bytes) else {
-        return Err(Error::Inconsistent("what was relinked can't be read again".into()));
-    };
+    let image =
+        Image::parse(bytes).map_err(|error| Error::Inconsistent(format!("what was relinked can't be read again: {error}")))?;
     if !may_move(&image) {
         return Ok(None);
     }
-    let mut layout = Layout::of(&image, free, options);
-    let mut out = layout.loaded(&image);
+    let ends = needed_ends(&image, free);
+    lay_out(&image, &ends, options).map(Some)
+}
+
+/// One past the last byte that is needed of each loaded segment, in their order.
+pub(super) fn needed_ends(image: &Image<'_>, free: &[(Va, Va)]) -> Vec<Va> {
+    let end = |segment: &Segment| match !segment.is_writable() && segment.p_filesz == segment.p_memsz {
+        true => needed_end(image, segment, free),
+        false => segment.p_vaddr + segment.p_filesz,
+    };
+    image.loads().map(end).collect()
+}
+
+/// The file with segments that end at `ends`, which may be behind where they end now.
+pub(super) fn lay_out(image: &Image<'_>, ends: &[Va], options: Options) -> Result<Vec<u8>> {
+    let bytes = image.bytes;
+    let mut layout = Layout::of(image, ends, options);
+    let image = &image;
+    let mut out = layout.loaded(image);
     let segments: Vec<Segment> = image.segments.iter().map(|segment| layout.moved_segment(segment)).collect();
     let table = headers::encode(&segments);
     let at = image.e_phoff.0 as usize;
     let place = out.get_mut(at..at + table.len());
     place.ok_or_else(|| Error::Inconsistent("the program headers are not loaded".into()))?.copy_from_slice(&table);
-    let sections = if options.strip || !image.has_section_headers { None } else { Some(layout.unloaded(&image, &mut out)) };
+    let sections = if options.strip || !image.has_section_headers { None } else { Some(layout.unloaded(image, &mut out)) };
     let (start, count, names) = match &sections {
         Some((start, count)) => (*start, *count, half(bytes, 62)),
         None => (0, 0, 0),
@@ -72,7 +88,7 @@ pub fn pack(bytes: &[u8], free: &[(Va, Va)], options: Options) -> Result<Option<
     out[40..48].copy_from_slice(&start.to_le_bytes());
     out[60..62].copy_from_slice(&count.to_le_bytes());
     out[62..64].copy_from_slice(&names.to_le_bytes());
-    Ok(Some(out))
+    Ok(out)
 }
 
 fn half(bytes: &[u8], at: usize) -> u16 {
@@ -80,7 +96,7 @@ fn half(bytes: &[u8], at: usize) -> u16 {
 }
 
 /// Whether offsets may change: no payload counts on them, and the headers are where a loader looks.
-fn may_move(image: &Image<'_>) -> bool {
+pub(super) fn may_move(image: &Image<'_>) -> bool {
     let table_end = image.e_phoff.0 + 56 * image.segments.len() as u64;
     let holds_headers = |s: &Segment| s.p_offset.0 == 0 && s.p_filesz >= table_end.max(64);
     let first = image.loads().min_by_key(|s| s.p_vaddr);
@@ -105,15 +121,15 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(image: &Image<'_>, free: &[(Va, Va)], options: Options) -> Self {
+    fn of(image: &Image<'_>, ends: &[Va], options: Options) -> Self {
         let mut layout = Layout { loads: Vec::new(), holes: Vec::new(), end: 0 };
         let alignment_max = image.sections.values().filter(|s| s.is_alloc()).map(|s| s.sh_addralign).max();
         let needs_page_only = image.has_section_headers && alignment_max.is_some_and(|align| align <= PAGE);
         let mut last_used = None;
-        for &old in image.loads() {
+        for (&old, &end) in image.loads().zip(ends) {
             let mut new = old;
-            if !old.is_writable() && old.p_filesz == old.p_memsz {
-                new.p_filesz = needed_end(image, &old, free) - old.p_vaddr;
+            if end != old.p_vaddr + old.p_filesz {
+                new.p_filesz = end - old.p_vaddr;
                 new.p_memsz = new.p_filesz;
             }
             if new.p_filesz > 0 {
@@ -140,10 +156,21 @@ impl Layout {
     fn loaded(&self, image: &Image<'_>) -> Vec<u8> {
         let mut out = vec![0; self.end as usize];
         for load in &self.loads {
-            let (from, to, len) = (load.old.p_offset.0 as usize, load.new.p_offset.0 as usize, load.new.p_filesz as usize);
+            let len = load.new.p_filesz.min(load.old.p_filesz) as usize;
+            let (from, to) = (load.old.p_offset.0 as usize, load.new.p_offset.0 as usize);
             out[to..to + len].copy_from_slice(&image.bytes[from..from + len]);
         }
         out
+    }
+
+    /// How long the file becomes.
+    fn total(mut self, image: &Image<'_>, options: Options) -> u64 {
+        if !options.strip && image.has_section_headers {
+            for (size, align, _) in unloaded_items(image) {
+                self.take(size, align);
+            }
+        }
+        self.end
     }
 
     /// Where an address is in the file; the end of the segment's bytes for what is not in the file.
@@ -166,16 +193,10 @@ impl Layout {
 
     /// Puts what no loader reads into holes, else behind everything; returns place and number of the section headers.
     fn unloaded(&mut self, image: &Image<'_>, out: &mut Vec<u8>) -> (u64, u16) {
-        let size = SECTION_HEADER * image.sections.len() as u64;
-        let mut items: Vec<(u64, u64, Option<Section>)> = vec![(size, 8, None)];
-        let is_item = |s: &SectionData<'_>| !s.is_alloc() && s.has_bytes();
-        let contents = image.sections.iter().filter(|(_, s)| is_item(s));
-        items.extend(contents.map(|(id, s)| (s.sh_size, s.sh_addralign.clamp(1, PAGE), Some(id))));
-        items.sort_by_key(|&(size, _, id)| (std::cmp::Reverse(size), id));
         let mut offsets = vec![0; image.sections.len()];
         let mut start = 0;
-        for (size, align, id) in items {
-            let at = self.take(size, align.next_power_of_two());
+        for (size, align, id) in unloaded_items(image) {
+            let at = self.take(size, align);
             let end = (at + size) as usize;
             if out.len() < end {
                 out.resize(end, 0);
@@ -226,8 +247,13 @@ impl Layout {
             if let Some(load) = load.filter(|_| section.has_bytes()) {
                 let end = load.new.p_vaddr + load.new.p_filesz;
                 let size = section.end().min(end).0.saturating_sub(section.sh_addr.0);
-                write(32, if load.new.p_filesz < load.old.p_filesz { size } else { section.sh_size });
+                if load.new.p_filesz < load.old.p_filesz {
+                    write(32, size);
+                    // Nothing is left of it: a mark at the segment's end.
+                    write(16, section.sh_addr.min(end).0);
+                }
             }
+            // The end of a segment's bytes for what lies behind them.
             if let Some(offset) = self.offset_of(section.sh_addr) {
                 write(24, offset);
             }
@@ -236,6 +262,21 @@ impl Layout {
         }
         header
     }
+}
+
+/// How long the file becomes if its segments end there.
+pub(super) fn total(image: &Image<'_>, ends: &[Va], options: Options) -> u64 {
+    Layout::of(image, ends, options).total(image, options)
+}
+
+/// Size and alignment of what no loader reads, in the order in which it is placed; the one that is no section is their headers.
+fn unloaded_items(image: &Image<'_>) -> Vec<(u64, u64, Option<Section>)> {
+    let size = SECTION_HEADER * image.sections.len() as u64;
+    let mut items: Vec<(u64, u64, Option<Section>)> = vec![(size, 8, None)];
+    let contents = image.sections.iter().filter(|(_, s)| !s.is_alloc() && s.has_bytes());
+    items.extend(contents.map(|(id, s)| (s.sh_size, s.sh_addralign.clamp(1, PAGE).next_power_of_two(), Some(id))));
+    items.sort_by_key(|&(size, _, id)| (std::cmp::Reverse(size), id));
+    items
 }
 
 fn header_bytes<'a>(image: &Image<'a>, id: Section) -> &'a [u8] {
@@ -251,7 +292,7 @@ fn congruent(from: u64, value: u64, modulus: u64) -> u64 {
 }
 
 /// One past the last byte of a segment that something needs.
-fn needed_end(image: &Image<'_>, segment: &Segment, free: &[(Va, Va)]) -> Va {
+pub(super) fn needed_end(image: &Image<'_>, segment: &Segment, free: &[(Va, Va)]) -> Va {
     let mut end = segment.p_vaddr + segment.p_filesz;
     loop {
         let before = end;

@@ -70,6 +70,18 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
         self.headers.insert(index, (None, header));
     }
 
+    /// Puts headers back into the order of addresses.
+    pub(super) fn sort(&mut self) {
+        let key = |header: &[u8]| {
+            let word = |at: usize| header[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
+            let is_loaded = word(8) & u64::from(elf::SHF_ALLOC) != 0;
+            (!is_loaded, if is_loaded { word(16) } else { 0 })
+        };
+        if let Some((_, sections)) = self.headers.split_first_mut() {
+            sections.sort_by_key(|(_, header)| key(header));
+        }
+    }
+
     /// The new index of a section; 0 for one that went.
     fn renumbered(&self, old: usize) -> u16 {
         self.headers.iter().position(|(source, _)| source.is_some_and(|id| id.index() == old)).unwrap_or(0) as u16

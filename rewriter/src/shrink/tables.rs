@@ -28,6 +28,7 @@ use super::versions::{self, Asked, DT_RELR_VERSION};
 const DT_RELRSZ: u32 = 35;
 const DT_RELR: u32 = 36;
 const DT_RELRENT: u32 = 37;
+const SHT_RELR: u32 = 19;
 /// Bytes of an `Elf64_Rela`.
 const RELA: u64 = 24;
 /// Bytes of an `Elf64_Dyn`.
@@ -104,7 +105,7 @@ impl Run {
 }
 
 /// The dynamic tag that says where a section is, if its size is the one that the loader goes by.
-fn tag_of(image: &Image<'_>, section: &SectionData<'_>) -> Option<u32> {
+pub(super) fn tag_of(image: &Image<'_>, section: &SectionData<'_>) -> Option<u32> {
     let (tag, size) = match section.sh_type {
         elf::SHT_DYNSYM => (elf::DT_SYMTAB, None),
         elf::SHT_STRTAB => (elf::DT_STRTAB, Some(elf::DT_STRSZ)),
@@ -114,6 +115,7 @@ fn tag_of(image: &Image<'_>, section: &SectionData<'_>) -> Option<u32> {
         elf::SHT_GNU_VERDEF => (elf::DT_VERDEF, None),
         elf::SHT_GNU_VERNEED => (elf::DT_VERNEED, None),
         elf::SHT_RELA if image.dynamic_value(elf::DT_RELA) == Some(section.sh_addr.0) => (elf::DT_RELA, Some(elf::DT_RELASZ)),
+        SHT_RELR => (DT_RELR, Some(DT_RELRSZ)),
         elf::SHT_RELA => (elf::DT_JMPREL, Some(elf::DT_PLTRELSZ)),
         _ => return None,
     };
