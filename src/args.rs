@@ -1,5 +1,7 @@
 //! What can be typed, and nothing of what it means.
 
+pub(crate) mod shrink;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -30,6 +32,8 @@ pub(crate) enum Command {
     Train(Train),
     /// Optimize for speed with a profile; without one, only what needs none.
     Optimize(Optimize),
+    /// Make a smaller file that does the same.
+    Shrink(shrink::Shrink),
     /// Make a program that writes its profile while it runs.
     Instrument(Instrument),
     /// Look at and combine profiles.
@@ -114,12 +118,15 @@ pub(crate) struct Transforms {
     /// Leave these transforms out.
     #[arg(long, value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) skip: Vec<Transform>,
-    /// Run these transforms too, which are off by default: align-loops, split-warm.
+    /// Run these transforms too, which are off by default: align-loops.
     #[arg(long = "with", value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) more: Vec<Transform>,
-    /// Stop changing functions after this many, to bisect a fault.
+    /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
     #[arg(long, value_name = "N")]
     pub(crate) fuel: Option<u64>,
+    /// Change code wherever that is legal, not only where it is hot: a test of relift and of the program.
+    #[arg(long, hide = true)]
+    pub(crate) edit_everywhere: bool,
 }
 
 impl Transforms {
@@ -143,14 +150,20 @@ pub(crate) enum Transform {
     DuplicateTails,
     /// Repeat short hot loops behind themselves, so that most rounds end without a jump.
     UnrollLoops,
-    /// Put what is seldom executed away from what is often: fewer pages, more cache misses.
+    /// Let functions that do the same share one body.
+    Fold,
+    /// Put what is seldom executed away from what is often.
     SplitWarm,
+    /// Call imported functions through their slots, not through stubs, where that is hot.
+    PltCalls,
+    /// Put the bodies of small functions that use no stack where hot calls of them are.
+    InlineLeaves,
 }
 
 impl Transform {
     /// Whether it has shown that it pays.
     fn is_default(self) -> bool {
-        !matches!(self, Transform::AlignLoops | Transform::SplitWarm)
+        !matches!(self, Transform::AlignLoops)
     }
 }
 

@@ -9,9 +9,12 @@ mod inspect;
 mod instrument;
 mod optimize;
 mod profile;
+mod shrink;
 mod train;
 
 use std::process::ExitCode;
+
+pub(crate) use bolt::door::parse;
 
 use crate::args::{Cli, Command};
 use crate::failure::{Failure, Result};
@@ -26,12 +29,21 @@ pub(crate) struct Style {
     pub(crate) verbose: bool,
 }
 
+/// How many threads to use; 0 for one per processor.
+pub(crate) fn threads(cli: &Cli) -> usize {
+    match &cli.command {
+        Command::Bolt(args) if cli.threads == 0 => bolt::threads(&args.arguments).unwrap_or(0),
+        _ => cli.threads,
+    }
+}
+
 pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
     let style = Style { json: cli.json, time: cli.time, verbose: cli.verbose };
     let mut timing = Timing::new(Progress::on_terminal(num_phases(&cli.command)));
     let result = match cli.command {
         Command::Train(args) => train::run(&args, style, &mut timing),
         Command::Optimize(args) => optimize::run(&args, style, &mut timing),
+        Command::Shrink(args) => shrink::run(&args, style, &mut timing),
         Command::Instrument(args) => instrument::run(&args, style, &mut timing),
         Command::Profile { command } => profile::run(&command, style, &mut timing),
         Command::Analyze(args) => analyze::run(&args, style, &mut timing),
@@ -39,7 +51,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
         Command::Check(args) => check::run(&args, style, &mut timing),
         Command::Diff(args) => diff::run(&args, style),
         Command::Bolt(args) => bolt::run(&args.arguments, style, &mut timing),
-        Command::MergeFdata(args) => bolt::merge_fdata(&args.arguments),
+        Command::MergeFdata(args) => bolt::merge_fdata(&args.arguments, &mut timing),
         Command::Perf2bolt(args) => bolt::perf2bolt(&args.arguments, &mut timing),
         Command::Demo(args) => demo::run(&args, style, &mut timing),
     };
@@ -51,7 +63,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
 fn num_phases(command: &Command) -> u64 {
     match command {
         Command::Train(_) | Command::Demo(_) => 24,
-        Command::Optimize(_) | Command::Instrument(_) | Command::Bolt(_) => 12,
+        Command::Optimize(_) | Command::Shrink(_) | Command::Instrument(_) | Command::Bolt(_) => 12,
         Command::Analyze(_) => 8,
         Command::Inspect(_) | Command::Perf2bolt(_) => 5,
         Command::Profile { .. } | Command::MergeFdata(_) | Command::Check(_) | Command::Diff(_) => 1,

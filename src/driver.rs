@@ -3,14 +3,15 @@
 use std::path::Path;
 
 use lifter::elf::Unwind;
-use lifter::elf::image::FileKind;
 use lifter::ir::Program;
 use lifter::{Image, verify};
 use profiles::Weights;
 use rewriter::edit::EditPlan;
+use rewriter::fold::Folding;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::LayoutPlan;
 use rewriter::relink::{Payload, Relinked};
+use rewriter::transform;
 use rewriter::{encode, instrument, materialize, relink};
 
 use crate::failure::{Failure, Result, from_lifter, from_rewriter};
@@ -23,21 +24,39 @@ pub(crate) struct Lifted<'a> {
     pub(crate) program: Program,
 }
 
+/// Bytes to image.
+pub(crate) fn read<'a>(path: &Path, bytes: &'a [u8]) -> Result<Image<'a>> {
+    Image::parse(bytes).map_err(|e| from_lifter(path, &e))
+}
+
 /// Bytes to program.
 pub(crate) fn lift<'a>(path: &Path, bytes: &'a [u8], verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
     timing.phase("lift", |timing| {
-        let refuse = |e: lifter::Error| from_lifter(path, &e);
-        let image = timing.phase("read ELF", |_| Image::parse(bytes)).map_err(refuse)?;
-        let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(refuse)?;
-        let program = timing.phase("find functions, blocks and references", |_| lifter::lift(&image, unwind)).map_err(refuse)?;
-        if verify {
-            let violations = timing.phase("verify the program", |_| verify::verify(&image, &program));
-            if let Some(first) = violations.first() {
-                return Err(Failure::at(path, format!("lifting broke {} invariants, the first: {first}", violations.len())));
-            }
-        }
-        Ok(Lifted { image, program })
+        let image = timing.phase("read ELF", |_| read(path, bytes))?;
+        lift_image(path, image, verify, timing)
     })
+}
+
+/// As `lift`, for an output with less code in it.
+pub(crate) fn lift_to_shrink<'a>(path: &Path, bytes: &'a [u8], verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
+    timing.phase("lift", |timing| {
+        let mut image = timing.phase("read ELF", |_| read(path, bytes))?;
+        image.moves_fini = true;
+        lift_image(path, image, verify, timing)
+    })
+}
+
+fn lift_image<'a>(path: &Path, image: Image<'a>, verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
+    let refuse = |e: lifter::Error| from_lifter(path, &e);
+    let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(refuse)?;
+    let program = timing.phase("find functions, blocks and references", |_| lifter::lift(&image, unwind)).map_err(refuse)?;
+    if verify {
+        let violations = timing.phase("verify the program", |_| verify::verify(&image, &program));
+        if let Some(first) = violations.first() {
+            return Err(Failure::at(path, format!("lifting broke {} invariants, the first: {first}", violations.len())));
+        }
+    }
+    Ok(Lifted { image, program })
 }
 
 /// How the output is laid out.
@@ -57,30 +76,49 @@ pub(crate) fn rewrite(
     lifted: &Lifted<'_>,
     weights: &Weights,
     plan: &LayoutPlan,
+    edits: &EditPlan,
     timing: &mut Timing,
 ) -> Result<Relinked> {
-    apply(path, lifted, weights, plan, &EditPlan::default(), None, timing)
+    apply(path, lifted, weights, plan, edits, None, timing)
+}
+
+/// The plan of all transforms that change code.
+pub(crate) fn edits(
+    lifted: &Lifted<'_>,
+    weights: &Weights,
+    folded: &Folding,
+    options: transform::Options,
+    timing: &mut Timing,
+) -> EditPlan {
+    timing.phase("plan edits", |_| transform::plan(&lifted.image, &lifted.program, weights, folded, options))
+}
+
+/// The functions that others stand for.
+pub(crate) fn fold(lifted: &Lifted<'_>, timing: &mut Timing) -> Folding {
+    timing.phase("fold", |_| Folding::find(&lifted.image, &lifted.program))
 }
 
 /// The plan for an order.
-pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, timing: &mut Timing) -> LayoutPlan {
-    timing.phase("lay out", |_| match order {
-        Order::ByWeights(options) => layout::compute(&lifted.program, weights, options),
-        Order::Original => layout::original(&lifted.program),
-        Order::Shuffled(seed) => layout::shuffle(&lifted.program, *seed),
+pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, folded: &Folding, timing: &mut Timing) -> LayoutPlan {
+    timing.phase("lay out", |_| {
+        let mut plan = match order {
+            Order::ByWeights(options) => {
+                let options = LayoutOptions { folded: folded.clone(), ..options.clone() };
+                return layout::compute(&lifted.program, weights, &options);
+            }
+            Order::Original => layout::original(&lifted.program),
+            Order::Shuffled(seed) => layout::shuffle(&lifted.program, *seed),
+        };
+        plan.fold(folded.clone());
+        plan
     })
 }
 
 /// A program that counts: every function in its old order, with counters and recorders between.
 pub(crate) fn instrument(path: &Path, lifted: &Lifted<'_>, profile: &Path, timing: &mut Timing) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
-    // What opens the counters' file runs at the entry point, where nothing ever enters a library.
-    if image.kind == FileKind::SharedObject {
-        return Err(Failure::at(path, "a shared object can't be instrumented yet: it would count into nothing")
-            .hint("record a profile of it with perf, and give that to relift optimize -p"));
-    }
     let fail = |e: rewriter::Error| from_rewriter(path, &e);
-    let plan = plan(lifted, &Weights::default(), &Order::Original, timing);
+    let plan = plan(lifted, &Weights::default(), &Order::Original, &Folding::default(), timing);
     let mut instrumentation =
         timing.phase("place counters", |_| instrument::Instrumentation::plan(image, program, profile)).map_err(fail)?;
     let edits = instrumentation.edits().map_err(fail)?;

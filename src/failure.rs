@@ -50,6 +50,7 @@ pub(crate) fn from_rewriter(path: &Path, error: &rewriter::Error) -> Failure {
         TrailingPayload { .. } => "relinking would move what the program looks for behind its own end",
         NoProgramHeaderSlot => "link it with a spare program header, or with separate notes",
         UnwindTablesNamed => "link it with --eh-frame-hdr, so that its unwind tables may move",
+        NeverInitialized => "record a profile of it with perf, and give that to relift optimize -p",
         _ => "nothing was written; please report this with the file",
     };
     Failure::at(path, error).hint(hint)

@@ -13,19 +13,24 @@ mod timing;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use failure::{Failure, Result};
 
 fn main() -> ExitCode {
-    let cli = args::Cli::parse();
-    if let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(cli.threads).build_global() {
-        eprintln!("relift: can't start {} threads: {e}", cli.threads);
-        return ExitCode::FAILURE;
-    }
-    match commands::run(cli) {
+    match run() {
         Ok(status) => status,
         Err(failure) => {
             eprintln!("relift: {failure}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn run() -> Result<ExitCode> {
+    let cli = commands::parse(std::env::args_os().collect())?;
+    let threads = commands::threads(&cli);
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build_global()
+        .map_err(|e| Failure::new(format!("can't start {threads} threads: {e}")))?;
+    commands::run(cli)
 }

@@ -1,5 +1,7 @@
 //! What a person wants to know after a rewrite, and the same for machines.
 
+pub(crate) mod shrink;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 

@@ -55,6 +55,9 @@ impl Timing {
         result
     }
 
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.progress
+    }
     pub(crate) fn phases(&self) -> &[Phase] {
         &self.phases
     }

@@ -107,18 +107,6 @@ fn a_text_file_is_refused() {
 }
 
 #[test]
-fn counters_in_a_shared_object_are_refused_since_nothing_would_write_them() {
-    let folder = scratch();
-    let (source, input, output) = (folder.path().join("lib.c"), folder.path().join("lib.so"), folder.path().join("output"));
-    fs::write(&source, PROGRAM).expect("the scratch folder can be written");
-    let built = Command::new("gcc").args(["-O2", "-shared", "-fPIC", "-o"]).arg(&input).arg(&source).status();
-    assert!(built.expect("gcc can be run").success());
-    let mut instrument = relift();
-    instrument.arg("instrument").arg(&input).arg("-o").arg(&output).arg("--profile").arg(folder.path().join("counters"));
-    refuses(&mut instrument, &output, folder.path(), &["a shared object"]);
-}
-
-#[test]
 fn an_empty_file_is_refused() {
     every_command_refuses(b"", &["empty", "ELF", "short", "truncated"]);
 }

@@ -10,8 +10,8 @@
 //!
 //! Every program is built in a matrix of compiler × level × PIE or not × relocations kept, none or stripped. `cargo test` takes a
 //! selection that has every value of each axis; `RELIFT_FULL_MATRIX=1` takes all. Each variant is shuffled (a random legal layout,
-//! the seed of which is in the failure message; `RELIFT_SHUFFLE_SEED` sets another) and trained on its own run; both results are
-//! checked and run, and output and exit status must be those of the original.
+//! the seed of which is in the failure message; `RELIFT_SHUFFLE_SEED` sets another), shuffled with every legal edit of code, shrunk, and trained
+//! on its own run; all results are checked and run, and output and exit status must be those of the original.
 
 mod support;
 
@@ -175,6 +175,19 @@ fn try_variant(source: &Path, directives: &Directives, variant: &Variant, seed: 
     let mut shuffle = support::relift();
     shuffle.arg("optimize").arg("--shuffle").arg(seed.to_string()).arg("--verify").arg(&input).arg("-o").arg(&shuffled);
     rewrite_and_compare(&mut shuffle, &input, &shuffled, &original, scratch)?;
+    let edited = scratch.join("edited");
+    shuffle = support::relift();
+    shuffle
+        .args(["optimize", "--edit-everywhere", "--verify", "--shuffle"])
+        .arg(seed.to_string())
+        .arg(&input)
+        .arg("-o")
+        .arg(&edited);
+    rewrite_and_compare(&mut shuffle, &input, &edited, &original, scratch)?;
+    let shrunk = scratch.join("shrunk");
+    let mut shrink = support::relift();
+    shrink.arg("shrink").arg("--verify").arg(&input).arg("-o").arg(&shrunk);
+    rewrite_and_compare(&mut shrink, &input, &shrunk, &original, scratch)?;
     let trained = scratch.join("trained");
     let mut train = support::relift();
     train.arg("train").arg("--verify").arg(&input).arg("-o").arg(&trained).args([
@@ -241,12 +254,14 @@ behaviors! {
     cpp_containers,
     cpp_exceptions,
     cpp_virtual,
+    equal_functions,
     fork_ten,
     function_tables,
     ifunc,
     inline_asm,
     label_differences,
     label_holes,
+    leaf_faults,
     longjmp,
     pointer_into_padding,
     private_calls,
@@ -256,6 +271,7 @@ behaviors! {
     return_address,
     self_address,
     signals_backtrace,
+    small_leaves,
     static_fixed,
     static_init,
     static_pie,

@@ -4,7 +4,7 @@
 //! section's functions, relocated slots, dynamic symbols, and in a file at a fixed address the words that the linker's own
 //! relocations name. All data stays where it is, so everything else must be equal.
 
-use goblin::elf::dynamic::{DT_FINI, DT_INIT, DT_JMPREL, DT_PLTRELSZ, DT_RELA, DT_RELASZ};
+use goblin::elf::dynamic::{DT_FINI, DT_INIT, DT_JMPREL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_STRSZ, DT_STRTAB};
 use goblin::elf::reloc::{R_X86_64_32, R_X86_64_32S, R_X86_64_64};
 use goblin::elf::section_header::{
     SHF_ALLOC, SHN_ABS, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_PROGBITS, SHT_RELA,
@@ -23,12 +23,22 @@ const BY_MEANING: &[&str] = &[
     ".eh_frame_hdr",
     ".gcc_except_table",
     ".dynamic",
+    ".dynstr",
     ".dynsym",
+    ".gnu.version",
+    ".gnu.version_d",
+    ".gnu.version_r",
+    ".hash",
+    ".gnu.hash",
     ".note.gnu.build-id",
     ".rela.dyn",
     ".rela.plt",
     ".relr.dyn",
 ];
+
+pub(crate) fn is_by_meaning(name: &str) -> bool {
+    BY_MEANING.contains(&name)
+}
 
 /// Asks for the pairs that the loader knows.
 pub(crate) fn seed(walk: &mut Walk<'_, '_>) {
@@ -222,7 +232,7 @@ pub(crate) fn seed_symbols(walk: &mut Walk<'_, '_>) {
         let (a, b) = (&from[name].entries, &to[name].entries);
         if a.len() == b.len() {
             for (&input, &output) in a.iter().zip(b) {
-                walk.attempt(Pair { input, output, origin: output, reach: Reach::Name });
+                walk.attempt(Pair::new(input, output, output, Reach::Name));
                 walk.settle();
             }
         }
@@ -291,7 +301,7 @@ fn explain_new_sections(a: &Image<'_>, b: &Image<'_>, explained: &[(u64, u64)], 
 
 /// Sections that nothing refers to by address but a program header or the dynamic section.
 fn is_movable(section: &Section<'_>) -> bool {
-    [".interp", ".hash", ".gnu.hash"].contains(&section.name) || section.name.starts_with(".note")
+    section.name == ".interp" || section.name.starts_with(".note")
 }
 
 fn compare_bytes(
@@ -344,7 +354,9 @@ fn by_meaning(side: &Side<'_>, output: &Side<'_>) -> Vec<(u64, u64)> {
         places.extend(loaded.map(|&(at, size)| (load.p_vaddr.wrapping_add(at - load.p_offset), size)));
     }
     let value = |tag| image.dynamic_value(tag);
-    let tables = [(value(DT_RELA), value(DT_RELASZ)), (value(DT_JMPREL), value(DT_PLTRELSZ)), (value(DT_RELR), value(DT_RELRSZ))];
+    let strings = (value(DT_STRTAB), value(DT_STRSZ));
+    let tables =
+        [strings, (value(DT_RELA), value(DT_RELASZ)), (value(DT_JMPREL), value(DT_PLTRELSZ)), (value(DT_RELR), value(DT_RELRSZ))];
     places.extend(tables.into_iter().filter_map(|(at, size)| at.zip(size)));
     let mut ranges = joined(places);
     // Zeros that only align one of them are free.

@@ -14,6 +14,7 @@
 
 mod choice;
 mod graph;
+mod missing;
 mod partition;
 mod pieces;
 
@@ -32,7 +33,9 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     let keeps_old_text = walk.keeps_old_text();
     crate::tables::read_arguments(walk);
     walk.settle();
-    walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text);
+    // What follows a call that never returns is compared by content below, which knows of no other ways to call.
+    let is_edited = walk.relation.has_rewritten_calls();
+    walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text || is_edited);
     if keeps_old_text {
         walk_old_text(walk);
     }
@@ -50,7 +53,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         std::mem::take(&mut found.matched).mark(walk);
     }
     walk.settle_doubtful();
-    report_missing(walk, &found.missing);
+    missing::report(walk, &found.missing);
     report_unexplained(walk);
 }
 
@@ -62,12 +65,12 @@ fn is_uncovered(walk: &Walk<'_, '_>, address: u64) -> bool {
 /// a jump leads to where they went. Then comes old text behind entries that now lead elsewhere.
 fn walk_old_text(walk: &mut Walk<'_, '_>) {
     for (_, address) in unreached_functions(walk) {
-        walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow });
+        walk.attempt(Pair::new(address, address, address, Reach::Flow));
         walk.settle();
     }
     for address in leaders(walk, Of::Output) {
         if is_uncovered(walk, address) && walk.is_untouched(address) {
-            walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow });
+            walk.attempt(Pair::new(address, address, address, Reach::Flow));
             walk.settle();
         }
     }
@@ -324,18 +327,6 @@ fn leaders(walk: &Walk<'_, '_>, of: Of) -> Vec<u64> {
     leaders
 }
 
-/// Functions of the input of which nothing was found.
-fn report_missing(walk: &mut Walk<'_, '_>, missing: &[(u32, u64)]) {
-    let input = walk.input;
-    for &(number, _) in missing {
-        let fde = &input.unwind.fdes[number as usize];
-        let size = fde.end - fde.start;
-        let message =
-            format!("{size} bytes of the input's code with a frame description have no counterpart (address of the input)");
-        walk.report(ViolationKind::MissingFunction, fde.start, message);
-    }
-}
-
 fn report_unexplained(walk: &mut Walk<'_, '_>) {
     let output = walk.output;
     for area in output.code.areas() {
@@ -349,7 +340,7 @@ fn report_unexplained(walk: &mut Walk<'_, '_>) {
             // An old entry that now jumps to the function's copy.
             if output.inst(address).is_some_and(|inst| inst.kind == Kind::Jump)
                 && walk.input.code.index(address).is_some_and(|index| walk.survey.is_boundary(index))
-                && walk.attempt(Pair { input: address, output: address, origin: address, reach: Reach::Flow })
+                && walk.attempt(Pair::new(address, address, address, Reach::Flow))
                 && walk.relation.covered.contains(index)
             {
                 continue;

@@ -14,12 +14,14 @@
 
 mod data;
 mod decode;
+mod dynamic;
 mod error;
 mod image;
 mod leftover;
 mod noreturn;
 mod registered;
 mod report;
+mod stack;
 mod structure;
 mod tables;
 mod unwind;

@@ -101,6 +101,8 @@ pub struct Stats {
     /// Output code bytes that are explained by nothing but being the same at the same address.
     pub identical_bytes: u64,
     pub code_bytes: u64,
+    /// Functions of the input that nothing can name and that the output does not have.
+    pub dropped_functions: u64,
 }
 
 /// The outcome of a check.

@@ -4,7 +4,6 @@
 //! only held against the output if the input keeps it.
 
 use goblin::elf::ProgramHeader;
-use goblin::elf::dynamic::{DT_DEBUG, DT_FINI, DT_GNU_HASH, DT_HASH, DT_INIT};
 use goblin::elf::program_header::{
     PF_W, PF_X, PT_DYNAMIC, PT_GNU_EH_FRAME, PT_GNU_RELRO, PT_GNU_STACK, PT_INTERP, PT_LOAD, PT_NULL, PT_PHDR, PT_TLS,
 };
@@ -29,7 +28,7 @@ pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<Vi
     let (a, b) = (&input.image, &output.image);
     compare_headers(a, b, violations);
     compare_segments(a, b, violations);
-    compare_dynamic(a, b, violations);
+    crate::dynamic::compare(a, b, violations);
     if property_note(a) != property_note(b) {
         violations.push(Violation::new(ViolationKind::Header, 0, "the note of the program's properties differs"));
     }
@@ -243,10 +242,10 @@ fn compare_segments(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation
     };
     let after = loads(b);
     for (start, end, flags) in loads(a) {
-        // Text may shrink; data may not.
-        let is_code = flags & PF_X != 0;
+        // What is not written may shrink: of its sections, each that is no code is looked for by itself.
+        let may_shrink = flags & PF_W == 0;
         let covers =
-            |&(from, to, other): &(u64, u64, u32)| from <= start && (end <= to || is_code && start < to) && other == flags;
+            |&(from, to, other): &(u64, u64, u32)| from <= start && (end <= to || may_shrink && start < to) && other == flags;
         if !after.iter().any(covers) {
             report(start, format!("nothing is loaded as the input's segment {start:#x}..{end:#x} with flags {flags}"));
         }
@@ -265,48 +264,6 @@ fn compare_segments(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation
     }
     if a.elf.interpreter != b.elf.interpreter {
         report(0, format!("another interpreter: {:?}", b.elf.interpreter));
-    }
-}
-
-fn compare_dynamic(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation>) {
-    let mut report = |message: String| violations.push(Violation::new(ViolationKind::Dynamic, 0, message));
-    let (x, y) = match (&a.elf.dynamic, &b.elf.dynamic) {
-        (None, None) => return,
-        (Some(x), Some(y)) => (&x.dyns, &y.dyns),
-        _ => return report("one of the files has no dynamic section".into()),
-    };
-    if x.len() != y.len() {
-        report(format!("{} dynamic entries; the input has {}", y.len(), x.len()));
-    }
-    for (from, to) in x.iter().zip(y) {
-        if from.d_tag != to.d_tag {
-            report(format!("tag {:#x}; the input has {:#x}", to.d_tag, from.d_tag));
-            continue;
-        }
-        let same_section = || {
-            let section = |image: &Image<'_>, address| {
-                image.section_at(address).filter(|section| section.address == address).map(|section| section.name.to_owned())
-            };
-            section(a, from.d_val).is_some_and(|name| section(b, to.d_val) == Some(name))
-        };
-        // Without section headers: the same bytes elsewhere. Symbols are compared one by one.
-        let same_table = || {
-            let (from, to) = (a.loader_table(from.d_tag), b.loader_table(from.d_tag));
-            from.zip(to).is_some_and(|((_, x), (_, y))| a.sections.is_empty() && x.len() == y.len())
-        };
-        // The functions are pairs of the walk; DT_DEBUG is the loader's.
-        let is_free = [DT_INIT, DT_FINI, DT_DEBUG].contains(&from.d_tag);
-        if from.d_val != to.d_val && !is_free && !same_section() && !same_table() {
-            report(format!("tag {:#x} is {:#x}; the input has {:#x}", to.d_tag, to.d_val, from.d_val));
-        }
-    }
-    if a.sections.is_empty() {
-        for tag in [DT_HASH, DT_GNU_HASH] {
-            let bytes = |image: &Image<'_>| image.loader_table(tag).map(|(_, bytes)| bytes.to_vec());
-            if bytes(a) != bytes(b) {
-                report(format!("the hash table of tag {tag:#x} differs"));
-            }
-        }
     }
 }
 

@@ -150,7 +150,7 @@ impl Survey {
         self.boundaries.contains(index)
     }
 
-    fn next_reference(&self, address: u64) -> u64 {
+    pub(crate) fn next_reference(&self, address: u64) -> u64 {
         let after = self.referenced.partition_point(|&known| known <= address);
         self.referenced.get(after).copied().unwrap_or(u64::MAX)
     }
@@ -236,7 +236,7 @@ fn read_entries(walk: &mut Walk<'_, '_>, table: TableReference, entries: &[Entry
         let output = entry(walk.output, table.output, place, table.width);
         if position >= guessed_from {
             if let (Entry::To(input), Some(output)) = (input, output) {
-                walk.try_later(Pair { input, output, origin: place, reach: Reach::Pointer });
+                walk.try_later(Pair::new(input, output, place, Reach::Pointer));
             }
             continue;
         }

@@ -1,7 +1,9 @@
 //! The checker against files that correspond, and against files in which one thing is wrong.
 
+mod calls;
 mod dead;
 mod fixed;
+mod fold;
 mod layout;
 mod mutation;
 mod rows;

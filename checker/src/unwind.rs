@@ -63,6 +63,8 @@ pub(crate) struct Fde {
     /// Address of the entry itself, for the search table.
     pub(crate) place: u64,
     frame: u32,
+    /// No frame of a signal's, no exception table, and the return address where calls put it.
+    is_plain: bool,
 }
 
 #[derive(Copy, Clone)]
@@ -105,6 +107,7 @@ pub(crate) struct Unwind {
     pub(crate) unlisted: Vec<u64>,
     /// Where the table is.
     pub(crate) table: Option<(u64, u64)>,
+    entry_row: u32,
 }
 
 impl Unwind {
@@ -138,12 +141,14 @@ impl Unwind {
             let place = address + entry.start as u64;
             let (start, end, lsda) = (fde.start, fde.end, fde.lsda);
             let local_personality = local_personality.map(|(target, _)| target);
-            found.push((Fde { start, end, lsda, local_personality, place, frame: rows.frame(frame) }, table));
+            let is_plain = !cie.is_signal && lsda.is_none() && cie.return_register == cfi::RETURN_ADDRESS;
+            found.push((Fde { start, end, lsda, local_personality, place, frame: rows.frame(frame), is_plain }, table));
         }
         found.sort_by_key(|(fde, _)| (fde.start, fde.place));
         // Without section headers it ends with its last entry and the terminator behind that.
         let size = if image.sections.is_empty() { (offset + 4).min(bytes.len()) } else { bytes.len() };
-        let mut unwind = Self { table: Some((address, address + size as u64)), ..Self::default() };
+        let entry_row = rows.row(&Row::entry());
+        let mut unwind = Self { table: Some((address, address + size as u64)), entry_row, ..Self::default() };
         if let Some(entries) = search_table(image) {
             let listed: FxHashSet<u64> = entries.iter().map(|&(_, place)| place).collect();
             let real: FxHashSet<u64> = found.iter().map(|(fde, _)| fde.place).collect();
@@ -173,6 +178,13 @@ impl Unwind {
         let Some(entry) = self.entries[..after].last() else { return Located { end, ..Located::nowhere() } };
         let frame = self.fdes.get(entry.fde as usize).map_or(NONE, |fde| fde.frame);
         Located { start: entry.start, end, fde: entry.fde, frame, row: entry.row }
+    }
+
+    /// Whether to unwind from an address is but to return: nothing is saved, pushed or handled there.
+    pub(crate) fn is_as_at_entry(&self, address: u64) -> bool {
+        let located = self.locate(address);
+        let is_plain = self.fdes.get(located.fde as usize).is_some_and(|fde| fde.is_plain);
+        is_plain && located.row == self.entry_row
     }
 
     pub(crate) fn fde_at(&self, address: u64) -> Option<u32> {

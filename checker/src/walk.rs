@@ -7,127 +7,42 @@
 //! *Strict* walks report what does not correspond. *Trials* are guesses (padding that may be code, code that no reference reaches): all
 //! that a trial did is undone if anything in it does not correspond.
 //!
-//! **Invariants.** An output instruction stands for one input instruction; an input instruction may stand at several places, but an
-//! address that is named has one identity ([`Relation`]). What follows a call is
+//! Three things may differ: what a relocated or moved field says, a call past a stub, and a body in the place of its call ([`calls`]).
+//!
+//! **Invariants.** Each instruction of the output was compared with each of the input that it stands for, and an
+//! address that the program can hold has one identity ([`Relation`]). What follows a call is
 //! a successor unless the callee never returns ([`crate::noreturn`]) or the frame description ends there; then it is only tried.
 //!
-//! **Terminates**: each step relates a pair that was not related before; there are finitely many, and a failed trial is
-//! repeated at most once per round of [`crate::leftover`].
+//! **Terminates**: each step relates a pair that was not related before, but for at most [`ALONE_MAX`] in a row; there are finitely many, and
+//! a failed trial is repeated at most once per round of [`crate::leftover`].
 
+mod calls;
 mod compare;
+mod frames;
 mod relation;
+mod settle;
+mod side;
 
-use std::cell::RefCell;
-use std::rc::Rc;
+use rustc_hash::FxHashSet;
 
-use rustc_hash::{FxHashMap, FxHashSet};
-
-use crate::decode::{Code, Decoder, Inst, Kind};
-use crate::error::FileError;
-use crate::image::Image;
+use crate::decode::{Inst, Kind};
 use crate::noreturn::NoReturn;
 use crate::report::{Stats, Violation, ViolationKind};
-use crate::tables::{self, Doubtful, Survey, TableReference};
-use crate::unwind::{CallSites, Located, Rows, Unwind};
+use crate::stack::StackUse;
+use crate::tables::{Doubtful, Survey, TableReference};
+use crate::unwind::Located;
+pub(crate) use calls::CALL_THROUGH;
 use compare::Reference;
 pub(crate) use compare::{condition, prefixes};
 use relation::Recorded;
-pub(crate) use relation::{Bits, Relation};
+pub(crate) use relation::{Bits, Relation, Stands};
+pub(crate) use side::{Side, joined};
+
+/// Steps that the input may make alone, over calls and returns that the output lacks.
+const ALONE_MAX: usize = 16;
 
 /// A chain of jumps longer than any real one is a cycle.
 const JUMP_CHAIN_MAX: usize = 512;
-
-/// One of the two programs.
-pub(crate) struct Side<'a> {
-    pub(crate) image: Image<'a>,
-    pub(crate) code: Code<'a>,
-    pub(crate) unwind: Unwind,
-    pub(crate) decoder: Decoder,
-    call_sites: RefCell<FxHashMap<u64, Option<Rc<CallSites>>>>,
-}
-
-impl<'a> Side<'a> {
-    pub(crate) fn new(image: Image<'a>, rows: &mut Rows) -> Result<Self, FileError> {
-        let code = Code::new(&image.code);
-        let unwind = Unwind::parse(&image, rows)?;
-        let ranges: Vec<(u64, u64)> = unwind.fdes.iter().map(|fde| (fde.start, fde.end)).collect();
-        code.predecode(&ranges);
-        Ok(Self { image, code, unwind, decoder: Decoder::new()?, call_sites: RefCell::default() })
-    }
-
-    pub(crate) fn inst(&self, address: u64) -> Option<Inst> {
-        self.code.inst(&self.decoder, address)
-    }
-
-    pub(crate) fn begins_with_mark(&self, address: u64) -> bool {
-        self.inst(address).is_some_and(|inst| inst.kind == Kind::EndBranch)
-    }
-
-    /// Where a direct branch or call goes.
-    pub(crate) fn target(&self, address: u64, inst: Inst) -> u64 {
-        let bytes = self.code.bytes(address, inst);
-        let wide = match bytes.iter().find(|&&byte| !matches!(byte, 0x2e | 0x3e | 0x66 | 0x67 | 0xf2 | 0x40..=0x4f)) {
-            Some(0xe8 | 0xe9 | 0x0f | 0xc7) => 4,
-            _ => 1,
-        };
-        address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(bytes, wide))
-    }
-
-    /// The absolute address of a rip-relative operand.
-    pub(crate) fn operand(&self, address: u64, inst: Inst) -> u64 {
-        let bytes = self.code.bytes(address, inst);
-        let field = &bytes[..(usize::from(inst.disp) + 4).min(bytes.len())];
-        address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(field, 4))
-    }
-
-    /// Where the unwind tables, the interpreter's name, the notes and the loader's tables of symbols are, as starts and ends: without section headers, what of an
-    /// executable segment is no code.
-    pub(crate) fn metadata(&self) -> Vec<(u64, u64)> {
-        use goblin::elf::dynamic::{DT_GNU_HASH, DT_HASH, DT_SYMTAB};
-        use goblin::elf::program_header::{PT_GNU_EH_FRAME, PT_INTERP, PT_NOTE};
-        let is_metadata = |p_type: u32| [PT_GNU_EH_FRAME, PT_INTERP, PT_NOTE].contains(&p_type);
-        let headers = self.image.elf.program_headers.iter().filter(|header| is_metadata(header.p_type));
-        let mut places: Vec<(u64, u64)> = headers.map(|header| (header.p_vaddr, header.p_filesz)).collect();
-        places.extend(self.unwind.table.map(|(start, end)| (start, end - start)));
-        for (fde, index) in self.unwind.fdes.iter().zip(0..) {
-            places.extend(fde.lsda.zip(self.call_sites(index)).map(|(at, sites)| (at, sites.len)));
-        }
-        let tables = [DT_SYMTAB, DT_HASH, DT_GNU_HASH].into_iter().filter_map(|tag| self.image.loader_table(tag));
-        places.extend(tables.map(|(at, bytes)| (at, bytes.len() as u64)));
-        joined(places)
-    }
-
-    pub(crate) fn call_sites(&self, fde: u32) -> Option<Rc<CallSites>> {
-        let fde = &self.unwind.fdes[fde as usize];
-        let address = fde.lsda?;
-        let mut known = self.call_sites.borrow_mut();
-        known.entry(fde.start).or_insert_with(|| CallSites::parse(&self.image, address, fde.start).map(Rc::new)).clone()
-    }
-}
-
-/// Places and sizes as starts and ends, ascending, overlapping ones joined.
-pub(crate) fn joined(mut places: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    places.sort_unstable();
-    let mut ranges: Vec<(u64, u64)> = Vec::new();
-    for (start, size) in places {
-        let end = start.saturating_add(size);
-        match ranges.last_mut().filter(|last| start <= last.1) {
-            Some(last) => last.1 = last.1.max(end),
-            None => ranges.push((start, end)),
-        }
-    }
-    ranges
-}
-
-/// The signed little-endian value of the last `size` bytes.
-fn signed_tail(bytes: &[u8], size: usize) -> u64 {
-    let field = &bytes[bytes.len().saturating_sub(size)..];
-    match *field {
-        [a] => i64::from(a.cast_signed()).cast_unsigned(),
-        [a, b, c, d] => i64::from(i32::from_le_bytes([a, b, c, d])).cast_unsigned(),
-        _ => 0,
-    }
-}
 
 /// A pair to be walked, and who asked for it.
 #[derive(Copy, Clone, Debug)]
@@ -137,6 +52,14 @@ pub(crate) struct Pair {
     /// An output address for messages.
     pub(crate) origin: u64,
     pub(crate) reach: Reach,
+    /// The call of the input in whose callee `input` is, while the output has the callee's body in the call's place.
+    within: Option<u64>,
+}
+
+impl Pair {
+    pub(crate) fn new(input: u64, output: u64, origin: u64, reach: Reach) -> Self {
+        Self { input, output, origin, reach, within: None }
+    }
 }
 
 /// How control comes to a pair.
@@ -144,7 +67,7 @@ pub(crate) struct Pair {
 pub(crate) enum Reach {
     /// By falling through or a jump: any copy will do.
     Flow,
-    /// By a call, a landing pad, a symbol: there is one such place.
+    /// By a call, a landing pad, a symbol: nothing compares such an address.
     Name,
     /// By an address that the program can hold and compare.
     Pointer,
@@ -196,6 +119,7 @@ pub(crate) struct Walk<'w, 'a> {
     /// Whether code addresses in the input are plain numbers.
     has_numbers: bool,
     noreturn: NoReturn,
+    stack_use: StackUse,
     queue: Vec<Pair>,
     tries: Vec<Pair>,
     input_row: Located,
@@ -232,6 +156,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             absolute_fields: crate::data::absolute_fields(&input.image),
             has_numbers: crate::data::has_numbers(&input.image),
             noreturn: NoReturn::compute(input),
+            stack_use: StackUse::default(),
             queue: Vec::new(),
             tries: Vec::new(),
             input_row: Located::nowhere(),
@@ -250,124 +175,13 @@ impl<'w, 'a> Walk<'w, 'a> {
             self.violations.push(violation);
         }
         self.stats.seeds += 1;
-        self.queue.push(Pair { input, output, origin, reach: Reach::Name });
+        self.queue.push(Pair::new(input, output, origin, Reach::Name));
     }
 
     /// Asks for a pair of addresses that are called or jumped to indirectly.
     pub(crate) fn seed_address(&mut self, input: u64, output: u64, origin: u64) {
         if let Err(violation) = self.reference_code(input, output, origin) {
             self.violations.push(violation);
-        }
-    }
-
-    /// Walks all that is queued, then reads the jump tables that turned up, until nothing is left but guesses.
-    pub(crate) fn settle(&mut self) {
-        loop {
-            while let Some(pair) = self.queue.pop() {
-                if let Err(violation) = self.run(pair) {
-                    self.violations.push(violation);
-                }
-            }
-            let Some(table) = self.tables.pop() else { return };
-            tables::read(self, table);
-        }
-    }
-
-    /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data.
-    pub(crate) fn settle_tries(&mut self, which: impl Fn(Reach) -> bool) {
-        while let Some(pair) = self.tries.pop() {
-            if which(pair.reach) && self.attempt(pair) {
-                self.settle();
-            }
-        }
-    }
-
-    /// Notes a guess for later.
-    pub(crate) fn try_later(&mut self, pair: Pair) {
-        self.tries.push(pair);
-    }
-
-    /// Walks from a guess; `false`, and nothing has happened, if it is wrong.
-    pub(crate) fn attempt(&mut self, pair: Pair) -> bool {
-        let queue = std::mem::take(&mut self.queue);
-        let marks = (self.tables.len(), self.tries.len(), self.unmoved.len(), self.displaced.len());
-        let (violations, stats) = (self.violations.len(), self.stats);
-        self.relation.begin();
-        self.queue.push(pair);
-        let mut is_right = true;
-        while let Some(next) = self.queue.pop() {
-            // Other data is a copied table in code that must correspond, and a wrong guess otherwise.
-            let names_other_data = |walk: &Self| {
-                walk.displaced.len() > marks.3
-                    || walk.tables[marks.0.min(walk.tables.len())..].iter().any(|&table| !tables::may_be_moved(walk, table))
-            };
-            if self.run(next).is_err() || self.violations.len() > violations || names_other_data(self) {
-                is_right = false;
-                break;
-            }
-        }
-        if is_right {
-            self.relation.commit();
-        } else {
-            self.relation.undo();
-            self.tables.truncate(marks.0);
-            self.tries.truncate(marks.1);
-            self.unmoved.truncate(marks.2);
-            self.displaced.truncate(marks.3);
-            self.violations.truncate(violations);
-            self.stats = stats;
-        }
-        self.queue = queue;
-        is_right
-    }
-
-    /// Without section headers, leaves out of what is to be explained as code what is compared by its meaning.
-    pub(crate) fn cover_metadata(&mut self) {
-        if !self.output.image.sections.is_empty() {
-            return;
-        }
-        for (start, end) in self.output.metadata() {
-            for area in self.output.code.areas() {
-                for place in start.max(area.start)..end.min(area.end()) {
-                    if let Some(index) = self.output.code.index(place) {
-                        self.relation.cover_data(index, 1);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Notes that a table's entry is what it should be.
-    pub(crate) fn explain_entry(&mut self, place: u64, width: u8) {
-        self.explained.push((place, u64::from(width)));
-        if let Some(index) = self.output.code.index(place) {
-            self.relation.cover_data(index, width);
-        }
-    }
-
-    /// Explains entries that nobody may select by what is known now: they lead to what corresponds, or to what
-    /// is reached on neither side.
-    pub(crate) fn settle_doubtful(&mut self) {
-        for Doubtful { input, output, place, width } in std::mem::take(&mut self.doubtful) {
-            let lead = |side, address| Self::lead(side, address, |_, _| {});
-            let (Canonical::At(from, _), Canonical::At(to, _)) = (lead(self.input, input), lead(self.output, output)) else {
-                continue;
-            };
-            let (Some(from), Some(to)) = (self.input.code.index(from), self.output.code.index(to)) else { continue };
-            let is_right = match self.relation.input_of(to) {
-                Some(known) => known == from,
-                None if self.relation.output_of(from).is_none() => true,
-                None => {
-                    let is_right = self.attempt(Pair { input, output, origin: place, reach: Reach::Flow });
-                    self.settle();
-                    is_right
-                }
-            };
-            if is_right {
-                self.canonical(true, input);
-                self.canonical(false, output);
-                self.explain_entry(place, width);
-            }
         }
     }
 
@@ -451,53 +265,100 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Walks straight on from a pair until something known or an end.
     fn run(&mut self, pair: Pair) -> Result<(), Violation> {
-        let (mut i, mut o) = (pair.input, pair.output);
-        let mut origin = pair.origin;
+        let Pair { input: mut i, output: mut o, mut origin, mut within, .. } = pair;
         let mut name = Some(pair).filter(|pair| pair.reach != Reach::Flow);
+        let mut alone = 0;
         loop {
+            let Some((input, a, output, b)) = self.meet((i, o), origin, within, name.is_none())? else { return Ok(()) };
+            (i, o) = (input, output);
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
-            let (a, b);
-            match (self.canonical(true, i), self.canonical(false, o)) {
-                (Canonical::At(input, inst), _) if name.is_none() && self.is_end_of_function(input, inst) => return Ok(()),
-                (Canonical::At(input, inst), Canonical::At(output, other)) => {
-                    (i, o) = (input, output);
-                    (a, b) = (inst, other);
-                }
-                (Canonical::Cycle, Canonical::Cycle) => return Ok(()),
-                (Canonical::Bad(input), Canonical::Bad(output)) if self.is_same_unknown(input, output) => return Ok(()),
-                (Canonical::Bad(input), _) if self.input.code.index(input).is_some() => {
-                    return fail(ViolationKind::BadTarget, o, format!("the input does not decode at {input:#x}"));
-                }
-                (_, Canonical::Bad(output)) => {
-                    return fail(ViolationKind::BadTarget, output, format!("not an instruction; the input has {i:#x}"));
-                }
-                _ => return fail(ViolationKind::BadTarget, o, format!("leads elsewhere than the input's {i:#x}")),
-            }
             let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
-            if let Some(name) = name.take()
-                && let Some(other) = self.relation.name(name.input, name.output, to, name.reach == Reach::Pointer)
-            {
-                let message = format!("the input's {:#x} already stands at {other:#x}", name.input);
-                return fail(ViolationKind::Conflict, name.output, message);
+            if let Some(name) = name.take().filter(|name| name.reach == Reach::Pointer) {
+                if let Some(other) = self.relation.name(name.input, name.output) {
+                    let message = format!("the input's {:#x} already stands at {other:#x}", name.input);
+                    return fail(ViolationKind::Conflict, name.output, message);
+                }
+                if let Some(other) = self.relation.hold(name.input, name.output) {
+                    let message = format!("is the address of the input's {other:#x} and of its {:#x}", name.input);
+                    return fail(ViolationKind::Conflict, name.output, message);
+                }
             }
-            match self.relation.record(from, to, (a.len, b.len)) {
+            if let Some(step) = self.step_of_input(i, a, b, within) {
+                alone += 1;
+                if alone > ALONE_MAX {
+                    return fail(
+                        ViolationKind::InstructionMismatch,
+                        o,
+                        format!("nothing for the calls from the input's {i:#x} on"),
+                    );
+                }
+                if within.is_none() {
+                    self.relation.rewrite(from, to);
+                    self.relation.pass(true, from, a.len);
+                }
+                (i, within) = step;
+                continue;
+            }
+            alone = 0;
+            match self.relation.record(from, to, (a.len, b.len), within) {
                 Recorded::Known => return Ok(()),
-                Recorded::Conflict(other) => {
+                Recorded::Conflict(Some(other)) => {
                     let other = self.input.code.address(other);
                     return fail(ViolationKind::Conflict, o, format!("stands for the input's {other:#x} and for its {i:#x}"));
+                }
+                Recorded::Conflict(None) => {
+                    return fail(ViolationKind::Conflict, o, format!("stands for the input's {i:#x} in place of another call"));
                 }
                 Recorded::New => {}
             }
             self.stats.instructions += 1;
             self.stats.moved_instructions += u64::from(i != o);
-            self.compare_rows(i, o)?;
-            let references = self.compare(i, a, o, b).map_err(|violation| violation.from(origin))?;
-            self.follow(references, i, o)?;
+            self.compare_rows(within.unwrap_or(i), o)?;
+            if let Some(call) = within {
+                if let Some(after) = self.leave_by_call(call, i, a, o, b)? {
+                    (origin, within) = (o, None);
+                    (i, o) = after;
+                    continue;
+                }
+                self.compare_inlined(call, i, a, o)?;
+            }
+            if self.is_call_past_stub(i, a, o, b) {
+                self.relation.rewrite(from, to);
+            } else {
+                let references = self.compare(i, a, o, b).map_err(|violation| violation.from(origin))?;
+                self.follow(references, i, o)?;
+            }
             origin = o;
-            match self.next(i, a, o, b)? {
+            match self.next(i, a, o, b, within)? {
                 Some(next) => (i, o) = next,
                 None => return Ok(()),
             }
+        }
+    }
+
+    /// The two instructions to which a pair leads; `None` if there is nothing to compare.
+    fn meet(
+        &mut self,
+        (i, o): (u64, u64),
+        origin: u64,
+        within: Option<u64>,
+        is_flow: bool,
+    ) -> Result<Option<(u64, Inst, u64, Inst)>, Violation> {
+        let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
+        // What is passed in a callee is not passed in its own right.
+        let input = if within.is_some() { Self::lead(self.input, i, |_, _| {}) } else { self.canonical(true, i) };
+        match (input, self.canonical(false, o)) {
+            (Canonical::At(input, inst), _) if is_flow && self.is_end_of_function(input, inst) => Ok(None),
+            (Canonical::At(input, inst), Canonical::At(output, other)) => Ok(Some((input, inst, output, other))),
+            (Canonical::Cycle, Canonical::Cycle) => Ok(None),
+            (Canonical::Bad(input), Canonical::Bad(output)) if self.is_same_unknown(input, output) => Ok(None),
+            (Canonical::Bad(input), _) if self.input.code.index(input).is_some() => {
+                fail(ViolationKind::BadTarget, o, format!("the input does not decode at {input:#x}"))
+            }
+            (_, Canonical::Bad(output)) => {
+                fail(ViolationKind::BadTarget, output, format!("not an instruction; the input has {i:#x}"))
+            }
+            _ => fail(ViolationKind::BadTarget, o, format!("leads elsewhere than the input's {i:#x}")),
         }
     }
 
@@ -514,9 +375,9 @@ impl<'w, 'a> Walk<'w, 'a> {
     }
 
     /// The successor by falling through, after queueing the others.
-    fn next(&mut self, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<(u64, u64)>, Violation> {
+    fn next(&mut self, i: u64, a: Inst, o: u64, b: Inst, within: Option<u64>) -> Result<Option<(u64, u64)>, Violation> {
         let (after_i, after_o) = (i + u64::from(a.len), o + u64::from(b.len));
-        let push = |walk: &mut Self, input, output| walk.queue.push(Pair { input, output, origin: o, reach: Reach::Flow });
+        let push = |walk: &mut Self, input, output| walk.queue.push(Pair { within, ..Pair::new(input, output, o, Reach::Flow) });
         match a.kind {
             Kind::Branch => {
                 let (taken_i, taken_o) = (self.input.target(i, a), self.output.target(o, b));
@@ -534,18 +395,18 @@ impl<'w, 'a> Walk<'w, 'a> {
             }
             Kind::Call | Kind::IndirectCall => {
                 self.compare_call_sites(i, o)?;
-                if a.kind == Kind::Call {
+                if a.kind == Kind::Call && b.kind == Kind::Call {
                     let (input, output) = (self.input.target(i, a), self.output.target(o, b));
-                    self.queue.push(Pair { input, output, origin: o, reach: Reach::Name });
+                    self.queue.push(Pair::new(input, output, o, Reach::Name));
                 }
                 if self.noreturn.ends_at(self.input, i, a) {
-                    self.tries.push(Pair { input: after_i, output: after_o, origin: o, reach: Reach::Flow });
+                    self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));
                     return Ok(None);
                 }
                 Ok(Some((after_i, after_o)))
             }
             Kind::Trap => {
-                self.tries.push(Pair { input: after_i, output: after_o, origin: o, reach: Reach::Flow });
+                self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));
                 Ok(None)
             }
             Kind::IndirectJump | Kind::Return | Kind::Stop => Ok(None),
@@ -580,125 +441,12 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
         let is_code = self.input.code.index(input).is_some_and(|index| self.survey.is_boundary(index));
         if input == output && !is_code {
-            self.tries.push(Pair { input, output, origin, reach: Reach::Pointer });
+            self.tries.push(Pair::new(input, output, origin, Reach::Pointer));
             return Ok(());
         }
         self.compare_marks(input, output)?;
         self.stats.seeds += 1;
-        self.queue.push(Pair { input, output, origin, reach: Reach::Pointer });
+        self.queue.push(Pair::new(input, output, origin, Reach::Pointer));
         Ok(())
-    }
-
-    /// An indirect branch may come here: where the program runs with tracking, an `endbr64` must stand here itself, not behind a jump.
-    ///
-    /// The rest of it follows from the walk: `endbr64` is an instruction like any other, which only the same one stands for, and the prefix
-    /// `notrack` is a byte of its jump.
-    fn compare_marks(&self, input: u64, output: u64) -> Result<(), Violation> {
-        if self.has_ibt && self.input.begins_with_mark(input) && !self.output.begins_with_mark(output) {
-            let message = format!("no endbr64 at an address that is taken; the input has one at {input:#x}");
-            return Err(Violation::new(ViolationKind::IndirectBranchTarget, output, message));
-        }
-        Ok(())
-    }
-
-    fn compare_rows(&mut self, i: u64, o: u64) -> Result<(), Violation> {
-        let is_known = self.input_row.covers(i) && self.output_row.covers(o);
-        if !is_known {
-            self.input_row = self.input.unwind.locate(i);
-            self.output_row = self.output.unwind.locate(o);
-        }
-        self.stats.unwind_rows += 1;
-        let (a, b) = (self.input_row, self.output_row);
-        let personality =
-            |side: &Side<'_>, located: &Located| side.unwind.fdes.get(located.fde as usize).and_then(|fde| fde.local_personality);
-        if !is_known && let (Some(input), Some(output)) = (personality(self.input, &a), personality(self.output, &b)) {
-            self.queue.push(Pair { input, output, origin: o, reach: Reach::Name });
-        }
-        if a.row == b.row && a.frame == b.frame {
-            return Ok(());
-        }
-        let what = match (a.row == crate::unwind::NONE, b.row == crate::unwind::NONE) {
-            (true, false) => "has a frame description that the input lacks",
-            (false, true) => "lacks a frame description",
-            _ if a.frame != b.frame => "another personality, language-specific data or frame kind",
-            _ => "other rules for the frame or its registers",
-        };
-        // One violation per place, but the walk goes on: what follows may still correspond.
-        self.report(ViolationKind::UnwindRow, o, format!("{what}, unlike the input's {i:#x}"));
-        Ok(())
-    }
-
-    fn compare_call_sites(&mut self, i: u64, o: u64) -> Result<(), Violation> {
-        let (a, b) = (self.input_row.fde, self.output_row.fde);
-        if a == crate::unwind::NONE || b == crate::unwind::NONE {
-            return Ok(());
-        }
-        let fail = |message: &str| {
-            let message = format!("{message}, unlike the input's call at {i:#x}");
-            Err(Violation::new(ViolationKind::CallSite, o, message))
-        };
-        let (a, b) = match (self.input.call_sites(a), self.output.call_sites(b)) {
-            (None, _) => return Ok(()),
-            (Some(_), None) => return fail("its language-specific data is missing or cannot be read"),
-            (Some(a), Some(b)) => (a, b),
-        };
-        self.stats.call_sites += 1;
-        match (a.find(i), b.find(o)) {
-            (None, None) => Ok(()),
-            (Some(a), Some(b)) if a.handlers != b.handlers => fail("other handlers"),
-            (Some(a), Some(b)) => match (a.landing_pad, b.landing_pad) {
-                (None, None) => Ok(()),
-                (Some(input), Some(output)) => {
-                    self.queue.push(Pair { input, output, origin: o, reach: Reach::Name });
-                    Ok(())
-                }
-                (Some(_), None) => fail("no landing pad"),
-                (None, Some(_)) => fail("a landing pad"),
-            },
-            (Some(_), None) => fail("no call site entry"),
-            (None, Some(_)) => fail("a call site entry"),
-        }
-    }
-
-    /// The end: what could only be judged when everything was known.
-    pub(crate) fn finish(mut self) -> Finished {
-        let mut unmoved = std::mem::take(&mut self.unmoved);
-        unmoved.sort_by_key(|reference| (reference.address, reference.origin));
-        unmoved.dedup_by_key(|reference| reference.address);
-        for Unmoved { address, origin } in unmoved {
-            self.judge_unmoved(address, origin);
-        }
-        for Displaced { input, output, origin } in std::mem::take(&mut self.displaced) {
-            let in_clone = |&(from, to, size): &(u64, u64, u64)| {
-                from <= input && input - from < size && input - from == output.wrapping_sub(to)
-            };
-            if !self.clones.iter().any(in_clone) {
-                let message = format!("names {output:#x}; the input names {input:#x}");
-                self.report(ViolationKind::OperandMismatch, origin, message);
-            }
-        }
-        self.explained.sort_unstable();
-        self.explained.dedup();
-        Finished { violations: self.violations, stats: self.stats, explained: self.explained }
-    }
-
-    fn judge_unmoved(&mut self, address: u64, origin: u64) {
-        let same = |size| self.input.image.at(address, size) == self.output.image.at(address, size);
-        let stale = match Self::lead(self.input, address, |_, _| {}) {
-            Canonical::At(input, _) => {
-                let Some(index) = self.input.code.index(input) else { return };
-                let leads_to = self.output_leads_to(address);
-                let stands_for = leads_to.and_then(|at| self.output.code.index(at)).and_then(|at| self.relation.input_of(at));
-                match self.relation.output_of(index) {
-                    Some(_) => stands_for != Some(index) && leads_to != Some(input),
-                    None => !same(8),
-                }
-            }
-            _ => !same(8),
-        };
-        if stale {
-            let message = format!("still names {address:#x}, but what was there has moved");
-            self.report(ViolationKind::StaleReference, origin, message);
-        }
     }
 }

@@ -15,7 +15,7 @@ use crate::discover::no_return::find_no_return;
 use crate::discover::reach::{Reach, Reached};
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
-use crate::discover::units::{Unit, Units, find_units, is_stub_section, unit_at};
+use crate::discover::units::{Unit, UnitData, Units, find_units, is_in, is_stub_section, unit_at};
 use crate::discover::unseen::{self, Search, Unseen};
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
@@ -51,11 +51,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     // Discover: which bytes are code, and what they name.
     let mut stubs = Stubs::find(image);
     let mut units = find_units(image, &unwind, &[], &Reached::default());
-    let survey_all = |units: &Units, stubs: &Stubs| {
-        let has_unseen_absolutes = mode == RelinkMode::Guard;
-        survey_all(Surveyor { image, units, stubs, use_static_relocs, has_unseen_absolutes })
-    };
-    let mut surveys = survey_all(&units, &stubs);
+    let has_unseen_absolutes = mode == RelinkMode::Guard;
+    let mut surveys = survey_all(Surveyor { image, units: &units, stubs: &stubs, use_static_relocs, has_unseen_absolutes });
     let claimed = claimed_padding(image, &units, &surveys, mode);
     // In guard mode nothing without an unwind entry moves, and the linker's relocations say more than can be found out.
     let reached = match mode == RelinkMode::Replace && !use_static_relocs {
@@ -63,8 +60,9 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         false => Reached::default(),
     };
     if !claimed.is_empty() || !reached.regions.is_empty() {
-        units = find_units(image, &unwind, &claimed, &reached);
-        surveys = survey_all(&units, &stubs);
+        let before = std::mem::replace(&mut units, find_units(image, &unwind, &claimed, &reached));
+        let surveyor = Surveyor { image, units: &units, stubs: &stubs, use_static_relocs, has_unseen_absolutes };
+        surveys = survey_again(surveyor, &before, surveys);
     }
     stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
     let mut names = names::collect(image, &unwind, &units, &surveys);
@@ -90,7 +88,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let mut jumps = context.resolve_jumps(&names, &mut clusters);
     let mut tables = merge_tables(&mut jumps);
     mark_exclusive(image, &surveys, &mut tables);
-    let names = names.extended(tables.iter().flat_map(|t| &t.targets).map(|&target| (target, NamedBy::TABLE)));
+    let names = names.extended(tables.iter().flat_map(|t| &*t.distinct).map(|&target| (target, NamedBy::TABLE)));
 
     let unseen = context.unseen(&jumps, &mut tables);
     let names = names.extended(unseen.anchors.iter().map(|&anchor| (anchor, NamedBy::UNSEEN)));
@@ -136,16 +134,52 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     Ok(program)
 }
 
-/// Surveys every unit. One that code reads as data is opaque, and so is a gap that is named in the middle of what was taken for an instruction.
+/// Surveys every unit.
 fn survey_all(surveyor: Surveyor<'_>) -> Vec<Survey> {
+    let surveys = surveyor.units.as_slice().par_iter().map(|unit| surveyor.survey(unit)).collect();
+    with_doubts(surveyor, surveys)
+}
+
+/// Surveys the units anew that were not among those before, and those that name a place in one that differs: whether a place is
+/// code is part of what a survey says. Opaque ones are looked at again, since what made them so may be gone.
+fn survey_again(surveyor: Surveyor<'_>, before: &Units, surveys: Vec<Survey>) -> Vec<Survey> {
     let units = surveyor.units;
-    let mut surveys: Vec<Survey> = units.as_slice().par_iter().map(|unit| surveyor.survey(unit)).collect();
+    let is_in_other = |unit: &&UnitData, others: &Units| unit_at(others, unit.start).is_none_or(|other| others[other] != **unit);
+    let gone = before.values().filter(|unit| is_in_other(unit, units));
+    let new = units.values().filter(|unit| is_in_other(unit, before));
+    let mut differing: Vec<(Va, Va)> = gone.chain(new).map(|unit| (unit.start, unit.end)).collect();
+    differing.sort();
+    differing.dedup_by(|next, kept| {
+        let is_joined = next.0 <= kept.1;
+        if is_joined {
+            kept.1 = kept.1.max(next.1);
+        }
+        is_joined
+    });
+    let mut known: Vec<Option<Survey>> = units.values().map(|_| None).collect();
+    for ((_, unit), survey) in before.iter().zip(surveys) {
+        let same = unit_at(units, unit.start).filter(|&same| units[same] == *unit && !survey.is_opaque());
+        if let Some(same) = same {
+            known[same.index()] = Some(survey);
+        }
+    }
+    let survey = |(known, unit): (Option<Survey>, &UnitData)| match known {
+        Some(survey) if !survey.places().any(|place| is_in(&differing, place)) => survey,
+        _ => surveyor.survey(unit),
+    };
+    let surveys = known.into_par_iter().zip(units.as_slice()).map(survey).collect();
+    with_doubts(surveyor, surveys)
+}
+
+/// A unit that code reads as data is opaque, and so is a gap that is named in the middle of what was taken for an instruction.
+fn with_doubts(surveyor: Surveyor<'_>, mut surveys: Vec<Survey>) -> Vec<Survey> {
+    let units = surveyor.units;
     let is_doubted = |name: &CodeName| {
         let unit = unit_at(units, name.target)?;
         let is_torn = !surveys[unit.index()].is_start(name.target - units[unit].start);
         (name.how == How::Memory || is_torn && units[unit].fde().is_none()).then_some(unit)
     };
-    let mut doubted: Vec<Unit> = surveys.iter().flat_map(|s| &s.names).filter_map(is_doubted).collect();
+    let mut doubted: Vec<Unit> = surveys.par_iter().flat_map_iter(|s| s.names.iter().filter_map(is_doubted)).collect();
     doubted.sort();
     doubted.dedup();
     for unit in doubted.into_iter().filter(|u| !surveys[u.index()].is_opaque()).collect::<Vec<_>>() {
@@ -172,14 +206,15 @@ fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey], mode: R
     let dynamic = names::relocated_addresses(image).map(|(_, target)| target);
     let ends = units.as_slice().first().zip(units.as_slice().last()).map(|(first, last)| (first.start, last.end));
     let words: Vec<Va> = match (mode, ends) {
-        (RelinkMode::Guard, Some((low, high))) => unseen::words_between(image, low, high).collect(),
+        (RelinkMode::Guard, Some((low, high))) => unseen::words_between(image, low, high, in_code),
         (RelinkMode::Replace, _) if !image.kind.is_position_independent() => {
             slots::static_words(image).map(|(_, target, _)| target).collect()
         }
         _ => Vec::new(),
     };
     let slots = dynamic.chain(words).filter(in_code);
-    let mut claimed: Vec<Va> = surveys.iter().flat_map(named).chain(slots).collect();
+    let mut claimed: Vec<Va> = surveys.par_iter().flat_map_iter(named).collect();
+    claimed.extend(slots);
     claimed.sort();
     claimed.dedup();
     claimed

@@ -27,6 +27,7 @@ use crate::error::{Error, Result};
 use crate::samples::{Collector, Samples};
 use crate::symbols::SymbolIndex;
 use crate::text::{Line, Lines};
+use crate::watch::{SILENT, Watch};
 
 pub use export::export;
 
@@ -66,8 +67,13 @@ pub struct Fdata {
 
 impl Fdata {
     pub fn read(bytes: &[u8]) -> Result<Self> {
+        Fdata::read_watched(bytes, SILENT)
+    }
+
+    /// The same; `watch` is told how far it is.
+    pub fn read_watched(bytes: &[u8], watch: Watch<'_>) -> Result<Self> {
         let mut fdata = Fdata::default();
-        for mut line in Lines::new(FORMAT, bytes) {
+        for mut line in Lines::watched(FORMAT, bytes, watch) {
             match line.text {
                 b"boltedcollection" => fdata.is_bolted = true,
                 text if text == b"no_lbr" || text.starts_with(b"no_lbr ") => {

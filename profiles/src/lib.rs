@@ -22,6 +22,7 @@ pub mod samples;
 pub mod stale;
 pub mod symbols;
 mod text;
+pub mod watch;
 pub mod weights;
 pub mod yaml;
 
@@ -41,4 +42,5 @@ pub use sampled::{SampleQuality, weigh};
 pub use samples::Samples;
 pub use stale::{StaleQuality, carry_over};
 pub use symbols::SymbolIndex;
+pub use watch::{SILENT, Watch};
 pub use weights::Weights;

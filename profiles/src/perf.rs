@@ -26,6 +26,7 @@ use lifter::{Image, Va};
 
 use crate::error::{Error, Result};
 use crate::samples::{Collector, Samples};
+use crate::watch::{SILENT, Watch, Watched};
 use attributes::{Attribute, Attributes, SampleRecord};
 use mappings::{Mappings, Names};
 use records::{Record, Records};
@@ -57,6 +58,11 @@ pub struct PerfSamples {
 
 /// Reads the samples of a program; `file_name` is the name that it ran under.
 pub fn read(bytes: &[u8], image: &Image<'_>, file_name: &str) -> Result<PerfSamples> {
+    read_watched(bytes, image, file_name, SILENT)
+}
+
+/// The same; `watch` is told how far it is: each of the two passes is half of the file.
+pub fn read_watched(bytes: &[u8], image: &Image<'_>, file_name: &str, watch: Watch<'_>) -> Result<PerfSamples> {
     let layout = header::read(bytes)?;
     let mut attributes = layout.attributes;
     let mut names = Names::new(image, file_name);
@@ -66,7 +72,9 @@ pub fn read(bytes: &[u8], image: &Image<'_>, file_name: &str) -> Result<PerfSamp
     let mut found = PerfSamples::default();
     let mut mappings = Mappings::default();
     let mut stream = Records::new(bytes, layout.data.clone());
+    let mut watched = Watched::new(watch);
     while let Some(record) = stream.next()? {
+        watched.at(record.offset / 2);
         learn(&record, &mut attributes, &mut names, &mut mappings, &mut found)?;
     }
     found.cut_at = stream.cut_at();
@@ -75,6 +83,7 @@ pub fn read(bytes: &[u8], image: &Image<'_>, file_name: &str) -> Result<PerfSamp
     let mut reader = Reader { image, mappings: &mappings, collector: Collector::default(), found };
     let mut stream = Records::new(bytes, layout.data);
     while let Some(record) = stream.next()? {
+        watched.at((bytes.len() as u64 + record.offset) / 2);
         if record.kind == records::SAMPLE {
             let sample = attributes.sample(&record)?;
             reader.sample(&record, &sample);

@@ -50,9 +50,9 @@ pub fn weigh(image: &Image<'_>, program: &Program, samples: &Samples) -> (Weight
     let mut quality = SampleQuality { total: samples.total, located: samples.located, ..SampleQuality::default() };
     let samples = &bounded(samples);
     let (counts, weights) = if samples.has_branches() {
-        let (counts, indirect) = count_branches(image, program, samples, &mut quality);
+        let (counts, known) = count_branches(image, program, samples, &mut quality);
         let weights = infer(program, &counts);
-        (counts, Weights { indirect, ..weights })
+        (counts, Weights { blocks: weights.blocks, edges: weights.edges, ..known })
     } else {
         let (counts, costs) = plain::count(program, samples, &mut quality);
         let weights = infer_by_trust(program, &counts, &costs);
@@ -123,18 +123,14 @@ struct Counter<'p> {
     /// By block, from outside its function, and to there.
     arrivals: Vec<u64>,
     departures: Vec<u64>,
-    is_touched: Vec<bool>,
+    /// By function: whether a record leaves one of its blocks.
+    is_known_inside: Vec<bool>,
     targets: FxHashMap<(Block, Va), FxHashMap<Option<Func>, u64>>,
     has_fallthroughs: bool,
     mapped: u64,
 }
 
-fn count_branches(
-    image: &Image<'_>,
-    program: &Program,
-    samples: &Samples,
-    quality: &mut SampleQuality,
-) -> (Counts, Vec<IndirectTargets>) {
+fn count_branches(image: &Image<'_>, program: &Program, samples: &Samples, quality: &mut SampleQuality) -> (Counts, Weights) {
     let num_blocks = program.blocks.len();
     let mut counter = Counter {
         image,
@@ -142,7 +138,7 @@ fn count_branches(
         edges: vec![0; program.edges.len()],
         arrivals: vec![0; num_blocks],
         departures: vec![0; num_blocks],
-        is_touched: vec![false; program.funcs.len()],
+        is_known_inside: vec![false; program.funcs.len()],
         targets: FxHashMap::default(),
         has_fallthroughs: false,
         mapped: 0,
@@ -155,7 +151,8 @@ fn count_branches(
     }
     quality.mapped = counter.mapped;
     let counts = counter.counts();
-    (counts, counter.indirect_targets())
+    let entered = counter.entered();
+    (counts, Weights { entered, indirect: counter.indirect_targets(), ..Weights::default() })
 }
 
 impl Counter<'_> {
@@ -167,8 +164,8 @@ impl Counter<'_> {
             return;
         }
         self.mapped = self.mapped.saturating_add(count);
-        for block in [source, target].into_iter().flatten() {
-            self.is_touched[program.func_of(block).index()] = true;
+        if let Some(block) = source {
+            self.is_known_inside[program.func_of(block).index()] = true;
         }
         let target_start = target.filter(|&b| to == Some(program.blocks[b].start));
         if let (Some(source), Some(target)) = (source, target_start)
@@ -233,7 +230,7 @@ impl Counter<'_> {
         let Some(mut block) = program.block_containing(first).filter(|_| first <= last) else { return };
         self.mapped = self.mapped.saturating_add(count);
         self.has_fallthroughs = true;
-        self.is_touched[program.func_of(block).index()] = true;
+        self.is_known_inside[program.func_of(block).index()] = true;
         for _ in 0..BLOCKS_MAX {
             let fallthrough = program.blocks[block].edges.as_usize().find(|&e| program.edges[e].kind == EdgeKind::Fallthrough);
             let Some(index) = fallthrough.filter(|&e| program.blocks[program.edges[e].target].start <= last) else { break };
@@ -252,7 +249,7 @@ impl Counter<'_> {
             incoming[edge.target.index()] = incoming[edge.target.index()].saturating_add(count);
             outgoing[edge.source.index()] = outgoing[edge.source.index()].saturating_add(count);
         }
-        for (block, data) in program.blocks.iter().filter(|(_, data)| self.is_touched[data.func.index()]) {
+        for (block, data) in program.blocks.iter().filter(|(_, data)| self.is_known(data.func)) {
             let index = block.index();
             counts.blocks[index] = Count::new(signed(incoming[index].max(outgoing[index])));
             let is_only = data.edges.len() == 1;
@@ -271,6 +268,20 @@ impl Counter<'_> {
             }
         }
         counts
+    }
+
+    /// Whether records say which way a function goes, or it has but one.
+    fn is_known(&self, func: Func) -> bool {
+        let program = self.program;
+        self.is_known_inside[func.index()] || program.funcs[func].blocks.iter().all(|b| program.blocks[b].edges.len() <= 1)
+    }
+
+    /// Functions that others are seen to call, but nothing of what they do then: a producer that can't count in them (BOLT's
+    /// instrumentation in what it can't disassemble) has no record of their branches, which is no sign that they did not run.
+    fn entered(&self) -> Vec<(Func, u64)> {
+        let unknown = self.program.funcs.iter().filter(|&(func, _)| !self.is_known(func));
+        let entered = unknown.map(|(func, data)| (func, data.blocks.iter().map(|b| self.arrivals[b.index()]).sum()));
+        entered.filter(|&(_, count)| count != 0).collect()
     }
 
     fn indirect_targets(self) -> Vec<IndirectTargets> {

@@ -122,6 +122,7 @@ pub(crate) fn empty_image() -> Image<'static> {
         has_section_headers: true,
         build_id: None,
         has_ibt: false,
+        moves_fini: false,
     }
 }
 

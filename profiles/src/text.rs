@@ -1,12 +1,15 @@
 //! Lines and fields of text profiles, with the number of the line for messages.
 
 use crate::error::{Error, Result};
+use crate::watch::{SILENT, Watch, Watched};
 
 /// The lines of a file that are not empty, numbered from 1.
 pub(crate) struct Lines<'a> {
+    len: usize,
     rest: &'a [u8],
     number: usize,
     format: &'static str,
+    watched: Watched<'a>,
 }
 
 /// One line, taken apart at its spaces.
@@ -19,7 +22,10 @@ pub(crate) struct Line<'a> {
 
 impl<'a> Lines<'a> {
     pub(crate) fn new(format: &'static str, bytes: &'a [u8]) -> Self {
-        Lines { rest: bytes, number: 0, format }
+        Lines::watched(format, bytes, SILENT)
+    }
+    pub(crate) fn watched(format: &'static str, bytes: &'a [u8], watch: Watch<'a>) -> Self {
+        Lines { len: bytes.len(), rest: bytes, number: 0, format, watched: Watched::new(watch) }
     }
 }
 
@@ -27,6 +33,7 @@ impl<'a> Iterator for Lines<'a> {
     type Item = Line<'a>;
     fn next(&mut self) -> Option<Line<'a>> {
         while !self.rest.is_empty() {
+            self.watched.at((self.len - self.rest.len()) as u64);
             let end = self.rest.iter().position(|&b| b == b'\n').unwrap_or(self.rest.len());
             let line = &self.rest[..end];
             self.rest = self.rest.get(end + 1..).unwrap_or(&[]);

@@ -41,24 +41,41 @@ pub struct Weights {
     pub blocks: Vec<u64>,
     pub edges: Vec<u64>,
     pub indirect: Vec<IndirectTargets>,
+    /// How often functions were entered of which nothing else is known: the counts of their blocks and edges are zero for want of
+    /// knowledge. By ascending function, each once.
+    pub entered: Vec<(Func, u64)>,
 }
 
 impl Weights {
     /// Nothing known: all counts zero.
     pub fn none(num_blocks: usize, num_edges: usize) -> Self {
-        Self { blocks: vec![0; num_blocks], edges: vec![0; num_edges], indirect: Vec::new() }
+        Self { blocks: vec![0; num_blocks], edges: vec![0; num_edges], ..Self::default() }
     }
     /// Adds another profile of the same program, each count so many times. Sums of consistent flows are consistent.
     pub fn add(&mut self, other: &Weights, weight: u64) {
         let add = |sum: &mut u64, count: u64| *sum = sum.saturating_add(count.saturating_mul(weight));
         self.blocks.iter_mut().zip(&other.blocks).for_each(|(sum, &count)| add(sum, count));
         self.edges.iter_mut().zip(&other.edges).for_each(|(sum, &count)| add(sum, count));
+        self.entered.extend(other.entered.iter().map(|&(func, count)| (func, count.saturating_mul(weight))));
         let scaled = |site: &IndirectTargets| IndirectTargets {
             targets: site.targets.iter().map(|&(func, count)| (func, count.saturating_mul(weight))).collect(),
             other: site.other.saturating_mul(weight),
             ..*site
         };
         self.indirect.extend(other.indirect.iter().map(scaled));
+        self.normalize();
+    }
+
+    /// Puts what is known by function and by site in order, and adds up what is said of the same one.
+    pub fn normalize(&mut self) {
+        self.entered.sort_by_key(|&(func, _)| func);
+        self.entered.dedup_by(|next, own| {
+            let is_same = next.0 == own.0;
+            if is_same {
+                own.1 = own.1.saturating_add(next.1);
+            }
+            is_same
+        });
         self.indirect.sort_by_key(IndirectTargets::place);
         self.indirect.dedup_by(|next, own| {
             let is_same = next.place() == own.place();

@@ -3,7 +3,8 @@
 //! **Method.** Counts of blocks and edges don't depend on the layout; which branches they run through does. Bodies are decoded where they
 //! ran, terminators are taken as `terminator` says that they are emitted. The counters are those that BOLT prints under this
 //! name. As there, a jump out of its function is a call that does not return here (`tail_calls`), not a branch, and a jump through a table or a
-//! pointer is counted apart from the taken branches.
+//! pointer is counted apart from the taken branches. Edited code is decoded as it became; what was inlined counts where it stands now, so that
+//! the weights of an output with edits are `EditPlan::adjusted`.
 //!
 //! **Invariant.** `taken_branches` = taken conditional + unconditional; every other counter is a sum over blocks, so it does not depend on
 //! threads.
@@ -15,10 +16,12 @@ use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Block, SecondaryMap};
 use lifter::ir::{CodeTarget, Program, RefRole, RefTarget, StopKind, Terminator};
-use lifter::x86::decode_block;
+use lifter::x86::{decode_block, decode_bytes};
 use profiles::Weights;
 use rayon::prelude::*;
+use rustc_hash::FxHashMap;
 
+use crate::edit::{EditPlan, NewCode, Replacement};
 use crate::plan::LayoutPlan;
 use crate::terminator::{Execution, SuccessorCounts, as_in_input, emit_weighted};
 
@@ -31,6 +34,9 @@ pub enum Order<'a> {
     Input,
     Output {
         plan: &'a LayoutPlan,
+        edits: &'a EditPlan,
+        /// Those of the input, before the edits.
+        input_weights: &'a Weights,
         /// Where a block was put and how many bytes it takes there; pinned blocks where they were.
         placement: &'a (dyn Fn(Block) -> (Va, u32) + Sync),
     },
@@ -122,6 +128,10 @@ impl AddAssign for DynoStats {
 /// Counts what the weights say was executed, in the given order of the code.
 pub fn compute(image: &Image<'_>, program: &Program, weights: &Weights, order: Order<'_>) -> DynoStats {
     let layout = Layout::new(program, order);
+    let vouched = match order {
+        Order::Output { edits, input_weights, .. } => edits.vouched(input_weights),
+        Order::Input => FxHashMap::default(),
+    };
     let executed: Vec<(Block, u64)> =
         program.blocks.keys().zip(weights.blocks.iter().copied()).filter(|&(_, count)| count != 0).collect();
     // Each chunk gives its sum and the instructions that each of its blocks executes.
@@ -131,7 +141,14 @@ pub fn compute(image: &Image<'_>, program: &Program, weights: &Weights, order: O
         let mut executed_insts = Vec::with_capacity(chunk.len());
         for &(block, count) in chunk {
             let before = sum.instructions;
-            count_body(image, program, block, count, &mut factory, &mut sum);
+            count_body(image, program, layout.replacements(block), block, count, &mut factory, &mut sum);
+            if let Order::Output { edits, .. } = order {
+                count_new_code((edits, &vouched), block, count, &mut factory, &mut sum);
+                if edits.replaces_terminator(program, block) {
+                    executed_insts.push((block, sum.instructions - before));
+                    continue;
+                }
+            }
             count_terminator(program, weights, &layout, block, count, &mut sum);
             executed_insts.push((block, sum.instructions - before));
         }
@@ -185,6 +202,13 @@ impl<'a> Layout<'a> {
         }
     }
 
+    fn replacements(&self, block: Block) -> &'a [Replacement] {
+        match self.order {
+            Order::Input => &[],
+            Order::Output { edits, .. } => edits.replacements_of(block),
+        }
+    }
+
     fn address(&self, target: CodeTarget) -> Va {
         match target {
             CodeTarget::Block(block) => self.placement(block).0,
@@ -220,6 +244,7 @@ impl<'a> Layout<'a> {
 fn count_body(
     image: &Image<'_>,
     program: &Program,
+    replaced: &[Replacement],
     block: Block,
     count: u64,
     factory: &mut InstructionInfoFactory,
@@ -227,30 +252,58 @@ fn count_body(
 ) {
     let data = &program.blocks[block];
     let body_end = data.start + u64::from(data.body_len);
-    let (mut insts, mut loads, mut stores, mut calls, mut indirect_calls) = (0u64, 0u64, 0u64, 0u64, 0u64);
+    let goes = |offset: u32| replaced.iter().any(|r| r.offset <= offset && offset < r.end());
     for instruction in decode_block(image, program, block).iter().take_while(|instruction| instruction.ip() < body_end.0) {
-        insts += 1;
-        let flow = instruction.flow_control();
-        calls += u64::from(matches!(flow, FlowControl::Call | FlowControl::IndirectCall));
-        indirect_calls += u64::from(flow == FlowControl::IndirectCall);
-        let (is_load, is_store) = memory_accesses(factory, instruction);
-        loads += u64::from(is_load);
-        stores += u64::from(is_store);
+        if !goes((instruction.ip() - data.start.0) as u32) {
+            *stats += executed(instruction, count, factory);
+        }
     }
     let through_plt = |va: Va| image.section_at(va).is_some_and(|section| image.sections[section].name.starts_with(".plt"));
     let calls_plt = |target: RefTarget| matches!(target, RefTarget::Fixed(va) if through_plt(va));
-    let refs = program.block_refs(block).iter();
+    let refs = program.block_refs(block).iter().filter(|reference| !goes(reference.offset));
     let plt_calls = refs.filter(|reference| reference.role == RefRole::Call && calls_plt(reference.target)).count() as u64;
-    *stats += DynoStats {
-        instructions: insts.saturating_mul(count),
-        blocks: count,
-        calls: calls.saturating_mul(count),
-        indirect_calls: indirect_calls.saturating_mul(count),
-        plt_calls: plt_calls.saturating_mul(count),
-        loads: loads.saturating_mul(count),
-        stores: stores.saturating_mul(count),
+    *stats += DynoStats { blocks: count, plt_calls: plt_calls.saturating_mul(count), ..DynoStats::default() };
+}
+
+/// What new code in a block executes.
+fn count_new_code(
+    (edits, vouched): (&EditPlan, &FxHashMap<Block, u32>),
+    block: Block,
+    count: u64,
+    factory: &mut InstructionInfoFactory,
+    stats: &mut DynoStats,
+) {
+    let mut instructions = Vec::new();
+    for r in edits.replacements_of(block) {
+        let code = &edits.codes[r.code];
+        let share = code.instead_of.first().and_then(|(first, _)| vouched.get(first)).copied().unwrap_or(NewCode::WHOLE);
+        let count = (u128::from(count) * u128::from(share) / u128::from(NewCode::WHOLE)) as u64;
+        instructions.clear();
+        decode_bytes(&code.bytes, Va(0), &mut instructions);
+        for instruction in &instructions {
+            let runs = code.runs_at(instruction.ip() as u32, count);
+            *stats += executed(instruction, runs, factory);
+            // A jump through a slot is the tail call whose place it took.
+            if instruction.flow_control() == FlowControl::IndirectBranch {
+                stats.tail_calls = stats.tail_calls.saturating_add(runs);
+            }
+        }
+    }
+}
+
+/// What one instruction that is no direct branch adds.
+fn executed(instruction: &iced_x86::Instruction, count: u64, factory: &mut InstructionInfoFactory) -> DynoStats {
+    let once = |is: bool| if is { count } else { 0 };
+    let flow = instruction.flow_control();
+    let (is_load, is_store) = memory_accesses(factory, instruction);
+    DynoStats {
+        instructions: count,
+        calls: once(matches!(flow, FlowControl::Call | FlowControl::IndirectCall)),
+        indirect_calls: once(flow == FlowControl::IndirectCall),
+        loads: once(is_load),
+        stores: once(is_store),
         ..DynoStats::default()
-    };
+    }
 }
 
 /// Whether an instruction reads memory, and whether it writes any; the stack counts.

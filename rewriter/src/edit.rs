@@ -1,9 +1,29 @@
-//! What is inserted into code: the plan of an instrumentation.
+//! What changes in code, as data: what is inserted, and which instructions become other ones.
 //!
-//! An insertion has a length that is known before any address is, and bytes that are made once addresses are (`Snippet` says of
-//! what). Insertions sit before the instruction at their offset; insertions on an edge get a block of their own.
+//! **Insertions** have a length that is known before any address is, and bytes that are made once addresses are (`Snippet` says of
+//! what). They sit before the instruction at their offset; insertions on an edge get a block of their own.
+//!
+//! **Replacements** put code of our own ([`NewCode`]: bytes, and the fields in them that name places) where whole instructions of a block were.
+//! Nothing in them is an output address: references are those of level 1 and are resolved with all others. One that reaches the end of its
+//! block takes the terminator's place too and then has to leave by itself. A body is replaced whole by one from 0 to its end; a call
+//! is led elsewhere by one whose reference names another block.
+//!
+//! **Invariants** (checked by [`EditPlan::check`]): replacements ascend, lie in one block each, at boundaries of instructions, and don't overlap.
+//! For the unwinder and for exceptions, all of the new code stands where the first replaced instruction did: so no row may change inside
+//! of what is replaced, and new code must not move the stack pointer.
 
-use lifter::entity::Block;
+use std::fmt::Write as _;
+
+use lifter::entity::{Block, EntityId, PrimaryMap};
+use lifter::ir::{Program, RefData};
+use profiles::Weights;
+use rustc_hash::FxHashMap;
+
+use crate::error::{Error, Result};
+
+lifter::define_id!(
+    /// A piece of code that some replacements put in.
+    NewCodeId, "code");
 
 /// What the inserted bytes do.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -34,13 +54,74 @@ pub struct EdgeInsertion {
     pub snippet: Snippet,
 }
 
-/// All insertions.
+/// Which transform changes something.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Change {
+    PltCall,
+    InlineLeaf,
+}
+
+impl Change {
+    /// The transform as the command line and the report name it.
+    pub fn transform(self) -> &'static str {
+        match self {
+            Change::PltCall => "plt-calls",
+            Change::InlineLeaf => "inline-leaves",
+        }
+    }
+}
+
+/// Code without a place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NewCode {
+    pub bytes: Vec<u8>,
+    /// Offsets from the start of `bytes`, ascending.
+    pub refs: Vec<RefData>,
+    /// How often what stands from an offset on runs, in 65,536ths of how often the whole does. Ascending; 1 where nothing is said.
+    pub shares: Vec<(u32, u32)>,
+    /// Blocks of the input whose work it does, each with how often, in the same unit: they run so much less themselves.
+    pub instead_of: Vec<(Block, u32)>,
+}
+
+impl NewCode {
+    pub const WHOLE: u32 = 1 << 16;
+
+    /// How often the instruction at `offset` runs if all of this does `count` times.
+    pub fn runs_at(&self, offset: u32, count: u64) -> u64 {
+        let after = self.shares.partition_point(|&(start, _)| start <= offset);
+        let share = after.checked_sub(1).map_or(Self::WHOLE, |last| self.shares[last].1);
+        (u128::from(count) * u128::from(share) / u128::from(Self::WHOLE)) as u64
+    }
+}
+
+/// New code in the place of old.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Replacement {
+    pub block: Block,
+    /// From the block's start; an instruction boundary, as is `offset + len`.
+    pub offset: u32,
+    /// Bytes that go; more than none.
+    pub len: u32,
+    pub code: NewCodeId,
+    pub change: Change,
+}
+
+impl Replacement {
+    pub fn end(&self) -> u32 {
+        self.offset + self.len
+    }
+}
+
+/// All changes.
+#[derive(Clone, Debug, Default)]
 pub struct EditPlan {
     /// Ascending by block, then offset.
     pub blocks: Vec<BlockInsertion>,
     /// Ascending by edge.
     pub edges: Vec<EdgeInsertion>,
+    /// Ascending by block, then offset.
+    pub replacements: Vec<Replacement>,
+    pub codes: PrimaryMap<NewCodeId, NewCode>,
 }
 
 impl EditPlan {
@@ -52,7 +133,105 @@ impl EditPlan {
     pub fn insertion_on(&self, edge: u32) -> Option<&EdgeInsertion> {
         self.edges.binary_search_by_key(&edge, |i| i.edge).ok().map(|found| &self.edges[found])
     }
+    pub fn replacements_of(&self, block: Block) -> &[Replacement] {
+        let first = self.replacements.partition_point(|r| r.block < block);
+        let count = self.replacements[first..].partition_point(|r| r.block == block);
+        &self.replacements[first..first + count]
+    }
+    /// Whether new code stands where the block's terminator was.
+    pub fn replaces_terminator(&self, program: &Program, block: Block) -> bool {
+        let data = &program.blocks[block];
+        data.body_len < data.len && self.replacements_of(block).last().is_some_and(|r| r.end() > data.body_len)
+    }
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty() && self.edges.is_empty()
+        self.blocks.is_empty() && self.edges.is_empty() && self.replacements.is_empty()
+    }
+
+    /// Keeps the first `fuel` replacements.
+    pub fn limit(&mut self, fuel: u64) {
+        self.replacements.truncate(usize::try_from(fuel).unwrap_or(usize::MAX));
+    }
+
+    /// Whether the invariants hold that materializing relies on.
+    pub fn check(&self, program: &Program) -> Result<()> {
+        let fail = |r: &Replacement, what: &str| Err(Error::Inconsistent(format!("a replacement in {}: {what}", r.block)));
+        for (index, r) in self.replacements.iter().enumerate() {
+            let data = &program.blocks[r.block];
+            if r.len == 0 || r.end() > data.len || (r.end() > data.body_len && r.end() != data.len) {
+                return fail(r, "does not end at an instruction of its block");
+            }
+            if !program.funcs[data.func].is_movable() {
+                return fail(r, "is in code that stays");
+            }
+            let next = self.replacements.get(index + 1);
+            if next.is_some_and(|next| (next.block, next.offset) < (r.block, r.end())) {
+                return fail(r, "overlaps the next one");
+            }
+        }
+        Ok(())
+    }
+
+    /// The weights when all this is done: what is inlined runs at its new places, so the original runs less.
+    pub fn adjusted(&self, program: &Program, weights: &Weights) -> Weights {
+        let count_of = |block: Block| weights.blocks.get(block.index()).copied().unwrap_or(0);
+        let instead_of = |r: &Replacement| {
+            let count = u128::from(count_of(r.block));
+            self.codes[r.code].instead_of.iter().map(move |&(block, share)| (block, (count * u128::from(share)) >> 16))
+        };
+        let mut saved: Vec<(Block, u128)> = self.replacements.iter().flat_map(instead_of).collect();
+        saved.sort_unstable();
+        let mut adjusted = weights.clone();
+        for group in saved.chunk_by(|a, b| a.0 == b.0) {
+            let block = group[0].0;
+            let whole = u128::from(count_of(block));
+            let left = whole.saturating_sub(group.iter().map(|&(_, count)| count).sum());
+            let scale = |count: &mut u64| {
+                *count = (u128::from(*count) * left).checked_div(whole).map_or(*count, |scaled| scaled as u64);
+            };
+            adjusted.blocks.get_mut(block.index()).into_iter().for_each(scale);
+            for edge in program.blocks[block].edges.as_usize() {
+                adjusted.edges.get_mut(edge).into_iter().for_each(scale);
+            }
+        }
+        adjusted
+    }
+
+    /// By the first block of what is inlined, the share of the executions of its sites that its own count vouches for, in 65,536ths; only where that is less
+    /// than all. A profile may know the caller and not the callee: what did not count before must not count afterwards.
+    pub fn vouched(&self, weights: &Weights) -> FxHashMap<Block, u32> {
+        let count_of = |block: Block| u128::from(weights.blocks.get(block.index()).copied().unwrap_or(0));
+        let mut sums: FxHashMap<Block, u128> = FxHashMap::default();
+        for r in &self.replacements {
+            if let Some(&(first, _)) = self.codes[r.code].instead_of.first() {
+                *sums.entry(first).or_default() += count_of(r.block);
+            }
+        }
+        let whole = u128::from(NewCode::WHOLE);
+        let share = |(first, sum): (Block, u128)| {
+            let known = count_of(first);
+            (known < sum).then(|| (first, (known * whole / sum) as u32))
+        };
+        sums.into_iter().filter_map(share).collect()
+    }
+
+    /// One line for each replacement, for people.
+    pub fn listing(&self, program: &Program) -> Vec<String> {
+        let line = |r: &Replacement| {
+            let code = &self.codes[r.code];
+            let at = program.blocks[r.block].start + u64::from(r.offset);
+            let func = program.func_of(r.block);
+            let mut text = format!("{} {at} in {func} {}: {} bytes become", r.change.transform(), r.block, r.len);
+            for byte in &code.bytes {
+                let _ = write!(text, " {byte:02x}");
+            }
+            for reference in &code.refs {
+                let _ = write!(text, ", +{} {:?} {:?}", reference.offset, reference.role, reference.target);
+            }
+            text
+        };
+        self.replacements.iter().map(line).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,8 @@
 //!
 //! **Method.** A fragment is the unit that is placed, so distances inside it are known before any address is. Bodies are copied; branches
 //! inside the fragment start short and grow where they don't reach, until none does (`relax`); everything that leaves the fragment gets a
-//! 32-bit field and a fixup. Inserted snippets get room here and bytes at the end, when addresses are known.
+//! 32-bit field and a fixup. Inserted snippets get room here and bytes at the end, when addresses are known; new code
+//! is copied with its references as if it were the block's own.
 //!
 //! **Invariants.** A fragment's start address is a multiple of its `align`, and no block in it asks for more, so offsets inside don't
 //! depend on where it goes. `offsets` of its blocks ascend. Every fixup's field lies inside `bytes`.
@@ -21,7 +22,7 @@ use rayon::prelude::*;
 
 use crate::edit::Snippet;
 use crate::error::Result;
-use crate::materialize::{OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
+use crate::materialize::{Content, Edit, OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
 use relax::Shape;
 
 /// What a fixup's field is to hold.
@@ -58,6 +59,8 @@ pub struct Run {
     /// In the fragment.
     pub offset: u32,
     pub len: u32,
+    /// New code: all of it stands where the first of the input's bytes did.
+    pub is_new: bool,
 }
 
 /// An encoded fragment.
@@ -82,8 +85,12 @@ fn encode_fragment(image: &Image<'_>, program: &Program, out: &OutProgram, fragm
         .fragment_blocks(fragment)
         .map(|(_, block)| {
             let data = &program.blocks[block.origin];
-            let inserted: u32 = out.insertions[usize_range(&block.insertions)].iter().map(|i| i.len).sum();
-            let body = if block.copies_body { data.body_len } else { 0 };
+            let edits = out.edits_of(block);
+            let inserted: u32 = edits.iter().map(|edit| edit.len).sum();
+            // What is replaced behind the body is the terminator, which then is not made at all.
+            let replaced: u32 =
+                edits.iter().map(|edit| (edit.offset + edit.replaced).min(data.body_len).saturating_sub(edit.offset)).sum();
+            let body = if block.copies_body { data.body_len - replaced } else { 0 };
             Shape {
                 align: u32::from(block.align),
                 body_len: body + inserted,
@@ -98,8 +105,7 @@ fn encode_fragment(image: &Image<'_>, program: &Program, out: &OutProgram, fragm
     for (index, (_, block)) in out.fragment_blocks(fragment).enumerate() {
         writer.align_to(layout.offsets[index]);
         let input = block_bytes(image, program, block.origin)?;
-        let insertions = &out.insertions[usize_range(&block.insertions)];
-        writer.body(block.origin, block.copies_body, input, insertions, out);
+        writer.body(block.origin, block.copies_body, input, out.edits_of(block), out);
         writer.terminator(index, block.terminator, input, &program.blocks[block.origin]);
     }
     writer.code.offsets = layout.offsets.clone();
@@ -127,50 +133,67 @@ impl Writer<'_> {
         push_nops(&mut self.code.bytes, padding);
     }
 
-    fn body(
-        &mut self,
-        origin: lifter::entity::Block,
-        copies_body: bool,
-        input: &[u8],
-        insertions: &[crate::materialize::Insertion],
-        out: &OutProgram,
-    ) {
+    fn body(&mut self, origin: lifter::entity::Block, copies_body: bool, input: &[u8], edits: &[Edit], out: &OutProgram) {
         let data = &self.program.blocks[origin];
-        let body_len = if copies_body { data.body_len } else { 0 };
+        let body = &input[..if copies_body { data.body_len as usize } else { 0 }];
+        let end = body.len() as u32;
         let mut refs = if copies_body { self.program.block_refs(origin) } else { &[] };
         let mut at = 0u32;
-        for insertion in insertions {
-            refs = self.copy(data.start, &input[..body_len as usize], at..insertion.offset, refs, out);
-            at = insertion.offset;
-            self.code.lates.push(Late { offset: self.here(), len: insertion.len, snippet: insertion.snippet });
-            self.push_run(data.start + u64::from(at), 0, insertion.len);
-            self.code.bytes.resize(self.code.bytes.len() + insertion.len as usize, 0xcc);
+        for edit in edits {
+            refs = self.copy(data.start, body, at..edit.offset.min(end), refs, out);
+            at = edit.offset + edit.replaced;
+            refs = &refs[refs.partition_point(|r| r.offset < at)..];
+            let old_start = data.start + u64::from(edit.offset);
+            self.push_run(Run {
+                old_start,
+                old_len: edit.replaced,
+                offset: self.here(),
+                len: edit.len,
+                is_new: edit.replaced != 0,
+            });
+            match edit.content {
+                Content::Snippet(snippet) => {
+                    self.code.lates.push(Late { offset: self.here(), len: edit.len, snippet });
+                    self.code.bytes.resize(self.code.bytes.len() + edit.len as usize, 0xcc);
+                }
+                Content::Code(code) => {
+                    let code = &out.codes[code];
+                    self.push_fixups(&code.refs, 0, out);
+                    self.code.bytes.extend_from_slice(&code.bytes);
+                }
+            }
         }
-        self.copy(data.start, &input[..body_len as usize], at..body_len, refs, out);
+        self.copy(data.start, body, at.min(end)..end, refs, out);
     }
 
-    fn push_run(&mut self, old_start: Va, old_len: u32, len: u32) {
-        if old_len != 0 || len != 0 {
-            let offset = self.here();
-            self.code.runs.push(Run { old_start, old_len, offset, len });
+    fn push_run(&mut self, run: Run) {
+        if run.old_len != 0 || run.len != 0 {
+            self.code.runs.push(run);
         }
     }
 
     /// Copies `part` of a body with its references; returns the references behind it.
     fn copy<'r>(&mut self, start: Va, body: &[u8], part: Range<u32>, refs: &'r [RefData], out: &OutProgram) -> &'r [RefData] {
-        let base = self.here();
-        self.push_run(start + u64::from(part.start), part.end - part.start, part.end - part.start);
-        self.code.bytes.extend_from_slice(&body[usize_range(&part)]);
+        let len = part.end - part.start;
+        let old_start = start + u64::from(part.start);
+        self.push_run(Run { old_start, old_len: len, offset: self.here(), len, is_new: false });
         let count = refs.partition_point(|r| r.offset < part.end);
-        for r in &refs[..count] {
+        self.push_fixups(&refs[..count], part.start, out);
+        self.code.bytes.extend_from_slice(&body[usize_range(&part)]);
+        &refs[count..]
+    }
+
+    /// Fixups for references of bytes that come next; `from` is their offset by which the references count.
+    fn push_fixups(&mut self, refs: &[RefData], from: u32, out: &OutProgram) {
+        let base = self.here();
+        for r in refs {
             let target = match r.target {
                 RefTarget::Table(table) => FixupTarget::Table(table),
                 RefTarget::Fixed(va) => FixupTarget::Code(OutTarget::Fixed(va)),
                 RefTarget::Block(block) => FixupTarget::Code(self.ref_target(block, r, out)),
             };
-            self.code.fixups.push(Fixup { offset: base + r.offset - part.start, to_end: r.to_end, kind: r.kind, target });
+            self.code.fixups.push(Fixup { offset: base + r.offset - from, to_end: r.to_end, kind: r.kind, target });
         }
-        &refs[count..]
     }
 
     /// A call goes to the new body. The address of an anchor stays the old one, which is what unseen pointers name too.
@@ -214,7 +237,7 @@ impl Writer<'_> {
         let old_len = if matches!(terminator, OutTerminator::None) { 0 } else { data.len - data.body_len };
         if len != 0 {
             let old_start = data.start + u64::from(data.body_len);
-            self.code.runs.insert(run_at, Run { old_start, old_len, offset: start, len });
+            self.code.runs.insert(run_at, Run { old_start, old_len, offset: start, len, is_new: false });
         }
     }
 

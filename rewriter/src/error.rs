@@ -31,6 +31,10 @@ pub enum Error {
     UnwindTablesNamed,
     #[error("instrumentation: {0}")]
     Instrument(String),
+    #[error(
+        "a library that runs nothing when it is loaded (it has neither DT_INIT nor DT_INIT_ARRAY), so it can't open its profile"
+    )]
+    NeverInitialized,
     #[error("the output is inconsistent: {0}")]
     Inconsistent(String),
 }

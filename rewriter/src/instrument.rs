@@ -5,6 +5,11 @@
 //! routine, the path of the profile file and the descriptor that makes the file self-contained; the counters themselves lie in zero-filled
 //! memory behind the data, which the stub replaces by the mapped file.
 //!
+//! **Where it starts.** A program enters the stub in place of its own entry point. Nothing ever enters a library there; what a dynamic linker calls first when it has
+//! loaded and relocated one is what `DT_INIT` names, then the words of `DT_INIT_ARRAY` (gABI chapter 5, "Initialization and Termination Functions"). So there the stub takes the place of the
+//! former, or of the first of the latter, and goes on to what it replaced, with all registers as they were. What runs of a library before, such as the choice of an `IFUNC`, counts into memory that the
+//! stub then replaces, and is lost. `dlclose` unmaps all between the library's first and last address, the counters with it; the next `dlopen` maps the file again.
+//!
 //! **Unwinding.** A snippet has the row of the instruction that follows it. In the few instructions of a snippet that move the stack pointer
 //! (saving flags, recording a call) that row is off, which only a profiler or a handler that unwinds from just there would see.
 
@@ -14,8 +19,10 @@ use std::path::Path;
 use analysis::flags::FlagLiveness;
 use lifter::Image;
 use lifter::address::Va;
+use lifter::elf::image::FileKind;
 use lifter::ir::{BlockFlags, Program, RefTarget};
 use lifter::x86::decode_block;
+use object::elf;
 use profiles::runtime::{COUNTER_LEN, COUNTER_WITH_FLAGS_LEN};
 use profiles::{
     CounterPlan, CounterSite, Descriptor, RuntimeLayout, build_runtime, call_site_snippet, counter_snippet, runtime_len,
@@ -35,6 +42,53 @@ struct RecordedCall {
     rip_target: Option<Va>,
 }
 
+/// How an instrumented file comes to run its start-up stub.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// In place of the entry point.
+    Entry,
+    /// In place of what `DT_INIT` names.
+    Init(Va),
+    /// In place of what the first word of `DT_INIT_ARRAY` names; the word is at this address.
+    InitArray(Va),
+}
+
+impl Start {
+    pub fn of(image: &Image<'_>) -> Result<Self> {
+        let value = |tag: u32| image.dynamic_value(tag);
+        let is_pie = value(elf::DT_FLAGS_1).unwrap_or(0) & u64::from(elf::DF_1_PIE) != 0;
+        // A library may have an entry point too, to say its version (libc does), but then it has a name.
+        let is_library = match image.kind {
+            FileKind::SharedObject => true,
+            FileKind::PieExecutable => value(elf::DT_SONAME).is_some() && !is_pie,
+            _ => false,
+        };
+        if !is_library {
+            return Ok(Start::Entry);
+        }
+        let has_array = value(elf::DT_INIT_ARRAYSZ).unwrap_or(0) >= 8;
+        match (value(elf::DT_INIT), value(elf::DT_INIT_ARRAY).filter(|_| has_array)) {
+            (Some(init), _) if init != 0 => Ok(Start::Init(Va(init))),
+            (_, Some(array)) => Ok(Start::InitArray(Va(array))),
+            _ => Err(Error::NeverInitialized),
+        }
+    }
+
+    /// What it takes the place of.
+    fn original(self, image: &Image<'_>, program: &Program, addresses: &Addresses<'_>) -> Result<Va> {
+        let moved = |va: Va| program.block_at(va).map_or(va, |block| addresses.block(block));
+        match self {
+            Start::Entry => Ok(moved(image.e_entry)),
+            Start::Init(init) => Ok(moved(init)),
+            Start::InitArray(at) => {
+                let slot = program.slots.iter().find(|slot| slot.at == at);
+                let slot = slot.ok_or_else(|| Error::Instrument(format!("the word at {at} names no function")))?;
+                Ok(addresses.block(slot.target))
+            }
+        }
+    }
+}
+
 /// All that makes a program count.
 #[derive(Debug)]
 pub struct Instrumentation<'a> {
@@ -42,6 +96,7 @@ pub struct Instrumentation<'a> {
     program: &'a Program,
     plan: CounterPlan,
     calls: Vec<RecordedCall>,
+    start: Start,
     flags: FlagLiveness,
     path: Vec<u8>,
     descriptor: Descriptor,
@@ -55,6 +110,7 @@ impl<'a> Instrumentation<'a> {
         if path.contains(&0) {
             return Err(Error::Instrument("the profile's path holds a NUL byte".into()));
         }
+        let start = Start::of(image)?;
         let mut plan = profiles::plan_counters(image, program);
         let mut calls = Vec::with_capacity(plan.calls.len());
         plan.calls.retain(|call| match recorded_call(image, program, call) {
@@ -66,7 +122,7 @@ impl<'a> Instrumentation<'a> {
         });
         let descriptor = Descriptor::build(image, program, &plan);
         let flags = FlagLiveness::compute(image, program);
-        Ok(Instrumentation { image, program, plan, calls, flags, path, descriptor, layout: None })
+        Ok(Instrumentation { image, program, plan, calls, start, flags, path, descriptor, layout: None })
     }
 
     /// What is inserted where.
@@ -143,7 +199,7 @@ impl Payload for Instrumentation<'_> {
         self.descriptor.set_entries(image_low, |func| Some(addresses.block(program.funcs[func].entry)));
         let (header, blob) = self.descriptor.encode();
         let header_blob_at = at + (runtime_len(self.path.len()) as u64).next_multiple_of(8);
-        let original_entry = program.block_at(self.image.e_entry).map_or(self.image.e_entry, |block| addresses.block(block));
+        let original_entry = self.start.original(self.image, program, addresses)?;
         let layout = RuntimeLayout {
             at,
             header_blob_at,
@@ -156,7 +212,7 @@ impl Payload for Instrumentation<'_> {
         bytes.resize((header_blob_at - at) as usize, 0);
         bytes.extend_from_slice(&blob);
         self.layout = Some(layout);
-        Ok(BuiltPayload { bytes, entry: at })
+        Ok(BuiltPayload { bytes, entry: at, start: self.start })
     }
 
     fn snippet(&self, snippet: Snippet, at: Va) -> Result<Vec<u8>> {

@@ -2,8 +2,9 @@
 //! is aligned.
 //!
 //! **Method.** Each function that ran is laid out alone, all in parallel: its executed blocks by `chains`, per unwind class, the others in input
-//! order behind them. `split` decides which of the cold parts are worth a fragment of their own; `functions` orders the
-//! fragments that ran; the rest follows in input order. `align` has the last word on each block's alignment.
+//! order behind them. `split` decides which of the seldom executed and of the cold parts are worth a fragment of their own; `functions` orders the
+//! fragments that ran, `cold` those that did not. `align` has the last word on each block's alignment. A function that is known to be called,
+//! but not which way it went, stays whole and goes where it would go if it were known.
 //!
 //! **Invariants.** Each block of each movable function is in the plan once; a pinned function's in none. A fragment's blocks have one
 //! function and one unwind class. In a function that ran, the entry is the first block of its first fragment. The plan depends on the
@@ -15,10 +16,13 @@ use profiles::Weights;
 use rayon::prelude::*;
 
 use self::ext_tsp::{BlockGraph, Jump, JumpKind};
+use crate::fold::Folding;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 
 mod align;
 mod chains;
+mod cold;
+mod copies;
 mod duplicate;
 mod ext_tsp;
 mod functions;
@@ -32,8 +36,12 @@ mod unroll;
 pub(crate) use self::shuffle::Random;
 pub use self::shuffle::shuffle;
 
-/// Jumps that execute less than this share of all instructions, in thousandths and taken together, are not worth a copy.
-const DUPLICATE_PER_MILLE_LEFT: u64 = 30;
+/// What shares of the executed instructions are given in: hundred thousandths.
+const WHOLE: u64 = 100_000;
+/// Jumps that execute less than this share of all instructions, taken together, are not worth a copy.
+const DUPLICATE_SHARE_LEFT: u64 = 3000;
+/// What runs less often than the blocks that make up all but this share of the executed instructions is not worth bytes.
+const IDLE_SHARE: u64 = 1000;
 
 /// What the layout may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,8 +54,8 @@ pub struct LayoutOptions {
     pub cold_count_max: u64,
     /// The most that splitting may cost, in thousandths of the bytes of movable code: unwind entries and longer branches.
     pub split_cost_per_mille_max: u64,
-    /// Thousandths of the executed instructions that are taken from the least executed blocks away from the busy ones.
-    pub warm_per_mille: u64,
+    /// Hundred thousandths of the executed instructions: the least executed blocks that make these up go away from the busy ones.
+    pub warm_share: u64,
     /// Whether hot loops are aligned.
     pub align_loops: bool,
     /// Whether hot jumps to a few instructions that leave the function become a copy of them.
@@ -58,11 +66,13 @@ pub struct LayoutOptions {
     pub unroll_loops: bool,
     /// The most that such copies may take, in thousandths of the bytes of movable code.
     pub unroll_per_mille_max: u64,
+    /// Functions that others stand for; the weights are to know that already ([`Folding::weights`]).
+    pub folded: Folding,
 }
 
 impl LayoutOptions {
-    /// What `warm_per_mille` is where it is wanted.
-    pub const WARM_PER_MILLE: u64 = 5;
+    /// What `warm_share` is where it is wanted: the busy code then has no more pages than it needs, at a taken branch more in a hundred.
+    pub const WARM_SHARE: u64 = 60;
 }
 
 impl Default for LayoutOptions {
@@ -72,13 +82,14 @@ impl Default for LayoutOptions {
             reorder_functions: true,
             split: true,
             cold_count_max: 0,
-            split_cost_per_mille_max: 50,
-            warm_per_mille: 0,
+            split_cost_per_mille_max: 80,
+            warm_share: Self::WARM_SHARE,
             align_loops: false,
             duplicate_tails: true,
             duplicate_per_mille_max: 10,
             unroll_loops: true,
             unroll_per_mille_max: 8,
+            folded: Folding::default(),
         }
     }
 }
@@ -96,9 +107,11 @@ struct Group {
 /// The layout for speed that the weights ask for; the input's where they say nothing.
 pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) -> LayoutPlan {
     if !weights.has_counts() {
-        return original(program);
+        let mut plan = original(program);
+        plan.fold(options.folded.clone());
+        return plan;
     }
-    let warm_count_max = if options.split { warm_count_max(program, weights, options.warm_per_mille) } else { 0 };
+    let warm_count_max = if options.split { warm_count_max(program, weights, options.warm_share) } else { 0 };
     let groups: Vec<Group> = program
         .funcs
         .as_slice()
@@ -121,7 +134,8 @@ pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) ->
                 let at = group.hot.iter().rposition(|&block| count_of(weights, block) > 0).map_or(0, |last| last + 1);
                 group.hot.splice(at..at, group.warm.drain(..));
             }
-            let is_warm = group.hot.iter().all(|&block| count_of(weights, block) <= warm_count_max);
+            let is_seldom = |&block: &Block| count_of(weights, block) <= warm_count_max;
+            let is_warm = group.hot.iter().all(is_seldom) && entered(weights, group.func) <= warm_count_max;
             (if is_warm { &mut warm } else { &mut hot }).push(fragment(group.func, Temperature::Hot, &group.hot));
         }
         if !group.warm.is_empty() {
@@ -132,20 +146,27 @@ pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) ->
         }
     }
     let order = |fragments: Vec<FragmentPlan>| {
-        if options.reorder_functions { functions::order(program, weights, fragments) } else { by_address(program, fragments) }
+        if options.reorder_functions {
+            functions::order(program, weights, &options.folded, fragments)
+        } else {
+            by_address(program, fragments)
+        }
     };
     let mut fragments = order(hot);
     fragments.extend(order(warm));
-    fragments.extend(by_address(program, cold));
+    let cold = cold::order(program, &fragments, cold);
+    fragments.extend(cold);
     align::apply(program, weights, options, busy_count_min, &mut fragments);
     if options.duplicate_tails {
-        let least = least_count_of_share(program, weights, DUPLICATE_PER_MILLE_LEFT);
+        let least = least_count_of_share(program, weights, DUPLICATE_SHARE_LEFT);
         duplicate::apply(program, weights, least, options.duplicate_per_mille_max, &mut fragments);
     }
     if options.unroll_loops {
         unroll::apply(program, weights, busy_count_min, options.unroll_per_mille_max, &mut fragments);
     }
-    LayoutPlan { fragments }
+    let mut plan = LayoutPlan { fragments, ..LayoutPlan::default() };
+    plan.fold(options.folded.clone());
+    plan
 }
 
 /// The layout of the input: every movable function, a fragment for each of its code ranges, all in input order.
@@ -158,7 +179,14 @@ pub fn original(program: &Program) -> LayoutPlan {
     };
     let mut fragments = by_address(program, movable.flat_map(ranges).collect());
     align::keep(program, &mut fragments);
-    LayoutPlan { fragments }
+    LayoutPlan { fragments, ..LayoutPlan::default() }
+}
+
+/// The layout of the input with no byte between its blocks that no one asks for.
+pub fn packed(program: &Program) -> LayoutPlan {
+    let mut plan = original(program);
+    align::demand(program, &mut plan.fragments);
+    plan
 }
 
 fn fragment(func: Func, temperature: Temperature, blocks: &[Block]) -> FragmentPlan {
@@ -173,6 +201,18 @@ fn by_address(program: &Program, mut fragments: Vec<FragmentPlan>) -> Vec<Fragme
 
 fn count_of(weights: &Weights, block: Block) -> u64 {
     weights.blocks.get(block.index()).copied().unwrap_or(0)
+}
+
+/// How often a function was entered of which nothing else is known.
+fn entered(weights: &Weights, func: Func) -> u64 {
+    let known = weights.entered.binary_search_by_key(&func, |&(known, _)| known);
+    known.map_or(0, |index| weights.entered[index].1)
+}
+
+/// How often a fragment is entered at its first block.
+fn entries_of(weights: &Weights, fragment: &FragmentPlan) -> u64 {
+    let first = fragment.blocks.first().map_or(0, |first| count_of(weights, first.block));
+    if first == 0 { entered(weights, fragment.func) } else { first }
 }
 
 /// Blocks by unwind class, classes and blocks in the order in which they come.
@@ -198,8 +238,13 @@ fn groups_of(program: &Program, weights: &Weights, options: &LayoutOptions, warm
         data.blocks.iter().partition(|&block| program.blocks[block].range == data.primary_range);
     let in_order = primary.into_iter().chain(other);
     if !has_run {
-        let classes = blocks_by_class(program, in_order);
-        return classes.into_iter().map(|cold| Group { func, hot: Vec::new(), warm: Vec::new(), cold }).collect();
+        // Of a function that was entered nobody knows which way it went: it stays whole, but for what the compiler had split off.
+        let is_hot = |block: &Block| entered(weights, func) > 0 && program.blocks[*block].range == data.primary_range;
+        let group = |blocks: Vec<Block>| {
+            let (hot, cold) = blocks.into_iter().partition(is_hot);
+            Group { func, hot, warm: Vec::new(), cold }
+        };
+        return blocks_by_class(program, in_order).into_iter().map(group).collect();
     }
     let entry_first = std::iter::once(data.entry).chain(in_order.filter(|&block| block != data.entry));
     let group = |blocks: Vec<Block>| {
@@ -207,15 +252,13 @@ fn groups_of(program: &Program, weights: &Weights, options: &LayoutOptions, warm
             blocks.into_iter().partition(|&block| is_hot(block) || block == data.entry);
         let mut warm = Vec::new();
         if options.reorder_blocks {
-            let is_busy = |&block: &Block| count_of(weights, block) > warm_count_max;
-            if hot.iter().any(is_busy) {
-                (hot, warm) = hot.into_iter().partition(|block| is_busy(block) || *block == data.entry);
-            }
-            let order = |blocks: Vec<Block>| {
-                let graph = block_graph(program, weights, func, &blocks);
-                chains::order(&graph).into_iter().map(|node| blocks[node as usize]).collect()
-            };
-            (hot, warm) = (order(hot), order(warm));
+            let graph = block_graph(program, weights, func, &hot);
+            let order = chains::order(&graph);
+            let is_warm: Vec<bool> =
+                hot.iter().map(|&block| block != data.entry && count_of(weights, block) <= warm_count_max).collect();
+            let (busy, seldom) = split::apart(&graph, &order, &is_warm);
+            let blocks_of = |nodes: Vec<u32>| nodes.into_iter().map(|node| hot[node as usize]).collect();
+            (hot, warm) = (blocks_of(busy), blocks_of(seldom));
         }
         Group { func, hot, warm, cold }
     };
@@ -256,18 +299,18 @@ fn jump_kind(terminator: &Terminator, edge: EdgeKind) -> JumpKind {
     }
 }
 
-/// The least count of the blocks that make up 99 % of the executed instructions: what runs less often is not worth bytes.
+/// The least count of the blocks that make up 99 % of the executed instructions.
 fn busy_count_min(program: &Program, weights: &Weights) -> u64 {
-    least_count_of_share(program, weights, 10)
+    least_count_of_share(program, weights, IDLE_SHARE)
 }
 
-/// Blocks that ran at most this often make up `per_mille` thousandths of the executed instructions.
-fn warm_count_max(program: &Program, weights: &Weights, per_mille: u64) -> u64 {
-    if per_mille == 0 { 0 } else { least_count_of_share(program, weights, per_mille).saturating_sub(1) }
+/// Blocks that ran at most this often make up `share` of the executed instructions.
+fn warm_count_max(program: &Program, weights: &Weights, share: u64) -> u64 {
+    if share == 0 { 0 } else { least_count_of_share(program, weights, share).saturating_sub(1) }
 }
 
-/// The least count of the blocks that make up all but `per_mille` thousandths of the executed instructions.
-fn least_count_of_share(program: &Program, weights: &Weights, per_mille: u64) -> u64 {
+/// The least count of the blocks that make up all but `share` of the executed instructions.
+pub(crate) fn least_count_of_share(program: &Program, weights: &Weights, share: u64) -> u64 {
     let executed = |(block, data): (Block, &lifter::ir::BlockData)| {
         let count = count_of(weights, block);
         (count != 0).then_some((count, u128::from(count) * u128::from(data.num_insts)))
@@ -278,7 +321,7 @@ fn least_count_of_share(program: &Program, weights: &Weights, per_mille: u64) ->
     let mut covered = 0;
     for (count, insts) in blocks {
         covered += insts;
-        if covered * 1000 >= total * u128::from(1000 - per_mille.min(1000)) {
+        if covered * u128::from(WHOLE) >= total * u128::from(WHOLE - share.min(WHOLE)) {
             return count;
         }
     }

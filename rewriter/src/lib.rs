@@ -4,12 +4,15 @@ pub mod dyno;
 pub mod edit;
 pub mod encode;
 pub mod error;
+pub mod fold;
 pub mod instrument;
 pub mod layout;
 pub mod materialize;
 pub mod plan;
 pub mod relink;
+pub mod shrink;
 pub mod terminator;
+pub mod transform;
 
 #[cfg(test)]
 mod testing;

@@ -1,22 +1,24 @@
-//! From the plan to a program that has an order: output blocks with what each copies, what is inserted and how each ends.
+//! From the plan to a program that has an order: output blocks with what each copies, what is inserted or replaced and how each ends.
 //!
 //! **Method.** Every planned block becomes one `OutBlock`, every insertion on an edge one more, which holds nothing but the insertion. A
 //! code target resolves to the output block that carries it, or, where the plan leaves a block in place, to its old address. Terminators
-//! are made by `terminator::emit`, with the block that follows in the fragment in view.
+//! are made by `terminator::emit`, with the block that follows in the fragment in view. Edits belong to the block that they are in, so that its
+//! copies have them too.
 //!
 //! **Invariants.** Output blocks of a fragment have consecutive ids in output order. The successors of an output block, seen through
-//! edge blocks, are those of its origin. Every block of a movable function is placed exactly once; copies of a block are not its place: nothing names them, what stands before one runs into it.
+//! edge blocks, are those of its origin. Every block of a movable function is placed exactly once, unless the plan drops the function; copies of a block are not its place: nothing names them, what stands before one runs into it.
 
 use std::ops::Range;
 
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Block, EntityId, Func, PrimaryMap, SecondaryMap};
-use lifter::ir::{CodeTarget, Condition, EdgeKind, Program, Terminator};
+use lifter::ir::{BlockFlags, CodeTarget, Condition, EdgeKind, Program, Terminator};
 use profiles::Weights;
+use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
-use crate::edit::{EditPlan, Snippet};
+use crate::edit::{EditPlan, NewCode, NewCodeId, Snippet};
 use crate::error::{Error, Result};
 use crate::plan::{LayoutPlan, PlannedBlock, Temperature};
 use crate::terminator::{Emitted, SuccessorCounts, emit_weighted};
@@ -49,12 +51,22 @@ pub enum OutTerminator {
     },
 }
 
-/// Bytes inserted before the instruction at `offset` of the origin.
+/// Bytes at `offset` of the origin that are not its own.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Insertion {
+pub struct Edit {
     pub offset: u32,
+    /// Bytes of the origin that go; 0 for an insertion before the instruction at `offset`.
+    pub replaced: u32,
     pub len: u32,
-    pub snippet: Snippet,
+    pub content: Content,
+}
+
+/// What an edit puts in.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Made when addresses are known.
+    Snippet(Snippet),
+    Code(NewCodeId),
 }
 
 #[derive(Clone, Debug)]
@@ -64,8 +76,8 @@ pub struct OutBlock {
     pub copies_body: bool,
     /// A power of two.
     pub align: u8,
-    /// Into `OutProgram::insertions`.
-    pub insertions: Range<u32>,
+    /// Into `OutProgram::edits`, ascending by offset.
+    pub edits: Range<u32>,
     pub terminator: OutTerminator,
 }
 
@@ -83,12 +95,16 @@ pub struct OutFragment {
 pub struct OutProgram {
     pub fragments: Vec<OutFragment>,
     pub blocks: PrimaryMap<Out, OutBlock>,
-    pub insertions: Vec<Insertion>,
+    pub edits: Vec<Edit>,
+    pub codes: PrimaryMap<NewCodeId, NewCode>,
     /// The output block that carries an input block; `None` where it stays in place.
     pub placed: SecondaryMap<Block, Option<Out>>,
 }
 
 impl OutProgram {
+    pub fn edits_of(&self, block: &OutBlock) -> &[Edit] {
+        &self.edits[block.edits.start as usize..block.edits.end as usize]
+    }
     pub fn fragment_blocks(&self, fragment: &OutFragment) -> impl DoubleEndedIterator<Item = (Out, &OutBlock)> {
         fragment.blocks.clone().map(|index| {
             let out = Out::new(index as usize);
@@ -99,11 +115,13 @@ impl OutProgram {
 
 /// Applies a plan.
 pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, edits: &EditPlan) -> Result<OutProgram> {
+    edits.check(program)?;
     let skeleton = Skeleton::build(program, layout, edits)?;
     let mut out = OutProgram {
         fragments: Vec::with_capacity(layout.fragments.len()),
         blocks: PrimaryMap::with_capacity(skeleton.entries.len()),
-        insertions: Vec::new(),
+        edits: Vec::new(),
+        codes: edits.codes.clone(),
         placed: skeleton.placed,
     };
     for (plan, span) in layout.fragments.iter().zip(&skeleton.spans) {
@@ -121,16 +139,25 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         });
     }
     let linker = Linker { program, weights, edits, placed: &out.placed, edge_blocks: &skeleton.edge_blocks };
-    for span in &skeleton.spans {
-        let entries = &skeleton.entries[span.start as usize..span.end as usize];
-        for (index, entry) in entries.iter().enumerate() {
-            let following = entries.get(index + 1);
-            let block = linker.link(*entry, following.copied(), &mut out.insertions);
-            out.blocks.push(block);
+    for batch in skeleton.spans.chunks(FRAGMENTS_AT_ONCE) {
+        let linked: Vec<(Vec<OutBlock>, Vec<Edit>)> = batch
+            .par_iter()
+            .map(|span| linker.link_fragment(&skeleton.entries[span.start as usize..span.end as usize]))
+            .collect();
+        for (blocks, edits) in linked {
+            let base = out.edits.len() as u32;
+            for mut block in blocks {
+                block.edits = block.edits.start + base..block.edits.end + base;
+                out.blocks.push(block);
+            }
+            out.edits.extend(edits);
         }
     }
     Ok(out)
 }
+
+/// How many fragments are made before they are put behind each other, so that not all of them are there twice.
+const FRAGMENTS_AT_ONCE: usize = 4096;
 
 /// One output block before its targets are known.
 #[derive(Copy, Clone)]
@@ -179,7 +206,12 @@ impl Skeleton {
             out_of_line.into_iter().for_each(|edge| skeleton.push_edge(edge));
             skeleton.spans.push(start..skeleton.entries.len() as u32);
         }
-        skeleton.check_complete(program)?;
+        for &(func, _) in layout.folded.pairs() {
+            for block in program.funcs[func].blocks.iter() {
+                skeleton.placed[block] = skeleton.placed[layout.folded.stand_in(program, block)];
+            }
+        }
+        skeleton.check_complete(program, layout)?;
         Ok(skeleton)
     }
 
@@ -204,9 +236,9 @@ impl Skeleton {
         self.entries.push(Entry::Edge(edge));
     }
 
-    fn check_complete(&self, program: &Program) -> Result<()> {
-        let missing =
-            program.blocks.iter().find(|(block, data)| program.funcs[data.func].is_movable() && self.placed[*block].is_none());
+    fn check_complete(&self, program: &Program, layout: &LayoutPlan) -> Result<()> {
+        let has_place = |func: Func| program.funcs[func].is_movable() && !layout.is_dropped(func);
+        let missing = program.blocks.iter().find(|(block, data)| has_place(data.func) == self.placed[*block].is_none());
         match missing {
             Some((block, data)) => Err(Error::NotPlaced(block, data.func)),
             None => Ok(()),
@@ -238,25 +270,37 @@ impl Linker<'_> {
         }
     }
 
-    fn link(&self, entry: Entry, following: Option<Entry>, insertions: &mut Vec<Insertion>) -> OutBlock {
-        let first_insertion = insertions.len() as u32;
+    /// The blocks of a fragment, and their edits, which they name from 0 on.
+    fn link_fragment(&self, entries: &[Entry]) -> (Vec<OutBlock>, Vec<Edit>) {
+        let mut edits = Vec::new();
+        let link = |(index, entry): (usize, &Entry)| self.link(*entry, entries.get(index + 1).copied(), &mut edits);
+        let blocks = entries.iter().enumerate().map(link).collect();
+        (blocks, edits)
+    }
+
+    fn link(&self, entry: Entry, following: Option<Entry>, edits: &mut Vec<Edit>) -> OutBlock {
+        let first_edit = edits.len() as u32;
         match entry {
             Entry::Edge(edge) => {
                 let target = self.program.edges[edge as usize].target;
-                if let Some(i) = self.edits.insertion_on(edge) {
-                    insertions.push(Insertion { offset: 0, len: i.len, snippet: i.snippet });
-                }
+                edits.extend(self.edits.insertion_on(edge).map(|i| insertion(0, i.len, i.snippet)));
                 let falls = matches!(following, Some(Entry::Body { block, .. }) if block == target);
                 let terminator = if falls { OutTerminator::None } else { OutTerminator::Jump(self.resolve_block(target)) };
-                let insertions = first_insertion..insertions.len() as u32;
-                OutBlock { origin: target, copies_body: false, align: 1, insertions, terminator }
+                let edits = first_edit..edits.len() as u32;
+                OutBlock { origin: target, copies_body: false, align: 1, edits, terminator }
             }
             Entry::Body { block, align } => {
-                let of_block = self.edits.insertions_of(block);
-                insertions.extend(of_block.iter().map(|i| Insertion { offset: i.offset, len: i.len, snippet: i.snippet }));
-                let terminator = self.terminator(block, following);
-                let insertions = first_insertion..insertions.len() as u32;
-                OutBlock { origin: block, copies_body: true, align, insertions, terminator }
+                edits.extend(self.edits.insertions_of(block).iter().map(|i| insertion(i.offset, i.len, i.snippet)));
+                edits.extend(self.edits.replacements_of(block).iter().map(|r| {
+                    let len = self.edits.codes[r.code].bytes.len() as u32;
+                    Edit { offset: r.offset, replaced: r.len, len, content: Content::Code(r.code) }
+                }));
+                // What is inserted before an instruction that goes stays before what comes in its place.
+                edits[first_edit as usize..].sort_by_key(|edit| (edit.offset, edit.replaced));
+                let replaces_terminator = self.edits.replaces_terminator(self.program, block);
+                let terminator = if replaces_terminator { OutTerminator::None } else { self.terminator(block, following) };
+                let edits = first_edit..edits.len() as u32;
+                OutBlock { origin: block, copies_body: true, align, edits, terminator }
             }
         }
     }
@@ -268,7 +312,7 @@ impl Linker<'_> {
             return self.terminator_through_edge_blocks(block, following);
         }
         let following = match following {
-            Some(Entry::Body { block, .. }) => Some(block),
+            Some(Entry::Body { block: next, .. }) if !self.would_share_an_address(block, next) => Some(next),
             _ => None,
         };
         let counts = SuccessorCounts::of(self.program, self.weights, block);
@@ -283,6 +327,14 @@ impl Linker<'_> {
                 OutTerminator::Loop { taken: self.resolve_block(taken), jump: then_jump.map(|next| self.resolve_block(next)) }
             }
         }
+    }
+
+    /// Whether a block that is nothing but a jump would begin where the next one does, though the program can hold and compare both addresses.
+    /// Then the jump stays.
+    fn would_share_an_address(&self, block: Block, next: Block) -> bool {
+        let is_taken = |block: Block| self.program.blocks[block].flags.contains(BlockFlags::ADDRESS_TAKEN);
+        let is_empty = |block: Block| self.program.blocks[block].body_len == 0;
+        is_empty(block) && is_taken(block) && (is_taken(next) || is_empty(next))
     }
 
     /// As `terminator`, with no inversion: an edge block in line follows its source at once, so the way to it needs no jump.
@@ -322,6 +374,10 @@ impl Linker<'_> {
             Terminator::Stop(_) => OutTerminator::None,
         }
     }
+}
+
+fn insertion(offset: u32, len: u32, snippet: Snippet) -> Edit {
+    Edit { offset, replaced: 0, len, content: Content::Snippet(snippet) }
 }
 
 /// The bytes of a block in the input.

@@ -8,7 +8,7 @@
 
 pub mod addresses;
 pub mod eh_frame;
-mod headers;
+pub(crate) mod headers;
 pub mod lsda;
 mod patch;
 mod place;
@@ -16,12 +16,12 @@ mod reserved;
 mod sections;
 mod space;
 mod symbols;
-mod unwind;
+pub(crate) mod unwind;
 
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
-use lifter::entity::{Block, Section};
-use lifter::ir::Program;
+use lifter::entity::{Block, EntityId, Section};
+use lifter::ir::{BlockData, Program};
 use object::elf;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
@@ -31,6 +31,7 @@ pub use addresses::Addresses;
 use crate::edit::Snippet;
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
+use crate::instrument::Start;
 use crate::materialize::OutProgram;
 use headers::HeaderChanges;
 use patch::OutBytes;
@@ -52,8 +53,10 @@ pub trait Payload: Sync {
 #[derive(Clone, Debug)]
 pub struct BuiltPayload {
     pub bytes: Vec<u8>,
-    /// What `e_entry` becomes.
+    /// What runs first.
     pub entry: Va,
+    /// In place of what.
+    pub start: Start,
 }
 
 /// The output and what is worth telling of it.
@@ -68,6 +71,10 @@ pub struct Relinked {
     pub overflow_bytes: u64,
     /// *Guard* mode: old addresses that a jump keeps good.
     pub num_anchors: usize,
+    /// Loaded bytes that nothing needs: from, and up to. Ascending, apart from each other.
+    pub free: Vec<(Va, Va)>,
+    /// Bytes of the three unwind sections, before and after.
+    pub unwind_bytes: (u64, u64),
 }
 
 /// Relinks. `codes` are the encoded fragments of `out`.
@@ -84,9 +91,10 @@ pub fn relink(
     // Addresses.
     let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, growth));
     let addresses = Addresses::new(program, out, &codes, &placement);
-    let fragments = unwind::fragments(program, out, &codes, &placement);
+    let fragments = unwind::fragments(program, out, &mut codes, &placement);
     let pad = |va: Va| unwind::landing_pad(program, &addresses, va);
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
+    drop(fragments);
     // A table without entries is but a terminator, which no one needs where there was none.
     let sizes = match program.unwind.fdes.is_empty() && image.section_named(unwind::SECTIONS[1]).is_none() {
         true => [0; 3],
@@ -158,10 +166,12 @@ pub fn relink(
     symbols::rewrite(image, placed, &mut table, &moved_address);
     rewrite_probes(image, &addresses, &mut table);
     patch::patch_dynamic(image, placed, &|va| table.section_of(va), &|shndx| table.remap(shndx), &moved_address, &mut file)?;
-    let entry = match &built {
-        Some((_, built, _)) => built.entry,
-        None => program.block_at(image.e_entry).map_or(image.e_entry, |block| addresses.identity(block)),
-    };
+    let mut entry = program.block_at(image.e_entry).map_or(image.e_entry, |block| addresses.identity(block));
+    match built.as_ref().map(|(_, built, _)| (built.start, built.entry)) {
+        Some((Start::Entry, stub)) => entry = stub,
+        Some((start, stub)) => patch::redirect_start(image, program, start, stub, &mut file)?,
+        None => {}
+    }
     let dropped_sections = table.dropped.clone();
     let blocks = block_places(program, out, &codes, &addresses);
     let build_id = image.build_id.map(|(offset, len)| (build_id_offset(image, offset, &moved_address, &file), len));
@@ -169,12 +179,24 @@ pub fn relink(
     if let Some((offset, len)) = build_id {
         renew_build_id(&mut bytes, offset, len);
     }
-    Ok(Relinked { bytes, blocks, dropped_sections, overflow_bytes: overflow.len(), num_anchors })
+    let mut free = placement.space.rest();
+    free.extend(places.free.iter().copied());
+    let old = unwind::SECTIONS.iter().filter_map(|name| image.section_named(name)).map(|id| image.sections[id].sh_size).sum();
+    let new = places.sections.iter().flatten().map(|&(_, size)| size).sum();
+    Ok(Relinked {
+        bytes,
+        blocks,
+        dropped_sections,
+        overflow_bytes: overflow.len(),
+        num_anchors,
+        free: space::joined(free),
+        unwind_bytes: (old, new),
+    })
 }
 
 /// Bytes behind everything that the headers describe are someone's payload (a self-extracting archive, say). The program may find them by
 /// a number of its own, by counting from the end of the file or from the end of the section headers, so all of these have to stay.
-fn payload_behind<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
+pub(crate) fn payload_behind<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
     let sections = image.sections.values().filter(|s| s.has_bytes()).map(|s| s.sh_offset.0 + s.sh_size);
     let headers = if image.has_section_headers {
         image.bytes.get(40..48).map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()))
@@ -315,40 +337,56 @@ fn edit_section(
     }
 }
 
-/// `.note.stapsdt`: addresses of probes in code (SystemTap's note format: location, base, semaphore, then strings).
-fn rewrite_probes(image: &Image<'_>, addresses: &Addresses<'_>, table: &mut SectionTable) {
-    let Some((id, _)) = image.sections.iter().find(|(_, s)| s.name == ".note.stapsdt" && !s.is_alloc()) else { return };
-    let mut bytes = image.section_bytes(id).to_vec();
-    let mut at = 0usize;
+/// `.note.stapsdt`: where the addresses of probes in code are (SystemTap's note format: location, base, semaphore, then strings).
+fn probe_fields(image: &Image<'_>) -> Option<(Section, Vec<usize>)> {
+    let (id, _) = image.sections.iter().find(|(_, s)| s.name == ".note.stapsdt" && !s.is_alloc())?;
+    let bytes = image.section_bytes(id);
+    let (mut fields, mut at) = (Vec::new(), 0usize);
     while let Some(header) = bytes.get(at..at + 12) {
         let word = |i: usize| u32::from_le_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]) as usize;
         let desc = at + 12 + word(0).next_multiple_of(4);
-        let next = desc.saturating_add(word(4).next_multiple_of(4));
-        if let Some(pc) = bytes.get_mut(desc..desc + 8) {
-            let old = Va(u64::from_le_bytes(pc.try_into().unwrap_or_default()));
-            if let Some(new) = addresses.translate(old) {
-                pc.copy_from_slice(&new.0.to_le_bytes());
-            }
+        if bytes.get(desc..desc + 8).is_some() {
+            fields.push(desc);
         }
-        at = next;
+        at = desc.saturating_add(word(4).next_multiple_of(4));
+    }
+    Some((id, fields))
+}
+
+/// The addresses of probes.
+pub(crate) fn probes(image: &Image<'_>) -> Vec<Va> {
+    let Some((id, fields)) = probe_fields(image) else { return Vec::new() };
+    let bytes = image.section_bytes(id);
+    let address = |at: usize| bytes[at..at + 8].try_into().map_or(Va(0), |word| Va(u64::from_le_bytes(word)));
+    fields.into_iter().map(address).collect()
+}
+
+fn rewrite_probes(image: &Image<'_>, addresses: &Addresses<'_>, table: &mut SectionTable) {
+    let Some((id, fields)) = probe_fields(image) else { return };
+    let mut bytes = image.section_bytes(id).to_vec();
+    for (at, old) in fields.into_iter().zip(probes(image)) {
+        if let Some(new) = addresses.translate(old) {
+            bytes[at..at + 8].copy_from_slice(&new.0.to_le_bytes());
+        }
     }
     table.set_content(id, bytes, None);
 }
 
 fn block_places(program: &Program, out: &OutProgram, codes: &[FragmentCode], addresses: &Addresses<'_>) -> Vec<(Va, u32)> {
-    let mut places: Vec<(Va, u32)> = program.blocks.values().map(|b| (b.start, b.len)).collect();
+    let mut lens = vec![0; out.blocks.len()];
     for (fragment, code) in out.fragments.iter().zip(codes) {
-        for (index, (id, block)) in out.fragment_blocks(fragment).enumerate() {
-            // Of a block and its copies, the place is the block's own.
-            if block.copies_body && out.placed[block.origin] == Some(id) {
-                let end = code.offsets.get(index + 1).copied().unwrap_or(code.bytes.len() as u32);
-                let place = (addresses.out(id), end - code.offsets[index]);
-                let origin: Block = block.origin;
-                places[lifter::entity::EntityId::index(origin)] = place;
-            }
+        let ends = code.offsets.iter().skip(1).copied().chain([code.bytes.len() as u32]);
+        let (first, last) = (fragment.blocks.start as usize, fragment.blocks.end as usize);
+        for ((len, offset), end) in lens[first..last].iter_mut().zip(&code.offsets).zip(ends) {
+            *len = end - offset;
         }
     }
-    places
+    // Of a block and its copies, the place is the block's own.
+    let place = |(block, data): (Block, &BlockData)| match out.placed[block] {
+        Some(id) => (addresses.out(id), lens[id.index()]),
+        None => (data.start, data.len),
+    };
+    program.blocks.iter().map(place).collect()
 }
 
 fn build_id_offset(

@@ -4,8 +4,10 @@
 //! from `TEXT_START`, makes edges and references, and returns a program whose invariants are those of a lifted one. Counts come with the
 //! blocks, or from random walks.
 
-use lifter::address::Va;
-use lifter::entity::{Block, EntityId, Func, IdRange};
+use lifter::Image;
+use lifter::address::{FileOffset, Va};
+use lifter::elf::image::{FileKind, Segment};
+use lifter::entity::{Block, EntityId, Func, IdRange, PrimaryMap};
 use lifter::ir::{
     BlockData, BlockFlags, CodeRange, CodeTarget, Condition, EdgeData, EdgeKind, Evidence, FuncData, PinReason, Program, RefData,
     RefKind, RefRole, RefTarget, RelinkMode, StopKind, Terminator,
@@ -169,6 +171,36 @@ fn block_data(
         edges: IdRange::from_usize(first_edge..program.edges.len()),
         refs: IdRange::from_usize(first_ref..program.refs.len()),
         flags: if local == 0 { BlockFlags::ENTRY } else { BlockFlags::empty() },
+    }
+}
+
+/// An image with nothing but these bytes at `TEXT_START`.
+pub(crate) fn image_of(bytes: &[u8]) -> Image<'_> {
+    let segment = Segment {
+        p_type: object::elf::PT_LOAD,
+        p_flags: object::elf::PF_R | object::elf::PF_X,
+        p_offset: FileOffset(0),
+        p_vaddr: Va(TEXT_START),
+        p_filesz: bytes.len() as u64,
+        p_memsz: bytes.len() as u64,
+        p_align: 0x1000,
+    };
+    Image {
+        bytes,
+        kind: FileKind::PieExecutable,
+        e_entry: Va(TEXT_START),
+        e_phoff: FileOffset(0),
+        segments: vec![segment],
+        sections: PrimaryMap::new(),
+        has_section_headers: false,
+        symbols: PrimaryMap::new(),
+        dynamic_symbols: Vec::new(),
+        dynamic: Vec::new(),
+        dynamic_relocs: Vec::new(),
+        static_relocs: Vec::new(),
+        build_id: None,
+        has_ibt: false,
+        moves_fini: false,
     }
 }
 

@@ -3,16 +3,28 @@
 //! What has a counterpart is mapped; what has none is named on standard error with the reason, and left out. An option that nobody knows is wrong usage,
 //! as it is with BOLT. Options may have one hyphen or two, and their value behind `=` or as the next word.
 
+pub(crate) mod door;
 mod options;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::{Style, instrument, optimize, profile};
+use super::{Style, instrument, optimize, print, profile};
 use crate::args::{Instrument, Optimize, Rewrite, TextFormat, Transform, Transforms};
 use crate::failure::{Failure, Result};
 use crate::timing::Timing;
-use options::{Meaning, Words, meaning_of};
+use options::Words;
+
+const HELP: &str = "\
+Takes the arguments of BOLT's programs. What has a counterpart is done; what has none is named on standard error, with the reason.
+
+  bolt INPUT -o OUTPUT [-data PROFILE] [-reorder-blocks=A] [-reorder-functions=A] [-split-functions] ...
+  bolt INPUT -instrument -o OUTPUT [-instrumentation-file FILE] [-instrumentation-file-append-pid]
+  merge-fdata PROFILES... [-o OUTPUT]
+  perf2bolt -p PERF.DATA -o OUTPUT [-profile-format fdata|yaml] PROGRAM
+
+A link to relift with the name llvm-bolt, merge-fdata or perf2bolt does the same. Relift's own options, such as --json, come before the command.
+";
 
 /// What llvm-bolt was asked for.
 #[derive(Debug, Default)]
@@ -26,10 +38,22 @@ struct Request {
     reorder_blocks: bool,
     reorder_functions: bool,
     split_functions: bool,
+    fold: bool,
+    no_plt_calls: bool,
+    no_inlining: bool,
+    verbose: bool,
+    time: bool,
+    /// Nothing but this text is wanted.
+    text: Option<String>,
 }
 
 pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Result<ExitCode> {
     let request = parse(arguments)?;
+    if let Some(text) = request.text {
+        print(&text)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let style = Style { verbose: style.verbose || request.verbose, time: style.time || request.time, ..style };
     let input = request.input.ok_or_else(|| Failure::new("bolt: no input is named"))?;
     let output = request.output.ok_or_else(|| Failure::new("bolt: no output is named").hint("name it with -o"))?;
     let rewrite = Rewrite { input, output, verify: false, no_check: false };
@@ -41,12 +65,42 @@ pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Re
         (request.reorder_blocks, Transform::ReorderBlocks),
         (request.reorder_functions, Transform::ReorderFunctions),
         (request.split_functions, Transform::SplitFunctions),
+        (request.fold, Transform::Fold),
+        (!request.no_plt_calls, Transform::PltCalls),
+        (!request.no_inlining, Transform::InlineLeaves),
     ];
     let skip = switches.into_iter().filter(|(is_on, _)| !is_on).map(|(_, transform)| transform).collect();
-    let transforms = Transforms { only: Vec::new(), skip, more: Vec::new(), fuel: None };
+    let transforms = Transforms { only: Vec::new(), skip, more: Vec::new(), fuel: None, edit_everywhere: false };
     let args =
         Optimize { rewrite, profile: request.profiles, profile_binary: None, measure_by: Vec::new(), transforms, shuffle: None };
     optimize::run(&args, style, timing)
+}
+
+/// How many threads BOLT's arguments ask for, if they do.
+pub(crate) fn threads(arguments: &[String]) -> Option<usize> {
+    let mut words = arguments.iter();
+    let mut threads = None;
+    while let Some(word) = words.next() {
+        match options::split(word) {
+            Some(("no-threads", None)) => threads = Some(1),
+            Some(("thread-count", value)) => {
+                threads = value.or_else(|| words.next().map(String::as_str)).and_then(|value| value.parse().ok());
+            }
+            _ => {}
+        }
+    }
+    threads
+}
+
+/// The text that `-help` and `-version` print.
+fn text_of(name: &str) -> Option<String> {
+    match name {
+        "h" | "help" | "help-hidden" | "help-list" | "help-list-hidden" => Some(HELP.to_owned()),
+        "version" => {
+            Some(format!("relift {}, which takes the arguments of LLVM BOLT 22's programs\n", env!("CARGO_PKG_VERSION")))
+        }
+        _ => None,
+    }
 }
 
 /// BOLT's default, and its names where each process has a file of its own: here all processes count into one.
@@ -80,14 +134,18 @@ fn parse(arguments: &[String]) -> Result<Request> {
             "reorder-blocks" => request.reorder_blocks = words.text(name, value)? != "none",
             "reorder-functions" => request.reorder_functions = words.text(name, value)? != "none",
             "split-functions" => request.split_functions = is_on,
-            _ => match meaning_of(name) {
-                Some(Meaning::Same) => {}
-                Some(Meaning::Ignored(why)) => eprintln!("relift: bolt: -{name} is ignored: {why}"),
-                Some(Meaning::IgnoredWithValue(why)) => {
-                    words.text(name, value)?;
-                    eprintln!("relift: bolt: -{name} is ignored: {why}");
-                }
-                None => return Err(Failure::new(format!("bolt: the option -{name} is not known"))),
+            // Alone it means all; what BOLT calls safe relift always is.
+            "icf" => request.fold = is_on,
+            "plt" => request.no_plt_calls = words.text(name, value)? == "none",
+            "no-inline" => request.no_inlining = is_on,
+            // `threads` has seen them.
+            "thread-count" => drop(words.number(name, value)?),
+            "no-threads" => {}
+            "v" => request.verbose = words.number(name, value)? > 0,
+            "time-opts" | "time-build" | "time-rewrite" => request.time = is_on,
+            _ => match text_of(name) {
+                Some(text) => request.text = Some(text),
+                None => words.leave_out(name, value)?,
             },
         }
     }
@@ -95,7 +153,7 @@ fn parse(arguments: &[String]) -> Result<Request> {
 }
 
 /// `merge-fdata FILES… [-o OUTPUT]`, to standard output without one.
-pub(crate) fn merge_fdata(arguments: &[String]) -> Result<ExitCode> {
+pub(crate) fn merge_fdata(arguments: &[String], timing: &mut Timing) -> Result<ExitCode> {
     use std::io::Write;
     let mut inputs = Vec::new();
     let mut output = None;
@@ -104,14 +162,19 @@ pub(crate) fn merge_fdata(arguments: &[String]) -> Result<ExitCode> {
         match options::split(word) {
             None => inputs.push(PathBuf::from(word)),
             Some(("o", value)) => output = Some(words.path("o", value)?),
-            Some(("q" | "suppress-merged-data-output", _)) => {}
-            Some((name, _)) => return Err(Failure::new(format!("merge-fdata: the option -{name} is not known"))),
+            Some((name, value)) => match text_of(name) {
+                Some(text) => {
+                    print(&text)?;
+                    return Ok(ExitCode::SUCCESS);
+                }
+                None => words.leave_out(name, value)?,
+            },
         }
     }
     if inputs.is_empty() {
         return Err(Failure::new("merge-fdata: no input is named"));
     }
-    let bytes = profile::merged(&inputs)?;
+    let bytes = profile::merged(&inputs, timing.progress())?;
     match output {
         Some(output) => crate::files::Draft::write(&output, &bytes, &inputs[0])?.put_in_place()?,
         None => std::io::stdout()
@@ -139,8 +202,17 @@ pub(crate) fn perf2bolt(arguments: &[String], timing: &mut Timing) -> Result<Exi
             "w" => yaml = Some(words.path(name, value)?),
             "profile-format" => format = if words.text(name, value)? == "yaml" { TextFormat::Yaml } else { TextFormat::Fdata },
             // The file says itself what it is.
-            "nl" | "ba" | "pa" | "aggregate-only" | "ignore-build-id" | "itrace" => {}
-            _ => return Err(Failure::new(format!("perf2bolt: the option -{name} is not known"))),
+            "nl" | "ba" | "basic-events" | "pa" | "aggregate-only" => {}
+            "thread-count" => drop(words.number(name, value)?),
+            "v" => drop(words.number(name, value)?),
+            "no-threads" | "time-aggr" => {}
+            _ => match text_of(name) {
+                Some(text) => {
+                    print(&text)?;
+                    return Ok(ExitCode::SUCCESS);
+                }
+                None => words.leave_out(name, value)?,
+            },
         }
     }
     let input: &Path = input.as_deref().ok_or_else(|| Failure::new("perf2bolt: no program is named"))?;
@@ -176,7 +248,8 @@ mod tests {
         assert_eq!(request.input.as_deref(), Some(Path::new("python.prebolt")));
         assert_eq!(request.output.as_deref(), Some(Path::new("python.bolt")));
         assert_eq!(request.profiles, [PathBuf::from("python.fdata")]);
-        assert!(request.reorder_blocks && request.reorder_functions && request.split_functions);
+        assert!(request.reorder_blocks && request.reorder_functions && request.split_functions && request.fold);
+        assert!(!parse(&words("python -o out -icf=none")).unwrap().fold);
     }
 
     #[test]
@@ -187,6 +260,15 @@ mod tests {
         assert!(request.instrument);
         let file = instrumentation_file(request.instrumentation_file, request.append_pid);
         assert_eq!(file, Path::new("python.bolt.0.fdata"));
+    }
+
+    #[test]
+    fn what_relift_does_by_default_is_left_out_where_bolt_is_told_so() {
+        let request = parse(&words("a -o b -plt=none -no-inline")).unwrap();
+        assert!(request.no_plt_calls && request.no_inlining);
+        let request = parse(&words("a -o b -plt hot -inline-small-functions")).unwrap();
+        assert!(!request.no_plt_calls && !request.no_inlining);
+        assert_eq!(request.input.as_deref(), Some(Path::new("a")));
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Demo, style: Style, timing: &mut Timing) -> Result<Exit
     let job = Train {
         rewrite: Rewrite { input: program.clone(), output: output.clone(), verify: true, no_check: false },
         profile: Some(folder.join("demo.rlp")),
-        transforms: Transforms { only: Vec::new(), skip: Vec::new(), more: Vec::new(), fuel: None },
+        transforms: Transforms { only: Vec::new(), skip: Vec::new(), more: Vec::new(), fuel: None, edit_everywhere: false },
         workload: vec!["{}".to_owned(), training.display().to_string()],
     };
     let status = train::run(&job, style, timing)?;

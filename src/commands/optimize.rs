@@ -7,9 +7,12 @@ use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{FuncData, PinReason};
 use profiles::Weights;
 use rewriter::dyno::{self, DynoStats};
+use rewriter::edit::EditPlan;
+use rewriter::fold::Folding;
 use rewriter::layout::LayoutOptions;
 use rewriter::plan::{LayoutPlan, Temperature};
 use rewriter::relink::Relinked;
+use rewriter::transform;
 
 use super::{Style, print, print_json, profile};
 use crate::args::{Optimize, Rewrite, Transform, Transforms};
@@ -30,6 +33,8 @@ pub(crate) fn run(args: &Optimize, style: Style, timing: &mut Timing) -> Result<
         profile_binary: args.profile_binary.as_deref(),
         measure_by: &args.measure_by,
         order,
+        edits: edits(&args.transforms),
+        fold: args.transforms.is_on(Transform::Fold),
         fuel: args.transforms.fuel,
     };
     let done = optimize(&job, timing)?;
@@ -46,9 +51,18 @@ pub(crate) fn options(transforms: &Transforms) -> LayoutOptions {
         split: transforms.is_on(Transform::SplitFunctions),
         align_loops: transforms.is_on(Transform::AlignLoops),
         duplicate_tails: transforms.is_on(Transform::DuplicateTails),
-        warm_per_mille: if transforms.is_on(Transform::SplitWarm) { LayoutOptions::WARM_PER_MILLE } else { 0 },
+        warm_share: if transforms.is_on(Transform::SplitWarm) { LayoutOptions::WARM_SHARE } else { 0 },
         unroll_loops: transforms.is_on(Transform::UnrollLoops),
         ..LayoutOptions::default()
+    }
+}
+
+/// The transforms of code that are switched on.
+pub(crate) fn edits(transforms: &Transforms) -> transform::Options {
+    transform::Options {
+        plt_calls: transforms.is_on(Transform::PltCalls),
+        inline_leaves: transforms.is_on(Transform::InlineLeaves),
+        everywhere: transforms.edit_everywhere,
     }
 }
 
@@ -62,6 +76,9 @@ pub(crate) struct Job<'a> {
     /// What the report counts by, if not these.
     pub(crate) measure_by: &'a [PathBuf],
     pub(crate) order: Order,
+    pub(crate) edits: transform::Options,
+    /// Whether functions that do the same share one body.
+    pub(crate) fold: bool,
     pub(crate) fuel: Option<u64>,
 }
 
@@ -72,6 +89,8 @@ pub(crate) struct Done {
     dyno: Option<(DynoStats, DynoStats)>,
     /// One line for each pinned function.
     pinned: Vec<String>,
+    /// One line for each edit.
+    edits: Vec<String>,
 }
 
 impl Done {
@@ -83,6 +102,7 @@ impl Done {
         }
         if style.verbose {
             self.pinned.iter().for_each(|line| eprintln!("relift: pinned: {line}"));
+            self.edits.iter().for_each(|line| eprintln!("relift: edit: {line}"));
         }
         if style.json {
             return print_json(&self.report);
@@ -108,11 +128,19 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     if matches!(job.order, Order::ByWeights(_)) && !weights.has_counts() && !lifted.program.is_replaceable() {
         lifted.program.pin_all(PinReason::NotWorthMoving);
     }
-    let mut plan = driver::plan(&lifted, &weights, &job.order, timing);
+    let mut folded = if job.fold { driver::fold(&lifted, timing) } else { Folding::default() };
     if let Some(fuel) = job.fuel {
-        limit(&lifted, &mut plan, fuel);
+        folded.limit(fuel);
     }
-    let relinked = driver::rewrite(input, &lifted, &weights, &plan, timing)?;
+    let folded = folded;
+    let weights = folded.weights(&lifted.program, &weights);
+    let mut edits = driver::edits(&lifted, &weights, &folded, job.edits, timing);
+    let mut plan = driver::plan(&lifted, &edits.adjusted(&lifted.program, &weights), &job.order, &folded, timing);
+    if let Some(fuel) = job.fuel {
+        let fuel = fuel - folded.pairs().len() as u64;
+        edits.limit(limit(&lifted, &mut plan, fuel));
+    }
+    let relinked = driver::rewrite(input, &lifted, &edits.adjusted(&lifted.program, &weights), &plan, &edits, timing)?;
     let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
     if !no_check {
         driver::check(output, &bytes, &relinked.bytes, timing)?;
@@ -121,10 +149,15 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
 
     let judge = match job.measure_by {
         [] => None,
-        paths => Some(timing.phase("attribute the profile", |timing| profile::load(paths, None, input, &lifted, timing))?.0),
+        paths => {
+            let (judge, _) =
+                timing.phase("attribute the profile", |timing| profile::load(paths, None, input, &lifted, timing))?;
+            Some(folded.weights(&lifted.program, &judge))
+        }
     };
     let measure = judge.as_ref().unwrap_or(&weights);
-    let dyno = measure.has_counts().then(|| timing.phase("dyno-stats", |_| dyno_stats(&lifted, measure, &plan, &relinked)));
+    let dyno =
+        measure.has_counts().then(|| timing.phase("dyno-stats", |_| dyno_stats(&lifted, measure, &plan, &edits, &relinked)));
     if !relinked.dropped_sections.is_empty() {
         warnings.push(format!("dropped sections that describe the old code: {}", relinked.dropped_sections.join(", ")));
     }
@@ -148,7 +181,7 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         loaded_bytes: report::Change { before: report::loaded_bytes(&bytes), after: report::loaded_bytes(&relinked.bytes) },
         functions,
         text_bytes,
-        transforms: transforms(&plan, &relinked),
+        transforms: transforms(&lifted, &plan, &relinked, transform::counts(&lifted.program, measure, &edits)),
         dyno: None,
         profile: quality,
         dropped_sections: relinked.dropped_sections.clone(),
@@ -162,7 +195,7 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     if let Some((before, after)) = &dyno {
         report.set_dyno(before, after);
     }
-    Ok(Done { report, dyno, pinned: pinned(&lifted) })
+    Ok(Done { report, dyno, pinned: pinned(&lifted), edits: edits.listing(&lifted.program) })
 }
 
 fn pinned(lifted: &Lifted<'_>) -> Vec<String> {
@@ -175,8 +208,8 @@ fn pinned(lifted: &Lifted<'_>) -> Vec<String> {
     program.funcs.iter().filter_map(line).collect()
 }
 
-/// Keeps the first `fuel` functions of the plan and lays out the others as they were.
-fn limit(lifted: &Lifted<'_>, plan: &mut LayoutPlan, fuel: u64) {
+/// Keeps the first `fuel` functions of the plan and lays out the others as they were; gives the fuel that is left.
+fn limit(lifted: &Lifted<'_>, plan: &mut LayoutPlan, fuel: u64) -> u64 {
     let mut seen = vec![false; lifted.program.funcs.len()];
     let mut is_kept = vec![false; lifted.program.funcs.len()];
     let mut left = fuel;
@@ -190,20 +223,34 @@ fn limit(lifted: &Lifted<'_>, plan: &mut LayoutPlan, fuel: u64) {
     plan.fragments.retain(|f| is_kept[f.func.index()]);
     let rest = rewriter::layout::original(&lifted.program);
     plan.fragments.extend(rest.fragments.into_iter().filter(|f| seen[f.func.index()] && !is_kept[f.func.index()]));
+    left
 }
 
-fn dyno_stats(lifted: &Lifted<'_>, weights: &Weights, plan: &LayoutPlan, relinked: &Relinked) -> (DynoStats, DynoStats) {
+fn dyno_stats(
+    lifted: &Lifted<'_>,
+    weights: &Weights,
+    plan: &LayoutPlan,
+    edits: &EditPlan,
+    relinked: &Relinked,
+) -> (DynoStats, DynoStats) {
     let Lifted { image, program } = lifted;
     let placement = |block: Block| relinked.blocks[block.index()];
     let before = dyno::compute(image, program, weights, dyno::Order::Input);
-    let after = dyno::compute(image, program, weights, dyno::Order::Output { plan, placement: &placement });
+    let adjusted = edits.adjusted(program, weights);
+    let after = dyno::compute(
+        image,
+        program,
+        &adjusted,
+        dyno::Order::Output { plan, edits, input_weights: weights, placement: &placement },
+    );
     (before, after)
 }
 
-fn transforms(
-    plan: &LayoutPlan,
-    relinked: &Relinked,
-) -> std::collections::BTreeMap<&'static str, std::collections::BTreeMap<&'static str, u64>> {
+fn transforms(lifted: &Lifted<'_>, plan: &LayoutPlan, relinked: &Relinked, mut counts: transform::Counts) -> transform::Counts {
+    if !plan.folded.is_empty() {
+        let folded = [("functions", plan.folded.pairs().len() as u64), ("bytes", plan.folded.bytes(&lifted.program))];
+        counts.insert("fold", folded.into());
+    }
     let count = |temperature: Temperature| plan.fragments.iter().filter(|f| f.temperature == temperature).count() as u64;
     let mut layout = std::collections::BTreeMap::new();
     layout.insert("hot fragments", count(Temperature::Hot));
@@ -215,5 +262,6 @@ fn transforms(
     if relinked.num_anchors > 0 {
         layout.insert("old addresses kept by a jump", relinked.num_anchors as u64);
     }
-    [("layout", layout)].into()
+    counts.insert("layout", layout);
+    counts
 }

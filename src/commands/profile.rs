@@ -15,6 +15,7 @@ use crate::args::{ProfileCommand, TextFormat};
 use crate::driver::{self, Lifted};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Draft};
+use crate::progress::Progress;
 use crate::report::{group, percent};
 use crate::timing::Timing;
 
@@ -23,7 +24,7 @@ pub(crate) use load::{Source, load};
 pub(crate) fn run(command: &ProfileCommand, style: Style, timing: &mut Timing) -> Result<ExitCode> {
     match command {
         ProfileCommand::Show { profile, top } => show(profile, *top, style)?,
-        ProfileCommand::Merge { profiles, output } => merge(profiles, output)?,
+        ProfileCommand::Merge { profiles, output } => merge(profiles, output, timing.progress())?,
         ProfileCommand::Convert { profiles, output, format, program, profile_binary } => {
             convert(profiles, profile_binary.as_deref(), output, *format, program, timing)?;
         }
@@ -39,13 +40,13 @@ fn read(path: &Path) -> Result<ProfileFile> {
     load::parse(path, &bytes)
 }
 
-fn merge(paths: &[PathBuf], output: &Path) -> Result<()> {
+fn merge(paths: &[PathBuf], output: &Path, progress: &Progress) -> Result<()> {
     let like = Source::parse(&paths[0])?.path;
-    Draft::write(output, &merged(paths)?, &like)?.put_in_place()
+    Draft::write(output, &merged(paths, progress)?, &like)?.put_in_place()
 }
 
 /// Adds up files of one kind without the program.
-pub(crate) fn merged(paths: &[PathBuf]) -> Result<Vec<u8>> {
+pub(crate) fn merged(paths: &[PathBuf], progress: &Progress) -> Result<Vec<u8>> {
     let sources: Vec<Source> = paths.iter().map(|path| Source::parse(path)).collect::<Result<_>>()?;
     let inputs = sources.iter().map(|s| files::read(&s.path)).collect::<Result<Vec<_>>>()?;
     let kinds = sources.iter().zip(&inputs).map(|(s, bytes)| load::kind(&s.path, bytes)).collect::<Result<Vec<_>>>()?;
@@ -60,7 +61,8 @@ pub(crate) fn merged(paths: &[PathBuf]) -> Result<Vec<u8>> {
     } else if kinds.iter().all(|&kind| kind == ProfileKind::Fdata) {
         let mut merged = Fdata::default();
         for (source, bytes) in sources.iter().zip(&inputs) {
-            let fdata = Fdata::read(bytes).map_err(|e| Failure::at(&source.path, e))?;
+            let reading = progress.reading(bytes.len() as u64);
+            let fdata = Fdata::read_watched(bytes, &|bytes| reading.at(bytes)).map_err(|e| Failure::at(&source.path, e))?;
             merged.merge(&fdata, source.weight).map_err(|e| Failure::at(&source.path, e))?;
         }
         merged.write().into_bytes()

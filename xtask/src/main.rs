@@ -8,10 +8,12 @@ mod alias_trace;
 mod bench;
 mod corpus;
 mod e2e;
+mod growth;
 mod random;
 mod shell;
 mod stock;
 mod suites;
+mod throughput;
 mod truth;
 mod workload;
 
@@ -35,12 +37,16 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Train, check and compare relift's output on these programs, and write a record
     E2e(e2e::E2eArgs),
+    /// Measure how relift's time and memory grow with the size of the program
+    Growth(growth::GrowthArgs),
     /// Relink the ELF files that this machine has, at random, and compare how they behave
     Stock(stock::StockArgs),
     /// Run real test-suites on relinked programs and libraries, and compare with the originals
     Suites(suites::SuitesArgs),
     /// Compare what is lifted with what the linker knew, on programs built for it
     Truth(truth::TruthArgs),
+    /// Measure how fast perf.data is read, beside perf2bolt
+    Throughput(throughput::ThroughputArgs),
     /// Check the alias analysis against every address that a program really touches
     AliasTrace(alias_trace::AliasTraceArgs),
     /// The same for random machine code
@@ -54,9 +60,11 @@ fn main() -> ExitCode {
         Command::Corpus(args) => corpus::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::E2e(args) => e2e::run(&args),
+        Command::Growth(args) => growth::run(&args),
         Command::Stock(args) => stock::run(&args),
         Command::Suites(args) => suites::run(&args),
         Command::Truth(args) => truth::run(&args),
+        Command::Throughput(args) => throughput::run(&args),
         Command::AliasRandom(args) => alias_random::run(&args),
         Command::AliasTrace(args) => alias_trace::run(&args),
         Command::Random(args) => random::run(&args),

@@ -4,10 +4,13 @@
 //! and laid out at random with `--shuffle`, which needs more jumps and so more room. Then the original and the shuffled output are run at the original's path (see `sandbox`): programs without arguments, with `--version` and with `--help`;
 //! shared objects by a program that does nothing but load them, and by programs that need them. What a file's own copy does is the control:
 //! where two runs of the original already differ, only what they have in common is compared. A table is printed and stored.
+//!
+//! With `--shrink`, `relift shrink` takes the place of both; the table says what each technique saved.
 
-mod elf;
+pub(crate) mod elf;
 pub(crate) mod report;
 pub(crate) mod sandbox;
+mod savings;
 mod skip;
 mod users;
 
@@ -38,6 +41,9 @@ pub(crate) struct StockArgs {
     /// Seed of the random layout and of the sample
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     shuffle: u64,
+    /// Make the files smaller instead
+    #[arg(long)]
+    shrink: bool,
     /// Files worked on at a time
     #[arg(long, value_name = "N", default_value_t = 1)]
     jobs: usize,
@@ -65,6 +71,7 @@ const USERS_MAX: usize = 2;
 struct Stock {
     relift: PathBuf,
     seed: u64,
+    shrinks: bool,
     scratch: PathBuf,
     keep: Option<PathBuf>,
     users: Users,
@@ -93,11 +100,13 @@ pub(crate) fn run(args: &StockArgs) -> Result {
     shell::say(&format!("{} files; programs run {}", files.len(), place.describe()));
     let is_library = files.iter().any(|file| file.kind == Kind::Shared);
     let users = if is_library { Users::find(Path::new("/usr/bin")) } else { Users::default() };
-    let stock = Stock { relift, seed: args.shuffle, scratch: scratch.path().to_owned(), keep: args.keep.clone(), users, place };
+    let (seed, shrinks, keep) = (args.shuffle, args.shrink, args.keep.clone());
+    let stock = Stock { relift, seed, shrinks, scratch: scratch.path().to_owned(), keep, users, place };
     let started = Instant::now();
     let rows = stock.all(&files, args.jobs.max(1));
     let record = args.record.clone().unwrap_or_else(|| crate::repository_root().join("target/stock/record"));
-    let text = report::write(&rows, &record, args.shuffle, place.describe(), started.elapsed())?;
+    let command = if shrinks { "--shrink".to_owned() } else { format!("--shuffle {seed}") };
+    let text = report::write(&rows, &record, &command, place.describe(), started.elapsed())?;
     shell::say(&text);
     let failed = rows.iter().filter(|row| row.has_failed()).count();
     if failed == 0 { Ok(()) } else { Err(format!("{failed} of {} files fail", rows.len())) }
@@ -153,14 +162,17 @@ impl Stock {
         let _absent = fs::remove_file(&output);
         let seed = self.seed.to_string();
         let shuffle = ["--verify", "--shuffle", &seed];
+        let options = if self.shrinks { &["--verify"][..] } else { &shuffle };
         // Without a profile the order stays; how large the file becomes then is what a user sees.
         row.outcome = self.relink(&file.path, &output, &["--verify"], &folder, &mut row.in_order);
-        if row.outcome == Outcome::Relinked {
-            row.outcome = self.relink(&file.path, &output, &shuffle, &folder, &mut row.said);
+        if self.shrinks {
+            row.said = row.in_order.clone();
+        } else if row.outcome == Outcome::Relinked {
+            row.outcome = self.relink(&file.path, &output, options, &folder, &mut row.said);
         }
         if matches!(row.outcome, Outcome::Violation(_)) {
             // How it behaves all the same tells a false alarm from a fault.
-            let unchecked = [&shuffle[..], &["--no-check"]].concat();
+            let unchecked = [options, &["--no-check"]].concat();
             let _outcome = self.relink(&file.path, &output, &unchecked, &folder, &mut Value::Null);
         }
         if output.is_file() {
@@ -178,7 +190,13 @@ impl Stock {
             return Outcome::Crashed("no scratch file".into());
         };
         let mut command = Command::new(&self.relift);
-        command.arg("optimize").arg(input).arg("-o").arg(output).arg("--json").args(options);
+        command
+            .arg(if self.shrinks { "shrink" } else { "optimize" })
+            .arg(input)
+            .arg("-o")
+            .arg(output)
+            .arg("--json")
+            .args(options);
         command.stdin(Stdio::null()).stdout(out).stderr(err);
         let end = sandbox::run_limited(&mut command, RELINK_LIMIT);
         let complaint = String::from_utf8_lossy(&fs::read(&stderr).unwrap_or_default()).trim().to_owned();

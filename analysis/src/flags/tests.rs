@@ -1,3 +1,5 @@
+//! Small programs assembled instruction by instruction, and which of their blocks need the flags that they are entered with.
+
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use lifter::FileOffset;
@@ -92,6 +94,7 @@ impl Code {
             has_section_headers: true,
             build_id: None,
             has_ibt: false,
+            moves_fini: false,
         };
         FlagLiveness::compute(&image, &self.program)
     }

@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 
 use crate::decode::{Inst, Kind, Shape};
 use crate::unwind::{Located, NONE};
-use crate::walk::{Side, Walk, condition, prefixes};
+use crate::walk::{CALL_THROUGH, Side, Stands, Walk, condition, prefixes};
 
 /// So that a loop without a branch ends.
 const INSTRUCTIONS_MAX: usize = 64;
@@ -92,12 +92,26 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
         }
     }
 
-    /// The index in the input's code of what the walk found to stand at `address`.
+    /// The index in the input's code of what the walk found to stand at `address`; of several that stand together always the same.
     pub(super) fn related(&self, address: u64) -> Option<usize> {
         let index = self.side().code.index(address)?;
         match self.of {
-            Of::Input => self.walk.relation.output_of(index).map(|_| index),
-            Of::Output => self.walk.relation.input_of(index),
+            Of::Input => self.walk.relation.first_of(index),
+            Of::Output => match self.walk.relation.input_of(index)? {
+                Stands::For(input) => self.walk.relation.first_of(input),
+                // What leads into the middle of a body that replaced a call is another thing than what leads into the callee.
+                Stands::ForCall => None,
+            },
+        }
+    }
+
+    /// The index in the input's code of the call for which the walk found something else at `address` of the output, or which is there in the input: from
+    /// such a place on both files are known to do the same.
+    fn rewritten_call(&self, address: u64) -> Option<usize> {
+        let index = self.side().code.index(address)?;
+        match self.of {
+            Of::Input => self.walk.relation.is_rewritten_call(index).then_some(index),
+            Of::Output => self.walk.relation.call_rewritten_at(index),
         }
     }
 
@@ -136,8 +150,10 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
                 label.bad(self.side(), address);
                 return label.end(End::Nothing);
             };
-            visit(address, inst);
             let after = address + u64::from(inst.len);
+            if matches!(inst.kind, Kind::Nop | Kind::Jump) || self.rewritten_call(address).is_none() {
+                visit(address, inst);
+            }
             match inst.kind {
                 Kind::Nop => address = after,
                 Kind::Jump if jumps == JUMPS_MAX => return label.end(End::Nothing),
@@ -146,6 +162,9 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
                     address = self.side().target(address, inst);
                 }
                 _ => {
+                    if let Some(call) = self.rewritten_call(address) {
+                        return label.known(call);
+                    }
                     count += 1;
                     label.rules(self.side(), address);
                     if let Some(end) = self.instruction(address, inst, &mut label) {
@@ -162,6 +181,15 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
         let side = self.side();
         let bytes = side.code.bytes(address, inst);
         let after = address + u64::from(inst.len);
+        // A call of a stub is the call through its slot that it may become.
+        if inst.kind == Kind::Call
+            && let Some(slot) = side.slot_of_stub(side.target(address, inst))
+        {
+            label.byte(Kind::IndirectCall as u8);
+            label.bytes(&CALL_THROUGH);
+            label.word(slot);
+            return Some(self.call(address, inst, None, label));
+        }
         label.byte(inst.kind as u8);
         match inst.kind {
             Kind::Branch => {
@@ -323,6 +351,13 @@ impl Label {
         self.word(address);
         let tail = side.code.tail(address).unwrap_or(&[]);
         self.bytes(&tail[..tail.len().min(15)]);
+    }
+
+    /// The end of a piece that runs into what is known.
+    fn known(&mut self, call: usize) -> Piece {
+        self.byte(0xfe);
+        self.word(call as u64);
+        self.end(End::Nothing)
     }
 
     fn end(&self, end: End) -> Piece {

@@ -37,7 +37,15 @@ pub(super) struct Row {
     arguments_size: u64,
 }
 
+/// The column of the return address in the ABI's numbering of registers.
+pub(super) const RETURN_ADDRESS: u64 = 16;
+
 impl Row {
+    /// The rules at a function's first instruction: the frame is what the call pushed.
+    pub(super) fn entry() -> Self {
+        Self { cfa: Cfa::Register(7, 8), rules: vec![(RETURN_ADDRESS, Rule::Offset(-8))], arguments_size: 0 }
+    }
+
     fn set(&mut self, register: u64, rule: Option<Rule>) {
         match (self.rules.binary_search_by_key(&register, |&(known, _)| known), rule) {
             (Ok(at), Some(rule)) => self.rules[at].1 = rule,

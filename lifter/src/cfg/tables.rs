@@ -22,13 +22,15 @@
 mod entries;
 pub(crate) mod exclusive;
 
+use std::sync::Arc;
+
 use iced_x86::{OpKind, Register};
 use rustc_hash::FxHashMap;
 
 use crate::address::Va;
 use crate::cfg::body::Body;
 use crate::cfg::ranges::Ranges;
-use crate::cfg::tables::entries::Shape;
+use crate::cfg::tables::entries::{Readings, Shape};
 use crate::cfg::thunks::Thunks;
 use crate::cfg::values::{Evaluator, Load, Seen, Value};
 use crate::discover::clusters::Clusters;
@@ -51,7 +53,9 @@ pub(crate) struct RawTable {
     pub(crate) base: Va,
     pub(crate) bound: TableBound,
     /// One per entry; an unreachable case repeats a reachable one.
-    pub(crate) targets: Vec<Va>,
+    pub(crate) targets: Arc<[Va]>,
+    /// The same, ascending, each once.
+    pub(crate) distinct: Arc<[Va]>,
     /// The instructions that hold the table's address, ascending.
     pub(crate) named_at: Vec<Va>,
     /// Nothing else names its bytes.
@@ -126,6 +130,16 @@ struct Answer {
     loads: Vec<Load>,
 }
 
+/// What the rounds over one cluster have learned.
+#[derive(Default)]
+struct Learned {
+    /// Tables of differences. Ascending.
+    seen: Vec<Va>,
+    /// How many entries tables have for sure.
+    proven: FxHashMap<Va, u64>,
+    readings: Readings,
+}
+
 /// A switch's table, what of it was read, and the loads of its entries.
 struct Table {
     raw: RawTable,
@@ -139,14 +153,13 @@ impl TableContext<'_> {
         let mut body = Body::decode(self.image, self.units, members, self.names, self.stubs);
         let sites = self.sites(&body);
         let mut result = ClusterJumps::default();
-        let mut seen = Vec::new();
-        let mut proven: FxHashMap<Va, u64> = FxHashMap::default();
+        let mut learned = Learned::default();
         for _ in 0..MAX_ROUNDS {
             let edges = result.edges();
             let targets: Vec<Va> = edges.iter().map(|e| e.1).collect();
             body.cut(&targets, self.names);
             body.connect(self.stubs, self.unwind, &edges, &result.closed_jumps());
-            let (next, tables) = self.round(&body, &sites, &mut seen, &proven);
+            let (next, tables) = self.round(&body, &sites, &mut learned);
             let is_stable = next == result;
             result = next;
             // Code that only a call's return reaches shows that it returns, or that the compiler thought so.
@@ -154,7 +167,7 @@ impl TableContext<'_> {
                 continue;
             }
             let bounds = self.bounds(&body, &tables);
-            if self.is_read_on(&body, &tables, &bounds, &seen, &mut proven) {
+            if self.is_read_on(&body, &tables, &bounds, &mut learned) {
                 continue;
             }
             self.settle(tables, &bounds, &mut result);
@@ -182,13 +195,7 @@ impl TableContext<'_> {
     }
 
     /// Asks every jump once. Tables are read after all jumps have answered: each ends at the latest where another one starts.
-    fn round(
-        &self,
-        body: &Body,
-        sites: &[(usize, Site)],
-        seen: &mut Vec<Va>,
-        proven: &FxHashMap<Va, u64>,
-    ) -> (ClusterJumps, Vec<Table>) {
+    fn round(&self, body: &Body, sites: &[(usize, Site)], learned: &mut Learned) -> (ClusterJumps, Vec<Table>) {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
         let is_fixed = !self.image.kind.is_position_independent();
         let is_table = |va: Va| self.may_begin(va);
@@ -198,16 +205,16 @@ impl TableContext<'_> {
         };
         let answers: Vec<Answer> = sites.iter().map(ask).collect();
         // Another table ends where this one starts, which need not be where its load begins to count.
-        seen.extend(answers.iter().filter_map(|a| match a.value {
+        learned.seen.extend(answers.iter().filter_map(|a| match a.value {
             Value::Sum { base, table } if self.is_own_base(base, table) => Some(base),
             _ => None,
         }));
-        seen.sort();
-        seen.dedup();
-        let mut result = ClusterJumps { seen: seen.clone(), ..ClusterJumps::default() };
+        learned.seen.sort();
+        learned.seen.dedup();
+        let mut result = ClusterJumps { seen: learned.seen.clone(), ..ClusterJumps::default() };
         let mut tables: Vec<Table> = Vec::new();
         for answer in answers {
-            self.take(body, answer, proven, &mut result, &mut tables);
+            self.take(body, answer, learned, &mut result, &mut tables);
         }
         tables.sort_by_key(|t| t.raw.at);
         result.tables = tables.iter().map(|t| t.raw.clone()).collect();
@@ -217,7 +224,7 @@ impl TableContext<'_> {
         (result, tables)
     }
 
-    fn take(&self, body: &Body, answer: Answer, proven: &FxHashMap<Va, u64>, result: &mut ClusterJumps, tables: &mut Vec<Table>) {
+    fn take(&self, body: &Body, answer: Answer, learned: &mut Learned, result: &mut ClusterJumps, tables: &mut Vec<Table>) {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
         let is_fixed = !self.image.kind.is_position_independent();
         let at = answer.at;
@@ -246,7 +253,7 @@ impl TableContext<'_> {
             return;
         }
         let dispatch = match (shape, answer.value) {
-            (Some(shape), value) => match self.add_table(body, answer, shape, proven, &result.seen, tables) {
+            (Some(shape), value) => match self.add_table(body, answer, shape, learned, tables) {
                 true => Dispatch::Table(shape.at),
                 // Where entries are complete words, each is known by itself, table or not.
                 false if matches!(value, Value::Entry64 { .. }) => {
@@ -280,15 +287,7 @@ impl TableContext<'_> {
     }
 
     /// Reads a table, unless it is known already; `false` if it is none.
-    fn add_table(
-        &self,
-        body: &Body,
-        answer: Answer,
-        shape: Shape,
-        proven: &FxHashMap<Va, u64>,
-        seen: &[Va],
-        tables: &mut Vec<Table>,
-    ) -> bool {
+    fn add_table(&self, body: &Body, answer: Answer, shape: Shape, learned: &mut Learned, tables: &mut Vec<Table>) -> bool {
         let names = |va: Va| {
             let named = answer.trace.iter().filter(move |&&i| names_address(&body.instructions[i], va));
             named.map(|&i| Va(body.instructions[i].ip())).collect::<Vec<Va>>()
@@ -314,7 +313,8 @@ impl TableContext<'_> {
         if shape.base != shape.at && shape.entry_size == 4 {
             return false;
         }
-        let reading = self.read(cluster, shape, proven.get(&shape.at).copied().unwrap_or(0), seen);
+        let proven = learned.proven.get(&shape.at).copied().unwrap_or(0);
+        let reading = learned.readings.read(self, cluster, shape, proven, &learned.seen);
         // The first entry may be in doubt already; a proof can still settle it.
         if reading.targets.is_empty() && !reading.is_doubtful {
             return false;
@@ -326,6 +326,7 @@ impl TableContext<'_> {
             base,
             bound: TableBound::Scanned,
             targets: reading.targets,
+            distinct: reading.distinct,
             named_at,
             is_exclusive: false,
         };
@@ -364,22 +365,15 @@ impl TableContext<'_> {
     }
 
     /// Takes note of tables that go on behind what was read of them, because their loads do.
-    fn is_read_on(
-        &self,
-        body: &Body,
-        tables: &[Table],
-        bounds: &[Option<u64>],
-        seen: &[Va],
-        proven: &mut FxHashMap<Va, u64>,
-    ) -> bool {
+    fn is_read_on(&self, body: &Body, tables: &[Table], bounds: &[Option<u64>], learned: &mut Learned) -> bool {
         let cluster = self.cluster_of(body);
         let mut is_any = false;
         for (table, count) in tables.iter().zip(bounds) {
             let RawTable { at, base, entry_size, .. } = table.raw;
             let Some(count) = count.filter(|&count| count > table.raw.targets.len() as u64) else { continue };
-            let is_longer = self.has_entries(cluster, Shape { at, base, entry_size }, count, seen);
-            if is_longer && proven.get(&at).is_none_or(|&known| known < count) {
-                proven.insert(at, count);
+            let is_longer = self.has_entries(cluster, Shape { at, base, entry_size }, count, &learned.seen);
+            if is_longer && learned.proven.get(&at).is_none_or(|&known| known < count) {
+                learned.proven.insert(at, count);
                 is_any = true;
             }
         }
@@ -452,7 +446,7 @@ impl ClusterJumps {
             let Dispatch::Table(at) = dispatch else { continue };
             let first = self.tables.partition_point(|t| t.at < at);
             for table in self.tables[first..].iter().take_while(|t| t.at == at) {
-                edges.extend(table.targets.iter().map(|&target| (jump, target)));
+                edges.extend(table.distinct.iter().map(|&target| (jump, target)));
             }
         }
         edges.sort();
@@ -496,6 +490,7 @@ pub(crate) fn merge_tables(answers: &mut [(Unit, ClusterJumps)]) -> Vec<RawTable
             }
             if next.targets.len() > kept.targets.len() {
                 std::mem::swap(&mut kept.targets, &mut next.targets);
+                std::mem::swap(&mut kept.distinct, &mut next.distinct);
             }
             kept.named_at.append(&mut next.named_at);
             kept.named_at.sort();

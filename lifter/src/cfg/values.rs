@@ -1,6 +1,6 @@
 //! What a register may hold at an instruction, as far as indirect jumps need to know.
 //!
-//! **Method.** A backward search over the control-flow graph finds *all* definitions of a location (a register, or a spill slot of the
+//! **Method.** A backward search over the control-flow graph ([`definitions`]) finds *all* definitions of a location (a register, or a spill slot of the
 //! same frame) that reach a point; each is evaluated symbolically, and the results are joined. A value that depends on itself
 //! contributes nothing (the least solution), so a loop that carries a table's base around is no obstacle.
 //!
@@ -11,6 +11,7 @@
 //!
 //! Terminates: a search visits each (block, location) once, definitions nest at most `MAX_DEPTH` deep, and a budget bounds the total.
 
+mod definitions;
 mod instructions;
 
 use std::collections::HashSet;
@@ -20,14 +21,13 @@ use rustc_hash::FxHashSet;
 
 use crate::address::Va;
 use crate::cfg::body::{Body, general, sets_frame_pointer};
+pub(crate) use crate::cfg::values::definitions::Seen;
+use crate::cfg::values::definitions::{Definition, Location};
 pub(crate) use crate::cfg::values::instructions::{is_cmov, stack_step};
-use crate::cfg::values::instructions::{is_store_to, switches_stack};
 use crate::x86::{Flow, flow_of};
 
 const MAX_DEPTH: u32 = 16;
-const MAX_STEPS: u32 = 200_000;
 const RAX: u8 = 0;
-const RDX: u8 = 2;
 const RSP: u8 = 4;
 const RBP: u8 = 5;
 /// `rbx`, `rbp`, `r12` to `r15`.
@@ -92,53 +92,6 @@ impl Value {
             }
             (a, b) if a.is_complete(is_code) && b.is_complete(is_code) => Pointer,
             _ => Other,
-        }
-    }
-}
-
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
-enum Location {
-    Register(u8),
-    /// `disp(base)` as of the point of the search.
-    Slot {
-        base: u8,
-        disp: i64,
-    },
-}
-
-#[derive(Copy, Clone, Debug)]
-enum Definition {
-    At(usize),
-    /// The value on entry to the function.
-    Entry,
-    /// On a stack that the function switched to: what another one put there.
-    Foreign,
-    /// Written in a way that can't be followed.
-    Lost,
-}
-
-/// The blocks at whose ends a location was looked for. Nearly all searches know it by one name only. One serves all queries on a body as it
-/// is cut.
-#[derive(Default)]
-pub(crate) struct Seen {
-    first: Option<Location>,
-    turn: u32,
-    /// By block, the last turn in which it was searched for `first`.
-    turns: Vec<u32>,
-    others: FxHashSet<(u32, Location)>,
-}
-
-impl Seen {
-    fn restart(&mut self, num_blocks: usize, location: Location) {
-        self.turns.resize(num_blocks, 0);
-        self.turn += 1;
-        self.first = Some(location);
-        self.others.clear();
-    }
-    fn insert(&mut self, block: u32, location: Location) -> bool {
-        match self.first == Some(location) {
-            true => std::mem::replace(&mut self.turns[block as usize], self.turn) != self.turn,
-            false => self.others.insert((block, location)),
         }
     }
 }
@@ -225,76 +178,6 @@ impl<'b> Evaluator<'b> {
             }
         }
         value
-    }
-
-    /// All definitions of a location that reach the point before an instruction.
-    fn reaching(&mut self, location: Location, before: usize) -> Vec<(Definition, Location)> {
-        let mut found = Vec::new();
-        self.seen.restart(self.body.blocks.len(), location);
-        let mut pending = vec![(self.body.block_of(before), before, location)];
-        while let Some((block, end, location)) = pending.pop() {
-            self.steps += 1;
-            if self.steps > MAX_STEPS {
-                return vec![(Definition::Lost, location)];
-            }
-            let location = match self.search_block(block, end, location) {
-                Ok(definition) => {
-                    found.push(definition);
-                    continue;
-                }
-                Err(location) => location,
-            };
-            let data = &self.body.blocks[block];
-            if data.is_entry {
-                found.push((Definition::Entry, location));
-            }
-            for &pred in &data.preds {
-                if self.seen.insert(pred, location) {
-                    pending.push((pred as usize, self.body.blocks[pred as usize].end as usize, location));
-                }
-            }
-        }
-        found
-    }
-
-    /// Walks back from `end` to the start of the block; the definition, or the location as it is called there.
-    fn search_block(&self, block: usize, end: usize, mut location: Location) -> Result<(Definition, Location), Location> {
-        let data = &self.body.blocks[block];
-        let is_left_alone = match location {
-            // A call writes its result, which the masks of what instructions write do not show.
-            Location::Register(number @ (RAX | RDX)) => data.clobbers >> number & 1 == 0,
-            Location::Register(number) => data.writes >> number & 1 == 0,
-            Location::Slot { base, .. } => !data.stores && data.writes >> base & 1 == 0,
-        };
-        if is_left_alone {
-            return Err(location);
-        }
-        for index in (data.first as usize..end).rev() {
-            let instruction = &self.body.instructions[index];
-            let is_call = self.body.leaves[index] && matches!(flow_of(instruction), Flow::Call(_) | Flow::IndirectCall);
-            match location {
-                Location::Register(number) => {
-                    let is_result = is_call && [RAX, RDX].contains(&number);
-                    if is_result || !is_call && self.body.writes[index] >> number & 1 == 1 {
-                        return Ok((Definition::At(index), location));
-                    }
-                }
-                Location::Slot { base, disp } => {
-                    if self.body.stores[index] && is_store_to(instruction, base, disp) {
-                        return Ok((Definition::At(index), location));
-                    }
-                    let writes_base = self.body.writes[index] >> base & 1 == 1;
-                    if writes_base && !is_call {
-                        match stack_step(instruction).filter(|_| base == RSP) {
-                            Some(step) => location = Location::Slot { base, disp: disp + step },
-                            None if base == RSP && switches_stack(instruction) => return Ok((Definition::Foreign, location)),
-                            None => return Ok((Definition::Lost, location)),
-                        }
-                    }
-                }
-            }
-        }
-        Err(location)
     }
 
     fn definition(&mut self, index: usize, location: Location) -> Value {

@@ -1,6 +1,7 @@
 //! Every code address that anything names, with what names it: the list behind leaders, entries and address-taken blocks.
 
 use object::elf;
+use rayon::prelude::*;
 
 use crate::address::Va;
 use crate::discover::survey::{How, Survey};
@@ -54,7 +55,7 @@ pub(crate) struct Names {
 
 impl Names {
     pub(crate) fn from_unsorted(mut list: Vec<(Va, NamedBy)>) -> Self {
-        list.sort_by_key(|n| n.0);
+        list.par_sort_unstable_by_key(|n| n.0);
         list.dedup_by(|next, kept| {
             let is_same = next.0 == kept.0;
             if is_same {
@@ -66,9 +67,19 @@ impl Names {
     }
     /// Adds names; the result does not depend on their order.
     pub(crate) fn extended(self, more: impl IntoIterator<Item = (Va, NamedBy)>) -> Self {
-        let mut list = self.list;
-        list.extend(more);
-        Self::from_unsorted(list)
+        let more = Self::from_unsorted(more.into_iter().collect());
+        if more.list.is_empty() {
+            return self;
+        }
+        let mut list = Vec::with_capacity(self.list.len() + more.list.len());
+        let mut known = self.list.into_iter().peekable();
+        for (va, by) in more.list {
+            list.extend(std::iter::from_fn(|| known.next_if(|name| name.0 < va)));
+            let is_known = known.next_if(|name| name.0 == va);
+            list.push((va, is_known.map_or(by, |name| name.1 | by)));
+        }
+        list.extend(known);
+        Self { list }
     }
     pub(crate) fn at(&self, va: Va) -> NamedBy {
         self.list.binary_search_by_key(&va, |n| n.0).map_or(NamedBy::default(), |i| self.list[i].1)

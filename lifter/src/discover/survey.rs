@@ -78,6 +78,11 @@ impl Survey {
     pub(crate) fn is_opaque(&self) -> bool {
         self.starts.is_empty()
     }
+    /// All places that were looked up among the units.
+    pub(crate) fn places(&self) -> impl Iterator<Item = Va> {
+        let data = self.data_names.iter().map(|name| name.0);
+        self.names.iter().map(|name| name.target).chain(data).chain(self.stray_calls.iter().copied())
+    }
     /// Whether an instruction starts `offset` bytes into the unit.
     pub(crate) fn is_start(&self, offset: u64) -> bool {
         self.starts.get((offset / 64) as usize).is_some_and(|word| word >> (offset % 64) & 1 == 1)

@@ -2,9 +2,12 @@
 //!
 //! Terminates because each section is walked once from its start to its end.
 
+use std::ops::Deref;
+
 use object::elf;
 
 use crate::address::Va;
+use crate::address_index::AddressIndex;
 use crate::discover::reach::Reached;
 use crate::elf::{Image, Unwind};
 use crate::entity::{EntityId, Fde, PrimaryMap, Section, Symbol};
@@ -26,7 +29,7 @@ pub(crate) enum Bounds {
     LeftOver,
 }
 
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnitData {
     pub(crate) start: Va,
     pub(crate) end: Va,
@@ -46,13 +49,33 @@ impl UnitData {
     }
 }
 
-pub(crate) type Units = PrimaryMap<Unit, UnitData>;
+/// All units, ascending by address, with the index by which one is found.
+#[derive(Debug)]
+pub(crate) struct Units {
+    all: PrimaryMap<Unit, UnitData>,
+    index: AddressIndex,
+}
+
+impl Units {
+    fn new(all: PrimaryMap<Unit, UnitData>) -> Self {
+        let index = AddressIndex::new(all.values().map(|unit| unit.start));
+        Self { all, index }
+    }
+}
+
+impl Deref for Units {
+    type Target = PrimaryMap<Unit, UnitData>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.all
+    }
+}
 
 /// The unit that contains an address.
 pub(crate) fn unit_at(units: &Units, va: Va) -> Option<Unit> {
-    let after = units.as_slice().partition_point(|u| u.start <= va);
-    let index = after.checked_sub(1)?;
-    (va < units.as_slice()[index].end).then(|| Unit::new(index))
+    let all = units.as_slice();
+    let index = units.index.count_up_to(va, all.len(), |i| all[i].start).checked_sub(1)?;
+    (va < all[index].end).then(|| Unit::new(index))
 }
 
 /// Stubs that the linker makes: they hold no reference to code that moves, and nothing but calls and jumps names them.
@@ -72,7 +95,7 @@ pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind, claimed: &[Va], rea
         .map(|(id, _)| id)
         .collect();
     sections.sort_by_key(|&s| image.sections[s].sh_addr);
-    let mut units = Units::new();
+    let mut units = PrimaryMap::new();
     let mut next_free = Va(0);
     for section in sections {
         let data = &image.sections[section];
@@ -92,7 +115,7 @@ pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind, claimed: &[Va], rea
         push_gap(image, &mut units, (claimed, reached), section, at, end);
         next_free = end.max(next_free);
     }
-    units
+    Units::new(units)
 }
 
 fn vouched_ranges(image: &Image<'_>, unwind: &Unwind, reached: &Reached) -> Vec<(Va, Va, Bounds)> {
@@ -118,7 +141,14 @@ fn vouched_ranges(image: &Image<'_>, unwind: &Unwind, reached: &Reached) -> Vec<
     ranges
 }
 
-fn push_gap(image: &Image<'_>, units: &mut Units, (claimed, reached): (&[Va], &Reached), section: Section, start: Va, end: Va) {
+fn push_gap(
+    image: &Image<'_>,
+    units: &mut PrimaryMap<Unit, UnitData>,
+    (claimed, reached): (&[Va], &Reached),
+    section: Section,
+    start: Va,
+    end: Va,
+) {
     if start >= end {
         return;
     }

@@ -10,7 +10,9 @@
 //!   that someone wrote by hand), if instructions start at their values;
 //! * every aligned 64-bit word that points a few bytes behind the start of a function: a tagged pointer, it pins;
 //! * every 32- and 64-bit immediate and displacement of an instruction, and every window of 32 bits in code that is not decoded;
-//! * every address that the loader writes into data.
+//! * every address that the loader writes into data;
+//! * every 64-bit word at every byte of the data that leads into the padding between two functions: it keeps that padding, and what the padding runs
+//!   into (`words_between`; an empty function of clang's is a function's start with nothing before the next).
 //!
 //! **Why that is all.** Two halves that a program puts together are two numbers of which the lower one is a 32-bit word or immediate with
 //! the address (code at fixed addresses lies below 4 GiB). Addresses computed by rip-relative instructions are seen and follow.
@@ -91,12 +93,19 @@ fn data_sections<'i>(image: &'i Image<'_>) -> impl Iterator<Item = &'i SectionDa
     sections.filter(move |s| s.is_alloc() && !s.is_executable() && s.has_bytes() && !is_loaders(s.sh_type) && !is_unwind(s.name))
 }
 
-/// The 64-bit words at every byte of the data that hold an address in `low..high`.
-pub(crate) fn words_between<'i>(image: &'i Image<'_>, low: Va, high: Va) -> impl Iterator<Item = Va> + use<'i> {
-    data_sections(image)
-        .flat_map(|s| image.read(s.sh_addr, (s.end() - s.sh_addr) as usize).unwrap_or(&[]).windows(8))
-        .filter_map(|window| window.try_into().ok().map(|bytes| Va(u64::from_le_bytes(bytes))))
-        .filter(move |&va| low <= va && va < high)
+/// The 64-bit words at every byte of the data that hold an address that is wanted, of those in `low..high`.
+pub(crate) fn words_between(image: &Image<'_>, low: Va, high: Va, is_wanted: impl Fn(&Va) -> bool + Sync) -> Vec<Va> {
+    let mut found = Vec::new();
+    for section in data_sections(image) {
+        let bytes = image.read(section.sh_addr, (section.end() - section.sh_addr) as usize).unwrap_or(&[]);
+        let chunk = |first: usize| {
+            let windows = bytes[first..bytes.len().min(first + CHUNK + 7)].windows(8);
+            let words = windows.filter_map(|window| window.try_into().ok().map(|bytes| Va(u64::from_le_bytes(bytes))));
+            words.filter(|va| low <= *va && *va < high && is_wanted(va))
+        };
+        found.par_extend((0..bytes.len().div_ceil(CHUNK)).into_par_iter().flat_map_iter(|index| chunk(index * CHUNK)));
+    }
+    found
 }
 
 impl Search<'_> {

@@ -179,6 +179,9 @@ pub struct Image<'a> {
     pub build_id: Option<(FileOffset, usize)>,
     /// Whether the GNU property note marks the file as compatible with indirect-branch tracking.
     pub has_ibt: bool,
+    /// Whether `.fini` may move like a function. It stands behind all code, so that nothing can shrink before it; but only who makes
+    /// the file smaller gains by moving it.
+    pub moves_fini: bool,
 }
 
 impl<'a> Image<'a> {
@@ -255,6 +258,7 @@ impl<'a> Image<'a> {
     /// Whether functions of this section may move: compiled code, not linker-made stubs or start-up glue.
     pub fn is_movable_code_section(&self, section: Section) -> bool {
         let s = &self.sections[section];
-        s.is_alloc() && s.is_executable() && s.has_bytes() && (s.name == ".text" || s.name.starts_with(".text."))
+        let is_compiled = s.name == ".text" || s.name.starts_with(".text.") || (self.moves_fini && s.name == ".fini");
+        s.is_alloc() && s.is_executable() && s.has_bytes() && is_compiled
     }
 }

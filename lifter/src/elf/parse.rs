@@ -45,6 +45,7 @@ impl<'a> Image<'a> {
             static_relocs: Vec::new(),
             build_id: None,
             has_ibt: false,
+            moves_fini: false,
         };
         image.parse_dynamic()?;
         if !has_section_headers {

@@ -1,3 +1,5 @@
+//! Text in BOLT's format: read, merged, written back, and damaged in every way.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! The profile file: written and read back, merged, attributed to the same program, a rebuilt one and another one, and damaged.
+
 use lifter::Va;
 use lifter::entity::{EntityId, Func};
 use proptest::prelude::*;

@@ -1,3 +1,5 @@
+//! Inference on graphs made by hand and at random: consistent input passes through unchanged, the rest becomes consistent and stays near.
+
 use lifter::entity::Block;
 use proptest::prelude::*;
 

@@ -1,3 +1,5 @@
+//! Where counters go, and that the counts of random walks come back from them exactly.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Samples of the forms that others record, and the counts of blocks and edges that they become.
+
 use super::*;
 use crate::infer::first_inconsistent;
 use crate::samples::Collector;
@@ -59,4 +61,21 @@ fn counts_beyond_any_real_profile_do_not_overflow() {
     collector.branch(None, Some(block_at(0)), u64::MAX, 0);
     let (weights, _) = weigh(&empty_image(), &program, &collector.finish());
     assert_eq!(first_inconsistent(&program, &weights), None);
+}
+
+#[test]
+fn a_function_that_is_called_but_has_no_record_of_its_own_is_entered_not_idle() {
+    let straight = vec![End::Fallthrough, End::Return];
+    let program = program(&[vec![End::Return], vec![End::Branch(3), End::Jump(3), End::Return], straight, vec![End::Return]]);
+    let mut collector = Collector::default();
+    collector.branch(Some(block_at(0)), Some(block_at(1)), 9, 0);
+    collector.branch(Some(block_at(0)), Some(block_at(4)), 5, 0);
+    let (weights, _) = weigh(&empty_image(), &program, &collector.finish());
+    assert_eq!(first_inconsistent(&program, &weights), None);
+    let entered: Vec<(usize, u64)> = weights.entered.iter().map(|&(func, count)| (func.index(), count)).collect();
+    assert_eq!(entered, [(1, 9)], "whichever way it went");
+    assert_eq!(weights.blocks[4..6], [5, 5], "there is but one way");
+    let mut twice = weights.clone();
+    twice.add(&weights, 2);
+    assert_eq!(twice.entered, [(weights.entered[0].0, 27)]);
 }

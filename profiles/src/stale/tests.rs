@@ -1,3 +1,5 @@
+//! Two builds of one program, as outlines made by hand: which functions and blocks are recognized, and what becomes of the counts.
+
 use lifter::entity::EntityId;
 use proptest::prelude::*;
 
@@ -138,7 +140,7 @@ fn counts_move_with_their_blocks_and_the_flow_through_new_ones_is_inferred() {
     // bb0 → bb1 → bb2, with a block put in between in the new build.
     let old = outline(vec![func("f", &[1, 2, 3], &[(0, 1), (1, 2)])]);
     let new = outline(vec![func("f", &[1, 2, 9, 3], &LINE)]);
-    let weights = Weights { blocks: vec![50; 3], edges: vec![50; 2], indirect: Vec::new() };
+    let weights = Weights { blocks: vec![50; 3], edges: vec![50; 2], ..Weights::default() };
     let program = new.to_program();
     let (carried, quality) = carry_over(&old, &weights, &new, &program);
     assert_eq!(first_inconsistent(&program, &carried), None);
@@ -152,7 +154,7 @@ fn a_callee_that_was_inlined_before_is_entered_as_often_as_its_caller_says() {
     let old = outline(vec![func("f", &[1, 7, 3], &[(0, 1), (1, 2)])]);
     let caller = FuncOutline { calls: vec![(0, 1)], ..func("f", &[1, 3], &[(0, 1)]) };
     let new = outline(vec![caller, func("g", &[7, 8], &[(0, 1)])]);
-    let weights = Weights { blocks: vec![40; 3], edges: vec![40; 2], indirect: Vec::new() };
+    let weights = Weights { blocks: vec![40; 3], edges: vec![40; 2], ..Weights::default() };
     let program = new.to_program();
     let (carried, _) = carry_over(&old, &weights, &new, &program);
     assert_eq!(first_inconsistent(&program, &carried), None);
@@ -165,7 +167,7 @@ fn a_callee_that_is_inlined_now_lends_its_counts() {
     // The callee goes on to block 8 rarely.
     let old = outline(vec![caller, func("g", &[6, 7, 8, 9], &[(0, 1), (0, 2), (1, 3), (2, 3)])]);
     let new = outline(vec![func("f", &[1, 7, 8, 3], &[(0, 1), (0, 2), (1, 3), (2, 3)])]);
-    let weights = Weights { blocks: vec![40, 40, 40, 37, 3, 40], edges: vec![40, 37, 3, 37, 3], indirect: Vec::new() };
+    let weights = Weights { blocks: vec![40, 40, 40, 37, 3, 40], edges: vec![40, 37, 3, 37, 3], ..Weights::default() };
     let program = new.to_program();
     let (carried, _) = carry_over(&old, &weights, &new, &program);
     assert_eq!(first_inconsistent(&program, &carried), None);
@@ -195,7 +197,7 @@ proptest! {
         let program = program(&[ends]);
         let (blocks, edges) = walk(&program, &walks);
         let unsigned = |values: Vec<i64>| values.into_iter().map(|v| v as u64).collect();
-        let weights = Weights { blocks: unsigned(blocks), edges: unsigned(edges), indirect: Vec::new() };
+        let weights = Weights { blocks: unsigned(blocks), edges: unsigned(edges), ..Weights::default() };
         let outline = Outline::build(&empty_image(), &program);
         let (carried, _) = carry_over(&outline, &weights, &outline, &program);
         prop_assert_eq!(carried, weights);
@@ -210,7 +212,7 @@ proptest! {
         let (before, after) = (program(&[before]), program(&[after]));
         let (blocks, edges) = walk(&before, &walks);
         let unsigned = |values: Vec<i64>| values.into_iter().map(|v| v as u64).collect();
-        let weights = Weights { blocks: unsigned(blocks), edges: unsigned(edges), indirect: Vec::new() };
+        let weights = Weights { blocks: unsigned(blocks), edges: unsigned(edges), ..Weights::default() };
         let named = |program: &Program| {
             let mut outline = Outline::build(&empty_image(), program);
             outline.funcs[0].name = "f".into();

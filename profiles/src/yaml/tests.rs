@@ -1,3 +1,5 @@
+//! A document as BOLT writes it: read, and damaged in every way.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,42 +1,10 @@
-use lifter::address::FileOffset;
-use lifter::elf::image::{FileKind, Segment};
-use lifter::entity::PrimaryMap;
 use proptest::prelude::*;
 
 use super::*;
 use crate::layout::{self, LayoutOptions};
-use crate::testing::{End, ProgramBuilder, TEXT_START, TestBlock, random_program_with, walk};
+use crate::testing::{End, ProgramBuilder, TEXT_START, TestBlock, image_of, random_program_with, walk};
 
 const NOP: u8 = 0x90;
-
-/// An image with nothing but these bytes at `TEXT_START`.
-fn image_of(bytes: &[u8]) -> Image<'_> {
-    let segment = Segment {
-        p_type: object::elf::PT_LOAD,
-        p_flags: object::elf::PF_R | object::elf::PF_X,
-        p_offset: FileOffset(0),
-        p_vaddr: Va(TEXT_START),
-        p_filesz: bytes.len() as u64,
-        p_memsz: bytes.len() as u64,
-        p_align: 0x1000,
-    };
-    Image {
-        bytes,
-        kind: FileKind::PieExecutable,
-        e_entry: Va(TEXT_START),
-        e_phoff: FileOffset(0),
-        segments: vec![segment],
-        sections: PrimaryMap::new(),
-        has_section_headers: false,
-        symbols: PrimaryMap::new(),
-        dynamic_symbols: Vec::new(),
-        dynamic: Vec::new(),
-        dynamic_relocs: Vec::new(),
-        static_relocs: Vec::new(),
-        build_id: None,
-        has_ibt: false,
-    }
-}
 
 fn text_of(program: &Program) -> Vec<u8> {
     let end = program.blocks.values().map(|data| data.end()).max().unwrap_or_default();
@@ -62,7 +30,12 @@ fn places(program: &Program, plan: &LayoutPlan) -> SecondaryMap<Block, (Va, u32)
 
 fn after(image: &Image<'_>, program: &Program, weights: &Weights, plan: &LayoutPlan) -> DynoStats {
     let places = places(program, plan);
-    compute(image, program, weights, Order::Output { plan, placement: &|block| places[block] })
+    compute(
+        image,
+        program,
+        weights,
+        Order::Output { plan, edits: &EditPlan::default(), input_weights: weights, placement: &|block| places[block] },
+    )
 }
 
 /// A loop with its test on top, run 100 times: `0 → 1; 1 → 3 or 2; 2 → 1`.

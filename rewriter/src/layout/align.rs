@@ -13,9 +13,9 @@ use lifter::ir::{BlockFlags, CodeTarget, Program};
 use profiles::Weights;
 use rustc_hash::FxHashMap;
 
+use super::copies::execution_before;
 use super::{LayoutOptions, count_of};
 use crate::plan::{FragmentPlan, Temperature};
-use crate::terminator::{Execution, SuccessorCounts, emit_weighted};
 
 const FULL: u8 = 16;
 /// How often a loop must go round for each time that it is run into.
@@ -70,6 +70,16 @@ pub(super) fn keep(program: &Program, fragments: &mut [FragmentPlan]) {
     }
 }
 
+/// No more than must be.
+pub(super) fn demand(program: &Program, fragments: &mut [FragmentPlan]) {
+    for fragment in fragments {
+        for planned in &mut fragment.blocks {
+            planned.align = demanded(program, planned.block);
+        }
+        raise_to_blocks(fragment);
+    }
+}
+
 fn raise_to_blocks(fragment: &mut FragmentPlan) {
     fragment.align = fragment.blocks.iter().map(|planned| planned.align).max().unwrap_or(1);
 }
@@ -82,9 +92,7 @@ fn loop_heads(program: &Program, weights: &Weights, fragment: &FragmentPlan) -> 
     let mut from_above = vec![0u64; blocks.len()];
     for (index, planned) in blocks.iter().enumerate() {
         let following = blocks.get(index + 1).map(|planned| planned.block);
-        let counts = SuccessorCounts::of(program, weights, planned.block);
-        let terminator = &program.blocks[planned.block].terminator;
-        let execution = Execution::of(emit_weighted(terminator, following, counts), terminator, counts);
+        let execution = execution_before(program, weights, planned.block, following);
         let conditional = execution.conditional.map(|branch| (branch.target, branch.taken));
         for (target, count) in conditional.into_iter().chain(execution.jump) {
             if let CodeTarget::Block(target) = target

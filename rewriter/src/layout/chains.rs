@@ -257,7 +257,16 @@ impl<'g> Merger<'g> {
         let nodes = &self.chains[x as usize].nodes;
         let len = nodes.len() as u32;
         let mut best = None;
-        self.try_merge(&mut best, x, y, jumps, len, MergeType::Append);
+        let inner = if nodes.len() <= SPLIT_BLOCKS_MAX { self.inner_jumps(x) } else { Vec::new() };
+        let attempt = |best: &mut Option<Merge>, cut: u32, kind: MergeType| {
+            if (kind == MergeType::Append || 0 < cut && cut < len) && self.keeps_entry_first(x, y, kind) {
+                let gain = self.gain((x, y), jumps, &inner, cut, kind);
+                if best.is_none_or(|best| gain > best.gain) {
+                    *best = Some(Merge { gain, into: x, from: y, kind, cut });
+                }
+            }
+        };
+        attempt(&mut best, len, MergeType::Append);
 
         let (first, last) = (self.first(y), self.last(y));
         let mut tries = 0;
@@ -271,14 +280,14 @@ impl<'g> Merger<'g> {
             if into_first {
                 tries += 1;
                 let cut = self.place[source as usize].index + 1;
-                self.try_merge(&mut best, x, y, jumps, cut, MergeType::Insert);
-                self.try_merge(&mut best, x, y, jumps, cut, MergeType::RotateBefore);
+                attempt(&mut best, cut, MergeType::Insert);
+                attempt(&mut best, cut, MergeType::RotateBefore);
             }
             if out_of_last {
                 tries += 1;
                 let cut = self.place[target as usize].index;
-                self.try_merge(&mut best, x, y, jumps, cut, MergeType::Insert);
-                self.try_merge(&mut best, x, y, jumps, cut, MergeType::RotateAfter);
+                attempt(&mut best, cut, MergeType::Insert);
+                attempt(&mut best, cut, MergeType::RotateAfter);
             }
         }
         if nodes.len() <= self.split_blocks_max {
@@ -286,7 +295,7 @@ impl<'g> Merger<'g> {
                 // A cut through a fallthrough pays only for a new fallthrough, and those were tried above.
                 if graph.fallthrough_count(nodes[cut as usize - 1], nodes[cut as usize]) == 0 {
                     for kind in [MergeType::Insert, MergeType::RotateAfter, MergeType::RotateBefore] {
-                        self.try_merge(&mut best, x, y, jumps, cut, kind);
+                        attempt(&mut best, cut, kind);
                     }
                 }
             }
@@ -303,15 +312,20 @@ impl<'g> Merger<'g> {
         nodes[nodes.len() - 1]
     }
 
-    fn try_merge(&self, best: &mut Option<Merge>, x: u32, y: u32, jumps: &[u32], cut: u32, kind: MergeType) {
-        let len = self.chains[x as usize].nodes.len() as u32;
-        if kind != MergeType::Append && (cut == 0 || cut == len) || !self.keeps_entry_first(x, y, kind) {
-            return;
+    /// The jumps inside a chain that ran, in the order of their sources.
+    fn inner_jumps(&self, x: u32) -> Vec<Inner<'g>> {
+        let mut inner = Vec::new();
+        for (source, &node) in (0..).zip(&self.chains[x as usize].nodes) {
+            let end = self.place[node as usize].offset + i64::from(self.graph.sizes[node as usize]);
+            for jump in self.graph.jumps_from(node).iter().filter(|jump| jump.count != 0) {
+                let target = self.place[jump.target as usize];
+                if target.chain == x {
+                    let score = jump_score(jump, end, target.offset);
+                    inner.push(Inner { jump, source, target: target.index, end, start: target.offset, score });
+                }
+            }
         }
-        let gain = self.gain(x, y, jumps, cut, kind);
-        if best.is_none_or(|best| gain > best.gain) {
-            *best = Some(Merge { gain, into: x, from: y, kind, cut });
-        }
+        inner
     }
 
     fn keeps_entry_first(&self, x: u32, y: u32, kind: MergeType) -> bool {
@@ -324,8 +338,9 @@ impl<'g> Merger<'g> {
         }
     }
 
-    /// The rise of the score: what the jumps between X and Y earn, and the change of what the jumps across the cut do.
-    fn gain(&self, x: u32, y: u32, jumps: &[u32], cut: u32, kind: MergeType) -> f64 {
+    /// The rise of the score: what the jumps between X and Y earn, and the change of what the jumps across the cut do. `inner` are X's own jumps, unless
+    /// X is too long to look at all of them.
+    fn gain(&self, (x, y): (u32, u32), jumps: &[u32], inner: &[Inner<'_>], cut: u32, kind: MergeType) -> f64 {
         let pieces = self.pieces(x, y, cut, kind);
         let start = |node: u32| {
             let place = self.place[node as usize];
@@ -334,7 +349,15 @@ impl<'g> Merger<'g> {
         let size = |node: u32| i64::from(self.graph.sizes[node as usize]);
         let earned = |jump: &Jump| jump_score(jump, start(jump.source) + size(jump.source), start(jump.target));
         let mut gain: f64 = jumps.iter().map(|&jump| earned(&self.graph.jumps[jump as usize])).sum();
-        if kind != MergeType::Append {
+        if kind == MergeType::Append {
+            return gain;
+        }
+        if self.chains[x as usize].nodes.len() <= SPLIT_BLOCKS_MAX {
+            let shift = |index: u32| pieces.shift(false, index < cut);
+            for inner in inner.iter().filter(|inner| (inner.source < cut) != (inner.target < cut)) {
+                gain += jump_score(inner.jump, inner.end + shift(inner.source), inner.start + shift(inner.target)) - inner.score;
+            }
+        } else {
             let place = |node: u32| self.place[node as usize];
             for (from, to) in self.near_cut(x, cut) {
                 for &node in &self.chains[x as usize].nodes[from..to] {
@@ -353,25 +376,19 @@ impl<'g> Merger<'g> {
 
     /// Disjoint ranges of indices with every block of X from which a jump across the cut earns anything, before or after the merge: those
     /// near the cut and near X's two ends.
-    fn near_cut(&self, x: u32, cut: u32) -> impl Iterator<Item = (usize, usize)> {
+    fn near_cut(&self, x: u32, cut: u32) -> [(usize, usize); 3] {
         let chain = &self.chains[x as usize];
         let len = chain.nodes.len();
-        let mut ranges = [(0, 0); 3];
-        if len <= SPLIT_BLOCKS_MAX {
-            ranges[0] = (0, len);
-        } else {
-            let below = |offset: i64| chain.nodes.partition_point(|&node| self.place[node as usize].offset < offset);
-            let at = self.place[chain.nodes[cut as usize] as usize].offset;
-            // A source counts from its end, so the one that spans the window's lower bound is in.
-            let reach = |from: i64, to: i64| (below(from).saturating_sub(1), below(to + 1));
-            let head = (0, below(FORWARD_BYTES_MAX + 1));
-            let middle = reach(at - FORWARD_BYTES_MAX, at + FORWARD_BYTES_MAX);
-            let tail = (below(chain.size - FORWARD_BYTES_MAX).saturating_sub(1), len);
-            let middle = (middle.0.max(head.1), middle.1.max(head.1));
-            let tail = (tail.0.max(middle.1), tail.1.max(middle.1));
-            ranges = [head, middle, tail];
-        }
-        ranges.into_iter()
+        let below = |offset: i64| chain.nodes.partition_point(|&node| self.place[node as usize].offset < offset);
+        let at = self.place[chain.nodes[cut as usize] as usize].offset;
+        // A source counts from its end, so the one that spans the window's lower bound is in.
+        let reach = |from: i64, to: i64| (below(from).saturating_sub(1), below(to + 1));
+        let head = (0, below(FORWARD_BYTES_MAX + 1));
+        let middle = reach(at - FORWARD_BYTES_MAX, at + FORWARD_BYTES_MAX);
+        let tail = (below(chain.size - FORWARD_BYTES_MAX).saturating_sub(1), len);
+        let middle = (middle.0.max(head.1), middle.1.max(head.1));
+        let tail = (tail.0.max(middle.1), tail.1.max(middle.1));
+        [head, middle, tail]
     }
 
     fn pieces(&self, x: u32, y: u32, cut: u32, kind: MergeType) -> Pieces {
@@ -450,6 +467,16 @@ impl<'g> Merger<'g> {
         });
         chains.into_iter().flat_map(|(_, chain)| chain.nodes).collect()
     }
+}
+
+/// A jump inside a chain that ran: the indices and offsets of its two ends, and what it earns where it is.
+struct Inner<'g> {
+    jump: &'g Jump,
+    source: u32,
+    target: u32,
+    end: i64,
+    start: i64,
+    score: f64,
 }
 
 /// How far each piece of a merge moves.

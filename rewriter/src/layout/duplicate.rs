@@ -18,8 +18,9 @@ use lifter::entity::Block;
 use lifter::ir::{CodeTarget, Program, StopKind, Terminator};
 use profiles::Weights;
 
+use super::copies::{Budget, by_savings, execution_before};
 use crate::plan::{FragmentPlan, PlannedBlock};
-use crate::terminator::{Execution, SuccessorCounts, emit_weighted};
+use crate::terminator::SuccessorCounts;
 
 /// The longest chain worth copying.
 const CHAIN_BYTES_MAX: u32 = 64;
@@ -38,16 +39,15 @@ struct Candidate {
 }
 
 /// Copies tails behind jumps that run at least `busy_count_min` times, for at most `per_mille_max` thousandths of the bytes of movable
-/// code. Returns how many were copied.
+/// code.
 pub(super) fn apply(
     program: &Program,
     weights: &Weights,
     busy_count_min: u64,
     per_mille_max: u64,
     fragments: &mut [FragmentPlan],
-) -> usize {
-    let movable: u64 = program.blocks.values().filter(|b| program.funcs[b.func].is_movable()).map(|b| u64::from(b.len)).sum();
-    let mut budget = movable * per_mille_max / 1000;
+) {
+    let mut budget = Budget::per_mille(program, per_mille_max);
     let mut candidates = Vec::new();
     for (index, fragment) in fragments.iter().enumerate() {
         for position in 0..fragment.blocks.len() {
@@ -55,16 +55,9 @@ pub(super) fn apply(
         }
     }
     // Most executions saved per byte first; equal ones in output order.
-    candidates
-        .sort_by_key(|c| (std::cmp::Reverse(u128::from(c.saved) * 1024 / u128::from(c.bytes.max(1))), c.fragment, c.position));
-    candidates.retain(|c| {
-        let fits = u64::from(c.bytes) <= budget;
-        budget -= if fits { u64::from(c.bytes) } else { 0 };
-        fits
-    });
-    let count = candidates.len();
+    candidates.sort_by_key(|c| (by_savings(c.saved, c.bytes), c.fragment, c.position));
+    candidates.retain(|c| budget.take(c.bytes));
     insert(fragments, candidates);
-    count
 }
 
 fn candidate(
@@ -77,9 +70,8 @@ fn candidate(
 ) -> Option<Candidate> {
     let block = fragment.blocks[position].block;
     let following = fragment.blocks.get(position + 1).map(|next| next.block);
-    let counts = SuccessorCounts::of(program, weights, block);
     let terminator = &program.blocks[block].terminator;
-    let execution = Execution::of(emit_weighted(terminator, following, counts), terminator, counts);
+    let execution = execution_before(program, weights, block, following);
     // How often the copy is entered, and how many taken branches that saves.
     let (target, count, saved) = match (execution.jump, execution.conditional) {
         (Some((target, count)), _) => (target, count, count),

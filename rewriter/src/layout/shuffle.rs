@@ -65,5 +65,5 @@ pub fn shuffle(program: &Program, seed: u64) -> LayoutPlan {
         }
     }
     random.shuffle(&mut fragments);
-    LayoutPlan { fragments }
+    LayoutPlan { fragments, ..LayoutPlan::default() }
 }

@@ -10,6 +10,7 @@ use lifter::entity::Block;
 use lifter::ir::Program;
 use profiles::Weights;
 
+use super::ext_tsp::BlockGraph;
 use super::{Group, LayoutOptions, count_of};
 
 /// An entry of `.eh_frame` with a few rows, and its row in `.eh_frame_hdr`.
@@ -21,7 +22,9 @@ const LONG_BRANCH_BYTES: u64 = 4;
 /// What a byte that leaves a busy function is worth: it makes room in the cache.
 const BUSY_GAIN: u64 = 4;
 /// Less than this is not worth a fragment, whatever it costs.
-const COLD_BYTES_MIN: u64 = 32;
+const COLD_BYTES_MIN: u64 = 8;
+/// The same of what does run: each fragment more has two ends in lines that are half used.
+const WARM_BYTES_MIN: u64 = 128;
 
 /// What leaves a group for fragments of its own.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -57,11 +60,11 @@ pub(super) fn choose(
     let mut candidates: Vec<Candidate> = Vec::new();
     for (index, group) in groups.iter().enumerate().filter(|(_, group)| !group.hot.is_empty()) {
         let is_busy = group.hot.iter().any(|&block| count_of(weights, block) >= busy_count_min);
-        for (part, is_warm) in [(&group.warm, true), (&group.cold, false)] {
+        for (part, is_warm, bytes_min) in [(&group.warm, true, WARM_BYTES_MIN), (&group.cold, false, COLD_BYTES_MIN)] {
             let gain = bytes(program, part);
             let cost = branch_cost(program, group, part) + unwind_cost(program, group);
             let worth = if is_busy { BUSY_GAIN } else { 1 };
-            if gain >= COLD_BYTES_MIN && gain * worth >= cost {
+            if gain >= bytes_min && gain * worth >= cost {
                 candidates.push(Candidate { is_busy, gain, cost, group: index, is_warm });
             }
         }
@@ -75,6 +78,29 @@ pub(super) fn choose(
         }
     }
     splits
+}
+
+/// An order of blocks in two: what may leave the rest because it seldom runs, and the rest. A stretch that would take fallthroughs with
+/// it stays, so that no branch more is taken; where all is seldom, nothing leaves.
+pub(super) fn apart(graph: &BlockGraph, order: &[u32], is_warm: &[bool]) -> (Vec<u32>, Vec<u32>) {
+    let (mut busy, mut seldom): (Vec<u32>, Vec<u32>) = (Vec::with_capacity(order.len()), Vec::new());
+    let is_warm = |node: &u32| is_warm[*node as usize];
+    if order.iter().all(is_warm) {
+        return (order.to_vec(), seldom);
+    }
+    let falls = |from: Option<&u32>, to: Option<&u32>| match (from, to) {
+        (Some(&from), Some(&to)) => graph.fallthrough_count(from, to),
+        _ => 0,
+    };
+    let mut rest = order;
+    for stretch in order.chunk_by(|a, b| is_warm(a) == is_warm(b)) {
+        rest = &rest[stretch.len()..];
+        let (before, after) = (busy.last(), rest.first());
+        let kept = falls(before, stretch.first()) + falls(stretch.last(), after);
+        let leaves = stretch.first().is_some_and(is_warm) && kept <= falls(before, after);
+        (if leaves { &mut seldom } else { &mut busy }).extend(stretch);
+    }
+    (busy, seldom)
 }
 
 fn bytes(program: &Program, blocks: &[Block]) -> u64 {

@@ -1,3 +1,5 @@
+//! Legality of every layout, by properties over random programs, and what each decision does in small ones.
+
 use lifter::ir::{CodeTarget, Terminator};
 use proptest::prelude::*;
 
@@ -102,6 +104,35 @@ proptest! {
 }
 
 #[test]
+fn a_copied_loop_leaves_out_what_only_a_jump_leads_to() {
+    let program = ProgramBuilder::default()
+        .func(vec![
+            TestBlock::new(20_000, End::Fallthrough),
+            TestBlock::new(8, End::Branch(3)),
+            TestBlock::new(8, End::Jump(4)),
+            TestBlock::new(8, End::Fallthrough),
+            TestBlock::new(8, End::Branch(1)),
+            TestBlock::new(8, End::Return),
+        ])
+        .build();
+    let mut weights = Weights::none(program.blocks.len(), program.edges.len());
+    weights.blocks.copy_from_slice(&[10, 1000, 900, 100, 1000, 10]);
+    for (edge, count) in program.edges.iter().zip(&mut weights.edges) {
+        *count = match (edge.source.index(), edge.target.index()) {
+            (1, 2) | (2, 4) => 900,
+            (1, 3) | (3, 4) => 100,
+            (4, 1) => 990,
+            _ => 10,
+        };
+    }
+    let as_it_is = LayoutOptions { reorder_blocks: false, duplicate_tails: false, ..LayoutOptions::default() };
+    let plan = compute(&program, &weights, &as_it_is);
+    let blocks: Vec<usize> = plan.fragments[0].blocks.iter().map(|planned| planned.block.index()).collect();
+    assert_eq!(blocks, [0, 1, 2, 3, 4, 1, 2, 4, 1, 2, 4, 1, 2, 4, 5]);
+    check_legal(&program, &plan);
+}
+
+#[test]
 fn copied_tails_save_taken_branches_within_their_budget() {
     let program = random_program(200, 30, 11);
     let weights = walk(&program, 2000, 11);
@@ -186,7 +217,7 @@ fn a_cold_block_leaves_its_function_if_it_is_large() {
 
 #[test]
 fn a_small_cold_block_stays_behind_the_hot_ones() {
-    let (program, weights) = hot_around_cold(24);
+    let (program, weights) = hot_around_cold(6);
     let plan = compute(&program, &weights, &LayoutOptions::default());
     let order: Vec<usize> = plan.fragments[0].blocks.iter().map(|planned| planned.block.index()).collect();
     assert_eq!(order, [0, 2, 1]);
@@ -246,4 +277,56 @@ fn layouts_of_real_programs_are_legal_and_take_fewer_branches() {
         let (before, after) = (fallthroughs(&program, &weights, &original(&program)), fallthroughs(&program, &weights, &plan));
         assert!(after > before, "{path}: {before} executions fell through, now {after}");
     }
+}
+
+#[test]
+fn a_function_of_which_only_calls_are_known_stays_whole_among_what_runs() {
+    let quiet =
+        || vec![TestBlock::new(16, End::Branch(2)), TestBlock::new(16, End::Fallthrough), TestBlock::new(16, End::Return)];
+    let program = ProgramBuilder::default().func(quiet()).func(quiet()).func(vec![TestBlock::new(16, End::Return)]).build();
+    let mut weights = Weights::none(program.blocks.len(), program.edges.len());
+    weights.blocks[6] = 10;
+    weights.entered = vec![(Func::new(1), 1000)];
+    let plan = compute(&program, &weights, &LayoutOptions::default());
+    check_legal(&program, &plan);
+    let order: Vec<(usize, Temperature, usize)> =
+        plan.fragments.iter().map(|f| (f.func.index(), f.temperature, f.blocks.len())).collect();
+    assert_eq!(order, [(1, Temperature::Hot, 3), (2, Temperature::Hot, 1), (0, Temperature::Cold, 3)]);
+    let blocks: Vec<usize> = plan.fragments[0].blocks.iter().map(|planned| planned.block.index()).collect();
+    assert_eq!(blocks, [3, 4, 5], "nobody knows a better order");
+}
+
+#[test]
+fn of_cold_code_the_parts_of_hot_functions_come_first_then_what_is_called_from_near() {
+    // 0 is called by 2, which 3 calls; 3 ran and has a cold part; nothing leads to 1.
+    let program = ProgramBuilder::default()
+        .func(vec![TestBlock::new(100, End::Return)])
+        .func(vec![TestBlock::new(100, End::Return)])
+        .func(vec![TestBlock::new(100, End::Return).calling(0)])
+        .func(vec![
+            TestBlock::new(20, End::Branch(2)),
+            TestBlock::new(20, End::Return),
+            TestBlock::new(90, End::Return).calling(2),
+        ])
+        .build();
+    let mut weights = Weights::none(program.blocks.len(), program.edges.len());
+    weights.blocks[3..5].copy_from_slice(&[9, 9]);
+    let generous = LayoutOptions { split_cost_per_mille_max: 1000, ..LayoutOptions::default() };
+    let plan = compute(&program, &weights, &generous);
+    check_legal(&program, &plan);
+    let order: Vec<usize> = plan.fragments.iter().map(|f| f.func.index()).collect();
+    assert_eq!(order, [3, 3, 2, 0, 1]);
+}
+
+#[test]
+fn what_seldom_runs_leaves_only_where_no_fallthrough_goes_with_it() {
+    // 0 → 1 mostly, 2 seldom, by a branch; 3 is run into from 1 and runs on into 4.
+    let jump = |source, target, count| Jump { source, target, count, kind: JumpKind::Conditional };
+    let jumps = vec![jump(0, 1, 90), jump(0, 2, 10), jump(1, 3, 5), jump(3, 4, 5), jump(1, 4, 85)];
+    let graph = BlockGraph::new(vec![10; 5], vec![100, 90, 10, 5, 90], jumps, Some(0));
+    let is_warm = [false, false, true, true, false];
+    assert_eq!(split::apart(&graph, &[0, 1, 4, 3, 2], &is_warm), (vec![0, 1, 4], vec![3, 2]));
+    assert_eq!(split::apart(&graph, &[0, 1, 3, 4, 2], &is_warm), (vec![0, 1, 4], vec![3, 2]), "4 follows 1 the more often");
+    assert_eq!(split::apart(&graph, &[0, 2, 1, 4, 3], &is_warm), (vec![0, 1, 4], vec![2, 3]));
+    assert_eq!(split::apart(&graph, &[0, 4, 1, 3, 2], &is_warm), (vec![0, 4, 1, 3, 2], vec![]), "3 is run into");
 }

@@ -4,7 +4,7 @@
 //! parsers, searches) these are most of what block order leaves.
 //!
 //! **Method.** After layout, look for a block that jumps back to one before it in the same fragment, with nothing but the loop's own blocks
-//! between. Copies of that stretch are put behind it. The branch at its end is inverted by the rule that makes all terminators: what it jumped
+//! between. Copies of what a round runs through are put behind it. The branch at its end is inverted by the rule that makes all terminators: what it jumped
 //! to now follows. The last copy jumps back to the original. Loops with the most branches saved per byte come first, until the
 //! budget is used up.
 //!
@@ -20,9 +20,9 @@ use lifter::ir::{CodeTarget, Program, Terminator};
 use profiles::Weights;
 use rustc_hash::FxHashMap;
 
+use super::copies::{Budget, by_savings, execution_before};
 use super::count_of;
 use crate::plan::{FragmentPlan, PlannedBlock};
-use crate::terminator::{Execution, SuccessorCounts, emit_weighted};
 
 /// The longest loop that is copied, and how long it may get.
 const LOOP_BYTES_MAX: u32 = 96;
@@ -37,6 +37,8 @@ struct Candidate {
     /// Positions of the first and the last block of the stretch.
     first: usize,
     last: usize,
+    /// The blocks of it that a round may run through without a jump: what a copy holds.
+    body: Vec<Block>,
     copies: u32,
     bytes: u32,
     saved: u64,
@@ -46,38 +48,33 @@ struct Candidate {
 }
 
 /// Copies loops that go round at least `busy_count_min` times, for at most `per_mille_max` thousandths of the bytes of movable code.
-/// Returns how many were copied.
 pub(super) fn apply(
     program: &Program,
     weights: &Weights,
     busy_count_min: u64,
     per_mille_max: u64,
     fragments: &mut [FragmentPlan],
-) -> usize {
-    let movable: u64 = program.blocks.values().filter(|b| program.funcs[b.func].is_movable()).map(|b| u64::from(b.len)).sum();
-    let mut budget = movable * per_mille_max / 1000;
+) {
+    let mut budget = Budget::per_mille(program, per_mille_max);
     let mut candidates: Vec<Candidate> = Vec::new();
     for (index, fragment) in fragments.iter().enumerate() {
         if fragment.blocks.iter().any(|planned| count_of(weights, planned.block) >= busy_count_min) {
             candidates.extend(loops(program, weights, busy_count_min, fragment, index));
         }
     }
-    candidates.sort_by_key(|c| (std::cmp::Reverse(u128::from(c.saved) * 1024 / u128::from(c.bytes.max(1))), c.fragment, c.first));
+    candidates.sort_by_key(|c| (by_savings(c.saved, c.bytes), c.fragment, c.first));
     // Of nested or overlapping loops the one that saves more per byte.
     let mut taken: FxHashMap<usize, Vec<(usize, usize)>> = FxHashMap::default();
     candidates.retain(|c| {
         let known = taken.entry(c.fragment).or_default();
         let overlaps = known.iter().any(|&(first, last)| c.first <= last && first <= c.last);
-        let fits = !overlaps && u64::from(c.bytes) <= budget;
+        let fits = !overlaps && budget.take(c.bytes);
         if fits {
-            budget -= u64::from(c.bytes);
             known.push((c.first, c.last));
         }
         fits
     });
-    let count = candidates.len();
     insert(weights, fragments, candidates);
-    count
 }
 
 /// The loops of a fragment that are worth copying.
@@ -97,14 +94,14 @@ fn loops<'a>(
         .collect();
     (0..blocks.len()).filter_map(move |last| {
         let following = blocks.get(last + 1).map(|planned| planned.block);
-        let counts = SuccessorCounts::of(program, weights, blocks[last].block);
-        let (target, rounds, exits, is_jump) = back_way(program, blocks[last], following, counts)?;
+        let (target, rounds, exits, is_jump) = back_way(program, weights, blocks[last], following)?;
         let first = *positions.get(&target)?;
         let is_worth = rounds >= busy_count_min.max(1) && rounds / ROUNDS_MIN >= exits;
         if first > last || !is_worth || blocks[first..=last].iter().any(|planned| planned.copy.is_some()) {
             return None;
         }
-        let once: u32 = blocks[first..=last].iter().map(|planned| program.blocks[planned.block].len).sum();
+        let body = run_through(program, &blocks[first..=last])?;
+        let once: u32 = body.iter().map(|&block| program.blocks[block].len).sum();
         if once == 0 || once > LOOP_BYTES_MAX || entered_within(program, weights, blocks, first, last) {
             return None;
         }
@@ -113,19 +110,42 @@ fn loops<'a>(
         let lost = if is_jump { 0 } else { exits };
         let saved = (rounds / rest).saturating_mul(copies).saturating_sub(lost);
         let bytes = once * copies as u32;
-        (saved > 0).then_some(Candidate { fragment: index, first, last, copies: copies as u32, bytes, saved, rounds, exits })
+        (saved > 0).then_some(Candidate {
+            fragment: index,
+            first,
+            last,
+            body,
+            copies: copies as u32,
+            bytes,
+            saved,
+            rounds,
+            exits,
+        })
     })
+}
+
+/// The blocks of a stretch that are run into one from the other, from the first to the last. What only a jump leads to is left out: in a copy
+/// that jump goes to the original. `None` if the last is not among them.
+fn run_through(program: &Program, stretch: &[PlannedBlock]) -> Option<Vec<Block>> {
+    let mut body: Vec<Block> = Vec::with_capacity(stretch.len());
+    for planned in stretch {
+        let follows = |&before: &Block| program.block_edges(before).iter().any(|edge| edge.target == planned.block);
+        if body.last().is_none_or(follows) {
+            body.push(planned.block);
+        }
+    }
+    (body.last() == stretch.last().map(|planned| &planned.block)).then_some(body)
 }
 
 /// Where the block at the end of a stretch jumps to, how often, how often not, and whether by a jump without a condition.
 fn back_way(
     program: &Program,
+    weights: &Weights,
     planned: PlannedBlock,
     following: Option<Block>,
-    counts: SuccessorCounts,
 ) -> Option<(Block, u64, u64, bool)> {
     let terminator = &program.blocks[planned.block].terminator;
-    let execution = Execution::of(emit_weighted(terminator, following, counts), terminator, counts);
+    let execution = execution_before(program, weights, planned.block, following);
     let (target, rounds, exits, is_jump) = match (execution.jump, execution.conditional) {
         (Some((target, count)), None) => (target, count, 0, true),
         (None, Some(branch)) if matches!(terminator, Terminator::Branch { .. }) => {
@@ -158,7 +178,7 @@ fn insert(weights: &Weights, fragments: &mut [FragmentPlan], mut candidates: Vec
             blocks.push(planned);
             if let Some(c) = wanted.next_if(|c| c.last == position) {
                 for _ in 0..c.copies {
-                    blocks.extend(old[c.first..=c.last].iter().map(|planned| copy(weights, planned.block, c)));
+                    blocks.extend(c.body.iter().map(|&block| copy(weights, block, c)));
                 }
             }
         }

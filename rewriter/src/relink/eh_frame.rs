@@ -17,6 +17,7 @@ mod tests;
 use lifter::Va;
 use lifter::elf::Unwind;
 use lifter::elf::eh_frame::CieData;
+use lifter::entity::Fde;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -46,6 +47,17 @@ pub enum UnwindError {
     OutOfReach { at: Va, target: Va },
 }
 
+/// Whether all of `start..end`, code of one entry of the input, has the row of the common entry.
+pub(crate) fn keeps_initial_row(unwind: &Unwind, fde: Fde, start: Va, end: Va) -> bool {
+    let data = &unwind.fdes[fde];
+    let cie = &unwind.cies[data.cie as usize];
+    if data.ops.is_empty() {
+        return true;
+    }
+    let (Ok(rows), Ok(initial)) = (rows::Rows::evaluate(cie, data), rows::Row::initial(cie)) else { return false };
+    *rows.at(start) == initial && rows.changes(start, end).all(|(at, row)| *at == end || *row == initial)
+}
+
 /// A run of input bytes that moved as one: byte `old_start + k` went to `new_start + k`, up to the branch at the end, which is made
 /// anew and may be longer, shorter or gone. `old_len` is 0 for inserted code: it has the unwind row of `old_start`.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -54,6 +66,8 @@ pub struct Piece {
     pub old_len: u32,
     pub new_start: Va,
     pub new_len: u32,
+    /// Other code than the input's: all of it has the row and the call site of `old_start`.
+    pub is_new: bool,
 }
 
 impl Piece {
@@ -65,6 +79,9 @@ impl Piece {
     }
     /// Where an address of `old_start..=old_end()` went; the end where it is gone.
     fn map(&self, old: Va) -> Va {
+        if self.is_new && old != self.old_start {
+            return self.new_end();
+        }
         self.new_start + (old - self.old_start).min(u64::from(self.new_len))
     }
 }

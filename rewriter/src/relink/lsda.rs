@@ -111,17 +111,17 @@ fn cut_call_sites(call_sites: &[CallSite], pieces: &[Piece]) -> Vec<CallSite> {
     // Where a site must begin to continue the last one: bytes in between come from no input byte.
     let mut continues_at = None;
     for piece in pieces {
-        let copied = u64::from(piece.old_len.min(piece.new_len));
+        let copied = u64::from(if piece.is_new { piece.new_len } else { piece.old_len.min(piece.new_len) });
         if copied == 0 {
             continue;
         }
-        let old_end = piece.old_start + copied;
+        let old_end = piece.old_start + if piece.is_new { 1 } else { copied };
         let first = call_sites.partition_point(|s| s.end <= piece.old_start);
         let within = call_sites[first..].iter().take_while(|s| s.start < old_end);
         let mut reached = continues_at.take().map(|end| (end, piece.new_start));
         for site in within {
             let start = piece.new_start + (site.start.max(piece.old_start) - piece.old_start);
-            let end = piece.new_start + (site.end.min(old_end) - piece.old_start);
+            let end = if piece.is_new { piece.new_end() } else { piece.new_start + (site.end.min(old_end) - piece.old_start) };
             let continued = cut.last_mut().filter(|last| {
                 let touches = last.end == start || reached == Some((last.end, start));
                 touches && (last.landing_pad, last.action) == (site.landing_pad, site.action)

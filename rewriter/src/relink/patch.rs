@@ -11,6 +11,7 @@ use object::elf;
 
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
+use crate::instrument::Start;
 use crate::relink::addresses::Addresses;
 use crate::relink::place::{Placement, TablePlace};
 use crate::relink::space::{Overflow, PAGE, loaded_file_end};
@@ -92,9 +93,9 @@ fn field(at: Va, to_end: u8, kind: RefKind, target: Va) -> Result<([u8; 8], usiz
     Ok((bytes, len))
 }
 
-/// Fills in a fragment's fixups for its place.
+/// Fills in a fragment's fixups for its place, and uses them up.
 pub(crate) fn resolve_fixups(code: &mut FragmentCode, at: Va, addresses: &Addresses<'_>) -> Result<()> {
-    for fixup in &code.fixups {
+    for fixup in std::mem::take(&mut code.fixups) {
         let place = at + u64::from(fixup.offset);
         let (bytes, len) = field(place, fixup.to_end, fixup.kind, addresses.fixup(fixup.target))?;
         let offset = fixup.offset as usize;
@@ -200,6 +201,27 @@ fn patch_dynamic_slot(image: &Image<'_>, slot: &SlotData, index: u32, target: Va
             // Some linkers store the addend in place too, and tools that don't relocate read it there.
             let holds_addend = image.read(slot.at, 8).is_some() && out.read_u64(slot.at)? == reloc.addend as u64;
             if holds_addend { out.write(slot.at, &target.0.to_le_bytes()) } else { Ok(()) }
+        }
+    }
+}
+
+/// Has a library run `stub` first when it is loaded.
+pub(crate) fn redirect_start(image: &Image<'_>, program: &Program, start: Start, stub: Va, out: &mut OutBytes) -> Result<()> {
+    let missing = |what: &str| Error::Inconsistent(format!("{what} is gone"));
+    match start {
+        Start::Entry => Ok(()),
+        Start::Init(_) => {
+            let segment = image.segments.iter().find(|s| s.p_type == elf::PT_DYNAMIC);
+            let index = image.dynamic.iter().position(|&(tag, _)| tag == u64::from(elf::DT_INIT));
+            let (segment, index) = segment.zip(index).ok_or_else(|| missing("DT_INIT"))?;
+            out.write(segment.p_vaddr + 16 * index as u64 + 8, &stub.0.to_le_bytes())
+        }
+        Start::InitArray(at) => {
+            let slot = program.slots.iter().find(|slot| slot.at == at).ok_or_else(|| missing("DT_INIT_ARRAY"))?;
+            match slot.kind {
+                SlotKind::Dynamic(index) => patch_dynamic_slot(image, slot, index, stub, out),
+                _ => Err(missing("the relocation of DT_INIT_ARRAY")),
+            }
         }
     }
 }

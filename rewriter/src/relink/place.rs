@@ -9,7 +9,7 @@
 
 use lifter::Image;
 use lifter::address::Va;
-use lifter::entity::{SecondaryMap, Table};
+use lifter::entity::{Block, SecondaryMap, Table};
 use lifter::ir::{Program, RefTarget, TableBase, TableBound};
 
 use crate::encode::FragmentCode;
@@ -57,7 +57,7 @@ pub(crate) fn place(
         fragments.push(at);
     }
     let mut tables = SecondaryMap::new(program.tables.len(), TablePlace::Untouched);
-    let used = used_tables(program);
+    let used = used_tables(program, out);
     let mut copied: Vec<Table> = Vec::new();
     for (table, data) in program.tables.iter() {
         if !used[table] {
@@ -109,11 +109,14 @@ fn take_cold(space: &mut Space, len: u64, align: u64) -> Va {
 }
 
 /// Tables that some code of the output still names: moved code, or pinned code that follows a copy.
-fn used_tables(program: &Program) -> SecondaryMap<Table, bool> {
+fn used_tables(program: &Program, out: &OutProgram) -> SecondaryMap<Table, bool> {
     let mut used = SecondaryMap::new(program.tables.len(), false);
-    for r in &program.refs {
-        if let RefTarget::Table(table) = r.target {
-            used[table] = true;
+    let is_there = |block: Block| out.placed[block].is_some() || !program.funcs[program.func_of(block)].is_movable();
+    for block in program.blocks.keys().filter(|&block| is_there(block)) {
+        for r in program.block_refs(block) {
+            if let RefTarget::Table(table) = r.target {
+                used[table] = true;
+            }
         }
     }
     used

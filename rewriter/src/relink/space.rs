@@ -204,6 +204,12 @@ impl Space {
         Some(at)
     }
 
+    /// What was not handed out.
+    pub(crate) fn rest(&self) -> Vec<Interval> {
+        let holes = self.holes.iter().map(|&(size, start)| Interval { start, end: start + size });
+        holes.chain(self.intervals[self.next.min(self.intervals.len())..].iter().copied()).collect()
+    }
+
     /// The last interval's unused end, if its section ends there too.
     pub(crate) fn tail(&self) -> Option<Interval> {
         self.intervals.last().copied().filter(|i| i.len() > 0 && self.has_tail)
@@ -215,6 +221,20 @@ impl Space {
             self.lengths.set(self.intervals.len() - 1, 0);
         }
     }
+}
+
+/// Ascending, with what touches made one.
+pub(crate) fn joined(mut intervals: Vec<Interval>) -> Vec<(Va, Va)> {
+    intervals.retain(|interval| interval.len() > 0);
+    intervals.sort_by_key(|interval| interval.start);
+    let mut joined: Vec<(Va, Va)> = Vec::with_capacity(intervals.len());
+    for Interval { start, end } in intervals {
+        match joined.last_mut() {
+            Some(last) if start <= last.1 => last.1 = last.1.max(end),
+            _ => joined.push((start, end)),
+        }
+    }
+    joined
 }
 
 /// Lengths, of which the first that is long enough is found in logarithmic time: a tree of maxima in a vector, children of `i` at

@@ -9,16 +9,19 @@
 //! Exported symbols stay where pointers to them lead, the anchor in *guard* mode. Their sizes shrink to what is theirs there, or `dladdr`
 //! and `gdb` would give their names to the code that took the rest of their old place.
 
+use std::fmt::Write;
+
 use lifter::Image;
 use lifter::address::Va;
 use lifter::elf::image::SymbolData;
 use lifter::entity::{Block, EntityId, Section};
 use lifter::ir::{BlockFlags, Program};
 use object::elf;
+use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::encode::FragmentCode;
-use crate::materialize::{Out, OutProgram};
+use crate::materialize::{Out, OutFragment, OutProgram};
 use crate::relink::addresses::Addresses;
 use crate::relink::place::Placement;
 use crate::relink::sections::SectionTable;
@@ -60,10 +63,15 @@ pub(crate) fn rewrite(image: &Image<'_>, placed: Placed<'_>, table: &mut Section
     let num_locals = (header.sh_info as usize).min(image.symbols.len());
     let mut strings = image.section_bytes(strtab).to_vec();
     let mut bytes = Vec::with_capacity(24 * image.symbols.len());
+    let mut num_globals = 0;
     for (index, symbol) in image.symbols.values().enumerate() {
         if index == num_locals {
             write_part_symbols(image, placed, table, &mut strings, &mut bytes);
         }
+        if symbol.has_address() && is_dropped(placed, Va(symbol.st_value)) {
+            continue;
+        }
+        num_globals += usize::from(index >= num_locals);
         let mut raw = RawSymbol {
             st_name: symbol.st_name,
             st_info: symbol.st_info,
@@ -80,9 +88,15 @@ pub(crate) fn rewrite(image: &Image<'_>, placed: Placed<'_>, table: &mut Section
     if num_locals == image.symbols.len() {
         write_part_symbols(image, placed, table, &mut strings, &mut bytes);
     }
-    let num_added = bytes.len() / 24 - image.symbols.len();
-    table.set_content(symtab, bytes, Some((num_locals + num_added) as u32));
+    let num_locals = bytes.len() / 24 - num_globals;
+    table.set_content(symtab, bytes, Some(num_locals as u32));
     table.set_content(strtab, strings, None);
+}
+
+/// Whether a name's code is not in the output.
+fn is_dropped(placed: Placed<'_>, va: Va) -> bool {
+    let Some(block) = placed.program.block_containing(va) else { return false };
+    placed.out.placed[block].is_none() && placed.program.funcs[placed.program.func_of(block)].is_movable()
 }
 
 /// A name in `.symtab` belongs to the code that runs, so unlike an exported one it leaves the anchor.
@@ -129,21 +143,23 @@ struct Part<'a> {
 
 fn write_part_symbols(image: &Image<'_>, placed: Placed<'_>, table: &SectionTable, strings: &mut Vec<u8>, bytes: &mut Vec<u8>) {
     // The compiler may have named a part of the function so itself.
-    let is_suffixed = |name: &&str| name.contains(SUFFIX);
-    let mut taken: FxHashSet<String> = image.symbols.values().map(|s| s.name).filter(is_suffixed).map(str::to_owned).collect();
+    let taken: FxHashSet<&str> = image.symbols.values().map(|s| s.name).filter(|name| name.contains(SUFFIX)).collect();
     let mut counts = FxHashMap::<&str, u32>::default();
-    for part in parts(image, placed).chain(anchors(image, placed)) {
+    let mut name = String::new();
+    for part in parts(image, placed).into_iter().chain(anchors(image, placed)) {
         let count = counts.entry(part.of).or_default();
-        let name = loop {
-            let candidate = match *count {
-                0 => format!("{}{SUFFIX}", part.of),
-                n => format!("{}{SUFFIX}.{n}", part.of),
-            };
-            *count += 1;
-            if taken.insert(candidate.clone()) {
-                break candidate;
+        loop {
+            name.clear();
+            name.push_str(part.of);
+            name.push_str(SUFFIX);
+            if *count > 0 {
+                let _infallible = write!(name, ".{count}");
             }
-        };
+            *count += 1;
+            if !taken.contains(name.as_str()) {
+                break;
+            }
+        }
         let st_name = strings.len() as u32;
         strings.extend_from_slice(name.as_bytes());
         strings.push(0);
@@ -167,10 +183,10 @@ fn is_function(symbol: &&SymbolData<'_>) -> bool {
 
 /// Fragments that do not begin where a symbol is, each by the function whose symbol covers its first block: one function of the program
 /// may be several that share code.
-fn parts<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> impl Iterator<Item = Part<'a>> {
+fn parts<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> Vec<Part<'a>> {
     let mut functions: Vec<&SymbolData<'_>> = image.symbols.values().filter(is_function).collect();
-    functions.sort_by_key(|s| s.st_value);
-    placed.out.fragments.iter().enumerate().filter_map(move |(index, fragment)| {
+    functions.par_sort_by_key(|s| s.st_value);
+    let part = |(index, fragment): (usize, &OutFragment)| {
         let at = placed.placement.fragments[index];
         let first = placed.out.blocks[Out::new(fragment.blocks.start as usize)].origin;
         let start = placed.program.blocks[first].start;
@@ -182,7 +198,8 @@ fn parts<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> impl Iterator<Item = P
         let of = symbol.name.split(SUFFIX).next().unwrap_or(symbol.name);
         let size = placed.codes[index].bytes.len() as u64;
         (named != Some(at) && !of.is_empty()).then_some(Part { of, at, size })
-    })
+    };
+    placed.out.fragments.par_iter().enumerate().filter_map(part).collect()
 }
 
 /// The jumps at old entries that a symbol named.

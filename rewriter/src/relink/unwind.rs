@@ -9,10 +9,12 @@ use lifter::address::Va;
 use lifter::entity::{Fde, SecondaryMap};
 use lifter::ir::{Program, RefTarget};
 use object::elf;
+use rayon::prelude::*;
 
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
-use crate::materialize::OutProgram;
+use crate::materialize::{OutFragment, OutProgram};
+use crate::plan::Temperature;
 use crate::relink::addresses::Addresses;
 use crate::relink::eh_frame::{Piece, UnwindFragment};
 use crate::relink::place::Placement;
@@ -31,6 +33,8 @@ pub(crate) struct Places {
     pub(crate) grown: Vec<(usize, Va)>,
     /// Where the text's section ends now, if its tail was given away.
     pub(crate) text_end: Option<Va>,
+    /// What is left of the sections' old space.
+    pub(crate) free: Vec<Interval>,
     /// Exception tables that are not understood stay where they are, and the input's section with them.
     pub(crate) keeps_tables: bool,
 }
@@ -42,19 +46,24 @@ impl Places {
     }
 }
 
-/// All output code, described to the unwind writers.
+/// All output code, described to the unwind writers. The runs of the encoded fragments are used up.
 pub(crate) fn fragments(
     program: &Program,
     out: &OutProgram,
-    codes: &[FragmentCode],
+    codes: &mut [FragmentCode],
     placement: &Placement,
 ) -> Vec<UnwindFragment> {
-    let mut fragments = Vec::with_capacity(codes.len() + program.ranges.len() / 8);
-    for (code, &at) in codes.iter().zip(&placement.fragments) {
+    debug_assert_eq!(codes.len(), out.fragments.len());
+    let moved = codes.par_iter_mut().zip(&placement.fragments).map(|(code, &at)| {
         let mut pieces: Vec<Piece> = Vec::with_capacity(code.runs.len());
-        for run in &code.runs {
-            let piece =
-                Piece { old_start: run.old_start, old_len: run.old_len, new_start: at + u64::from(run.offset), new_len: run.len };
+        for run in std::mem::take(&mut code.runs) {
+            let piece = Piece {
+                old_start: run.old_start,
+                old_len: run.old_len,
+                new_start: at + u64::from(run.offset),
+                new_len: run.len,
+                is_new: run.is_new,
+            };
             match pieces.last_mut() {
                 Some(last) if continues(last, &piece) => {
                     last.old_len += piece.old_len;
@@ -63,10 +72,10 @@ pub(crate) fn fragments(
                 _ => pieces.push(piece),
             }
         }
-        if !pieces.is_empty() {
-            fragments.push(UnwindFragment { start: at, len: code.bytes.len() as u32, pieces });
-        }
-    }
+        UnwindFragment { start: at, len: code.bytes.len() as u32, pieces }
+    });
+    let moved: Vec<UnwindFragment> = moved.collect();
+    let mut fragments = join_cold(&out.fragments, moved);
     let mut is_covered = SecondaryMap::<Fde, bool>::new(program.unwind.fdes.len(), false);
     for range in &program.ranges {
         if let Some(fde) = range.fde {
@@ -80,19 +89,54 @@ pub(crate) fn fragments(
     // What the lifter made no function of (an entry for code that it doesn't know) stays too.
     let uncovered = program.unwind.fdes.iter().filter(|(fde, _)| !is_covered[*fde]);
     fragments.extend(uncovered.map(|(_, data)| identity(data.start, data.end)));
-    debug_assert_eq!(codes.len(), out.fragments.len());
     fragments
+}
+
+/// Makes one of cold fragments that lie side by side, so that one unwind entry may cover them: each entry less saves some thirty bytes, and without
+/// that the entries of split functions may not fit where the input's were. Unwinders run through a longer program for it, in code that
+/// seldom runs.
+fn join_cold(kinds: &[OutFragment], moved: Vec<UnwindFragment>) -> Vec<UnwindFragment> {
+    let mut joined: Vec<UnwindFragment> = Vec::with_capacity(moved.len());
+    let mut is_last_cold = false;
+    for (kind, fragment) in kinds.iter().zip(moved).filter(|(_, fragment)| !fragment.pieces.is_empty()) {
+        let is_cold = kind.temperature == Temperature::Cold;
+        match joined.last_mut().filter(|last| is_cold && is_last_cold && is_beside(last, &fragment)) {
+            Some(last) => {
+                last.len = (fragment.start - last.start) as u32 + fragment.len;
+                last.pieces.extend(fragment.pieces);
+            }
+            None => joined.push(fragment),
+        }
+        is_last_cold = is_cold;
+    }
+    joined
+}
+
+/// The most code that joined fragments have, in bytes.
+const JOINED_BYTES_MAX: u64 = 2048;
+
+/// Whether there is nothing but alignment between two fragments, and both together are short.
+fn is_beside(last: &UnwindFragment, next: &UnwindFragment) -> bool {
+    let end = last.start + u64::from(last.len);
+    let is_near = end <= next.start && next.start - end < 16;
+    is_near && next.start - last.start + u64::from(next.len) <= JOINED_BYTES_MAX
 }
 
 /// Code that stays.
 fn identity(start: Va, end: Va) -> UnwindFragment {
     let len = (end - start) as u32;
-    UnwindFragment { start, len, pieces: vec![Piece { old_start: start, old_len: len, new_start: start, new_len: len }] }
+    UnwindFragment {
+        start,
+        len,
+        pieces: vec![Piece { old_start: start, old_len: len, new_start: start, new_len: len, is_new: false }],
+    }
 }
 
 /// Whether a piece goes on where the last one ended, in the input and in the output, with both as long here as there.
 fn continues(last: &Piece, next: &Piece) -> bool {
-    last.old_len == last.new_len
+    !last.is_new
+        && !next.is_new
+        && last.old_len == last.new_len
         && next.old_len == next.new_len
         && last.old_start + u64::from(last.old_len) == next.old_start
         && last.new_start + u64::from(last.new_len) == next.new_start
@@ -283,6 +327,8 @@ pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: &Named, keeps_tab
     if places.text_end.is_some() {
         space.close_tail();
     }
+    let is_own = |kind: &RegionKind| !matches!(kind, RegionKind::Padding(_));
+    places.free = regions.iter().filter(|(_, kind)| is_own(kind)).map(|&(region, _)| region).collect();
     places.grown.retain(|&(segment, end)| end > image.segments[segment].end());
     places.grown.sort();
     // Of several growths of one segment the last, highest one counts.
@@ -368,4 +414,42 @@ fn executable_padding(image: &Image<'_>, keeps_tables: bool) -> Vec<(Interval, R
 pub(crate) fn index_of(name: &str, sh_type: u32) -> Option<usize> {
     let is_content = sh_type == elf::SHT_PROGBITS || sh_type == elf::SHT_X86_64_UNWIND;
     is_content.then(|| SECTIONS.iter().position(|s| *s == name)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    //! Which fragments share an entry.
+
+    use lifter::entity::EntityId;
+
+    use super::*;
+
+    fn joined(parts: &[(u64, u32, Temperature)]) -> Vec<(u64, u32, usize)> {
+        let kind = |&(_, _, temperature): &(u64, u32, Temperature)| OutFragment {
+            func: EntityId::new(0),
+            temperature,
+            align: 1,
+            unwind_class: 0,
+            blocks: 0..1,
+        };
+        let fragment = |&(start, len, _): &(u64, u32, Temperature)| UnwindFragment {
+            len,
+            ..identity(Va(start), Va(start) + u64::from(len))
+        };
+        let joined = join_cold(&parts.iter().map(kind).collect::<Vec<_>>(), parts.iter().map(fragment).collect());
+        joined.iter().map(|fragment| (fragment.start.0, fragment.len, fragment.pieces.len())).collect()
+    }
+
+    #[test]
+    fn cold_neighbors_become_one_and_others_stay_apart() {
+        use Temperature::{Cold, Hot};
+        let parts = [(0x100, 8, Hot), (0x108, 8, Hot), (0x110, 8, Cold), (0x11c, 4, Cold), (0x140, 8, Cold), (0x148, 8, Hot)];
+        assert_eq!(joined(&parts), [(0x100, 8, 1), (0x108, 8, 1), (0x110, 16, 2), (0x140, 8, 1), (0x148, 8, 1)]);
+    }
+
+    #[test]
+    fn what_is_joined_stays_short() {
+        let parts: Vec<(u64, u32, Temperature)> = (0..8).map(|i| (0x1000 + 512 * i, 512, Temperature::Cold)).collect();
+        assert_eq!(joined(&parts), [(0x1000, 2048, 4), (0x1800, 2048, 4)]);
+    }
 }

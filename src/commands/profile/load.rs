@@ -6,11 +6,14 @@
 use std::path::{Path, PathBuf};
 
 use profiles::samples::Collector;
-use profiles::{Outline, ProfileFile, ProfileKind, Samples, StaleQuality, SymbolIndex, Weights, perf, preaggregated, yaml};
+use profiles::{
+    Outline, ProfileFile, ProfileKind, Samples, StaleQuality, SymbolIndex, Watch, Weights, perf, preaggregated, yaml,
+};
 
 use crate::driver::{self, Lifted};
 use crate::failure::{Failure, Result};
 use crate::files;
+use crate::progress::Progress;
 use crate::report::{ProfileQuality, SampledQuality, percent};
 use crate::timing::Timing;
 
@@ -58,10 +61,10 @@ pub(crate) fn load(
     lifted: &Lifted<'_>,
     timing: &mut Timing,
 ) -> Result<(Weights, ProfileQuality)> {
-    let Some(binary) = binary else { return load_fresh(paths, input, lifted) };
+    let Some(binary) = binary else { return load_fresh(paths, input, lifted, timing.progress()) };
     let bytes = files::read(binary)?;
     let old = driver::lift(binary, &bytes, false, timing)?;
-    let (weights, mut quality) = load_fresh(paths, binary, &old)?;
+    let (weights, mut quality) = load_fresh(paths, binary, &old, timing.progress())?;
     if profiles::identity(&old.image) == profiles::identity(&lifted.image)
         && old.program.blocks.len() == lifted.program.blocks.len()
     {
@@ -75,10 +78,11 @@ pub(crate) fn load(
     Ok((weights, quality))
 }
 
-fn load_fresh(paths: &[PathBuf], input: &Path, lifted: &Lifted<'_>) -> Result<(Weights, ProfileQuality)> {
+fn load_fresh(paths: &[PathBuf], input: &Path, lifted: &Lifted<'_>, progress: &Progress) -> Result<(Weights, ProfileQuality)> {
     let mut loader = Loader {
         input,
         lifted,
+        progress,
         symbols: None,
         own: Vec::new(),
         branches: Collector::default(),
@@ -94,6 +98,7 @@ fn load_fresh(paths: &[PathBuf], input: &Path, lifted: &Lifted<'_>) -> Result<(W
 struct Loader<'a, 'i> {
     input: &'a Path,
     lifted: &'a Lifted<'i>,
+    progress: &'a Progress,
     symbols: Option<SymbolIndex>,
     /// Of each plan, the sum.
     own: Vec<ProfileFile>,
@@ -110,6 +115,8 @@ impl Loader<'_, '_> {
         let at = |e: profiles::Error| Failure::at(path, e);
         let Lifted { image, program } = self.lifted;
         let symbols = self.symbols.get_or_insert_with(|| SymbolIndex::build(image, program));
+        let reading = self.progress.reading(bytes.len() as u64);
+        let watch = |bytes| reading.at(bytes);
         let samples = match kind(path, &bytes)? {
             ProfileKind::Relift => {
                 let mut profile = parse(path, &bytes)?;
@@ -117,10 +124,12 @@ impl Loader<'_, '_> {
                 self.add_own(profile);
                 return Ok(());
             }
-            ProfileKind::PerfData => self.read_perf(path, &bytes)?,
-            ProfileKind::Fdata => profiles::Fdata::read(&bytes).map_err(at)?.resolve(symbols),
+            ProfileKind::PerfData => self.read_perf(path, &bytes, &watch)?,
+            ProfileKind::Fdata => profiles::Fdata::read_watched(&bytes, &watch).map_err(at)?.resolve(symbols),
             ProfileKind::Yaml => yaml::resolve(&yaml::parse(&bytes).map_err(at)?, program, symbols).map_err(at)?,
-            ProfileKind::Preaggregated => preaggregated::read(&bytes, build_id(self.lifted).as_deref()).map_err(at)?,
+            ProfileKind::Preaggregated => {
+                preaggregated::read_watched(&bytes, build_id(self.lifted).as_deref(), &watch).map_err(at)?
+            }
         };
         require_matches(path, &samples)?;
         let has_branches = samples.has_branches();
@@ -130,9 +139,9 @@ impl Loader<'_, '_> {
         Ok(())
     }
 
-    fn read_perf(&self, path: &Path, bytes: &[u8]) -> Result<Samples> {
+    fn read_perf(&self, path: &Path, bytes: &[u8], watch: Watch<'_>) -> Result<Samples> {
         let name = self.input.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let found = perf::read(bytes, &self.lifted.image, &name)
+        let found = perf::read_watched(bytes, &self.lifted.image, &name, watch)
             .map_err(|e| Failure::at(path, e).hint("record while this very program runs"))?;
         if let Some(offset) = found.cut_at {
             eprintln!("relift: warning: {}: the file was cut short at byte {offset}; what is before it is used", path.display());

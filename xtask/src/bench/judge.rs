@@ -27,8 +27,61 @@ pub(super) struct Judged {
     pub(super) hot_large_pages: u64,
 }
 
-/// Runs the evaluation workload on `binary` under all tools.
-pub(super) fn judge(bench: &Bench, subject: &Subject<'_>, binary: &Path) -> Result<Judged> {
+impl Judged {
+    fn fields(&mut self) -> [&mut u64; 7] {
+        [
+            &mut self.taken_conditionals,
+            &mut self.instructions,
+            &mut self.first_level_misses,
+            &mut self.last_level_misses,
+            &mut self.hot_lines,
+            &mut self.hot_small_pages,
+            &mut self.hot_large_pages,
+        ]
+    }
+    fn to_text(mut self) -> String {
+        self.fields().map(|field| field.to_string()).join(" ")
+    }
+    fn from_text(text: &str) -> Option<Self> {
+        let mut judged = Judged::default();
+        let mut words = text.split_whitespace();
+        for field in judged.fields() {
+            *field = words.next()?.parse().ok()?;
+        }
+        Some(judged)
+    }
+}
+
+/// What the judges say of `binary` in the evaluation workload. Their counts belong to its bytes: what they said once is kept under a hash of binary and
+/// workload, and only what was changed is run again. `None` if that is needed and counts are not wanted.
+pub(super) fn judge(bench: &Bench, subject: &Subject<'_>, binary: &Path) -> Result<Option<Judged>> {
+    let kept = subject.folder.join(format!("judged-{:032x}", identity(subject, binary)?));
+    if let Some(judged) = fs::read_to_string(&kept).ok().and_then(|text| Judged::from_text(&text)) {
+        return Ok(Some(judged));
+    }
+    if !bench.wants_counts {
+        return Ok(None);
+    }
+    let judged = run_judges(bench, subject, binary)?;
+    shell::write_file(&kept, judged.to_text().as_bytes())?;
+    Ok(Some(judged))
+}
+
+/// A hash of all that decides what is counted: the binary, the program's workloads, the tools' settings.
+fn identity(subject: &Subject<'_>, binary: &Path) -> Result<u128> {
+    let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+    hasher.update(&shell::read_file(binary)?);
+    hasher.update(CACHE.join(" ").as_bytes());
+    let folder = subject.workload_folder();
+    let mut files = shell::sorted_entries(&folder)?;
+    files.push(folder.join("../data.sh"));
+    for file in files {
+        hasher.update(&shell::read_file(&file)?);
+    }
+    Ok(hasher.digest128())
+}
+
+fn run_judges(bench: &Bench, subject: &Subject<'_>, binary: &Path) -> Result<Judged> {
     let mut judged = Judged::default();
     for log in under(bench, subject, binary, "--tool=lackey --basic-counts=yes --log-file=LOGS.%p")? {
         judged.taken_conditionals += number_after(&log, "Jccs:", "taken:").unwrap_or(0);
@@ -144,6 +197,15 @@ fn hot_parts(executions: &HashMap<u64, u64>, bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_judges_said_is_read_as_it_was_kept() {
+        let judged =
+            Judged { taken_conditionals: 1, instructions: 2, first_level_misses: 3, last_level_misses: 4, ..Judged::default() };
+        assert_eq!(judged.to_text(), "1 2 3 4 0 0 0");
+        assert_eq!(Judged::from_text(&judged.to_text()).map(Judged::to_text), Some(judged.to_text()));
+        assert!(Judged::from_text("1 2 3").is_none());
+    }
 
     #[test]
     fn numbers_are_found_behind_their_words() {

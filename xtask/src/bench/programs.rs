@@ -35,7 +35,7 @@ const fn debian(name: &'static str, packages: &'static [&'static str]) -> Progra
 }
 
 /// All programs, the quick ones first. Lua comes twice: position-independent, BOLT leaves its main loop alone.
-pub(super) const PROGRAMS: [Program; 11] = [
+pub(super) const PROGRAMS: [Program; 12] = [
     corpus("lua", "nonpie-relocs"),
     corpus("lua", "relocs"),
     corpus("sqlite3", "relocs"),
@@ -46,6 +46,7 @@ pub(super) const PROGRAMS: [Program; 11] = [
     debian("cpython", &["python3.11", "python3.11/bookworm"]),
     debian("cppcheck", &["cppcheck"]),
     debian("perl", &["perl", "perl/bookworm"]),
+    debian("postgres", &["postgresql-15", "postgresql-15/bookworm"]),
     Program { name: "ripgrep", form: "relocs", source: Source::Script },
 ];
 

@@ -11,14 +11,14 @@ struct Measure {
     title: &'static str,
     how: &'static str,
     wanted: &'static str,
-    of: fn(&Measured) -> f64,
+    of: fn(&Measured) -> Option<f64>,
     /// Whether the input has it.
     of_input: bool,
     decimals: usize,
 }
 
-fn judged(of: fn(&Judged) -> u64) -> impl Fn(&Measured) -> f64 {
-    move |measured| of(&measured.judged) as f64
+fn judged(measured: &Measured, of: fn(&Judged) -> u64) -> Option<f64> {
+    measured.judged.as_ref().map(|judged| of(judged) as f64)
 }
 
 const MEASURES: [Measure; 9] = [
@@ -26,7 +26,7 @@ const MEASURES: [Measure; 9] = [
         title: "Taken branches by dyno-stats",
         how: "conditional branches that are taken and unconditional ones, counted by each tool in its own output from the profile; the input's by relift",
         wanted: "≤ BOLT on each, geometric mean ≤ 0.90",
-        of: |measured| measured.dyno.taken_after as f64,
+        of: |measured| measured.dyno.map(|dyno| dyno.taken_after as f64),
         of_input: true,
         decimals: 0,
     },
@@ -34,7 +34,7 @@ const MEASURES: [Measure; 9] = [
         title: "Taken conditional jumps by lackey",
         how: "`valgrind --tool=lackey --basic-counts=yes`, the evaluation workload, all of the process: libc and the dynamic linker are in it",
         wanted: "≤ BOLT on each, geometric mean ≤ 0.90",
-        of: |measured| judged(|j| j.taken_conditionals)(measured),
+        of: |measured| judged(measured, |j| j.taken_conditionals),
         of_input: true,
         decimals: 0,
     },
@@ -42,7 +42,7 @@ const MEASURES: [Measure; 9] = [
         title: "Executed instructions",
         how: "`valgrind --tool=callgrind`, all of the process",
         wanted: "≤ BOLT on each, geometric mean ≤ 0.98 of the input",
-        of: |measured| judged(|j| j.instructions)(measured),
+        of: |measured| judged(measured, |j| j.instructions),
         of_input: true,
         decimals: 0,
     },
@@ -50,7 +50,7 @@ const MEASURES: [Measure; 9] = [
         title: "First-level instruction cache misses",
         how: "`valgrind --tool=cachegrind`, all of the process",
         wanted: "≤ BOLT on each",
-        of: |measured| judged(|j| j.first_level_misses)(measured),
+        of: |measured| judged(measured, |j| j.first_level_misses),
         of_input: true,
         decimals: 0,
     },
@@ -58,7 +58,7 @@ const MEASURES: [Measure; 9] = [
         title: "Last-level instruction cache misses",
         how: "cachegrind; with a cache that holds the whole program these are the lines that are touched at all",
         wanted: "≤ BOLT on each",
-        of: |measured| judged(|j| j.last_level_misses)(measured),
+        of: |measured| judged(measured, |j| j.last_level_misses),
         of_input: true,
         decimals: 0,
     },
@@ -66,7 +66,7 @@ const MEASURES: [Measure; 9] = [
         title: "Pages of 4 KB that hold 99 % of the program's own executed instructions",
         how: "from callgrind's counts by address",
         wanted: "≤ BOLT",
-        of: |measured| judged(|j| j.hot_small_pages)(measured),
+        of: |measured| judged(measured, |j| j.hot_small_pages),
         of_input: true,
         decimals: 0,
     },
@@ -74,7 +74,7 @@ const MEASURES: [Measure; 9] = [
         title: "Pages of 2 MB that hold 99 %",
         how: "the same, by 2 MB",
         wanted: "≤ BOLT",
-        of: |measured| judged(|j| j.hot_large_pages)(measured),
+        of: |measured| judged(measured, |j| j.hot_large_pages),
         of_input: true,
         decimals: 0,
     },
@@ -82,7 +82,7 @@ const MEASURES: [Measure; 9] = [
         title: "CPU time of the tool, in seconds",
         how: "user and system time of the whole process, both with as many threads as there are processors; relift with `--no-check`, since BOLT does not check its output",
         wanted: "≤ 0.10",
-        of: |measured| measured.cost.cpu_seconds,
+        of: |measured| Some(measured.cost.cpu_seconds),
         of_input: false,
         decimals: 3,
     },
@@ -90,7 +90,7 @@ const MEASURES: [Measure; 9] = [
         title: "Peak memory of the tool, in MB",
         how: "maximum resident set",
         wanted: "≤ 0.33",
-        of: |measured| measured.cost.peak_kilobytes as f64 / 1024.0,
+        of: |measured| Some(measured.cost.peak_kilobytes as f64 / 1024.0),
         of_input: false,
         decimals: 1,
     },
@@ -98,8 +98,16 @@ const MEASURES: [Measure; 9] = [
 
 /// The short form that is shown while the suite runs.
 pub(super) fn row(row: &Row) -> String {
-    let ratios = MEASURES.iter().map(|measure| format!("{:.3}", (measure.of)(&row.relift) / (measure.of)(&row.bolt)));
-    format!("{:<20} relift/BOLT {}", row.label, ratios.collect::<Vec<_>>().join(" "))
+    let mut ratios: Vec<String> =
+        MEASURES.iter().map(|measure| values(row, measure)).map(|[_, bolt, relift]| ratio_cell(relift, bolt)).collect();
+    let times = time_ratios(row).filter(|[_, _, [_, middle, _]]| *middle > 0.0);
+    ratios.extend(times.map(|[_, _, [low, middle, high]]| format!("time {middle:.3} ({low:.3}–{high:.3})")));
+    let problem = row.bolt.as_ref().err().map(|problem| format!(" BOLT fails: {}", first_line(problem))).unwrap_or_default();
+    format!("{:<20} relift/BOLT {}{problem}", row.label, ratios.join(" "))
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
 }
 
 /// The whole record.
@@ -119,9 +127,14 @@ pub(super) fn tables(rows: &[Row], bench: &Bench, failures: &[String]) -> String
     for measure in &MEASURES {
         table(&mut text, rows, measure);
     }
-    time_table(&mut text, rows, bench.pairs);
+    time_table(&mut text, rows, bench);
     size_table(&mut text, rows);
     stripped_table(&mut text, rows);
+    for row in rows {
+        if let Err(problem) = &row.bolt {
+            let _ = writeln!(text, "{}: BOLT fails: {problem}\n", row.label);
+        }
+    }
     for failure in failures {
         let _ = writeln!(text, "Not measured: {failure}\n");
     }
@@ -129,6 +142,9 @@ pub(super) fn tables(rows: &[Row], bench: &Bench, failures: &[String]) -> String
 }
 
 fn table(text: &mut String, rows: &[Row], measure: &Measure) {
+    if rows.iter().all(|row| (measure.of)(&row.relift).is_none()) {
+        return;
+    }
     let _ =
         writeln!(text, "### {}\n\n{}. Wanted of relift / BOLT: {}.\n", measure.title, capitalized(measure.how), measure.wanted);
     let input_head = if measure.of_input { "input | " } else { "" };
@@ -139,20 +155,21 @@ fn table(text: &mut String, rows: &[Row], measure: &Measure) {
     let mut ratios = [Vec::new(), Vec::new(), Vec::new()];
     for row in rows {
         let [input, bolt, relift] = values(row, measure);
-        let lost = if relift > bolt * 1.0005 { " ✗" } else { "" };
-        let number = |value: f64| grouped(value, measure.decimals);
-        ratios[0].push(relift / bolt);
+        let lost = if relift.zip(bolt).is_some_and(|(relift, bolt)| relift > bolt * 1.0005) { " ✗" } else { "" };
+        let number = |value: Option<f64>| value.map_or("–".to_owned(), |value| grouped(value, measure.decimals));
+        let bolt_number = if row.bolt.is_ok() { number(bolt) } else { "fails".to_owned() };
         let _ = write!(text, "| {} | ", row.label);
         if measure.of_input {
-            ratios[1].push(relift / input);
-            ratios[2].push(bolt / input);
             let _ = write!(text, "{} | ", number(input));
         }
-        let _ = write!(text, "{} | {} | {:.3}{lost} |", number(bolt), number(relift), relift / bolt);
+        let _ = write!(text, "{bolt_number} | {} | {}{lost} |", number(relift), ratio_cell(relift, bolt));
         if measure.of_input {
-            let _ = write!(text, " {:.3} | {:.3} |", relift / input, bolt / input);
+            let _ = write!(text, " {} | {} |", ratio_cell(relift, input), ratio_cell(bolt, input));
         }
         text.push('\n');
+        for (ratios, pair) in ratios.iter_mut().zip([relift.zip(bolt), relift.zip(input), bolt.zip(input)]) {
+            ratios.extend(pair.map(|(over, under)| over / under));
+        }
     }
     let means = ratios.map(|ratios| geometric_mean(&ratios));
     if measure.of_input {
@@ -163,36 +180,75 @@ fn table(text: &mut String, rows: &[Row], measure: &Measure) {
     }
 }
 
-fn values(row: &Row, measure: &Measure) -> [f64; 3] {
-    // The input's dyno-stats are those of relift, which sees every function.
-    let mut input = (measure.of)(&row.input);
-    if input == 0.0 {
-        input = row.relift.dyno.taken_before as f64;
-    }
-    [input, (measure.of)(&row.bolt), (measure.of)(&row.relift)]
+fn ratio_cell(over: Option<f64>, under: Option<f64>) -> String {
+    over.zip(under).map_or("–".to_owned(), |(over, under)| format!("{:.3}", over / under))
 }
 
-fn time_table(text: &mut String, rows: &[Row], pairs: usize) {
+/// Of the input, of BOLT's output and of relift's, what there is.
+fn values(row: &Row, measure: &Measure) -> [Option<f64>; 3] {
+    let bolt = row.bolt.as_ref().ok().and_then(measure.of);
+    // The input's dyno-stats are those of relift, which sees every function.
+    let is_dyno = row.input.dyno.is_none() && measure.title.ends_with("dyno-stats");
+    let before = || row.relift.dyno.map(|dyno| dyno.taken_before as f64);
+    let input = if is_dyno { before() } else { (measure.of)(&row.input) };
+    [input, bolt, (measure.of)(&row.relift)]
+}
+
+/// The quartiles of the rounds' ratios: BOLT over input, relift over input, relift over BOLT.
+fn time_ratios(row: &Row) -> Option<[[f64; 3]; 3]> {
+    if row.input.rounds.is_empty() {
+        return None;
+    }
+    let seconds = |measured: &Measured| measured.rounds.iter().map(|used| used.total()).collect::<Vec<f64>>();
+    let none = Measured::default();
+    let bolt = seconds(row.bolt.as_ref().unwrap_or(&none));
+    let (input, relift) = (seconds(&row.input), seconds(&row.relift));
+    let pair = |over: &[f64], under: &[f64]| quartiles(over.iter().zip(under).map(|(a, b)| a / b.max(1e-6)).collect());
+    Some([pair(&bolt, &input), pair(&relift, &input), pair(&relift, &bolt)])
+}
+
+fn time_table(text: &mut String, rows: &[Row], bench: &Bench) {
+    if rows.iter().all(|row| row.input.rounds.is_empty()) {
+        return;
+    }
     let _ = writeln!(
         text,
-        "### User time\n\nOf the program's own processes in the evaluation workload, {pairs} rounds in turns; the median of the rounds' ratios, and \
-         between what bounds the middle half of them lies.\n\n\
-         | program | input, s | BOLT / input | relift / input | relift / BOLT |\n| --- | ---: | ---: | ---: | ---: |"
+        "### Time\n\nUser and system time together of the program's own processes in the evaluation workload: the kernel knows the sum to the nanosecond, its two \
+         parts only by the ticks of a clock. {} rounds, each of so many repeats of the workload that the input needs {} s or more; in each repeat the three take \
+         turns, in changing order. The median of the rounds' ratios, and between what bounds the middle half of them lies. Last, the same of the user time \
+         alone.\n\n\
+         | program | repeats | input, s a round | BOLT / input | relift / input | relift / BOLT | user: relift / BOLT |\n\
+         | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        bench.rounds, bench.round_seconds
     );
     let mut all = [Vec::new(), Vec::new(), Vec::new()];
-    for row in rows.iter().filter(|row| !row.input.seconds.is_empty()) {
-        let pair = |over: &Measured, under: &Measured| -> [f64; 3] {
-            quartiles(over.seconds.iter().zip(&under.seconds).map(|(a, b)| a / b.max(0.001)).collect())
+    for row in rows {
+        let Some(ratios) = time_ratios(row) else { continue };
+        let cell = |[low, middle, high]: [f64; 3]| match middle {
+            0.0 => "–".to_owned(),
+            _ => format!("{middle:.3} ({low:.3}–{high:.3})"),
         };
-        let ratios = [pair(&row.bolt, &row.input), pair(&row.relift, &row.input), pair(&row.relift, &row.bolt)];
-        let cells: Vec<String> = ratios.iter().map(|[low, middle, high]| format!("{middle:.3} ({low:.3}–{high:.3})")).collect();
-        let _ = writeln!(text, "| {} | {:.3} | {} |", row.label, quartiles(row.input.seconds.clone())[1], cells.join(" | "));
+        let input = quartiles(row.input.rounds.iter().map(|used| used.total()).collect())[1];
+        let _ = writeln!(
+            text,
+            "| {} | {} | {input:.3} | {} | {} |",
+            row.label,
+            row.repeats,
+            ratios.map(cell).join(" | "),
+            user_ratio(row).map_or("–".to_owned(), |ratio| format!("{ratio:.3}"))
+        );
         for (all, ratio) in all.iter_mut().zip(ratios) {
-            all.push(ratio[1]);
+            all.extend(Some(ratio[1]).filter(|ratio| *ratio > 0.0));
         }
     }
     let means = all.map(|ratios| format!("**{:.3}**", geometric_mean(&ratios)));
-    let _ = writeln!(text, "| **geometric mean** | | {} |\n", means.join(" | "));
+    let _ = writeln!(text, "| **geometric mean** | | | {} | |\n", means.join(" | "));
+}
+
+fn user_ratio(row: &Row) -> Option<f64> {
+    let bolt = row.bolt.as_ref().ok()?;
+    let ratios = row.relift.rounds.iter().zip(&bolt.rounds).map(|(a, b)| a.user / b.user.max(1e-6)).collect();
+    Some(quartiles(ratios)[1])
 }
 
 fn size_table(text: &mut String, rows: &[Row]) {
@@ -204,21 +260,21 @@ fn size_table(text: &mut String, rows: &[Row]) {
     );
     let mut all = [Vec::new(), Vec::new()];
     for row in rows {
-        let input = row.input.stripped_bytes as f64;
-        let ratios = [row.bolt.stripped_bytes as f64 / input, row.relift.stripped_bytes as f64 / input];
-        let lost = if ratios[1] > 1.03 { " ✗" } else { "" };
+        let bytes = |measured: &Measured| measured.stripped_bytes as f64;
+        let input = bytes(&row.input);
+        let (bolt, relift) = (row.bolt.as_ref().ok().map(|bolt| bytes(bolt) / input), bytes(&row.relift) / input);
+        let lost = if relift > 1.03 { " ✗" } else { "" };
         let _ = writeln!(
             text,
-            "| {} | {} | {:.3} | {:.3}{lost} | {:.3} | {:.1} |",
+            "| {} | {} | {} | {relift:.3}{lost} | {:.3} | {:.1} |",
             row.label,
             grouped(input, 0),
-            ratios[0],
-            ratios[1],
+            ratio_cell(bolt, Some(1.0)),
             row.checked.cpu_seconds,
             row.checked.peak_kilobytes as f64 / 1024.0
         );
-        all[0].push(ratios[0]);
-        all[1].push(ratios[1]);
+        all[0].extend(bolt);
+        all[1].push(relift);
     }
     let _ = writeln!(
         text,
@@ -241,16 +297,16 @@ fn stripped_table(text: &mut String, rows: &[Row]) {
             let _ = writeln!(text, "| {} | – | – | – | – | – |", row.label);
             continue;
         };
-        let ratio = |of: fn(&Measured) -> u64| of(bare) as f64 / of(&row.relift) as f64;
+        let dyno = |measured: &Measured| measured.dyno.map(|dyno| dyno.taken_after as f64);
+        let judges: [fn(&Judged) -> u64; 3] = [|j| j.taken_conditionals, |j| j.instructions, |j| j.first_level_misses];
+        let counted = judges.map(|of| ratio_cell(judged(bare, of), judged(&row.relift, of)));
         let _ = writeln!(
             text,
-            "| {} | {:.3} | {:.3} | {:.3} | {:.3} | {:.3} |",
+            "| {} | {} | {} | {:.3} |",
             row.label,
-            ratio(|m| m.dyno.taken_after),
-            ratio(|m| m.judged.taken_conditionals),
-            ratio(|m| m.judged.instructions),
-            ratio(|m| m.judged.first_level_misses),
-            ratio(|m| m.stripped_bytes)
+            ratio_cell(dyno(bare), dyno(&row.relift)),
+            counted.join(" | "),
+            bare.stripped_bytes as f64 / row.relift.stripped_bytes as f64
         );
     }
     text.push('\n');

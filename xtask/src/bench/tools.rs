@@ -1,7 +1,7 @@
 //! relift and BOLT as processes: what they cost, and what they say of their own outputs.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::run::{Bench, Subject};
@@ -13,10 +13,10 @@ pub(super) const BOLT_OPTIONS: [&str; 6] =
 
 /// What a run of a tool cost.
 #[derive(Copy, Clone, Debug, Default)]
-pub(super) struct Cost {
+pub(crate) struct Cost {
     /// User and system time of the whole process.
-    pub(super) cpu_seconds: f64,
-    pub(super) peak_kilobytes: u64,
+    pub(crate) cpu_seconds: f64,
+    pub(crate) peak_kilobytes: u64,
 }
 
 /// What a tool counts by the profile, before and after.
@@ -26,8 +26,32 @@ pub(super) struct Dyno {
     pub(super) taken_after: u64,
 }
 
-/// Makes the profile that both tools get: BOLT's instrumentation, the training workload.
-pub(super) fn profile(bench: &Bench, subject: &Subject<'_>) -> Result {
+impl Cost {
+    /// The middle one by time, with the most memory of all.
+    pub(crate) fn median(mut costs: Vec<Cost>) -> Cost {
+        costs.sort_by(|a, b| a.cpu_seconds.total_cmp(&b.cpu_seconds));
+        let peak_kilobytes = costs.iter().map(|cost| cost.peak_kilobytes).max().unwrap_or(0);
+        Cost { peak_kilobytes, ..costs.get(costs.len() / 2).copied().unwrap_or_default() }
+    }
+}
+
+/// The profile that both tools get: BOLT's instrumentation, the training workload. What exists is not made again. Where BOLT's instrumentation fails,
+/// relift's own takes its place, and the second value says how.
+pub(super) fn profile(bench: &Bench, subject: &Subject<'_>) -> Result<(PathBuf, Option<String>)> {
+    let (by_bolt, by_relift) = (subject.folder.join("profile.fdata"), subject.folder.join("profile.rlp"));
+    if by_bolt.is_file() {
+        return Ok((by_bolt, None));
+    }
+    match profile_by_bolt(bench, subject, &by_bolt) {
+        Ok(()) => Ok((by_bolt, None)),
+        Err(problem) => {
+            profile_by_relift(bench, subject, &by_relift)?;
+            Ok((by_relift, Some(format!("instrumenting: {problem}"))))
+        }
+    }
+}
+
+fn profile_by_bolt(bench: &Bench, subject: &Subject<'_>, profile: &Path) -> Result {
     let raw = subject.folder.join("raw");
     let _absent = fs::remove_dir_all(&raw);
     shell::create_folder(&raw)?;
@@ -37,26 +61,47 @@ pub(super) fn profile(bench: &Bench, subject: &Subject<'_>) -> Result {
     let mut instrument = Command::new(&bench.bolt);
     instrument.arg(&subject.input).arg("-instrument").arg(file_option).arg("--instrumentation-file-append-pid");
     shell::run(instrument.arg("-o").arg(&instrumented))?;
-    bench.run_workload(subject, "train", &format!("#!/bin/sh\nexec \"{}\" \"$@\"\n", instrumented.display()))?;
+    train(bench, subject, &instrumented)?;
     let parts = shell::sorted_entries(&raw)?;
     if parts.is_empty() {
         return Err("the instrumented program wrote no profile".into());
     }
     let said = shell::run(Command::new(&bench.merge_fdata).args(&parts))?;
-    shell::write_file(&subject.profile, &said.stdout)
+    shell::write_file(profile, &said.stdout)
+}
+
+fn profile_by_relift(bench: &Bench, subject: &Subject<'_>, profile: &Path) -> Result {
+    let instrumented = subject.folder.join("instrumented-by-relift");
+    let _absent = fs::remove_file(profile);
+    let mut instrument = Command::new(&bench.relift);
+    instrument.arg("instrument").arg(&subject.input).arg("-o").arg(&instrumented).arg("--profile").arg(profile);
+    shell::run(&mut instrument)?;
+    train(bench, subject, &instrumented)
+}
+
+/// Runs the training workload, which must print what the input prints in it: a profile of a program that failed is none.
+fn train(bench: &Bench, subject: &Subject<'_>, instrumented: &Path) -> Result {
+    let run = |binary: &Path| bench.run_workload(subject, "train", &format!("#!/bin/sh\nexec \"{}\" \"$@\"\n", binary.display()));
+    let expected = run(&subject.input)?;
+    expected.require_success("train")?;
+    if run(instrumented)? == expected {
+        Ok(())
+    } else {
+        Err("the instrumented program does not print what the input prints".into())
+    }
 }
 
 /// BOLT's output, with what it cost and counted.
-pub(super) fn bolt(bench: &Bench, subject: &Subject<'_>, output: &Path) -> Result<(Cost, Dyno)> {
+pub(super) fn bolt(bench: &Bench, subject: &Subject<'_>, profile: &Path, output: &Path) -> Result<(Cost, Dyno)> {
     let mut words = vec![bench.bolt.clone(), subject.input.display().to_string()];
-    words.push(format!("-data={}", subject.profile.display()));
+    words.push(format!("-data={}", profile.display()));
     words.extend(BOLT_OPTIONS.map(str::to_owned));
     words.extend(["-o".into(), output.display().to_string()]);
-    let (cost, said) = measured(subject, &words)?;
+    let (cost, said) = measured(&subject.folder, &words)?;
     let taken: Vec<u64> = said.lines().filter_map(|line| counted(line, "taken branches")).collect();
     match taken[..] {
         [taken_before, taken_after, ..] => Ok((cost, Dyno { taken_before, taken_after })),
-        _ => Err("BOLT printed no dyno-stats".into()),
+        _ => Err("it printed no dyno-stats".into()),
     }
 }
 
@@ -81,7 +126,7 @@ pub(super) fn relift(
     words.extend(["-p".into(), text(profile), "--json".into()]);
     words.extend(bench.relift_options.iter().cloned());
     words.extend(more.iter().map(|&word| word.to_owned()));
-    let (cost, said) = measured(subject, &words)?;
+    let (cost, said) = measured(&subject.folder, &words)?;
     let json: serde_json::Value =
         serde_json::from_str(&said).map_err(|error| format!("relift --json printed no JSON: {error}"))?;
     let taken =
@@ -90,8 +135,8 @@ pub(super) fn relift(
 }
 
 /// Runs a tool; what it cost, and its standard output.
-fn measured(subject: &Subject<'_>, words: &[String]) -> Result<(Cost, String)> {
-    let (times, memory) = (subject.folder.join("times"), subject.folder.join("memory"));
+pub(crate) fn measured(folder: &Path, words: &[String]) -> Result<(Cost, String)> {
+    let (times, memory) = (folder.join("times"), folder.join("memory"));
     // The shell's own clock has milliseconds; the memory is that of `time`'s one child.
     let script = r#"TIMEFORMAT='%3U %3S'; times=$1; memory=$2; shift 2; { time command time -f %M -o "$memory" "$@" 2>&3; } 3>&2 2>"$times""#;
     let said = shell::run(Command::new("bash").args(["-c", script, "bash"]).arg(&times).arg(&memory).args(words))?;
@@ -113,6 +158,13 @@ pub(super) fn stripped_size(subject: &Subject<'_>, binary: &Path) -> Result<u64>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tool_costs_the_middle_of_its_times_and_the_most_of_its_memory() {
+        let cost = |cpu_seconds, peak_kilobytes| Cost { cpu_seconds, peak_kilobytes };
+        let median = Cost::median(vec![cost(3.0, 10), cost(1.0, 30), cost(2.0, 20)]);
+        assert_eq!((median.cpu_seconds, median.peak_kilobytes), (2.0, 30));
+    }
 
     #[test]
     fn the_counters_of_bolt_are_told_apart() {

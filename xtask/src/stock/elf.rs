@@ -9,7 +9,7 @@ use crate::shell::{self, Result};
 
 /// What a file is, as far as its headers say without being parsed in full.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Pie,
     Shared,
     /// At a fixed address.
@@ -17,7 +17,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Pie => "PIE",
             Kind::Shared => "shared object",
@@ -27,14 +27,16 @@ impl Kind {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct File {
-    pub(super) path: PathBuf,
-    pub(super) kind: Kind,
-    pub(super) size: u64,
+pub(crate) struct File {
+    pub(crate) path: PathBuf,
+    pub(crate) kind: Kind,
+    pub(crate) size: u64,
+    /// Bytes of the segments that are executed.
+    pub(crate) code: u64,
 }
 
 /// The ELF files in these folders (not below them) and among these files, each once, by the path behind all links.
-pub(super) fn find(roots: &[PathBuf]) -> Result<Vec<File>> {
+pub(crate) fn find(roots: &[PathBuf]) -> Result<Vec<File>> {
     let mut found: BTreeMap<PathBuf, File> = BTreeMap::new();
     for root in roots {
         let paths = if root.is_dir() { shell::sorted_entries(root)? } else { vec![root.clone()] };
@@ -57,7 +59,7 @@ fn look_at(path: &Path) -> Option<File> {
         len += count;
     }
     let kind = kind_of(&head[..len], path)?;
-    Some(File { path: path.to_owned(), kind, size: metadata.len() })
+    Some(File { path: path.to_owned(), kind, size: metadata.len(), code: code_bytes(&head[..len]) })
 }
 
 /// 64-bit, little-endian, x86-64, linked; with an interpreter it is a program, unless it is named like a library.
@@ -80,6 +82,21 @@ fn kind_of(head: &[u8], path: &Path) -> Option<Kind> {
     }
 }
 
+/// The sizes of all executable segments that the first bytes of a file describe.
+fn code_bytes(head: &[u8]) -> u64 {
+    const PT_LOAD: u32 = 1;
+    const PF_X: u32 = 1;
+    let word = |at: usize| Some(u32::from_le_bytes(head.get(at..at.checked_add(4)?)?.try_into().ok()?));
+    let long = |at: usize| Some(u64::from_le_bytes(head.get(at..at.checked_add(8)?)?.try_into().ok()?));
+    let e_phoff = long(32).unwrap_or(0) as usize;
+    let count = head.get(56..58).map_or(0, |half| u16::from_le_bytes([half[0], half[1]]));
+    let size = |index: u16| {
+        let at = e_phoff.checked_add(56 * usize::from(index))?;
+        (word(at)? == PT_LOAD && word(at.checked_add(4)?)? & PF_X != 0).then(|| long(at.checked_add(32)?)).flatten()
+    };
+    (0..count).filter_map(size).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,7 +104,7 @@ mod tests {
     #[test]
     fn a_stock_program_and_a_text_are_told_apart() {
         let shell = Path::new("/bin/sh").canonicalize().unwrap_or_else(|error| panic!("{error}"));
-        assert!(look_at(&shell).is_some());
+        assert!(look_at(&shell).is_some_and(|file| file.code > 10_000));
         assert!(look_at(&crate::repository_root().join("Cargo.toml")).is_none());
     }
 

@@ -114,6 +114,8 @@ impl Row {
             "output_bytes": self.in_order.get("output_bytes"),
             "shuffled_bytes": self.said.get("output_bytes"),
             "mode": self.said.get("mode"),
+            "techniques": self.said.get("techniques"),
+            "warnings": self.said.get("warnings"),
             "functions": self.said.get("functions"),
             "text_bytes": self.said.get("text_bytes"),
             "seconds": self.said.get("seconds"),
@@ -128,11 +130,11 @@ impl Row {
 }
 
 /// Writes the record as `PREFIX.json` and `PREFIX.md` and returns the Markdown.
-pub(super) fn write(rows: &[Row], prefix: &Path, seed: u64, place: &str, elapsed: Duration) -> Result<String> {
+pub(super) fn write(rows: &[Row], prefix: &Path, command: &str, place: &str, elapsed: Duration) -> Result<String> {
     if let Some(folder) = prefix.parent() {
         shell::create_folder(folder)?;
     }
-    let text = markdown(rows, seed, place, elapsed);
+    let text = markdown(rows, command, place, elapsed);
     let rows: Vec<Value> = rows.iter().map(Row::json).collect();
     let json = serde_json::to_string_pretty(&rows).map_err(|error| format!("cannot write the record: {error}"))?;
     shell::write_file(&prefix.with_extension("json"), (json + "\n").as_bytes())?;
@@ -140,14 +142,15 @@ pub(super) fn write(rows: &[Row], prefix: &Path, seed: u64, place: &str, elapsed
     Ok(text)
 }
 
-fn markdown(rows: &[Row], seed: u64, place: &str, elapsed: Duration) -> String {
+fn markdown(rows: &[Row], command: &str, place: &str, elapsed: Duration) -> String {
     let mut text = format!(
-        "`cargo xtask stock --shuffle {seed}`: {} files, {} bytes, {:.0} s. Programs ran {place}.\n\n",
+        "`cargo xtask stock {command}`: {} files, {} bytes, {:.0} s. Programs ran {place}.\n\n",
         rows.len(),
         rows.iter().map(|row| row.size).sum::<u64>(),
         elapsed.as_secs_f64(),
     );
     kinds_table(rows, &mut text);
+    super::savings::table(rows, &mut text);
     let count = |is: fn(&Outcome) -> bool| rows.iter().filter(|row| is(&row.outcome)).count();
     let ran = rows.iter().filter(|row| row.behavior.runs > 0);
     let different = rows.iter().filter(|row| !row.behavior.different.is_empty()).count();
@@ -178,7 +181,7 @@ fn markdown(rows: &[Row], seed: u64, place: &str, elapsed: Duration) -> String {
     text
 }
 
-fn percent(part: u64, whole: u64) -> String {
+pub(super) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "-".into() } else { format!("{:.2} %", part as f64 * 100.0 / whole as f64) }
 }
 
@@ -268,7 +271,7 @@ mod tests {
         let mut row = Row::new(Path::new("/in"), Kind::Pie, 10);
         row.said = json!({ "text_bytes": { "total": 200, "moved": 150, "pinned": { "undecodable": 50 } }, "input_bytes": 10, "output_bytes": 12 });
         row.in_order = json!({ "output_bytes": 9 });
-        let text = markdown(&[row], 1, "here", Duration::from_secs(1));
+        let text = markdown(&[row], "--shuffle 1", "here", Duration::from_secs(1));
         assert!(text.contains("| PIE | 1 | 1 | 200 | 75.00 % | 10 | 9 | 90.00 % | 120.00 % |"), "{text}");
         assert!(text.contains("| PIE | undecodable | 50 | 0 |"), "{text}");
     }

@@ -6,7 +6,10 @@
 //! table. A word that leads to an instruction of another cluster leaves a doubt: it may be an entry that names a shared cold part. Where the number
 //! of entries is proven, such a word is an entry, and the clusters are joined.
 
+use std::sync::Arc;
+
 use object::elf;
+use rustc_hash::FxHashMap;
 
 use crate::address::Va;
 use crate::cfg::tables::TableContext;
@@ -15,7 +18,7 @@ use crate::discover::units::{Unit, unit_at};
 use crate::entity::EntityId;
 
 /// What a word of the table is counted from, and how wide it is.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) at: Va,
     /// 0 for a table of addresses.
@@ -28,11 +31,43 @@ pub(crate) struct Shape {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reading {
     /// One per entry; an unreachable case repeats a reachable one.
-    pub(super) targets: Vec<Va>,
+    pub(super) targets: Arc<[Va]>,
+    /// The same, ascending, each once.
+    pub(super) distinct: Arc<[Va]>,
     /// Units outside the cluster that entries reach.
     pub(super) joins: Vec<Unit>,
     /// The table may go on behind what was read.
     pub(super) is_doubtful: bool,
+}
+
+/// What a reading depends on besides the table's shape.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+struct Given {
+    proven: u64,
+    limit: Option<Va>,
+    num_seen: usize,
+}
+
+/// Readings of one cluster's tables: most are asked for again in each round, and nothing about them has changed.
+#[derive(Debug, Default)]
+pub(super) struct Readings {
+    known: FxHashMap<Shape, (Given, Reading)>,
+}
+
+impl Readings {
+    /// Reads a table of a cluster, unless that was done already. `proven` is a number of entries that are there for sure; `seen` are tables that
+    /// the cluster has, and only grow.
+    pub(super) fn read(&mut self, context: &TableContext<'_>, cluster: Unit, shape: Shape, proven: u64, seen: &[Va]) -> Reading {
+        let given = Given { proven, limit: context.limit(shape, seen), num_seen: seen.len() };
+        match self.known.get(&shape) {
+            Some((known, reading)) if *known == given => reading.clone(),
+            _ => {
+                let reading = context.read(cluster, shape, proven, seen);
+                self.known.insert(shape, (given, reading.clone()));
+                reading
+            }
+        }
+    }
 }
 
 #[derive(Copy, Clone, Debug)]
@@ -53,8 +88,7 @@ enum Lead {
 }
 
 impl TableContext<'_> {
-    /// Reads a table of a cluster. `proven` is a number of entries that are there for sure; `seen` are tables that the cluster has.
-    pub(super) fn read(&self, cluster: Unit, shape: Shape, proven: u64, seen: &[Va]) -> Reading {
+    fn read(&self, cluster: Unit, shape: Shape, proven: u64, seen: &[Va]) -> Reading {
         let Some(limit) = self.limit(shape, seen) else { return Reading::default() };
         let mut reading = Reading::default();
         let mut entries: Vec<Entry> = Vec::new();
@@ -89,16 +123,19 @@ impl TableContext<'_> {
             Entry::Unreachable => None,
         });
         let Some(stand_in) = stand_in else { return reading };
-        for entry in entries {
-            reading.targets.push(match entry {
-                Entry::Inside(va) => va,
-                Entry::Joined(va, unit) => {
-                    reading.joins.push(unit);
-                    va
-                }
-                Entry::Unreachable => stand_in,
-            });
-        }
+        let target = |entry: Entry| match entry {
+            Entry::Inside(va) => va,
+            Entry::Joined(va, unit) => {
+                reading.joins.push(unit);
+                va
+            }
+            Entry::Unreachable => stand_in,
+        };
+        let targets: Vec<Va> = entries.into_iter().map(target).collect();
+        let mut distinct = targets.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        (reading.targets, reading.distinct) = (targets.into(), distinct.into());
         reading
     }
 

@@ -173,6 +173,7 @@ fn image_of(bytes: &[u8]) -> Image<'_> {
         static_relocs: Vec::new(),
         build_id: None,
         has_ibt: false,
+        moves_fini: false,
     }
 }
 

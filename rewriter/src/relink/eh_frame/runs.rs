@@ -96,7 +96,8 @@ fn for_each_part(unwind: &Unwind, piece: &Piece, mut visit: impl FnMut(Piece, Op
         let old_end = end.min(piece.old_end());
         let new_start = piece.map(at);
         let new_end = if is_last { piece.new_end() } else { piece.map(old_end) };
-        let part = Piece { old_start: at, old_len: (old_end - at) as u32, new_start, new_len: (new_end - new_start) as u32 };
+        let old_len = (old_end - at) as u32;
+        let part = Piece { old_start: at, old_len, new_start, new_len: (new_end - new_start) as u32, ..*piece };
         visit(part, fde);
         if is_last {
             return;

@@ -106,6 +106,7 @@ fn read_back(written: &Written, like: &Image<'_>) -> Unwind {
         static_relocs: Vec::new(),
         build_id: None,
         has_ibt: false,
+        moves_fini: false,
     };
     Unwind::parse(&image).unwrap()
 }
@@ -152,7 +153,11 @@ fn assert_same_tables(old: &Lsda, new: &Lsda) {
 
 fn identity(start: Va, end: Va) -> UnwindFragment {
     let len = (end - start) as u32;
-    UnwindFragment { start, len, pieces: vec![Piece { old_start: start, old_len: len, new_start: start, new_len: len }] }
+    UnwindFragment {
+        start,
+        len,
+        pieces: vec![Piece { old_start: start, old_len: len, new_start: start, new_len: len, is_new: false }],
+    }
 }
 
 #[test]
@@ -241,7 +246,7 @@ fn tear(unwind: &Unwind, from: Va, every: usize, random: &mut Random) -> Torn {
                     1 if old_len > 2 => old_len - 2,
                     _ => old_len,
                 };
-                placed.push(Piece { old_start, old_len, new_start: at, new_len });
+                placed.push(Piece { old_start, old_len, new_start: at, new_len, is_new: false });
                 at = at + u64::from(new_len);
             }
             fragments.push(UnwindFragment { start, len: (at - start) as u32, pieces: placed });

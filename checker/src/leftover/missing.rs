@@ -1,0 +1,83 @@
+//! Functions that the output does not have: legal only where nothing can name them.
+//!
+//! **Problem.** A function that no pair reached and that has no equal in the output was left out. Nothing that a loader names leads to it, or
+//! the walk would have asked for its counterpart; nor does dead code that was kept, or its pieces would not have matched. What is left is
+//! what the walk does not read.
+//!
+//! **Method.** Three such things are read here, in the input alone. Plain numbers: in a file at a fixed address without
+//! the linker's relocations, no function may be missing. Offsets: a 32-bit word that, added to its own address or to the address behind
+//! which it lies and that an instruction names, is where the function begins (relative virtual tables, tables of offsets). Code that the
+//! walk did not reach and that was not left out: an instruction of it, wherever linear decoding meets one, that leads to the function.
+
+use rustc_hash::FxHashSet;
+
+use super::each_instruction;
+use crate::decode::Kind;
+use crate::image::Section;
+use crate::report::ViolationKind;
+use crate::walk::Walk;
+
+/// Reports what is missing and may be named; `missing` are numbers of frame descriptions of the input.
+pub(super) fn report(walk: &mut Walk<'_, '_>, missing: &[(u32, u64)]) {
+    if missing.is_empty() {
+        return;
+    }
+    let fdes = &walk.input.unwind.fdes;
+    let starts: FxHashSet<u64> = missing.iter().map(|&(number, _)| fdes[number as usize].start).collect();
+    let mut named = FxHashSet::default();
+    if !walk.keeps_old_text() {
+        by_offsets(walk, &starts, &mut named);
+        by_kept_code(walk, missing, &starts, &mut named);
+    }
+    for &(number, _) in missing {
+        let (start, end) = (walk.input.unwind.fdes[number as usize].start, walk.input.unwind.fdes[number as usize].end);
+        if walk.keeps_old_text() || named.contains(&start) {
+            let size = end - start;
+            let message =
+                format!("{size} bytes of the input's code with a frame description have no counterpart (address of the input)");
+            walk.report(ViolationKind::MissingFunction, start, message);
+        } else {
+            walk.stats.dropped_functions += 1;
+        }
+    }
+}
+
+/// Words of data that are the distance to one of the functions.
+fn by_offsets(walk: &Walk<'_, '_>, starts: &FxHashSet<u64>, named: &mut FxHashSet<u64>) {
+    let input = walk.input;
+    let is_data = |section: &&Section<'_>| section.is_alloc() && !section.is_code();
+    for section in input.image.sections.iter().filter(is_data) {
+        let bytes = input.image.section_bytes(section);
+        if crate::data::is_by_meaning(section.name) {
+            continue;
+        }
+        let mut base = None;
+        let mut next = walk.survey.next_reference(section.address.wrapping_sub(1));
+        for (place, word) in (section.address..).step_by(4).zip(bytes.chunks_exact(4)) {
+            while next <= place {
+                base = Some(next);
+                next = walk.survey.next_reference(next);
+            }
+            let offset = i64::from(i32::from_le_bytes([word[0], word[1], word[2], word[3]])).cast_unsigned();
+            let targets = [Some(place), base].into_iter().flatten().map(|from| from.wrapping_add(offset));
+            named.extend(targets.filter(|target| starts.contains(target)));
+        }
+    }
+}
+
+/// Instructions that are neither walked nor part of what is missing.
+fn by_kept_code(walk: &Walk<'_, '_>, missing: &[(u32, u64)], starts: &FxHashSet<u64>, named: &mut FxHashSet<u64>) {
+    let input = walk.input;
+    let gone: FxHashSet<u32> = missing.iter().map(|&(number, _)| number).collect();
+    each_instruction(input, |address, inst| {
+        let target = match inst.kind {
+            Kind::Jump | Kind::Branch | Kind::Call | Kind::Loop => input.target(address, inst),
+            _ if inst.disp != 0 => input.operand(address, inst),
+            _ => return,
+        };
+        if !starts.contains(&target) || input.unwind.fde_at(address).is_some_and(|number| gone.contains(&number)) {
+            return;
+        }
+        named.insert(target);
+    });
+}

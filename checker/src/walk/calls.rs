@@ -1,0 +1,147 @@
+//! Calls that the output makes in another way: past a stub, or not at all because the callee's body stands there.
+//!
+//! **Past a stub.** `call stub` against `call *slot(%rip)`: the stub must be `[endbr64] [bnd] jmp *slot(%rip)` of the same slot. From the call to the
+//! jump the input does nothing that can be seen, so both push a return address and go to what the slot holds then. A stub whose jump has any other prefix
+//! (`notrack`) is none: its target might lack `endbr64`.
+//!
+//! **The body in the call's place.** Where the input calls and the output does not, the input steps into the callee alone, past an `endbr64`, and from then on pairs
+//! stand *within* that call, until the input's `ret`, which it steps over alone too. In between the two states are the same but for the stack pointer,
+//! which is 8 lower in the input, the word that it points to, and who is asked to unwind. So within a call
+//! * no instruction reads or writes the stack pointer or addresses by it ([`crate::stack`]), and none is a call, an indirect jump or a trap: then none can tell;
+//! * the callee's frame description says at each instruction what it says at an entry, and the output's says what the *call's* says: who unwinds
+//!   arrives at the same frame with the same registers;
+//! * the output's handlers are those of the call, and the callee has none.
+//!
+//! The word below the stack pointer is the return address in the input and something else in the output. Only code that reads below the stack pointer
+//! what a call has left there could tell; signal handlers overwrite the same word, so it has no value to rely on.
+//!
+//! Where the input goes on in the callee, or in what the callee tail-calls, the output may call that place instead, or call through what the input jumps
+//! through: then both have a return address on the stack again, from which both go on where the call ends, and the place itself is a pair like any other, within
+//! nothing. A frame of what is called so is returned to as one of the original call was: the rows and handlers are compared as for any instruction within.
+//!
+//! An output instruction within a call stands for that call alone ([`super::relation`]): no other way leads into it.
+//!
+//! **Bounds.** A call within a call is compared as a call, so there is one level; steps of the input alone are limited by the caller.
+
+use super::{Pair, Reach, Side, Walk};
+use crate::decode::{Inst, Kind, Shape};
+use crate::report::{Violation, ViolationKind};
+
+/// `ret`, and with prefixes that do nothing to it.
+const RETURNS: [&[u8]; 3] = [&[0xc3], &[0xf3, 0xc3], &[0xf2, 0xc3]];
+/// `jmp *slot(%rip)` and `call *slot(%rip)` without the slot.
+const JUMP_THROUGH: [u8; 2] = [0xff, 0x25];
+pub(crate) const CALL_THROUGH: [u8; 2] = [0xff, 0x15];
+/// Does nothing unless bounds are tracked, which no system does.
+const BND: u8 = 0xf2;
+
+impl Side<'_> {
+    /// The slot through which the stub at an address jumps, if it does nothing else.
+    pub(crate) fn slot_of_stub(&self, mut address: u64) -> Option<u64> {
+        let mut inst = self.inst(address)?;
+        if inst.kind == Kind::EndBranch {
+            address += u64::from(inst.len);
+            inst = self.inst(address)?;
+        }
+        let bytes = self.code.bytes(address, inst);
+        let bytes = bytes.strip_prefix(&[BND]).unwrap_or(bytes);
+        let is_jump = bytes.strip_prefix(&JUMP_THROUGH).is_some_and(|rest| rest.len() == 4);
+        (is_jump && inst.disp != 0).then(|| self.operand(address, inst))
+    }
+}
+
+impl Walk<'_, '_> {
+    /// Whether the input's call leads to a stub and the output calls through the stub's slot.
+    pub(super) fn is_call_past_stub(&self, i: u64, a: Inst, o: u64, b: Inst) -> bool {
+        if a.kind != Kind::Call || b.kind != Kind::IndirectCall {
+            return false;
+        }
+        let is_plain = self.output.code.bytes(o, b).strip_prefix(&CALL_THROUGH).is_some_and(|rest| rest.len() == 4);
+        let slot = self.input.slot_of_stub(self.input.target(i, a));
+        is_plain && slot == Some(self.output.operand(o, b)) && slot.is_some_and(|slot| !self.input.image.in_code(slot))
+    }
+
+    /// Where the input goes alone from an instruction that the output has no counterpart of: into a callee, or back out of it.
+    pub(super) fn step_of_input(&self, i: u64, a: Inst, b: Inst, within: Option<u64>) -> Option<(u64, Option<u64>)> {
+        match within {
+            None if a.kind == Kind::Call && !matches!(b.kind, Kind::Call | Kind::IndirectCall) => {
+                let opcode = Shape::of(self.input.code.bytes(i, a)).opcode;
+                let target = self.input.target(i, a);
+                let callee = self.input.inst(target)?;
+                let skipped = if callee.kind == Kind::EndBranch { u64::from(callee.len) } else { 0 };
+                (opcode == 0 && self.input.unwind.is_as_at_entry(target)).then_some((target + skipped, Some(i)))
+            }
+            Some(call) if a.kind == Kind::Return && RETURNS.contains(&self.input.code.bytes(i, a)) => {
+                let is_right = self.input.unwind.is_as_at_entry(i);
+                let len = self.input.inst(call)?.len;
+                is_right.then_some((call + u64::from(len), None))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the output leaves the body of `call` by a call of its own; gives where both return to.
+    pub(super) fn leave_by_call(&mut self, call: u64, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<(u64, u64)>, Violation> {
+        let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
+        match b.kind {
+            Kind::Call if y.len() == 5 => {
+                let target = self.output.target(o, b);
+                self.queue.push(Pair::new(i, target, o, Reach::Flow));
+            }
+            Kind::IndirectCall if a.kind == Kind::IndirectJump && self.is_call_for_jump((i, a, x), (o, b, y)) => {
+                // The jump itself may fault.
+                if !self.input.unwind.is_as_at_entry(i) {
+                    let message = format!("the input's {i:#x}, in place of the call at {call:#x}, is not as at an entry");
+                    return Err(Violation::new(ViolationKind::UnwindRow, o, message));
+                }
+            }
+            _ => return Ok(None),
+        }
+        self.compare_call_sites(call, o)?;
+        let len = self.input.inst(call).map_or(0, |inst| inst.len);
+        Ok(Some((call + u64::from(len), o + u64::from(b.len))))
+    }
+
+    /// `jmp` and `call` (`ff /4` and `ff /2`) through the same register or memory, which is not the stack's.
+    fn is_call_for_jump(&self, (i, a, x): (u64, Inst, &[u8]), (o, b, y): (u64, Inst, &[u8])) -> bool {
+        let shape = Shape::of(x);
+        let is_through = |bytes: &[u8], group: u8| {
+            let opcode = bytes.get(shape.opcode) == Some(&0xff);
+            opcode && shape.map == 0 && bytes.get(shape.modrm).is_some_and(|modrm| modrm & 0x38 == group << 3)
+        };
+        let Some([_, base, index]) = shape.registers(x) else { return false };
+        let is_stack = |register: Option<u8>| register == Some(4);
+        let is_field = |at: usize| a.disp != 0 && (usize::from(a.disp)..usize::from(a.disp) + 4).contains(&at);
+        let is_same =
+            |(at, (p, q)): (usize, (&u8, &u8))| is_field(at) || if at == shape.modrm { p & !0x38 == q & !0x38 } else { p == q };
+        let is_same_place = a.disp == 0 || {
+            let place = self.input.operand(i, a);
+            place == self.output.operand(o, b) && !self.input.image.in_code(place)
+        };
+        x.len() == y.len()
+            && a.disp == b.disp
+            && is_through(x, 4)
+            && is_through(y, 2)
+            && !is_stack(base)
+            && !is_stack(index)
+            && x.iter().zip(y).enumerate().all(is_same)
+            && is_same_place
+    }
+
+    /// What must hold of an instruction of a callee for the output to have it in the place of `call`.
+    pub(super) fn compare_inlined(&mut self, call: u64, i: u64, a: Inst, o: u64) -> Result<(), Violation> {
+        let fail = |kind, message: &str| {
+            Err(Violation::new(kind, o, format!("{message} (the input's {i:#x}, in place of the call at {call:#x})")))
+        };
+        if !matches!(a.kind, Kind::Plain | Kind::Lea | Kind::Branch) {
+            return fail(ViolationKind::InstructionMismatch, "only plain instructions may stand for a call");
+        }
+        if !self.stack_use.is_free(self.input.code.bytes(i, a), i) {
+            return fail(ViolationKind::InstructionMismatch, "uses the stack of a call that is no more made");
+        }
+        if !self.input.unwind.is_as_at_entry(i) {
+            return fail(ViolationKind::UnwindRow, "the callee is not as at its entry here");
+        }
+        self.compare_call_sites(call, o)
+    }
+}

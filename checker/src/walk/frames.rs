@@ -1,0 +1,78 @@
+//! What unwinders and the processor's tracking of indirect branches see at a pair: rules of frames, handlers of calls, marks.
+
+use super::{Pair, Reach, Side, Walk};
+use crate::report::{Violation, ViolationKind};
+use crate::unwind::Located;
+
+impl Walk<'_, '_> {
+    /// An indirect branch may come here: where the program runs with tracking, an `endbr64` must stand here itself, not behind a jump.
+    ///
+    /// The rest of it follows from the walk: `endbr64` is an instruction like any other, which only the same one stands for, and the prefix
+    /// `notrack` is a byte of its jump.
+    pub(super) fn compare_marks(&self, input: u64, output: u64) -> Result<(), Violation> {
+        if self.has_ibt && self.input.begins_with_mark(input) && !self.output.begins_with_mark(output) {
+            let message = format!("no endbr64 at an address that is taken; the input has one at {input:#x}");
+            return Err(Violation::new(ViolationKind::IndirectBranchTarget, output, message));
+        }
+        Ok(())
+    }
+
+    pub(super) fn compare_rows(&mut self, i: u64, o: u64) -> Result<(), Violation> {
+        let is_known = self.input_row.covers(i) && self.output_row.covers(o);
+        if !is_known {
+            self.input_row = self.input.unwind.locate(i);
+            self.output_row = self.output.unwind.locate(o);
+        }
+        self.stats.unwind_rows += 1;
+        let (a, b) = (self.input_row, self.output_row);
+        let personality =
+            |side: &Side<'_>, located: &Located| side.unwind.fdes.get(located.fde as usize).and_then(|fde| fde.local_personality);
+        if !is_known && let (Some(input), Some(output)) = (personality(self.input, &a), personality(self.output, &b)) {
+            self.queue.push(Pair::new(input, output, o, Reach::Name));
+        }
+        if a.row == b.row && a.frame == b.frame {
+            return Ok(());
+        }
+        let what = match (a.row == crate::unwind::NONE, b.row == crate::unwind::NONE) {
+            (true, false) => "has a frame description that the input lacks",
+            (false, true) => "lacks a frame description",
+            _ if a.frame != b.frame => "another personality, language-specific data or frame kind",
+            _ => "other rules for the frame or its registers",
+        };
+        // One violation per place, but the walk goes on: what follows may still correspond.
+        self.report(ViolationKind::UnwindRow, o, format!("{what}, unlike the input's {i:#x}"));
+        Ok(())
+    }
+
+    pub(super) fn compare_call_sites(&mut self, i: u64, o: u64) -> Result<(), Violation> {
+        let (a, b) = (self.input_row.fde, self.output_row.fde);
+        if a == crate::unwind::NONE || b == crate::unwind::NONE {
+            return Ok(());
+        }
+        let fail = |message: &str| {
+            let message = format!("{message}, unlike the input's call at {i:#x}");
+            Err(Violation::new(ViolationKind::CallSite, o, message))
+        };
+        let (a, b) = match (self.input.call_sites(a), self.output.call_sites(b)) {
+            (None, _) => return Ok(()),
+            (Some(_), None) => return fail("its language-specific data is missing or cannot be read"),
+            (Some(a), Some(b)) => (a, b),
+        };
+        self.stats.call_sites += 1;
+        match (a.find(i), b.find(o)) {
+            (None, None) => Ok(()),
+            (Some(a), Some(b)) if a.handlers != b.handlers => fail("other handlers"),
+            (Some(a), Some(b)) => match (a.landing_pad, b.landing_pad) {
+                (None, None) => Ok(()),
+                (Some(input), Some(output)) => {
+                    self.queue.push(Pair::new(input, output, o, Reach::Name));
+                    Ok(())
+                }
+                (Some(_), None) => fail("no landing pad"),
+                (None, Some(_)) => fail("a landing pad"),
+            },
+            (Some(_), None) => fail("no call site entry"),
+            (None, Some(_)) => fail("a call site entry"),
+        }
+    }
+}

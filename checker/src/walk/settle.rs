@@ -1,0 +1,167 @@
+//! The order in which pairs are walked: what must correspond first, then guesses, then what could only be judged when all was known.
+//!
+//! **Terminates**: [`Walk::settle`] ends because each pair relates something new or stops; a guess is walked from once a round and leaves
+//! nothing behind if it is wrong.
+
+use super::{Canonical, Displaced, Finished, Pair, Reach, Unmoved, Walk};
+use crate::report::ViolationKind;
+use crate::tables::{self, Doubtful};
+
+impl Walk<'_, '_> {
+    /// Walks all that is queued, then reads the jump tables that turned up, until nothing is left but guesses.
+    pub(crate) fn settle(&mut self) {
+        loop {
+            while let Some(pair) = self.queue.pop() {
+                if let Err(violation) = self.run(pair) {
+                    self.violations.push(violation);
+                }
+            }
+            let Some(table) = self.tables.pop() else { return };
+            tables::read(self, table);
+        }
+    }
+
+    /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data.
+    pub(crate) fn settle_tries(&mut self, which: impl Fn(Reach) -> bool) {
+        while let Some(pair) = self.tries.pop() {
+            if which(pair.reach) && self.attempt(pair) {
+                self.settle();
+            }
+        }
+    }
+
+    /// Notes a guess for later.
+    pub(crate) fn try_later(&mut self, pair: Pair) {
+        self.tries.push(pair);
+    }
+
+    /// Walks from a guess; `false`, and nothing has happened, if it is wrong.
+    pub(crate) fn attempt(&mut self, pair: Pair) -> bool {
+        let queue = std::mem::take(&mut self.queue);
+        let marks = (self.tables.len(), self.tries.len(), self.unmoved.len(), self.displaced.len());
+        let (violations, stats) = (self.violations.len(), self.stats);
+        self.relation.begin();
+        self.queue.push(pair);
+        let mut is_right = true;
+        while let Some(next) = self.queue.pop() {
+            // Other data is a copied table in code that must correspond, and a wrong guess otherwise.
+            let names_other_data = |walk: &Self| {
+                walk.displaced.len() > marks.3
+                    || walk.tables[marks.0.min(walk.tables.len())..].iter().any(|&table| !tables::may_be_moved(walk, table))
+            };
+            if self.run(next).is_err() || self.violations.len() > violations || names_other_data(self) {
+                is_right = false;
+                break;
+            }
+        }
+        if is_right {
+            self.relation.commit();
+        } else {
+            self.relation.undo();
+            self.tables.truncate(marks.0);
+            self.tries.truncate(marks.1);
+            self.unmoved.truncate(marks.2);
+            self.displaced.truncate(marks.3);
+            self.violations.truncate(violations);
+            self.stats = stats;
+        }
+        self.queue = queue;
+        is_right
+    }
+
+    /// Without section headers, leaves out of what is to be explained as code what is compared by its meaning.
+    pub(crate) fn cover_metadata(&mut self) {
+        if !self.output.image.sections.is_empty() {
+            return;
+        }
+        for (start, end) in self.output.metadata() {
+            for area in self.output.code.areas() {
+                for place in start.max(area.start)..end.min(area.end()) {
+                    if let Some(index) = self.output.code.index(place) {
+                        self.relation.cover_data(index, 1);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Notes that a table's entry is what it should be.
+    pub(crate) fn explain_entry(&mut self, place: u64, width: u8) {
+        self.explained.push((place, u64::from(width)));
+        if let Some(index) = self.output.code.index(place) {
+            self.relation.cover_data(index, width);
+        }
+    }
+
+    /// Explains entries that nobody may select by what is known now: they lead to what corresponds, or to what
+    /// is reached on neither side.
+    pub(crate) fn settle_doubtful(&mut self) {
+        for Doubtful { input, output, place, width } in std::mem::take(&mut self.doubtful) {
+            let lead = |side, address| Self::lead(side, address, |_, _| {});
+            let (Canonical::At(from, _), Canonical::At(to, _)) = (lead(self.input, input), lead(self.output, output)) else {
+                continue;
+            };
+            let (Some(from), Some(to)) = (self.input.code.index(from), self.output.code.index(to)) else { continue };
+            let is_right = match self.relation.input_of(to) {
+                Some(_) => self.relation.is_for(to, from),
+                None if self.relation.output_of(from).is_none() => true,
+                None => {
+                    let is_right = self.attempt(Pair::new(input, output, place, Reach::Flow));
+                    self.settle();
+                    is_right
+                }
+            };
+            if is_right {
+                self.canonical(true, input);
+                self.canonical(false, output);
+                self.explain_entry(place, width);
+            }
+        }
+    }
+
+    /// The end: what could only be judged when everything was known.
+    pub(crate) fn finish(mut self) -> Finished {
+        let mut unmoved = std::mem::take(&mut self.unmoved);
+        unmoved.sort_by_key(|reference| (reference.address, reference.origin));
+        unmoved.dedup_by_key(|reference| reference.address);
+        for Unmoved { address, origin } in unmoved {
+            self.judge_unmoved(address, origin);
+        }
+        for Displaced { input, output, origin } in std::mem::take(&mut self.displaced) {
+            let in_clone = |&(from, to, size): &(u64, u64, u64)| {
+                from <= input && input - from < size && input - from == output.wrapping_sub(to)
+            };
+            if !self.clones.iter().any(in_clone) {
+                let message = format!("names {output:#x}; the input names {input:#x}");
+                self.report(ViolationKind::OperandMismatch, origin, message);
+            }
+        }
+        self.explained.sort_unstable();
+        self.explained.dedup();
+        Finished { violations: self.violations, stats: self.stats, explained: self.explained }
+    }
+
+    fn judge_unmoved(&mut self, address: u64, origin: u64) {
+        let same = |size| self.input.image.at(address, size) == self.output.image.at(address, size);
+        let stale = match Self::lead(self.input, address, |_, _| {}) {
+            Canonical::At(input, _) => {
+                let Some(index) = self.input.code.index(input) else { return };
+                let leads_to = self.output_leads_to(address);
+                let place = leads_to.and_then(|at| self.output.code.index(at));
+                let stands_for_it = place.is_some_and(|at| self.relation.is_for(at, index));
+                if place.is_some_and(|at| self.relation.call_rewritten_at(at) == Some(index)) {
+                    return;
+                }
+                match self.relation.output_of(index) {
+                    Some(_) => !stands_for_it && leads_to != Some(input),
+                    None => !same(8),
+                }
+            }
+            _ => !same(8),
+        };
+        if stale {
+            let message = format!("still names {address:#x}, but what was there has moved");
+            self.report(ViolationKind::StaleReference, origin, message);
+        }
+    }
+}

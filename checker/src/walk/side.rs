@@ -1,0 +1,103 @@
+//! One of the two programs: its parsed tables and its decoded code, and what both walks ask of them.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
+
+use crate::decode::{Code, Decoder, Inst, Kind};
+use crate::error::FileError;
+use crate::image::Image;
+use crate::unwind::{CallSites, Rows, Unwind};
+
+/// One of the two programs.
+pub(crate) struct Side<'a> {
+    pub(crate) image: Image<'a>,
+    pub(crate) code: Code<'a>,
+    pub(crate) unwind: Unwind,
+    pub(crate) decoder: Decoder,
+    call_sites: RefCell<FxHashMap<u64, Option<Rc<CallSites>>>>,
+}
+
+impl<'a> Side<'a> {
+    pub(crate) fn new(image: Image<'a>, rows: &mut Rows) -> Result<Self, FileError> {
+        let code = Code::new(&image.code);
+        let unwind = Unwind::parse(&image, rows)?;
+        let ranges: Vec<(u64, u64)> = unwind.fdes.iter().map(|fde| (fde.start, fde.end)).collect();
+        code.predecode(&ranges);
+        Ok(Self { image, code, unwind, decoder: Decoder::new()?, call_sites: RefCell::default() })
+    }
+
+    pub(crate) fn inst(&self, address: u64) -> Option<Inst> {
+        self.code.inst(&self.decoder, address)
+    }
+
+    pub(crate) fn begins_with_mark(&self, address: u64) -> bool {
+        self.inst(address).is_some_and(|inst| inst.kind == Kind::EndBranch)
+    }
+
+    /// Where a direct branch or call goes.
+    pub(crate) fn target(&self, address: u64, inst: Inst) -> u64 {
+        let bytes = self.code.bytes(address, inst);
+        let wide = match bytes.iter().find(|&&byte| !matches!(byte, 0x2e | 0x3e | 0x66 | 0x67 | 0xf2 | 0x40..=0x4f)) {
+            Some(0xe8 | 0xe9 | 0x0f | 0xc7) => 4,
+            _ => 1,
+        };
+        address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(bytes, wide))
+    }
+
+    /// The absolute address of a rip-relative operand.
+    pub(crate) fn operand(&self, address: u64, inst: Inst) -> u64 {
+        let bytes = self.code.bytes(address, inst);
+        let field = &bytes[..(usize::from(inst.disp) + 4).min(bytes.len())];
+        address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(field, 4))
+    }
+
+    /// Where the unwind tables, the interpreter's name, the notes and the loader's tables of symbols are, as starts and ends: without section headers, what of an
+    /// executable segment is no code.
+    pub(crate) fn metadata(&self) -> Vec<(u64, u64)> {
+        use goblin::elf::dynamic::{DT_GNU_HASH, DT_HASH, DT_SYMTAB};
+        use goblin::elf::program_header::{PT_GNU_EH_FRAME, PT_INTERP, PT_NOTE};
+        let is_metadata = |p_type: u32| [PT_GNU_EH_FRAME, PT_INTERP, PT_NOTE].contains(&p_type);
+        let headers = self.image.elf.program_headers.iter().filter(|header| is_metadata(header.p_type));
+        let mut places: Vec<(u64, u64)> = headers.map(|header| (header.p_vaddr, header.p_filesz)).collect();
+        places.extend(self.unwind.table.map(|(start, end)| (start, end - start)));
+        for (fde, index) in self.unwind.fdes.iter().zip(0..) {
+            places.extend(fde.lsda.zip(self.call_sites(index)).map(|(at, sites)| (at, sites.len)));
+        }
+        let tables = [DT_SYMTAB, DT_HASH, DT_GNU_HASH].into_iter().filter_map(|tag| self.image.loader_table(tag));
+        places.extend(tables.map(|(at, bytes)| (at, bytes.len() as u64)));
+        joined(places)
+    }
+
+    pub(crate) fn call_sites(&self, fde: u32) -> Option<Rc<CallSites>> {
+        let fde = &self.unwind.fdes[fde as usize];
+        let address = fde.lsda?;
+        let mut known = self.call_sites.borrow_mut();
+        known.entry(fde.start).or_insert_with(|| CallSites::parse(&self.image, address, fde.start).map(Rc::new)).clone()
+    }
+}
+
+/// Places and sizes as starts and ends, ascending, overlapping ones joined.
+pub(crate) fn joined(mut places: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    places.sort_unstable();
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for (start, size) in places {
+        let end = start.saturating_add(size);
+        match ranges.last_mut().filter(|last| start <= last.1) {
+            Some(last) => last.1 = last.1.max(end),
+            None => ranges.push((start, end)),
+        }
+    }
+    ranges
+}
+
+/// The signed little-endian value of the last `size` bytes.
+fn signed_tail(bytes: &[u8], size: usize) -> u64 {
+    let field = &bytes[bytes.len().saturating_sub(size)..];
+    match *field {
+        [a] => i64::from(a.cast_signed()).cast_unsigned(),
+        [a, b, c, d] => i64::from(i32::from_le_bytes([a, b, c, d])).cast_unsigned(),
+        _ => 0,
+    }
+}

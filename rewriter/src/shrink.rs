@@ -1,0 +1,14 @@
+//! Smaller files: what each technique frees, and how the bytes leave the file.
+//!
+//! **Method.** Techniques free *address space*: [`dead`] leaves out functions, [`crate::layout::packed`] padding, [`tables`] packs what
+//! the dynamic loader reads. None of them moves data. [`pack`] then chooses new file offsets, so that pages of which nothing is left are
+//! not in the file any more, and puts what no loader reads into the holes that are left.
+
+pub mod dead;
+pub mod pack;
+mod relr;
+mod section_table;
+pub mod spread;
+pub mod tables;
+mod unwind_shift;
+mod versions;

@@ -1,0 +1,277 @@
+//! What the dynamic loader reads, in less space: relative relocations packed, a hash table that no one needs left out.
+//!
+//! **Method.** The loader's tables (symbols, strings, versions, relocations) lie next to each other in a segment that is not written, and nothing
+//! but the dynamic section says where. Those of such a run are laid out anew from its start, each with its own alignment; what the run has left
+//! at its end is free. The words that packed relocations are about get the addends, which RELR has no room for. The string table
+//! grows at its end by the name of one version, and the table of versions by that version, by which a glibc that can't read `DT_RELR`
+//! refuses the file instead of running it wrong.
+//!
+//! **Why it is right.** A loader finds each table by its tag and gets the same entries: the same words are relocated, each once, to the same
+//! addresses. Neither glibc nor musl lets a relocation's result depend on another one's. `DT_HASH` may go where `DT_GNU_HASH` is: glibc and musl
+//! use either. A file of which code names one of the tables, or where a tag and a section disagree, stays as it is.
+//!
+//! Sources: gABI chapter 5 (dynamic section, relative relocation table); glibc 2.36, `elf/dl-version.c`, for the version.
+
+use std::collections::BTreeMap;
+
+use lifter::Image;
+use lifter::address::Va;
+use lifter::elf::image::{DynRelocPlace, SectionData};
+use lifter::entity::Section;
+use object::elf;
+
+use super::relr;
+use super::section_table::SectionEdit;
+use super::versions::{self, Asked, DT_RELR_VERSION};
+
+/// Dynamic tags of the gABI.
+const DT_RELRSZ: u32 = 35;
+const DT_RELR: u32 = 36;
+const DT_RELRENT: u32 = 37;
+const SHT_RELR: u32 = 19;
+/// Bytes of an `Elf64_Rela`.
+const RELA: u64 = 24;
+/// Bytes of an `Elf64_Dyn`.
+const DYN: u64 = 16;
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Pack relative relocations.
+    pub relr: bool,
+    /// Leave out `DT_HASH` where there is `DT_GNU_HASH`.
+    pub hash: bool,
+}
+
+/// What was made smaller.
+#[derive(Clone, Debug)]
+pub struct Repacked {
+    pub bytes: Vec<u8>,
+    /// What is free now at the end of the tables.
+    pub free: (Va, Va),
+    pub num_relocations: u64,
+    pub relr_bytes: u64,
+    pub hash_bytes: u64,
+}
+
+/// Packs the tables of a file; `named` are the addresses of data that its code names, ascending. `None` where nothing is gained or known.
+pub fn repack(bytes: &[u8], named: &[Va], options: Options) -> Option<Repacked> {
+    let image = Image::parse(bytes).ok()?;
+    let run = Run::find(&image, named)?;
+    let mut job =
+        Job { image: &image, run, contents: BTreeMap::new(), dynamic: image.dynamic.clone(), added: None, in_place: Vec::new() };
+    let hash_bytes = if options.hash { job.drop_hash() } else { 0 };
+    let num_relocations = if options.relr { job.pack_relocations().unwrap_or(0) } else { 0 };
+    if hash_bytes == 0 && num_relocations == 0 {
+        return None;
+    }
+    job.finish(bytes, hash_bytes, num_relocations)
+}
+
+/// Tables next to each other.
+struct Run {
+    /// Ascending by address.
+    sections: Vec<Section>,
+    start: Va,
+    end: Va,
+}
+
+impl Run {
+    /// The run that the relocations are in.
+    fn find(image: &Image<'_>, named: &[Va]) -> Option<Run> {
+        if !image.has_section_headers || image.has_static_relocs() {
+            return None;
+        }
+        let mut alloc: Vec<(Section, &SectionData<'_>)> =
+            image.sections.iter().filter(|(_, s)| s.is_alloc() && !s.is_tls_bss() && s.sh_size > 0).collect();
+        alloc.sort_by_key(|(_, s)| s.sh_addr);
+        let rela = image.dynamic_value(elf::DT_RELA)?;
+        let at = alloc.iter().position(|(_, s)| s.sh_addr.0 == rela && s.sh_type == elf::SHT_RELA)?;
+        let segment = image.segment_at(Va(rela)).filter(|s| !s.is_writable())?;
+        let is_table = |(_, s): &(Section, &SectionData<'_>)| {
+            let is_named = named.get(named.partition_point(|&va| va < s.sh_addr)).is_some_and(|&va| va < s.end());
+            let is_inside = segment.p_vaddr <= s.sh_addr && s.end().0 <= segment.p_vaddr.0 + segment.p_filesz;
+            is_inside && !is_named && tag_of(image, s).is_some()
+        };
+        let first = alloc[..at].iter().rposition(|s| !is_table(s)).map_or(0, |last| last + 1);
+        let count = alloc[first..].iter().take_while(|s| is_table(s)).count();
+        let run = alloc.get(first..first + count).filter(|run| !run.is_empty())?;
+        // The last table may be followed at once by something that code finds by the table's end.
+        let end = run.last()?.1.end();
+        if named.binary_search(&end).is_ok() && alloc.get(first + count).is_none_or(|next| next.1.sh_addr != end) {
+            return None;
+        }
+        Some(Run { sections: run.iter().map(|&(id, _)| id).collect(), start: run[0].1.sh_addr, end })
+    }
+}
+
+/// The dynamic tag that says where a section is, if its size is the one that the loader goes by.
+pub(super) fn tag_of(image: &Image<'_>, section: &SectionData<'_>) -> Option<u32> {
+    let (tag, size) = match section.sh_type {
+        elf::SHT_DYNSYM => (elf::DT_SYMTAB, None),
+        elf::SHT_STRTAB => (elf::DT_STRTAB, Some(elf::DT_STRSZ)),
+        elf::SHT_HASH => (elf::DT_HASH, None),
+        elf::SHT_GNU_HASH => (elf::DT_GNU_HASH, None),
+        elf::SHT_GNU_VERSYM => (elf::DT_VERSYM, None),
+        elf::SHT_GNU_VERDEF => (elf::DT_VERDEF, None),
+        elf::SHT_GNU_VERNEED => (elf::DT_VERNEED, None),
+        elf::SHT_RELA if image.dynamic_value(elf::DT_RELA) == Some(section.sh_addr.0) => (elf::DT_RELA, Some(elf::DT_RELASZ)),
+        SHT_RELR => (DT_RELR, Some(DT_RELRSZ)),
+        elf::SHT_RELA => (elf::DT_JMPREL, Some(elf::DT_PLTRELSZ)),
+        _ => return None,
+    };
+    let is_same = |tag: u32, value: u64| image.dynamic_value(tag) == Some(value);
+    (is_same(tag, section.sh_addr.0) && size.is_none_or(|size| is_same(size, section.sh_size))).then_some(tag)
+}
+
+struct Job<'a, 'b> {
+    image: &'a Image<'b>,
+    run: Run,
+    /// New contents, by section; `None` for one that goes.
+    contents: BTreeMap<Section, Option<Vec<u8>>>,
+    dynamic: Vec<(u64, u64)>,
+    /// The packed relocations.
+    added: Option<Vec<u8>>,
+    /// Words of data that get an addend.
+    in_place: Vec<(Va, u64)>,
+}
+
+impl Job<'_, '_> {
+    fn section(&self, sh_type: u32) -> Option<Section> {
+        self.run.sections.iter().copied().find(|&id| self.image.sections[id].sh_type == sh_type)
+    }
+
+    /// The table's bytes as far as known by now.
+    fn content(&self, id: Section) -> Option<Vec<u8>> {
+        match self.contents.get(&id) {
+            Some(changed) => changed.clone(),
+            None => Some(self.image.section_bytes(id).to_vec()),
+        }
+    }
+
+    fn set_tag(&mut self, tag: u32, value: u64) {
+        self.dynamic.iter_mut().filter(|entry| entry.0 == u64::from(tag)).for_each(|entry| entry.1 = value);
+    }
+
+    fn drop_hash(&mut self) -> u64 {
+        let (Some(hash), Some(_)) = (self.section(elf::SHT_HASH), self.image.dynamic_value(elf::DT_GNU_HASH)) else { return 0 };
+        self.contents.insert(hash, None);
+        self.dynamic.retain(|&(tag, _)| tag != u64::from(elf::DT_HASH));
+        self.image.sections[hash].sh_size
+    }
+
+    /// Returns how many relocations were packed.
+    fn pack_relocations(&mut self) -> Option<u64> {
+        let image = self.image;
+        if image.dynamic_value(DT_RELR).is_some() {
+            return None;
+        }
+        let table = *self.run.sections.iter().find(|&&id| tag_of(image, &image.sections[id]) == Some(elf::DT_RELA))?;
+        let packable = relr::packable(image);
+        let start = image.sections[table].sh_offset.0;
+        let mut is_packed = vec![false; (image.sections[table].sh_size / RELA) as usize];
+        for reloc in image.dynamic_relocs.iter().filter(|reloc| packable.contains_key(&reloc.slot)) {
+            let DynRelocPlace::Rela(place) = reloc.place else { return None };
+            // One of another table stays there, and its word is not to be relocated twice.
+            *is_packed.get_mut((place.0.checked_sub(start)? / RELA) as usize)? = true;
+        }
+        let num_packed = is_packed.iter().filter(|&&is| is).count();
+        let entries = image.section_bytes(table).chunks_exact(RELA as usize).zip(&is_packed);
+        let rest: Vec<u8> = entries.filter(|(_, is_packed)| !**is_packed).flat_map(|(entry, _)| entry.iter().copied()).collect();
+        let slots: Vec<u64> = packable.keys().map(|slot| slot.0).collect();
+        let packed = relr::encode(&slots);
+        if num_packed == 0 || !self.ask_for_relr()? {
+            return None;
+        }
+        let left = rest.chunks_exact(RELA as usize);
+        let num_relative = left.take_while(|entry| entry[8..16] == u64::from(elf::R_X86_64_RELATIVE).to_le_bytes()).count();
+        self.set_tag(elf::DT_RELASZ, rest.len() as u64);
+        self.set_tag(elf::DT_RELACOUNT, num_relative as u64);
+        self.dynamic.retain(|&entry| entry != (u64::from(elf::DT_RELACOUNT), 0));
+        self.dynamic.push((u64::from(DT_RELRSZ), packed.len() as u64));
+        self.dynamic.push((u64::from(DT_RELR), 0));
+        self.dynamic.push((u64::from(DT_RELRENT), 8));
+        let segment = image.segments.iter().find(|s| s.p_type == elf::PT_DYNAMIC)?;
+        if DYN * (self.dynamic.len() as u64 + 1) > segment.p_filesz {
+            return None;
+        }
+        self.contents.insert(table, Some(rest));
+        self.in_place = packable.into_iter().collect();
+        self.added = Some(packed);
+        Some(num_packed as u64)
+    }
+
+    /// Adds the version that makes older loaders refuse; `Some(false)` where nothing would.
+    fn ask_for_relr(&mut self) -> Option<bool> {
+        let (needs, strings) = (self.section(elf::SHT_GNU_VERNEED), self.section(elf::SHT_STRTAB)?);
+        let Some(needs) = needs else { return Some(false) };
+        let (table, mut names) = (self.content(needs)?, self.content(strings)?);
+        match versions::asked(&table, &names)? {
+            Asked::Nothing => return Some(false),
+            Asked::WithRelr => return Some(true),
+            Asked::WithoutRelr => {}
+        }
+        let used = |id: Section| {
+            let indices =
+                self.image.section_bytes(id).chunks_exact(2).map(|half| u16::from_le_bytes([half[0], half[1]]) & 0x7fff);
+            indices.max()
+        };
+        let used = self.section(elf::SHT_GNU_VERSYM).and_then(used)?;
+        let longer = versions::with_relr(&table, &names, used, names.len() as u32)?;
+        names.extend_from_slice(DT_RELR_VERSION.as_bytes());
+        names.push(0);
+        self.set_tag(elf::DT_STRSZ, names.len() as u64);
+        self.contents.insert(needs, Some(longer));
+        self.contents.insert(strings, Some(names));
+        Some(true)
+    }
+
+    fn finish(mut self, bytes: &[u8], hash_bytes: u64, num_relocations: u64) -> Option<Repacked> {
+        let image = self.image;
+        let mut out = bytes.to_vec();
+        let mut edit = SectionEdit::new(image, bytes)?;
+        let mut at = self.run.start;
+        let mut written: Vec<(Va, Vec<u8>)> = Vec::new();
+        for id in self.run.sections.clone() {
+            let section = &image.sections[id];
+            let Some(content) = self.content(id) else {
+                edit.remove(id);
+                continue;
+            };
+            at = at.align_up(section.sh_addralign.max(1).next_power_of_two());
+            if let Some(tag) = tag_of(image, section) {
+                self.set_tag(tag, at.0);
+            }
+            edit.set_place(id, at, image.file_offset(self.run.start)?.0 + (at - self.run.start), content.len() as u64);
+            written.push((at, content));
+            at = written.last().map(|(at, content)| *at + content.len() as u64)?;
+        }
+        if let Some(packed) = self.added.take() {
+            at = at.align_up(8);
+            self.set_tag(DT_RELR, at.0);
+            let offset = image.file_offset(self.run.start)?.0 + (at - self.run.start);
+            edit.add_relr(*self.run.sections.last()?, at, offset, packed.len() as u64);
+            written.push((at, packed));
+            at = written.last().map(|(at, content)| *at + content.len() as u64)?;
+        }
+        if at >= self.run.end {
+            return None;
+        }
+        let mut write = |va: Va, content: &[u8]| {
+            let start = image.file_offset(va)?.0 as usize;
+            out.get_mut(start..start + content.len())?.copy_from_slice(content);
+            Some(())
+        };
+        write(self.run.start, &vec![0; (self.run.end - self.run.start) as usize])?;
+        written.iter().try_for_each(|(va, content)| write(*va, content))?;
+        self.in_place.iter().try_for_each(|(va, addend)| write(*va, &addend.to_le_bytes()))?;
+        let segment = image.segments.iter().find(|s| s.p_type == elf::PT_DYNAMIC)?;
+        let mut dynamic: Vec<u8> =
+            self.dynamic.iter().flat_map(|(tag, value)| [tag.to_le_bytes(), value.to_le_bytes()].concat()).collect();
+        dynamic.resize(dynamic.len().max(DYN as usize * (image.dynamic.len() + 1)), 0);
+        write(segment.p_vaddr, &dynamic)?;
+        let free = (at, self.run.end);
+        let relr_bytes = (free.1 - free.0).saturating_sub(hash_bytes);
+        let bytes = edit.write(out)?;
+        Some(Repacked { bytes, free, num_relocations, relr_bytes, hash_bytes })
+    }
+}

@@ -1,0 +1,133 @@
+//! Transforms that change code, each a switch of its own: they read the program and the weights and add to one [`EditPlan`].
+//!
+//! **Method.** Each transform proposes replacements for single instructions of hot blocks; it says in its module's doc, in two separate parts, why the
+//! program does the same afterwards (*safety*) and when it runs faster (*profit*). Where two want the same instruction the first one has it.
+//! `everywhere` takes every block for hot: the torture test of safety.
+//!
+//! **Invariant.** The plan depends on the program, the weights and the options alone: blocks are looked at in parallel and their proposals
+//! gathered in order.
+
+pub mod inline_leaves;
+pub mod plt_calls;
+mod reached;
+
+use std::collections::BTreeMap;
+
+use iced_x86::Instruction;
+use lifter::Image;
+use lifter::entity::{Block, EntityId, Func, SecondaryMap};
+use lifter::ir::{Program, RefData};
+use lifter::x86::decode_block;
+use profiles::Weights;
+use rustc_hash::FxHashSet;
+
+use crate::edit::EditPlan;
+use crate::fold::Folding;
+use crate::layout::least_count_of_share;
+
+/// Blocks that execute less than this share of all instructions, in hundred thousandths and taken together, are not worth a change.
+const SHARE_LEFT: u64 = 1000;
+
+/// Which transforms are on.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    pub plt_calls: bool,
+    pub inline_leaves: bool,
+    /// Every site is hot, whatever the weights say.
+    pub everywhere: bool,
+}
+
+/// What transforms did, by name.
+pub type Counts = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
+
+/// What all transforms are given.
+#[derive(Clone)]
+pub(crate) struct Context<'a> {
+    pub(crate) image: &'a Image<'a>,
+    pub(crate) program: &'a Program,
+    pub(crate) weights: &'a Weights,
+    pub(crate) everywhere: bool,
+    /// The least count of a block that is worth a change.
+    hot_min: u64,
+    reached: &'a SecondaryMap<Block, bool>,
+    /// Functions that stand for others too.
+    stand_ins: FxHashSet<Func>,
+}
+
+impl<'a> Context<'a> {
+    pub(crate) fn count(&self, block: Block) -> u64 {
+        self.weights.blocks.get(block.index()).copied().unwrap_or(0)
+    }
+
+    /// Whether a function stands for others, whose calls are elsewhere in the input.
+    pub(crate) fn is_stand_in(&self, func: Func) -> bool {
+        self.stand_ins.contains(&func)
+    }
+
+    /// The blocks that may be changed and are worth it, in order.
+    pub(crate) fn hot_blocks(&self) -> Vec<Block> {
+        let is_worth_it = |block: Block| self.everywhere || self.count(block) >= self.hot_min.max(1);
+        let is_hot = |&block: &Block| {
+            is_worth_it(block) && self.reached[block] && self.program.funcs[self.program.func_of(block)].is_movable()
+        };
+        self.program.blocks.keys().filter(is_hot).collect()
+    }
+
+    /// The instructions of a block that have references which `wanted` takes, each with its offset and its reference.
+    pub(crate) fn instructions_with(&self, block: Block, wanted: impl Fn(&RefData) -> bool) -> Vec<(u32, Instruction, RefData)> {
+        let mut refs = self.program.block_refs(block).iter().filter(|r| wanted(r)).peekable();
+        if refs.peek().is_none() {
+            return Vec::new();
+        }
+        let start = self.program.blocks[block].start;
+        let mut found = Vec::new();
+        for instruction in decode_block(self.image, self.program, block) {
+            let offset = (instruction.ip() - start.0) as u32;
+            while let Some(reference) = refs.next_if(|r| r.offset < offset + instruction.len() as u32) {
+                found.push((offset, instruction, *reference));
+            }
+        }
+        found
+    }
+}
+
+/// Plans all transforms that are on.
+pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Folding, options: Options) -> EditPlan {
+    let Options { everywhere, .. } = options;
+    let is_idle = !(options.plt_calls || options.inline_leaves) || !(everywhere || weights.has_counts());
+    if is_idle {
+        return EditPlan::default();
+    }
+    let hot_min = least_count_of_share(program, weights, SHARE_LEFT);
+    let reached = reached::reached(image, program);
+    let stand_ins = folded.pairs().iter().map(|&(_, stays)| stays).collect();
+    let context = Context { image, program, weights, everywhere, hot_min, reached: &reached, stand_ins };
+    let mut edits = EditPlan::default();
+    if options.plt_calls {
+        plt_calls::plan(&context, &mut edits);
+    }
+    if options.inline_leaves {
+        inline_leaves::plan(&context, &mut edits);
+    }
+    edits.replacements.sort_by_key(|r| (r.block, r.offset));
+    edits
+}
+
+/// What a plan does, and how often that runs by these weights.
+pub fn counts(program: &Program, weights: &Weights, edits: &EditPlan) -> Counts {
+    let mut counts = Counts::new();
+    for r in &edits.replacements {
+        let of = counts.entry(r.change.transform()).or_default();
+        let runs = weights.blocks.get(r.block.index()).copied().unwrap_or(0);
+        let mut add = |what, count: u64| {
+            let sum = of.entry(what).or_insert(0u64);
+            *sum = sum.saturating_add(count);
+        };
+        add("sites", 1);
+        add("executions", runs);
+        add("bytes added", (edits.codes[r.code].bytes.len() as u64).saturating_sub(u64::from(r.len)));
+        add("bytes removed", u64::from(r.len).saturating_sub(edits.codes[r.code].bytes.len() as u64));
+        debug_assert!(program.funcs[program.func_of(r.block)].is_movable());
+    }
+    counts
+}

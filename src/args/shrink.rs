@@ -1,0 +1,67 @@
+//! What `relift shrink` takes.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::Rewrite;
+
+#[derive(Debug, Args)]
+pub(crate) struct Shrink {
+    #[command(flatten)]
+    pub(crate) rewrite: Rewrite,
+    /// A profile, as for `optimize`: what it says runs is laid out for speed.
+    #[arg(short, long, value_name = "PROFILE")]
+    pub(crate) profile: Vec<PathBuf>,
+    /// Use only these techniques.
+    #[arg(long, value_delimiter = ',', value_name = "TECHNIQUE")]
+    pub(crate) only: Vec<Technique>,
+    /// Leave these techniques out.
+    #[arg(long, value_delimiter = ',', value_name = "TECHNIQUE")]
+    pub(crate) skip: Vec<Technique>,
+    /// How close segments come in the file: `tight` lets a page of it be mapped twice with different rights, as lld and gold do;
+    /// `safe` lets code share no page.
+    #[arg(long, value_enum, default_value_t = Pack::Tight)]
+    pub(crate) pack: Pack,
+    /// Pack relative relocations, which glibc 2.36, musl 1.2.4 and later read; `auto` does so if this machine's C library reads them.
+    #[arg(long, value_enum, default_value_t = Relr::Auto)]
+    pub(crate) relr: Relr,
+    /// Leave out what no loader reads: symbols, comments, and the section headers that debuggers and `strip` need.
+    #[arg(long)]
+    pub(crate) strip: bool,
+}
+
+impl Shrink {
+    pub(crate) fn is_on(&self, technique: Technique) -> bool {
+        (self.only.is_empty() || self.only.contains(&technique)) && !self.skip.contains(&technique)
+    }
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Technique {
+    /// Leave out functions that nothing can reach.
+    DeadCode,
+    /// Leave out what only aligns functions and loops.
+    Padding,
+    /// Pack relative relocations (DT_RELR).
+    Relr,
+    /// Leave out DT_HASH where there is DT_GNU_HASH.
+    Hash,
+    /// Move the loader's and the unwinder's tables to the segments whose last page has room.
+    Spread,
+    /// Choose file offsets so that unused pages and gaps are not in the file.
+    Holes,
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Pack {
+    Tight,
+    Safe,
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Relr {
+    Auto,
+    On,
+    Off,
+}

@@ -1,0 +1,226 @@
+//! `relift shrink`: smaller files.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use lifter::Image;
+use lifter::address::Va;
+use lifter::ir::RefTarget;
+use profiles::Weights;
+use rewriter::edit::EditPlan;
+use rewriter::layout::{self, LayoutOptions};
+use rewriter::relink::Relinked;
+use rewriter::shrink::{dead, pack, spread, tables};
+
+use super::{Style, print, print_json, profile};
+use crate::args::shrink::{Pack, Relr, Shrink, Technique};
+use crate::driver::{self, Lifted};
+use crate::failure::Result;
+use crate::files::{self, Draft};
+
+use crate::report::shrink::{Report, Saving};
+use crate::timing::Timing;
+
+pub(crate) fn run(args: &Shrink, style: Style, timing: &mut Timing) -> Result<ExitCode> {
+    let mut report = shrink(args, timing)?;
+    timing.finish();
+    report.set_timing(timing);
+    for warning in &report.warnings {
+        eprintln!("relift: warning: {warning}");
+    }
+    if style.json {
+        print_json(&report)?
+    } else {
+        print(&report.to_text())?
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What came of the code.
+struct Code {
+    relinked: Relinked,
+    savings: Vec<Saving>,
+}
+
+fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
+    let input = &args.rewrite.input;
+    let bytes = files::read(input)?;
+    let mut report = Report::new(&args.rewrite, bytes.len() as u64);
+    // Fails for what is no program at all.
+    driver::read(input, &bytes)?;
+    let mut named = None;
+    let code = match driver::lift_to_shrink(input, &bytes, args.rewrite.verify, timing) {
+        Ok(lifted) => {
+            report.set_coverage(&lifted.program);
+            named = lifted.program.is_replaceable().then(|| named_data(&lifted));
+            shrink_code(args, &lifted, timing, &mut report.warnings)?
+        }
+        Err(failure) => {
+            report.warnings.push(format!("code stays as it is: {failure}"));
+            None
+        }
+    };
+    let (mut changed, mut free): (&[u8], Vec<(Va, Va)>) = match &code {
+        Some(code) => (&code.relinked.bytes, code.relinked.free.clone()),
+        None => (&bytes, Vec::new()),
+    };
+    let mut savings = code.as_ref().map(|code| code.savings.clone()).unwrap_or_default();
+    let repacked = match &named {
+        Some(named) => timing.phase("pack the loader's tables", |_| tables::repack(changed, named, table_options(args))),
+        None => None,
+    };
+    if let Some(repacked) = &repacked {
+        changed = &repacked.bytes;
+        free.push(repacked.free);
+        free.sort_unstable();
+        savings.push(Saving::new("relr", "relocations", repacked.num_relocations, repacked.relr_bytes as i64));
+        savings.push(Saving::new("hash", "bytes", repacked.hash_bytes, repacked.hash_bytes as i64));
+    }
+    let spread = match named.as_ref().filter(|_| args.is_on(Technique::Spread) && args.is_on(Technique::Holes)) {
+        Some(named) => timing.phase("spread the tables", |_| spread::spread(changed, &free, named, options(args))),
+        None => None,
+    };
+    if let Some((bytes, rest)) = &spread {
+        changed = bytes;
+        free.clone_from(rest);
+    }
+    let packed = match args.is_on(Technique::Holes) {
+        true => timing.phase("pack the file", |_| pack::pack(changed, &free, options(args))),
+        false => Ok(None),
+    };
+    let packed = packed.map_err(|error| crate::failure::from_rewriter(input, &error))?;
+    if packed.is_none() && args.is_on(Technique::Holes) {
+        report
+            .warnings
+            .push("file offsets stay: something counts on them (bytes behind the ELF file, or unusual headers)".to_owned());
+    }
+    let output: &[u8] = packed.as_deref().unwrap_or(changed);
+    if output.len() >= bytes.len() {
+        report.warnings.push("nothing makes this file smaller: the output is the input".to_owned());
+        write(args, &bytes, &bytes, timing)?;
+    } else {
+        report.set_savings(&savings, output.len() as u64);
+        if let Some(code) = code.as_ref().filter(|code| !code.relinked.dropped_sections.is_empty()) {
+            let names = code.relinked.dropped_sections.join(", ");
+            report.warnings.push(format!("dropped sections that describe the old code: {names}"));
+        }
+        report.dropped_sections = code.as_ref().map(|code| code.relinked.dropped_sections.clone()).unwrap_or_default();
+        write(args, &bytes, output, timing)?;
+    }
+    Ok(report)
+}
+
+/// Addresses that code or a relocated word holds, ascending.
+fn named_data(lifted: &Lifted<'_>) -> Vec<Va> {
+    let fixed = lifted.program.refs.iter().filter_map(|reference| match reference.target {
+        RefTarget::Fixed(va) => Some(va),
+        _ => None,
+    });
+    let words = lifted.image.dynamic_relocs.iter().filter(|reloc| reloc.symbol == 0).map(|reloc| Va(reloc.addend as u64));
+    let mut named: Vec<Va> = fixed.chain(words).collect();
+    named.sort_unstable();
+    named.dedup();
+    named
+}
+
+fn table_options(args: &Shrink) -> tables::Options {
+    let wanted = match args.relr {
+        Relr::On => true,
+        Relr::Off => false,
+        Relr::Auto => system_reads_relr(),
+    };
+    let is_packed = args.is_on(Technique::Holes);
+    tables::Options { relr: wanted && is_packed && args.is_on(Technique::Relr), hash: is_packed && args.is_on(Technique::Hash) }
+}
+
+/// Whether the C library of this machine knows the version by which a file asks for a loader that reads packed relocations.
+fn system_reads_relr() -> bool {
+    const FOLDERS: [&str; 4] = ["/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/usr/lib"];
+    let libc = FOLDERS.iter().map(|folder| Path::new(folder).join("libc.so.6")).find(|path| path.is_file());
+    let bytes = libc.and_then(|path| files::read(&path).ok());
+    bytes.is_some_and(|bytes| memchr::memmem::find(&bytes, b"\0GLIBC_ABI_DT_RELR\0").is_some())
+}
+
+fn options(args: &Shrink) -> pack::Options {
+    let sharing = if args.pack == Pack::Tight { pack::Sharing::Tight } else { pack::Sharing::Safe };
+    pack::Options { sharing, strip: args.strip }
+}
+
+fn write(args: &Shrink, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<()> {
+    let output = &args.rewrite.output;
+    let draft = timing.phase("write", |_| Draft::write(output, after, &args.rewrite.input))?;
+    if !args.rewrite.no_check {
+        driver::check(output, before, after, timing)?;
+    }
+    draft.put_in_place()
+}
+
+/// Relinks with less code; `None` where nothing of it can move.
+fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings: &mut Vec<String>) -> Result<Option<Code>> {
+    let Lifted { image, program } = lifted;
+    let wants_code = [Technique::DeadCode, Technique::Padding].into_iter().any(|technique| args.is_on(technique));
+    if !wants_code {
+        return Ok(None);
+    }
+    if !program.is_replaceable() {
+        warnings.push("code stays as it is: in a file at a fixed address any number may be a pointer".to_owned());
+        return Ok(None);
+    }
+    if program.funcs.values().all(|func| !func.is_movable()) {
+        warnings.push("code stays as it is: no function can be moved".to_owned());
+        return Ok(None);
+    }
+    let input = &args.rewrite.input;
+    let none = Weights::none(program.blocks.len(), program.edges.len());
+    let weights = match args.profile.as_slice() {
+        [] => none,
+        paths => timing.phase("attribute the profile", |timing| profile::load(paths, None, input, lifted, timing))?.0,
+    };
+    let mut plan = timing.phase("lay out", |_| match (weights.has_counts(), args.is_on(Technique::Padding)) {
+        (true, _) => layout::compute(program, &weights, &layout_options()),
+        (false, true) => layout::packed(program),
+        (false, false) => layout::original(program),
+    });
+    let dropped = match args.is_on(Technique::DeadCode) {
+        true => timing.phase("find dead code", |_| dead::find(image, program)),
+        false => Vec::new(),
+    };
+    let (num_dead, dead_bytes) = (dropped.len(), dropped.iter().map(|&func| program.func_size(func)).sum::<u64>());
+    plan.drop_functions(dropped);
+    let relinked = match driver::rewrite(input, lifted, &weights, &plan, &EditPlan::default(), timing) {
+        Ok(relinked) => relinked,
+        Err(failure) => {
+            warnings.push(format!("code stays as it is: {failure}"));
+            return Ok(None);
+        }
+    };
+    if relinked.overflow_bytes > 0 {
+        warnings.push("code stays as it is: it would need a segment more".to_owned());
+        return Ok(None);
+    }
+    let savings = savings(image, &relinked, num_dead as u64, dead_bytes);
+    Ok(Some(Code { relinked, savings }))
+}
+
+/// Hot code for speed, but without copies.
+fn layout_options() -> LayoutOptions {
+    LayoutOptions { split: false, duplicate_tails: false, unroll_loops: false, ..LayoutOptions::default() }
+}
+
+fn savings(image: &Image<'_>, relinked: &Relinked, num_dead: u64, dead_bytes: u64) -> Vec<Saving> {
+    let code = image.sections.iter().filter(|(id, _)| image.is_movable_code_section(*id)).map(|(_, section)| section);
+    let free_in = |start: Va, end: Va| {
+        let inside = relinked.free.iter().map(|&(from, to)| to.min(end).0.saturating_sub(from.max(start).0));
+        inside.sum::<u64>()
+    };
+    let free_text: u64 = code.map(|section| free_in(section.sh_addr, section.end())).sum();
+    let (before, after) = relinked.unwind_bytes;
+    let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
+    let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
+    vec![
+        Saving::new("stale-sections", "sections", relinked.dropped_sections.len() as u64, stale.sum::<u64>() as i64),
+        Saving::new("dead-code", "functions", num_dead, dead_bytes as i64),
+        Saving::new("padding", "bytes", free_text.saturating_sub(dead_bytes), free_text as i64 - dead_bytes as i64),
+        Saving::new("unwind-tables", "bytes", before.saturating_sub(after), before as i64 - after as i64),
+    ]
+}

@@ -1,0 +1,197 @@
+//! `relift shrink`: what nothing reaches goes, what anything may reach stays, and the file is one that tools take.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{End, SUCCESS, installed, only_line, relift, relift_succeeds, run, skipped};
+
+/// A third of it is dead; of the rest, some is held by nothing but a pointer in data, and some by one that only a dead function names.
+const MIXED: &str = r#"
+#include <stdio.h>
+#include <string.h>
+#define LONG(n) volatile int sum = n; for (int i = 0; i < n; i++) { sum += i * n; printf("%s", sum == -1 ? "never\n" : ""); } return sum;
+__attribute__((noinline, used)) static int dead_leaf(int n) { LONG(n) }
+__attribute__((noinline, used)) static int dead_caller(int n) { if (n > 3) return dead_leaf(n) + dead_leaf(n + 1); LONG(n + 2) }
+__attribute__((noinline, used)) static int dead_switch(int n) {
+    switch (n) {
+        case 0: return dead_leaf(1); case 1: return 12; case 2: return dead_caller(2); case 3: return 9; case 4: return 77;
+        case 5: return dead_leaf(6); case 6: return 11; case 7: return 13; default: return 1;
+    }
+}
+__attribute__((noinline)) static int held_by_data(int n) { return n * 3; }
+__attribute__((noinline)) static int held_too(int n) { return n + 29; }
+static int (*volatile table[2])(int) = { held_by_data, held_too };
+int main(void) {
+    const char *text = "text that a relocation names";
+    static const char *const names[] = { "one", "two", "three", "four", "five", "six", "seven", "eight", "nine" };
+    int sum = 0;
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++) sum += (int)strlen(names[i]);
+    printf("%s %d\n", text, sum);
+    return table[0](table[1](sum - 49)) == 57 ? 42 : 1;
+}
+"#;
+
+/// Builds the program above with these flags.
+fn build(flags: &[&str], folder: &Path) -> PathBuf {
+    support::compile_text(MIXED, &[&["-O1", "-w"], flags].concat(), folder, "mixed")
+}
+
+fn shrink(input: &Path, options: &[&str], name: &str, folder: &Path) -> (PathBuf, serde_json::Value) {
+    let output = folder.join(name);
+    let mut command = relift();
+    command.args(["shrink", "--verify", "--json"]).args(options).arg(input).arg("-o").arg(&output);
+    let said = relift_succeeds(&mut command, folder);
+    (output, serde_json::from_slice(&said.stdout).expect("--json prints JSON"))
+}
+
+fn saving(report: &serde_json::Value, technique: &str) -> (i64, i64) {
+    let found = report["techniques"].as_array().into_iter().flatten().find(|saving| saving["technique"] == technique);
+    found.map_or((0, 0), |saving| (saving["count"].as_i64().unwrap_or(0), saving["bytes"].as_i64().unwrap_or(0)))
+}
+
+fn size(path: &Path) -> u64 {
+    fs::metadata(path).expect("the output was written").len()
+}
+
+#[test]
+fn dead_functions_go_and_what_data_names_stays() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-fPIE", "-pie", "-s"], folder.path());
+    let (output, report) = shrink(&input, &[], "output", folder.path());
+    assert_eq!(saving(&report, "dead-code").0, 3, "the three dead ones: {report:#}");
+    assert!(size(&output) * 100 < size(&input) * 92, "{} of {}", size(&output), size(&input));
+    let expected = run(&mut Command::new(&input), folder.path());
+    assert_eq!(expected.end, End::Exit(SUCCESS));
+    assert_eq!(run(&mut Command::new(&output), folder.path()), expected);
+    assert_eq!(run(Command::new(&output).env("LD_BIND_NOW", "1"), folder.path()), expected);
+    let sum: i64 = report["techniques"].as_array().expect("a list").iter().filter_map(|saving| saving["bytes"].as_i64()).sum();
+    assert_eq!(sum as u64, size(&input) - size(&output), "what the techniques saved adds up");
+}
+
+#[test]
+fn each_technique_can_be_left_out_and_done_alone() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-fPIE", "-pie", "-s", "-Wl,--hash-style=both"], folder.path());
+    let expected = run(&mut Command::new(&input), folder.path());
+    let (_, everything) = shrink(&input, &["--relr", "on"], "all", folder.path());
+    for technique in ["dead-code", "padding", "relr", "hash", "spread", "holes"] {
+        let (output, report) = shrink(&input, &["--relr", "on", "--skip", technique], "without", folder.path());
+        assert!(technique == "holes" || saving(&report, technique).0 == 0, "{technique}: {report:#}");
+        assert!(report["output_bytes"].as_u64() >= everything["output_bytes"].as_u64(), "{technique}");
+        assert_eq!(run(&mut Command::new(&output), folder.path()), expected, "without {technique}");
+        let only = format!("{technique},holes");
+        let (output, _) = shrink(&input, &["--relr", "on", "--only", &only], "alone", folder.path());
+        assert_eq!(run(&mut Command::new(&output), folder.path()), expected, "{technique} alone");
+    }
+}
+
+#[test]
+fn packed_relocations_ask_for_a_library_that_reads_them() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-fPIE", "-pie"], folder.path());
+    let (packed, report) = shrink(&input, &["--relr", "on"], "packed", folder.path());
+    let (plain, _) = shrink(&input, &["--relr", "off"], "plain", folder.path());
+    assert!(saving(&report, "relr").0 >= 9, "{report:#}");
+    let asks = |path: &Path| fs::read(path).expect("it was written").windows(18).any(|text| text == b"GLIBC_ABI_DT_RELR\0");
+    assert!(asks(&packed) && !asks(&plain));
+}
+
+#[test]
+fn code_shares_no_page_of_the_file_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-fPIE", "-pie", "-s", "-Wl,-z,separate-code"], folder.path());
+    let (output, _) = shrink(&input, &["--pack", "safe"], "output", folder.path());
+    let bytes = fs::read(&output).expect("the output was written");
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    let count = u16::from_le_bytes([bytes[56], bytes[57]]) as usize;
+    let headers = (0..count).map(|index| word(32) as usize + 56 * index).filter(|&at| bytes[at] == 1 && bytes[at + 1] == 0);
+    let pages: Vec<(u64, u64, bool)> =
+        headers.map(|at| (word(at + 8) / 4096, (word(at + 8) + word(at + 32)).div_ceil(4096), bytes[at + 4] & 1 != 0)).collect();
+    let overlap = |a: &(u64, u64, bool), b: &(u64, u64, bool)| a.2 != b.2 && a.0 < b.1 && b.0 < a.1;
+    assert!(pages.iter().any(|page| page.2));
+    assert!(!pages.iter().any(|a| pages.iter().any(|b| overlap(a, b))), "{pages:?}");
+    assert_eq!(run(&mut Command::new(&output), folder.path()).end, End::Exit(SUCCESS));
+}
+
+#[test]
+fn the_output_is_the_same_for_any_number_of_threads_and_can_be_shrunk_again() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-fPIE", "-pie"], folder.path());
+    let (first, _) = shrink(&input, &["--threads", "1"], "first", folder.path());
+    let (second, _) = shrink(&input, &["--threads", "3"], "second", folder.path());
+    assert_eq!(fs::read(&first).expect("it was written"), fs::read(&second).expect("it was written"));
+    let (again, _) = shrink(&first, &[], "again", folder.path());
+    assert!(size(&again) <= size(&first));
+    assert_eq!(run(&mut Command::new(&again), folder.path()).end, End::Exit(SUCCESS));
+}
+
+#[test]
+fn a_file_at_a_fixed_address_keeps_its_code_and_loses_its_holes() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-fno-pie", "-no-pie", "-s"], folder.path());
+    let (output, report) = shrink(&input, &[], "output", folder.path());
+    assert_eq!(saving(&report, "dead-code").0, 0);
+    assert!(size(&output) < size(&input));
+    assert_eq!(run(&mut Command::new(&output), folder.path()).end, End::Exit(SUCCESS));
+}
+
+#[test]
+fn without_what_no_loader_reads_the_program_still_runs() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-fPIE", "-pie"], folder.path());
+    let (plain, _) = shrink(&input, &[], "plain", folder.path());
+    let (stripped, _) = shrink(&input, &["--strip"], "stripped", folder.path());
+    assert!(size(&stripped) < size(&plain));
+    assert_eq!(run(&mut Command::new(&stripped), folder.path()).end, End::Exit(SUCCESS));
+}
+
+#[test]
+fn tools_take_the_output() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-fPIE", "-pie", "-g"], folder.path());
+    let (output, _) = shrink(&input, &[], "output", folder.path());
+    for tool in [&["readelf", "-a", "-W"][..], &["objdump", "-d"], &["nm"], &["ldd"], &["strip", "-o", "stripped"]] {
+        if !installed(tool[0]) {
+            skipped(&format!("{}: it is not installed", tool[0]));
+            continue;
+        }
+        let found = run(Command::new(tool[0]).args(&tool[1..]).arg(&output).current_dir(folder.path()), folder.path());
+        assert_eq!(found.end, End::Exit(0), "{tool:?}: {found:?}");
+        assert!(!found.stderr_text().to_lowercase().contains("warning"), "{tool:?}: {found:?}");
+    }
+    let stripped = folder.path().join("stripped");
+    if stripped.is_file() {
+        assert_eq!(run(&mut Command::new(&stripped), folder.path()).end, End::Exit(SUCCESS));
+    }
+}
+
+#[test]
+fn damaged_files_are_refused_in_one_line_or_still_right() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-fPIE", "-pie", "-s"], folder.path());
+    let whole = fs::read(&input).expect("it was built");
+    let damaged = folder.path().join("damaged");
+    let mut random = 5u64;
+    for round in 0..60usize {
+        let mut bytes = whole.clone();
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        // Headers and tables are where damage does most.
+        let at = (random >> 33) as usize % [1024, 4096, bytes.len()][round % 3];
+        match round % 4 {
+            0 => bytes.truncate(at),
+            _ => bytes[at] ^= 1 << (random >> 20 & 7),
+        }
+        fs::write(&damaged, &bytes).expect("the scratch folder can be written");
+        let mut command = relift();
+        command.args(["shrink", "--verify"]).arg(&damaged).arg("-o").arg(folder.path().join("output"));
+        let found = run(&mut command, folder.path());
+        match found.end {
+            End::Exit(0) => {}
+            End::Exit(1) => assert!(only_line(&found).starts_with("relift: "), "{found:?}"),
+            _ => panic!("round {round}: {found:?}"),
+        }
+    }
+}
