@@ -40,8 +40,8 @@ fn pointers_into_the_callers_frames_are_apart_only_where_it_is_known_who_calls()
     assert!(hot.contains("rdi is frame") && hot.contains("rsi is frame"), "what the hot caller passes is known:\n{hot}");
     assert!(!hot.contains("may alias"), "called from there every pair is decided:\n{hot}");
     assert!(hot.lines().any(|line| through_both(&line)), "the reason is printed:\n{hot}");
-    let cold = view(&standard, "cold");
-    assert!(cold.contains("may alias"), "one of the other caller's calls may pass the same structure twice:\n{standard}");
+    let others = standard.replace(hot, "");
+    assert!(others.contains("may alias"), "one of the other caller's calls may pass the same structure twice:\n{standard}");
 }
 
 #[test]
