@@ -61,6 +61,13 @@ impl LayoutPlan {
         self.folded = folded;
     }
 
+    /// Lets code of which no profile says anything share unwind entries as cold code does: smaller tables, in which unwinders take a few more steps.
+    pub fn share_unwind_entries(&mut self) {
+        for fragment in self.fragments.iter_mut().filter(|fragment| fragment.temperature == Temperature::Unknown) {
+            fragment.temperature = Temperature::Cold;
+        }
+    }
+
     pub fn is_dropped(&self, func: Func) -> bool {
         self.dropped.binary_search(&func).is_ok()
     }

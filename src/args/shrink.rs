@@ -41,8 +41,12 @@ impl Shrink {
 pub(crate) enum Technique {
     /// Leave out functions that nothing can reach.
     DeadCode,
+    /// Let one body stand for all functions that do the same.
+    Fold,
     /// Leave out what only aligns functions and loops.
     Padding,
+    /// Let code that lies side by side share unwind entries.
+    UnwindEntries,
     /// Pack relative relocations (DT_RELR).
     Relr,
     /// Leave out DT_HASH where there is DT_GNU_HASH.

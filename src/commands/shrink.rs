@@ -8,6 +8,7 @@ use lifter::address::Va;
 use lifter::ir::RefTarget;
 use profiles::Weights;
 use rewriter::edit::EditPlan;
+use rewriter::fold::Folding;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::relink::Relinked;
 use rewriter::shrink::{dead, pack, spread, tables};
@@ -158,7 +159,8 @@ fn write(args: &Shrink, before: &[u8], after: &[u8], timing: &mut Timing) -> Res
 /// Relinks with less code; `None` where nothing of it can move.
 fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings: &mut Vec<String>) -> Result<Option<Code>> {
     let Lifted { image, program } = lifted;
-    let wants_code = [Technique::DeadCode, Technique::Padding].into_iter().any(|technique| args.is_on(technique));
+    let of_code = [Technique::DeadCode, Technique::Fold, Technique::Padding, Technique::UnwindEntries];
+    let wants_code = of_code.into_iter().any(|technique| args.is_on(technique));
     if !wants_code {
         return Ok(None);
     }
@@ -185,8 +187,22 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
         true => timing.phase("find dead code", |_| dead::find(image, program)),
         false => Vec::new(),
     };
-    let (num_dead, dead_bytes) = (dropped.len(), dropped.iter().map(|&func| program.func_size(func)).sum::<u64>());
+    let folded = match args.is_on(Technique::Fold) {
+        true => driver::fold(lifted, timing).among(|func| dropped.binary_search(&func).is_err()),
+        false => Folding::default(),
+    };
+    let weights = folded.weights(program, &weights);
+    let gone = Gone {
+        num_dead: dropped.len() as u64,
+        dead_bytes: dropped.iter().map(|&func| program.func_size(func)).sum(),
+        num_folded: folded.pairs().len() as u64,
+        folded_bytes: folded.bytes(program),
+    };
     plan.drop_functions(dropped);
+    plan.fold(folded);
+    if args.is_on(Technique::UnwindEntries) {
+        plan.share_unwind_entries();
+    }
     let relinked = match driver::rewrite(input, lifted, &weights, &plan, &EditPlan::default(), timing) {
         Ok(relinked) => relinked,
         Err(failure) => {
@@ -198,7 +214,7 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
         warnings.push("code stays as it is: it would need a segment more".to_owned());
         return Ok(None);
     }
-    let savings = savings(image, &relinked, num_dead as u64, dead_bytes);
+    let savings = savings(image, &relinked, &gone);
     Ok(Some(Code { relinked, savings }))
 }
 
@@ -207,20 +223,30 @@ fn layout_options() -> LayoutOptions {
     LayoutOptions { split: false, duplicate_tails: false, unroll_loops: false, ..LayoutOptions::default() }
 }
 
-fn savings(image: &Image<'_>, relinked: &Relinked, num_dead: u64, dead_bytes: u64) -> Vec<Saving> {
+/// Functions that have no body any more.
+struct Gone {
+    num_dead: u64,
+    dead_bytes: u64,
+    num_folded: u64,
+    folded_bytes: u64,
+}
+
+fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
     let code = image.sections.iter().filter(|(id, _)| image.is_movable_code_section(*id)).map(|(_, section)| section);
     let free_in = |start: Va, end: Va| {
         let inside = relinked.free.iter().map(|&(from, to)| to.min(end).0.saturating_sub(from.max(start).0));
         inside.sum::<u64>()
     };
     let free_text: u64 = code.map(|section| free_in(section.sh_addr, section.end())).sum();
+    let bodies = gone.dead_bytes + gone.folded_bytes;
     let (before, after) = relinked.unwind_bytes;
     let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
     let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
     vec![
         Saving::new("stale-sections", "sections", relinked.dropped_sections.len() as u64, stale.sum::<u64>() as i64),
-        Saving::new("dead-code", "functions", num_dead, dead_bytes as i64),
-        Saving::new("padding", "bytes", free_text.saturating_sub(dead_bytes), free_text as i64 - dead_bytes as i64),
-        Saving::new("unwind-tables", "bytes", before.saturating_sub(after), before as i64 - after as i64),
+        Saving::new("dead-code", "functions", gone.num_dead, gone.dead_bytes as i64),
+        Saving::new("fold", "functions", gone.num_folded, gone.folded_bytes as i64),
+        Saving::new("padding", "bytes", free_text.saturating_sub(bodies), free_text as i64 - bodies as i64),
+        Saving::new("unwind-entries", "bytes", before.saturating_sub(after), before as i64 - after as i64),
     ]
 }

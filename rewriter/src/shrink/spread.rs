@@ -172,12 +172,7 @@ impl<'a, 'b> Search<'a, 'b> {
 }
 
 /// Writes the tables to their new places, in a file whose segments have room for them.
-fn apply(
-    image: &Image<'_>,
-    free: &[(Va, Va)],
-    (items, bases): (&[Item], &[Va]),
-    plan: &Plan,
-) -> Option<Spread> {
+fn apply(image: &Image<'_>, free: &[(Va, Va)], (items, bases): (&[Item], &[Va]), plan: &Plan) -> Option<Spread> {
     let mut ends: Vec<Va> = image.loads().map(|load| load.p_vaddr + load.p_filesz).collect();
     for (item, &(load, at)) in items.iter().zip(plan) {
         ends[load] = ends[load].max(at + item.size);
