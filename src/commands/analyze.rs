@@ -30,22 +30,21 @@ pub(crate) fn run(args: &Analyze, style: Style, timing: &mut Timing) -> Result<E
     let weights = match args.profile.is_empty() {
         true => Weights::none(lifted.program.blocks.len(), lifted.program.edges.len()),
         false => {
-            timing.phase("attribute the profile", |timing| {
-                profile::load(&args.profile, args.profile_binary.as_deref(), &args.input, &lifted, timing)
-            })?
-            .0
+            timing
+                .phase("attribute the profile", |timing| {
+                    profile::load(&args.profile, args.profile_binary.as_deref(), &args.input, &lifted, timing)
+                })?
+                .0
         }
     };
-    let summaries = timing.phase("summarize procedures", |_| {
-        Summaries::compute(Surroundings::new(&lifted.image, &lifted.program))
-    });
+    let summaries =
+        timing.phase("summarize procedures", |_| Summaries::compute(Surroundings::new(&lifted.image, &lifted.program)));
     let counts = counts(&lifted, &summaries, &weights, args.phi);
     if args.tables {
         return tables::run(args, &summaries, &counts, style, timing);
     }
-    let contexts = timing.phase("analyze by context", |_| {
-        Contexts::compute(&summaries, Partition::by(criterion(args), &summaries, &counts))
-    });
+    let contexts = timing
+        .phase("analyze by context", |_| Contexts::compute(&summaries, Partition::by(criterion(args), &summaries, &counts)));
     pairs::run(args, &lifted, &contexts, &counts, style, timing)
 }
 

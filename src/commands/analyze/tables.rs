@@ -108,8 +108,19 @@ fn text(summaries: &Summaries<'_>, counts: &Counts<'_>, columns: &[Column], timi
     let standard = &columns[1];
     let share = |part: f64, whole: f64| if whole > 0.0 { format!("{:.1} %", 100.0 * part / whole) } else { "-".to_owned() };
     let header = [
-        "criterion", "call sites", "", "analyses", "seconds", "", "bytes", "independent", "beyond insensitive", "executions",
-        "beyond insensitive", "", "clones/instructions",
+        "criterion",
+        "call sites",
+        "",
+        "analyses",
+        "seconds",
+        "",
+        "bytes",
+        "independent",
+        "beyond insensitive",
+        "executions",
+        "beyond insensitive",
+        "",
+        "clones/instructions",
     ];
     let mut rows: Vec<Vec<String>> = vec![header.iter().map(|h| (*h).to_owned()).collect()];
     for c in columns {
