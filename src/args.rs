@@ -150,6 +150,8 @@ pub(crate) enum Transform {
     DuplicateTails,
     /// Repeat short hot loops behind themselves, so that most rounds end without a jump.
     UnrollLoops,
+    /// Let functions that do the same share one body.
+    Fold,
     /// Put what is seldom executed away from what is often.
     SplitWarm,
     /// Call imported functions through their slots, not through stubs, where that is hot.

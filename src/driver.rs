@@ -7,6 +7,7 @@ use lifter::ir::Program;
 use lifter::{Image, verify};
 use profiles::Weights;
 use rewriter::edit::EditPlan;
+use rewriter::fold::Folding;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::LayoutPlan;
 use rewriter::relink::{Payload, Relinked};
@@ -82,16 +83,34 @@ pub(crate) fn rewrite(
 }
 
 /// The plan of all transforms that change code.
-pub(crate) fn edits(lifted: &Lifted<'_>, weights: &Weights, options: transform::Options, timing: &mut Timing) -> EditPlan {
-    timing.phase("plan edits", |_| transform::plan(&lifted.image, &lifted.program, weights, options))
+pub(crate) fn edits(
+    lifted: &Lifted<'_>,
+    weights: &Weights,
+    folded: &Folding,
+    options: transform::Options,
+    timing: &mut Timing,
+) -> EditPlan {
+    timing.phase("plan edits", |_| transform::plan(&lifted.image, &lifted.program, weights, folded, options))
+}
+
+/// The functions that others stand for.
+pub(crate) fn fold(lifted: &Lifted<'_>, timing: &mut Timing) -> Folding {
+    timing.phase("fold", |_| Folding::find(&lifted.image, &lifted.program))
 }
 
 /// The plan for an order.
-pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, timing: &mut Timing) -> LayoutPlan {
-    timing.phase("lay out", |_| match order {
-        Order::ByWeights(options) => layout::compute(&lifted.program, weights, options),
-        Order::Original => layout::original(&lifted.program),
-        Order::Shuffled(seed) => layout::shuffle(&lifted.program, *seed),
+pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, folded: &Folding, timing: &mut Timing) -> LayoutPlan {
+    timing.phase("lay out", |_| {
+        let mut plan = match order {
+            Order::ByWeights(options) => {
+                let options = LayoutOptions { folded: folded.clone(), ..options.clone() };
+                return layout::compute(&lifted.program, weights, &options);
+            }
+            Order::Original => layout::original(&lifted.program),
+            Order::Shuffled(seed) => layout::shuffle(&lifted.program, *seed),
+        };
+        plan.fold(folded.clone());
+        plan
     })
 }
 
@@ -99,7 +118,7 @@ pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, timing
 pub(crate) fn instrument(path: &Path, lifted: &Lifted<'_>, profile: &Path, timing: &mut Timing) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
     let fail = |e: rewriter::Error| from_rewriter(path, &e);
-    let plan = plan(lifted, &Weights::default(), &Order::Original, timing);
+    let plan = plan(lifted, &Weights::default(), &Order::Original, &Folding::default(), timing);
     let mut instrumentation =
         timing.phase("place counters", |_| instrument::Instrumentation::plan(image, program, profile)).map_err(fail)?;
     let edits = instrumentation.edits().map_err(fail)?;

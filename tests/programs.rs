@@ -254,6 +254,7 @@ behaviors! {
     cpp_containers,
     cpp_exceptions,
     cpp_virtual,
+    equal_functions,
     fork_ten,
     function_tables,
     ifunc,

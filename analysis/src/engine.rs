@@ -140,13 +140,16 @@ pub struct Contexts<'s, 'a> {
 impl<'s, 'a> Contexts<'s, 'a> {
     pub fn compute(summaries: &'s Summaries<'a>, partition: Partition) -> Self {
         let contexts = vec![None; partition.num_nodes()];
-        let mut all = Contexts { summaries, partition, contexts, analyses: 0 };
+        let mut all = Contexts { summaries, analyses: partition.analyses, partition, contexts };
         let count = summaries.summaries.len();
         for procedure in (0..count).map(Procedure::new) {
             if all.partition.is_skipped(procedure) || summaries.has_unknown_callers(procedure) {
                 let node = all.partition.node(procedure, 0);
                 all.contexts[node] = Some(Context::default());
             }
+        }
+        for (site, context) in all.partition.known_calls().unwrap_or(&[]).to_vec() {
+            all.take_in(site, context, false);
         }
         for level in summaries.components.by_depth() {
             all.settle(&level);
@@ -181,7 +184,10 @@ impl<'s, 'a> Contexts<'s, 'a> {
     fn settle(&mut self, level: &[u32]) {
         let passes_on = |procedure: u32| {
             let matters = |&callee: &u32| !self.partition.is_skipped(Procedure::new(callee as usize));
-            self.summaries.summaries[procedure as usize].is_some()
+            let is_known =
+                self.partition.known_calls().is_some() && self.partition.is_skipped(Procedure::new(procedure as usize));
+            !is_known
+                && self.summaries.summaries[procedure as usize].is_some()
                 && self.summaries.graph.callees(procedure).iter().any(matters)
         };
         let level: Vec<u32> = level.iter().copied().filter(|&procedure| passes_on(procedure)).collect();
@@ -207,13 +213,7 @@ impl<'s, 'a> Contexts<'s, 'a> {
                     let class = self.partition.class_of(site);
                     let node = self.partition.node(callee, class);
                     let round = rounds.entry(node).or_default();
-                    let has_changed = match &mut self.contexts[node] {
-                        Some(known) => known.meet(&context, *round > ROUNDS_BEFORE_WIDENING),
-                        empty => {
-                            *empty = Some(context);
-                            true
-                        }
-                    };
+                    let has_changed = self.take_in(site, context, *round > ROUNDS_BEFORE_WIDENING);
                     if has_changed {
                         *round = round.saturating_add(1);
                         if let Some(&at) = position.get(&(callee.index() as u32))
@@ -223,6 +223,19 @@ impl<'s, 'a> Contexts<'s, 'a> {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    /// Adds what a call passes on to the class of its site. True if that now knows less.
+    fn take_in(&mut self, site: SiteId, context: Context, gives_up: bool) -> bool {
+        let callee = self.summaries.graph.sites[site].callee;
+        let node = self.partition.node(callee, self.partition.class_of(site));
+        match &mut self.contexts[node] {
+            Some(known) => known.meet(&context, gives_up),
+            empty => {
+                *empty = Some(context);
+                true
             }
         }
     }

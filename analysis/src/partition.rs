@@ -12,6 +12,7 @@ mod relevance;
 
 use lifter::entity::EntityId;
 
+use crate::context::Context;
 use crate::graph::{CallGraph, SiteId};
 use crate::procedures::Procedure;
 
@@ -27,6 +28,10 @@ pub struct Partition {
     first_node: Vec<u32>,
     /// By procedure.
     is_skipped: Vec<bool>,
+    /// What skipped procedures pass on to others, if it is known already.
+    known_calls: Option<Vec<(SiteId, Context)>>,
+    /// How many times a procedure was analyzed to make it.
+    pub analyses: usize,
 }
 
 impl Partition {
@@ -58,7 +63,7 @@ impl Partition {
             }
         }
         first_node.push(next);
-        Partition { class, first_node, is_skipped: skipped }
+        Partition { class, first_node, is_skipped: skipped, known_calls: None, analyses: 0 }
     }
     /// One class a procedure.
     pub fn insensitive(graph: &CallGraph, num_procedures: usize) -> Self {
@@ -81,6 +86,9 @@ impl Partition {
     }
     pub fn num_nodes(&self) -> usize {
         self.first_node.last().map_or(0, |&n| n as usize)
+    }
+    pub fn known_calls(&self) -> Option<&[(SiteId, Context)]> {
+        self.known_calls.as_deref()
     }
     pub fn is_skipped(&self, procedure: Procedure) -> bool {
         self.is_skipped[procedure.index()]

@@ -33,7 +33,9 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     let keeps_old_text = walk.keeps_old_text();
     crate::tables::read_arguments(walk);
     walk.settle();
-    walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text);
+    // What follows a call that never returns is compared by content below, which knows of no other ways to call.
+    let is_edited = walk.relation.has_rewritten_calls();
+    walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text || is_edited);
     if keeps_old_text {
         walk_old_text(walk);
     }

@@ -36,11 +36,11 @@ fn is_free(engine: &Capstone, bytes: &[u8], address: u64) -> Option<bool> {
         X86InsnGroup::X86_GRP_IRET,
         X86InsnGroup::X86_GRP_PRIVILEGE,
     ];
-    let is_special = detail.groups().iter().any(|group| groups.iter().any(|&known| u32::from(group.0) == known as u32))
+    let is_special = detail.groups().iter().any(|group| groups.iter().any(|&known| u32::from(group.0) == known))
         || inst.mnemonic().is_none_or(|name| name != ALLOWED && REFUSED.iter().any(|&refused| name.starts_with(refused)));
     let is_stack = |register: RegId| {
         let names = [X86Reg::X86_REG_RSP, X86Reg::X86_REG_ESP, X86Reg::X86_REG_SP, X86Reg::X86_REG_SPL];
-        names.iter().any(|&name| u32::from(register.0) == name as u32)
+        names.iter().any(|&name| u32::from(register.0) == name)
     };
     let is_implied = detail.regs_read().iter().chain(detail.regs_write()).any(|&register| is_stack(register));
     let is_named = detail.arch_detail().x86()?.operands().any(|operand| match operand.op_type {

@@ -3,6 +3,7 @@
 mod calls;
 mod dead;
 mod fixed;
+mod fold;
 mod layout;
 mod mutation;
 mod rows;

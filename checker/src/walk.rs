@@ -9,8 +9,8 @@
 //!
 //! Three things may differ: what a relocated or moved field says, a call past a stub, and a body in the place of its call ([`calls`]).
 //!
-//! **Invariants.** An output instruction stands for one input instruction; an input instruction may stand at several places, but an
-//! address that is named has one identity ([`Relation`]). What follows a call is
+//! **Invariants.** Each instruction of the output was compared with each of the input that it stands for, and an
+//! address that the program can hold has one identity ([`Relation`]). What follows a call is
 //! a successor unless the callee never returns ([`crate::noreturn`]) or the frame description ends there; then it is only tried.
 //!
 //! **Terminates**: each step relates a pair that was not related before, but for at most [`ALONE_MAX`] in a row; there are finitely many, and
@@ -67,7 +67,7 @@ impl Pair {
 pub(crate) enum Reach {
     /// By falling through or a jump: any copy will do.
     Flow,
-    /// By a call, a landing pad, a symbol: there is one such place.
+    /// By a call, a landing pad, a symbol: nothing compares such an address.
     Name,
     /// By an address that the program can hold and compare.
     Pointer,
@@ -273,11 +273,15 @@ impl<'w, 'a> Walk<'w, 'a> {
             (i, o) = (input, output);
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
             let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
-            if let Some(name) = name.take()
-                && let Some(other) = self.relation.name(name.input, name.output, to, name.reach == Reach::Pointer)
-            {
-                let message = format!("the input's {:#x} already stands at {other:#x}", name.input);
-                return fail(ViolationKind::Conflict, name.output, message);
+            if let Some(name) = name.take().filter(|name| name.reach == Reach::Pointer) {
+                if let Some(other) = self.relation.name(name.input, name.output) {
+                    let message = format!("the input's {:#x} already stands at {other:#x}", name.input);
+                    return fail(ViolationKind::Conflict, name.output, message);
+                }
+                if let Some(other) = self.relation.hold(name.input, name.output) {
+                    let message = format!("is the address of the input's {other:#x} and of its {:#x}", name.input);
+                    return fail(ViolationKind::Conflict, name.output, message);
+                }
             }
             if let Some(step) = self.step_of_input(i, a, b, within) {
                 alone += 1;
@@ -311,6 +315,11 @@ impl<'w, 'a> Walk<'w, 'a> {
             self.stats.moved_instructions += u64::from(i != o);
             self.compare_rows(within.unwrap_or(i), o)?;
             if let Some(call) = within {
+                if let Some(after) = self.leave_by_call(call, i, a, o, b)? {
+                    (origin, within) = (o, None);
+                    (i, o) = after;
+                    continue;
+                }
                 self.compare_inlined(call, i, a, o)?;
             }
             if self.is_call_past_stub(i, a, o, b) {

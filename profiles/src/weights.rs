@@ -56,12 +56,18 @@ impl Weights {
         let add = |sum: &mut u64, count: u64| *sum = sum.saturating_add(count.saturating_mul(weight));
         self.blocks.iter_mut().zip(&other.blocks).for_each(|(sum, &count)| add(sum, count));
         self.edges.iter_mut().zip(&other.edges).for_each(|(sum, &count)| add(sum, count));
+        self.entered.extend(other.entered.iter().map(|&(func, count)| (func, count.saturating_mul(weight))));
         let scaled = |site: &IndirectTargets| IndirectTargets {
             targets: site.targets.iter().map(|&(func, count)| (func, count.saturating_mul(weight))).collect(),
             other: site.other.saturating_mul(weight),
             ..*site
         };
-        self.entered.extend(other.entered.iter().map(|&(func, count)| (func, count.saturating_mul(weight))));
+        self.indirect.extend(other.indirect.iter().map(scaled));
+        self.normalize();
+    }
+
+    /// Puts what is known by function and by site in order, and adds up what is said of the same one.
+    pub fn normalize(&mut self) {
         self.entered.sort_by_key(|&(func, _)| func);
         self.entered.dedup_by(|next, own| {
             let is_same = next.0 == own.0;
@@ -70,7 +76,6 @@ impl Weights {
             }
             is_same
         });
-        self.indirect.extend(other.indirect.iter().map(scaled));
         self.indirect.sort_by_key(IndirectTargets::place);
         self.indirect.dedup_by(|next, own| {
             let is_same = next.place() == own.place();

@@ -19,8 +19,9 @@ use lifter::ir::{CodeTarget, Program, RefRole, RefTarget, StopKind, Terminator};
 use lifter::x86::{decode_block, decode_bytes};
 use profiles::Weights;
 use rayon::prelude::*;
+use rustc_hash::FxHashMap;
 
-use crate::edit::{EditPlan, Replacement};
+use crate::edit::{EditPlan, NewCode, Replacement};
 use crate::plan::LayoutPlan;
 use crate::terminator::{Execution, SuccessorCounts, as_in_input, emit_weighted};
 
@@ -34,6 +35,8 @@ pub enum Order<'a> {
     Output {
         plan: &'a LayoutPlan,
         edits: &'a EditPlan,
+        /// Those of the input, before the edits.
+        input_weights: &'a Weights,
         /// Where a block was put and how many bytes it takes there; pinned blocks where they were.
         placement: &'a (dyn Fn(Block) -> (Va, u32) + Sync),
     },
@@ -125,6 +128,10 @@ impl AddAssign for DynoStats {
 /// Counts what the weights say was executed, in the given order of the code.
 pub fn compute(image: &Image<'_>, program: &Program, weights: &Weights, order: Order<'_>) -> DynoStats {
     let layout = Layout::new(program, order);
+    let vouched = match order {
+        Order::Output { edits, input_weights, .. } => edits.vouched(input_weights),
+        Order::Input => FxHashMap::default(),
+    };
     let executed: Vec<(Block, u64)> =
         program.blocks.keys().zip(weights.blocks.iter().copied()).filter(|&(_, count)| count != 0).collect();
     // Each chunk gives its sum and the instructions that each of its blocks executes.
@@ -136,7 +143,7 @@ pub fn compute(image: &Image<'_>, program: &Program, weights: &Weights, order: O
             let before = sum.instructions;
             count_body(image, program, layout.replacements(block), block, count, &mut factory, &mut sum);
             if let Order::Output { edits, .. } = order {
-                count_new_code(edits, block, count, &mut factory, &mut sum);
+                count_new_code((edits, &vouched), block, count, &mut factory, &mut sum);
                 if edits.replaces_terminator(program, block) {
                     executed_insts.push((block, sum.instructions - before));
                     continue;
@@ -259,10 +266,18 @@ fn count_body(
 }
 
 /// What new code in a block executes.
-fn count_new_code(edits: &EditPlan, block: Block, count: u64, factory: &mut InstructionInfoFactory, stats: &mut DynoStats) {
+fn count_new_code(
+    (edits, vouched): (&EditPlan, &FxHashMap<Block, u32>),
+    block: Block,
+    count: u64,
+    factory: &mut InstructionInfoFactory,
+    stats: &mut DynoStats,
+) {
     let mut instructions = Vec::new();
     for r in edits.replacements_of(block) {
         let code = &edits.codes[r.code];
+        let share = code.instead_of.first().and_then(|(first, _)| vouched.get(first)).copied().unwrap_or(NewCode::WHOLE);
+        let count = (u128::from(count) * u128::from(share) / u128::from(NewCode::WHOLE)) as u64;
         instructions.clear();
         decode_bytes(&code.bytes, Va(0), &mut instructions);
         for instruction in &instructions {

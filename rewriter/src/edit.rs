@@ -14,9 +14,10 @@
 
 use std::fmt::Write as _;
 
-use lifter::entity::{Block, EntityId, Func, PrimaryMap};
+use lifter::entity::{Block, EntityId, PrimaryMap};
 use lifter::ir::{Program, RefData};
 use profiles::Weights;
+use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Result};
 
@@ -78,6 +79,8 @@ pub struct NewCode {
     pub refs: Vec<RefData>,
     /// How often what stands from an offset on runs, in 65,536ths of how often the whole does. Ascending; 1 where nothing is said.
     pub shares: Vec<(u32, u32)>,
+    /// Blocks of the input whose work it does, each with how often, in the same unit: they run so much less themselves.
+    pub instead_of: Vec<(Block, u32)>,
 }
 
 impl NewCode {
@@ -101,8 +104,6 @@ pub struct Replacement {
     pub len: u32,
     pub code: NewCodeId,
     pub change: Change,
-    /// The function that runs once less each time, because `code` does its work.
-    pub inlined: Option<Func>,
 }
 
 impl Replacement {
@@ -173,29 +174,44 @@ impl EditPlan {
     /// The weights when all this is done: what is inlined runs at its new places, so the original runs less.
     pub fn adjusted(&self, program: &Program, weights: &Weights) -> Weights {
         let count_of = |block: Block| weights.blocks.get(block.index()).copied().unwrap_or(0);
-        let mut saved: Vec<(Func, u64)> =
-            self.replacements.iter().filter_map(|r| r.inlined.map(|func| (func, count_of(r.block)))).collect();
+        let instead_of = |r: &Replacement| {
+            let count = u128::from(count_of(r.block));
+            self.codes[r.code].instead_of.iter().map(move |&(block, share)| (block, (count * u128::from(share)) >> 16))
+        };
+        let mut saved: Vec<(Block, u128)> = self.replacements.iter().flat_map(instead_of).collect();
         saved.sort_unstable();
         let mut adjusted = weights.clone();
         for group in saved.chunk_by(|a, b| a.0 == b.0) {
-            let data = &program.funcs[group[0].0];
-            let whole = u128::from(count_of(data.entry));
-            let left = whole.saturating_sub(group.iter().map(|&(_, count)| u128::from(count)).sum());
+            let block = group[0].0;
+            let whole = u128::from(count_of(block));
+            let left = whole.saturating_sub(group.iter().map(|&(_, count)| count).sum());
             let scale = |count: &mut u64| {
                 *count = (u128::from(*count) * left).checked_div(whole).map_or(*count, |scaled| scaled as u64);
             };
-            for block in data.blocks.as_usize() {
-                if let Some(count) = adjusted.blocks.get_mut(block) {
-                    scale(count);
-                }
-                for edge in program.blocks[Block::new(block)].edges.as_usize() {
-                    if let Some(count) = adjusted.edges.get_mut(edge) {
-                        scale(count);
-                    }
-                }
+            adjusted.blocks.get_mut(block.index()).into_iter().for_each(scale);
+            for edge in program.blocks[block].edges.as_usize() {
+                adjusted.edges.get_mut(edge).into_iter().for_each(scale);
             }
         }
         adjusted
+    }
+
+    /// By the first block of what is inlined, the share of the executions of its sites that its own count vouches for, in 65,536ths; only where that is less
+    /// than all. A profile may know the caller and not the callee: what did not count before must not count afterwards.
+    pub fn vouched(&self, weights: &Weights) -> FxHashMap<Block, u32> {
+        let count_of = |block: Block| u128::from(weights.blocks.get(block.index()).copied().unwrap_or(0));
+        let mut sums: FxHashMap<Block, u128> = FxHashMap::default();
+        for r in &self.replacements {
+            if let Some(&(first, _)) = self.codes[r.code].instead_of.first() {
+                *sums.entry(first).or_default() += count_of(r.block);
+            }
+        }
+        let whole = u128::from(NewCode::WHOLE);
+        let share = |(first, sum): (Block, u128)| {
+            let known = count_of(first);
+            (known < sum).then(|| (first, (known * whole / sum) as u32))
+        };
+        sums.into_iter().filter_map(share).collect()
     }
 
     /// One line for each replacement, for people.

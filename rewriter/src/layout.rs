@@ -16,6 +16,7 @@ use profiles::Weights;
 use rayon::prelude::*;
 
 use self::ext_tsp::{BlockGraph, Jump, JumpKind};
+use crate::fold::Folding;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 
 mod align;
@@ -65,6 +66,8 @@ pub struct LayoutOptions {
     pub unroll_loops: bool,
     /// The most that such copies may take, in thousandths of the bytes of movable code.
     pub unroll_per_mille_max: u64,
+    /// Functions that others stand for; the weights are to know that already ([`Folding::weights`]).
+    pub folded: Folding,
 }
 
 impl LayoutOptions {
@@ -86,6 +89,7 @@ impl Default for LayoutOptions {
             duplicate_per_mille_max: 10,
             unroll_loops: true,
             unroll_per_mille_max: 8,
+            folded: Folding::default(),
         }
     }
 }
@@ -103,7 +107,9 @@ struct Group {
 /// The layout for speed that the weights ask for; the input's where they say nothing.
 pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) -> LayoutPlan {
     if !weights.has_counts() {
-        return original(program);
+        let mut plan = original(program);
+        plan.fold(options.folded.clone());
+        return plan;
     }
     let warm_count_max = if options.split { warm_count_max(program, weights, options.warm_share) } else { 0 };
     let groups: Vec<Group> = program
@@ -140,7 +146,11 @@ pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) ->
         }
     }
     let order = |fragments: Vec<FragmentPlan>| {
-        if options.reorder_functions { functions::order(program, weights, fragments) } else { by_address(program, fragments) }
+        if options.reorder_functions {
+            functions::order(program, weights, &options.folded, fragments)
+        } else {
+            by_address(program, fragments)
+        }
     };
     let mut fragments = order(hot);
     fragments.extend(order(warm));
@@ -154,7 +164,9 @@ pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) ->
     if options.unroll_loops {
         unroll::apply(program, weights, busy_count_min, options.unroll_per_mille_max, &mut fragments);
     }
-    LayoutPlan { fragments, ..LayoutPlan::default() }
+    let mut plan = LayoutPlan { fragments, ..LayoutPlan::default() };
+    plan.fold(options.folded.clone());
+    plan
 }
 
 /// The layout of the input: every movable function, a fragment for each of its code ranges, all in input order.

@@ -4,6 +4,7 @@ pub mod dyno;
 pub mod edit;
 pub mod encode;
 pub mod error;
+pub mod fold;
 pub mod instrument;
 pub mod layout;
 pub mod materialize;

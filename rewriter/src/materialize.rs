@@ -13,7 +13,7 @@ use std::ops::Range;
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Block, EntityId, Func, PrimaryMap, SecondaryMap};
-use lifter::ir::{CodeTarget, Condition, EdgeKind, Program, Terminator};
+use lifter::ir::{BlockFlags, CodeTarget, Condition, EdgeKind, Program, Terminator};
 use profiles::Weights;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -206,6 +206,11 @@ impl Skeleton {
             out_of_line.into_iter().for_each(|edge| skeleton.push_edge(edge));
             skeleton.spans.push(start..skeleton.entries.len() as u32);
         }
+        for &(func, _) in layout.folded.pairs() {
+            for block in program.funcs[func].blocks.iter() {
+                skeleton.placed[block] = skeleton.placed[layout.folded.stand_in(program, block)];
+            }
+        }
         skeleton.check_complete(program, layout)?;
         Ok(skeleton)
     }
@@ -307,7 +312,7 @@ impl Linker<'_> {
             return self.terminator_through_edge_blocks(block, following);
         }
         let following = match following {
-            Some(Entry::Body { block, .. }) => Some(block),
+            Some(Entry::Body { block: next, .. }) if !self.would_share_an_address(block, next) => Some(next),
             _ => None,
         };
         let counts = SuccessorCounts::of(self.program, self.weights, block);
@@ -322,6 +327,14 @@ impl Linker<'_> {
                 OutTerminator::Loop { taken: self.resolve_block(taken), jump: then_jump.map(|next| self.resolve_block(next)) }
             }
         }
+    }
+
+    /// Whether a block that is nothing but a jump would begin where the next one does, though the program can hold and compare both addresses.
+    /// Then the jump stays.
+    fn would_share_an_address(&self, block: Block, next: Block) -> bool {
+        let is_taken = |block: Block| self.program.blocks[block].flags.contains(BlockFlags::ADDRESS_TAKEN);
+        let is_empty = |block: Block| self.program.blocks[block].body_len == 0;
+        is_empty(block) && is_taken(block) && (is_taken(next) || is_empty(next))
     }
 
     /// As `terminator`, with no inversion: an edge block in line follows its source at once, so the way to it needs no jump.

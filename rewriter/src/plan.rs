@@ -3,6 +3,8 @@
 
 use lifter::entity::{Block, Func};
 
+use crate::fold::Folding;
+
 /// How often a fragment runs, which decides where it goes and how it is aligned.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Temperature {
@@ -41,6 +43,8 @@ pub struct LayoutPlan {
     pub fragments: Vec<FragmentPlan>,
     /// Movable functions that the output does not have, ascending: nothing that it has may name them.
     pub dropped: Vec<Func>,
+    /// Movable functions whose blocks are where those of another one are, which the output has.
+    pub folded: Folding,
 }
 
 impl LayoutPlan {
@@ -49,6 +53,12 @@ impl LayoutPlan {
         self.dropped = dropped;
         let dropped = &self.dropped;
         self.fragments.retain(|fragment| dropped.binary_search(&fragment.func).is_err());
+    }
+
+    /// Leaves out functions that others stand for.
+    pub fn fold(&mut self, folded: Folding) {
+        self.fragments.retain(|fragment| folded.representative(fragment.func) == fragment.func);
+        self.folded = folded;
     }
 
     pub fn is_dropped(&self, func: Func) -> bool {

@@ -15,15 +15,17 @@ use std::collections::BTreeMap;
 
 use iced_x86::Instruction;
 use lifter::Image;
-use lifter::entity::{Block, EntityId, SecondaryMap};
+use lifter::entity::{Block, EntityId, Func, SecondaryMap};
 use lifter::ir::{Program, RefData};
 use lifter::x86::decode_block;
 use profiles::Weights;
+use rustc_hash::FxHashSet;
 
 use crate::edit::EditPlan;
+use crate::fold::Folding;
 use crate::layout::least_count_of_share;
 
-/// Blocks that execute less than this share of all instructions, in hundred-thousandths and taken together, are not worth a change.
+/// Blocks that execute less than this share of all instructions, in hundred thousandths and taken together, are not worth a change.
 const SHARE_LEFT: u64 = 1000;
 
 /// Which transforms are on.
@@ -39,7 +41,7 @@ pub struct Options {
 pub type Counts = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
 
 /// What all transforms are given.
-#[derive(Copy, Clone)]
+#[derive(Clone)]
 pub(crate) struct Context<'a> {
     pub(crate) image: &'a Image<'a>,
     pub(crate) program: &'a Program,
@@ -48,11 +50,18 @@ pub(crate) struct Context<'a> {
     /// The least count of a block that is worth a change.
     hot_min: u64,
     reached: &'a SecondaryMap<Block, bool>,
+    /// Functions that stand for others too.
+    stand_ins: FxHashSet<Func>,
 }
 
 impl<'a> Context<'a> {
     pub(crate) fn count(&self, block: Block) -> u64 {
         self.weights.blocks.get(block.index()).copied().unwrap_or(0)
+    }
+
+    /// Whether a function stands for others, whose calls are elsewhere in the input.
+    pub(crate) fn is_stand_in(&self, func: Func) -> bool {
+        self.stand_ins.contains(&func)
     }
 
     /// The blocks that may be changed and are worth it, in order.
@@ -83,7 +92,7 @@ impl<'a> Context<'a> {
 }
 
 /// Plans all transforms that are on.
-pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, options: Options) -> EditPlan {
+pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Folding, options: Options) -> EditPlan {
     let Options { everywhere, .. } = options;
     let is_idle = !(options.plt_calls || options.inline_leaves) || !(everywhere || weights.has_counts());
     if is_idle {
@@ -91,7 +100,8 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, options: Op
     }
     let hot_min = least_count_of_share(program, weights, SHARE_LEFT);
     let reached = reached::reached(image, program);
-    let context = Context { image, program, weights, everywhere, hot_min, reached: &reached };
+    let stand_ins = folded.pairs().iter().map(|&(_, stays)| stays).collect();
+    let context = Context { image, program, weights, everywhere, hot_min, reached: &reached, stand_ins };
     let mut edits = EditPlan::default();
     if options.plt_calls {
         plt_calls::plan(&context, &mut edits);

@@ -38,6 +38,9 @@ struct Request {
     reorder_blocks: bool,
     reorder_functions: bool,
     split_functions: bool,
+    fold: bool,
+    no_plt_calls: bool,
+    no_inlining: bool,
     verbose: bool,
     time: bool,
     /// Nothing but this text is wanted.
@@ -62,6 +65,9 @@ pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Re
         (request.reorder_blocks, Transform::ReorderBlocks),
         (request.reorder_functions, Transform::ReorderFunctions),
         (request.split_functions, Transform::SplitFunctions),
+        (request.fold, Transform::Fold),
+        (!request.no_plt_calls, Transform::PltCalls),
+        (!request.no_inlining, Transform::InlineLeaves),
     ];
     let skip = switches.into_iter().filter(|(is_on, _)| !is_on).map(|(_, transform)| transform).collect();
     let transforms = Transforms { only: Vec::new(), skip, more: Vec::new(), fuel: None, edit_everywhere: false };
@@ -128,6 +134,10 @@ fn parse(arguments: &[String]) -> Result<Request> {
             "reorder-blocks" => request.reorder_blocks = words.text(name, value)? != "none",
             "reorder-functions" => request.reorder_functions = words.text(name, value)? != "none",
             "split-functions" => request.split_functions = is_on,
+            // Alone it means all; what BOLT calls safe relift always is.
+            "icf" => request.fold = is_on,
+            "plt" => request.no_plt_calls = words.text(name, value)? == "none",
+            "no-inline" => request.no_inlining = is_on,
             // `threads` has seen them.
             "thread-count" => drop(words.number(name, value)?),
             "no-threads" => {}
@@ -238,7 +248,8 @@ mod tests {
         assert_eq!(request.input.as_deref(), Some(Path::new("python.prebolt")));
         assert_eq!(request.output.as_deref(), Some(Path::new("python.bolt")));
         assert_eq!(request.profiles, [PathBuf::from("python.fdata")]);
-        assert!(request.reorder_blocks && request.reorder_functions && request.split_functions);
+        assert!(request.reorder_blocks && request.reorder_functions && request.split_functions && request.fold);
+        assert!(!parse(&words("python -o out -icf=none")).unwrap().fold);
     }
 
     #[test]
@@ -249,6 +260,15 @@ mod tests {
         assert!(request.instrument);
         let file = instrumentation_file(request.instrumentation_file, request.append_pid);
         assert_eq!(file, Path::new("python.bolt.0.fdata"));
+    }
+
+    #[test]
+    fn what_relift_does_by_default_is_left_out_where_bolt_is_told_so() {
+        let request = parse(&words("a -o b -plt=none -no-inline")).unwrap();
+        assert!(request.no_plt_calls && request.no_inlining);
+        let request = parse(&words("a -o b -plt hot -inline-small-functions")).unwrap();
+        assert!(!request.no_plt_calls && !request.no_inlining);
+        assert_eq!(request.input.as_deref(), Some(Path::new("a")));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use lifter::ir::{FuncData, PinReason};
 use profiles::Weights;
 use rewriter::dyno::{self, DynoStats};
 use rewriter::edit::EditPlan;
+use rewriter::fold::Folding;
 use rewriter::layout::LayoutOptions;
 use rewriter::plan::{LayoutPlan, Temperature};
 use rewriter::relink::Relinked;
@@ -33,6 +34,7 @@ pub(crate) fn run(args: &Optimize, style: Style, timing: &mut Timing) -> Result<
         measure_by: &args.measure_by,
         order,
         edits: edits(&args.transforms),
+        fold: args.transforms.is_on(Transform::Fold),
         fuel: args.transforms.fuel,
     };
     let done = optimize(&job, timing)?;
@@ -75,6 +77,8 @@ pub(crate) struct Job<'a> {
     pub(crate) measure_by: &'a [PathBuf],
     pub(crate) order: Order,
     pub(crate) edits: transform::Options,
+    /// Whether functions that do the same share one body.
+    pub(crate) fold: bool,
     pub(crate) fuel: Option<u64>,
 }
 
@@ -124,9 +128,16 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     if matches!(job.order, Order::ByWeights(_)) && !weights.has_counts() && !lifted.program.is_replaceable() {
         lifted.program.pin_all(PinReason::NotWorthMoving);
     }
-    let mut edits = driver::edits(&lifted, &weights, job.edits, timing);
-    let mut plan = driver::plan(&lifted, &edits.adjusted(&lifted.program, &weights), &job.order, timing);
+    let mut folded = if job.fold { driver::fold(&lifted, timing) } else { Folding::default() };
     if let Some(fuel) = job.fuel {
+        folded.limit(fuel);
+    }
+    let folded = folded;
+    let weights = folded.weights(&lifted.program, &weights);
+    let mut edits = driver::edits(&lifted, &weights, &folded, job.edits, timing);
+    let mut plan = driver::plan(&lifted, &edits.adjusted(&lifted.program, &weights), &job.order, &folded, timing);
+    if let Some(fuel) = job.fuel {
+        let fuel = fuel - folded.pairs().len() as u64;
         edits.limit(limit(&lifted, &mut plan, fuel));
     }
     let relinked = driver::rewrite(input, &lifted, &edits.adjusted(&lifted.program, &weights), &plan, &edits, timing)?;
@@ -138,7 +149,11 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
 
     let judge = match job.measure_by {
         [] => None,
-        paths => Some(timing.phase("attribute the profile", |timing| profile::load(paths, None, input, &lifted, timing))?.0),
+        paths => {
+            let (judge, _) =
+                timing.phase("attribute the profile", |timing| profile::load(paths, None, input, &lifted, timing))?;
+            Some(folded.weights(&lifted.program, &judge))
+        }
     };
     let measure = judge.as_ref().unwrap_or(&weights);
     let dyno =
@@ -166,7 +181,7 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         loaded_bytes: report::Change { before: report::loaded_bytes(&bytes), after: report::loaded_bytes(&relinked.bytes) },
         functions,
         text_bytes,
-        transforms: transforms(&plan, &relinked, transform::counts(&lifted.program, measure, &edits)),
+        transforms: transforms(&lifted, &plan, &relinked, transform::counts(&lifted.program, measure, &edits)),
         dyno: None,
         profile: quality,
         dropped_sections: relinked.dropped_sections.clone(),
@@ -222,11 +237,20 @@ fn dyno_stats(
     let placement = |block: Block| relinked.blocks[block.index()];
     let before = dyno::compute(image, program, weights, dyno::Order::Input);
     let adjusted = edits.adjusted(program, weights);
-    let after = dyno::compute(image, program, &adjusted, dyno::Order::Output { plan, edits, placement: &placement });
+    let after = dyno::compute(
+        image,
+        program,
+        &adjusted,
+        dyno::Order::Output { plan, edits, input_weights: weights, placement: &placement },
+    );
     (before, after)
 }
 
-fn transforms(plan: &LayoutPlan, relinked: &Relinked, mut counts: transform::Counts) -> transform::Counts {
+fn transforms(lifted: &Lifted<'_>, plan: &LayoutPlan, relinked: &Relinked, mut counts: transform::Counts) -> transform::Counts {
+    if !plan.folded.is_empty() {
+        let folded = [("functions", plan.folded.pairs().len() as u64), ("bytes", plan.folded.bytes(&lifted.program))];
+        counts.insert("fold", folded.into());
+    }
     let count = |temperature: Temperature| plan.fragments.iter().filter(|f| f.temperature == temperature).count() as u64;
     let mut layout = std::collections::BTreeMap::new();
     layout.insert("hot fragments", count(Temperature::Hot));

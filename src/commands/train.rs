@@ -41,6 +41,7 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
         measure_by: &[],
         order: Order::ByWeights(optimize::options(&args.transforms)),
         edits: optimize::edits(&args.transforms),
+        fold: args.transforms.is_on(crate::args::Transform::Fold),
         fuel: args.transforms.fuel,
     };
     let done = optimize::optimize(&job, timing)?;

@@ -3,7 +3,8 @@
 //! **Method.** The program runs under `valgrind --tool=lackey --trace-mem=yes`, a tracer that is not ours. Its trace, which names every instruction executed and every
 //! address loaded and stored, is read through a pipe and never kept. A shadow call stack (`follow`) tells which execution of which block in which
 //! calling context each access belongs to. At the end of each execution of a block, every pair of its references that the analysis calls `NoAlias`
-//! in that context must have touched different bytes, and every `MustAlias` pair the same address.
+//! in that context must have touched different bytes, and every `MustAlias` pair the same address. Where an address is described relative to something
+//! that the trace shows (the frame, the load address, zero), it must be among those described.
 //!
 //! **Output.** How many pairs were checked; each contradiction with its place, reason and addresses; and how precise the analysis is: of the pairs that never overlapped
 //! in the whole run, how many each analysis proves apart, by pairs and by executions.
@@ -44,6 +45,13 @@ pub(crate) struct AliasTraceArgs {
     /// Add a row to this file
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+}
+
+impl AliasTraceArgs {
+    /// A program without arguments.
+    pub(crate) fn of(program: PathBuf, record: Option<PathBuf>) -> Self {
+        AliasTraceArgs { program, arguments: Vec::new(), stdin: None, directory: None, limit: u64::MAX, record }
+    }
 }
 
 pub(crate) fn run(args: &AliasTraceArgs) -> Result {

@@ -3,6 +3,7 @@
 //! They prepare what the tests of real programs need (`corpus`) and run those tests (`e2e`, and `stock` on what the machine has). None of them is needed to build or
 //! to use relift, and none of them links any of its libraries: `e2e` drives the `relift` program exactly as a user would.
 
+mod alias_random;
 mod alias_trace;
 mod bench;
 mod corpus;
@@ -48,6 +49,8 @@ enum Command {
     Throughput(throughput::ThroughputArgs),
     /// Check the alias analysis against every address that a program really touches
     AliasTrace(alias_trace::AliasTraceArgs),
+    /// The same for random machine code
+    AliasRandom(alias_random::AliasRandomArgs),
     /// Relink random programs at random, and compare how they behave
     Random(random::RandomArgs),
 }
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Suites(args) => suites::run(&args),
         Command::Truth(args) => truth::run(&args),
         Command::Throughput(args) => throughput::run(&args),
+        Command::AliasRandom(args) => alias_random::run(&args),
         Command::AliasTrace(args) => alias_trace::run(&args),
         Command::Random(args) => random::run(&args),
     };

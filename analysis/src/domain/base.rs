@@ -40,11 +40,11 @@ impl Base {
     }
     /// What the latest execution of an instruction, by its number in the function, gave to a register.
     pub const fn defined(instruction: u32, register: u8) -> Self {
-        Self(DEFINED | instruction * LOCATIONS | register as u32)
+        Self(DEFINED | (instruction * LOCATIONS) | register as u32)
     }
     /// What a register held at the latest arrival at a block, by its number in the function.
     pub const fn arrived(block: u32, register: u8) -> Self {
-        Self(ARRIVED | block * LOCATIONS | register as u32)
+        Self(ARRIVED | (block * LOCATIONS) | register as u32)
     }
     pub fn entry_register(self) -> Option<u8> {
         (FIRST_ENTRY..FIRST_ENTRY + 16).contains(&self.0).then(|| (self.0 - FIRST_ENTRY) as u8)

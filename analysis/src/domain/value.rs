@@ -51,6 +51,7 @@ impl Value {
         Self { residues, offsets, ..self }.reduced()
     }
     /// The sum, counted from the only base among the two; `None` where both have one.
+    #[expect(clippy::should_implement_trait, reason = "a sum of descriptors may not exist")]
     pub fn add(self, other: Self) -> Option<Self> {
         let (value, number) = match (self.base, other.base) {
             (_, Base::NUMBER) => (self, other),

@@ -28,6 +28,13 @@ pub enum Criterion {
 }
 
 impl Partition {
+    /// Takes over what finding out about relevance has shown already.
+    fn with_relevance(mut self, relevance: Relevance, summaries: &Summaries<'_>) -> Self {
+        self.analyses = relevance.analyses;
+        self.known_calls = Some(relevance.into_known_calls(summaries));
+        self
+    }
+
     /// The partition of a criterion. Without a profile there are but the two ends.
     pub fn by(criterion: Criterion, summaries: &Summaries<'_>, counts: &Counts<'_>) -> Partition {
         let graph = &summaries.graph;
@@ -42,7 +49,9 @@ impl Partition {
             Criterion::Relevance { theta } => {
                 let frequent = frequent_sites(summaries, counts, theta);
                 let relevance = Relevance::compute(summaries, counts);
-                Partition::new(graph, count, |site| frequent[site.index()], |p| !relevance.is_relevant(p))
+                let tells = relevance.telling_sites(summaries);
+                let matters = |site: SiteId| frequent[site.index()] && tells[site.index()];
+                Partition::new(graph, count, matters, |p| !relevance.is_relevant(p)).with_relevance(relevance, summaries)
             }
             Criterion::Conservative => {
                 let hottest = hottest_blocks(summaries, counts);
@@ -58,6 +67,7 @@ impl Partition {
                 let relevance = Relevance::compute(summaries, counts);
                 let chosen = relevance.best_sites(summaries, counts, sites);
                 Partition::new(graph, count, |site| chosen[site.index()], |p| !relevance.is_relevant(p))
+                    .with_relevance(relevance, summaries)
             }
         }
     }

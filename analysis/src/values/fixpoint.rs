@@ -140,7 +140,7 @@ impl<'a> Solver<'a> {
         step(self.code, state, &mut self.summary.effects, number, None);
         let Effect::Call(index) = self.code.instructions[number as usize].effect else { return true };
         let callee = self.code.calls[index as usize].callee;
-        let before = (!self.pads.is_empty()).then(|| state.registers);
+        let before = (!self.pads.is_empty()).then_some(state.registers);
         let returns = call(state, &mut self.summary.effects, self.knowledge, callee, number, false);
         if let Some(before) = before {
             self.throw(state, &before);

@@ -92,13 +92,13 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
         }
     }
 
-    /// The index in the input's code of what the walk found to stand at `address`.
+    /// The index in the input's code of what the walk found to stand at `address`; of several that stand together always the same.
     pub(super) fn related(&self, address: u64) -> Option<usize> {
         let index = self.side().code.index(address)?;
         match self.of {
-            Of::Input => self.walk.relation.output_of(index).map(|_| index),
+            Of::Input => self.walk.relation.first_of(index),
             Of::Output => match self.walk.relation.input_of(index)? {
-                Stands::For(input) => Some(input),
+                Stands::For(input) => self.walk.relation.first_of(input),
                 // What leads into the middle of a body that replaced a call is another thing than what leads into the callee.
                 Stands::ForCall => None,
             },

@@ -236,3 +236,99 @@ fn a_way_into_a_body_from_elsewhere_is_seen() {
     let report = check(&input, &output).unwrap();
     assert!(kinds(&report).contains(&ViolationKind::Conflict), "{}", report.summary(10));
 }
+
+/// A function that mostly returns early, and otherwise goes on with a frame, tail-calls, or jumps through a slot.
+const EARLY: &str = "endbr64
+    test %edi, %edi
+    je 1f
+    js 2f
+    cmp $7, %edi
+    je 3f
+    cmp $8, %edi
+    je 4f
+    lea 1(%rdi), %eax
+    ret
+1:
+    push %rbx
+    .cfi_adjust_cfa_offset 8
+    mov $5, %eax
+    pop %rbx
+    .cfi_adjust_cfa_offset -8
+    ret
+2:
+    inc %edi
+    jmp twice
+3:
+    jmp *slot(%rip)
+4:
+    lea pointers(%rip), %rax
+    jmp *8(%rax)";
+/// Its beginning in the place of a call.
+const BEGINNING: &str = "test %edi, %edi
+    jne 1f
+    call leaf_rest
+    jmp 5f
+1:
+    jns 2f
+    inc %edi
+    call twice
+    jmp 5f
+2:
+    cmp $7, %edi
+    jne 3f
+    call *slot(%rip)
+    jmp 5f
+3:
+    cmp $8, %edi
+    jne 4f
+    lea pointers(%rip), %rax
+    call *8(%rax)
+    jmp 5f
+4:
+    lea 1(%rdi), %eax
+5:";
+
+fn begun(body: &str) -> Option<Report> {
+    inlined(body, &EARLY.replace("1:\n", "1:\nleaf_rest:\n"))
+}
+
+#[test]
+fn a_beginning_that_calls_the_rest_corresponds() {
+    let Some(report) = begun(BEGINNING) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+}
+
+#[test]
+fn a_beginning_with_one_thing_wrong_is_seen() {
+    let wrong = [
+        ("call leaf_rest\n    jmp 5f", "call leaf_rest\n    jmp 4f"),
+        ("call leaf_rest\n    jmp 5f", "jmp 5f"),
+        ("call leaf_rest", "call leaf"),
+        ("call leaf_rest", "call leaf_rest + 1"),
+        ("call leaf_rest", "call twice"),
+        ("call twice", "call leaf"),
+        ("call twice", "jmp twice"),
+        ("call *slot(%rip)", "call *other_slot(%rip)"),
+        ("call *slot(%rip)", "jmp *slot(%rip)"),
+        ("call *slot(%rip)", "notrack call *slot(%rip)"),
+        ("call *8(%rax)", "call *16(%rax)"),
+        ("call *8(%rax)", "call *8(%rcx)"),
+        ("call *8(%rax)", "call *%rax"),
+        ("inc %edi\n    call", "call"),
+    ];
+    for (right, wrong) in wrong {
+        assert!(BEGINNING.contains(right));
+        let Some(report) = begun(&BEGINNING.replacen(right, wrong, 1)) else { return };
+        assert!(!report.is_ok(), "{right} became {wrong}: {}", report.summary(10));
+    }
+}
+
+#[test]
+fn a_beginning_that_calls_the_rest_with_a_frame_already_made_is_seen() {
+    // Behind the `push` the stack of the input is not as at an entry.
+    let leaf = EARLY.replace(".cfi_adjust_cfa_offset 8\n    mov", ".cfi_adjust_cfa_offset 8\nleaf_rest:\n    mov");
+    let Some(report) = inlined(&BEGINNING.replace("call leaf_rest", "push %rbx\n    call leaf_rest"), &leaf) else { return };
+    assert!(!report.is_ok(), "{}", report.summary(10));
+    let Some(report) = inlined("call leaf_rest", &leaf) else { return };
+    assert!(!report.is_ok(), "{}", report.summary(10));
+}

@@ -15,11 +15,15 @@
 //! The word below the stack pointer is the return address in the input and something else in the output. Only code that reads below the stack pointer
 //! what a call has left there could tell; signal handlers overwrite the same word, so it has no value to rely on.
 //!
+//! Where the input goes on in the callee, or in what the callee tail-calls, the output may call that place instead, or call through what the input jumps
+//! through: then both have a return address on the stack again, from which both go on where the call ends, and the place itself is a pair like any other, within
+//! nothing. A frame of what is called so is returned to as one of the original call was: the rows and handlers are compared as for any instruction within.
+//!
 //! An output instruction within a call stands for that call alone ([`super::relation`]): no other way leads into it.
 //!
 //! **Bounds.** A call within a call is compared as a call, so there is one level; steps of the input alone are limited by the caller.
 
-use super::{Side, Walk};
+use super::{Pair, Reach, Side, Walk};
 use crate::decode::{Inst, Kind, Shape};
 use crate::report::{Violation, ViolationKind};
 
@@ -74,6 +78,54 @@ impl Walk<'_, '_> {
             }
             _ => None,
         }
+    }
+
+    /// Whether the output leaves the body of `call` by a call of its own; gives where both return to.
+    pub(super) fn leave_by_call(&mut self, call: u64, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<(u64, u64)>, Violation> {
+        let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
+        match b.kind {
+            Kind::Call if y.len() == 5 => {
+                let target = self.output.target(o, b);
+                self.queue.push(Pair::new(i, target, o, Reach::Flow));
+            }
+            Kind::IndirectCall if a.kind == Kind::IndirectJump && self.is_call_for_jump((i, a, x), (o, b, y)) => {
+                // The jump itself may fault.
+                if !self.input.unwind.is_as_at_entry(i) {
+                    let message = format!("the input's {i:#x}, in place of the call at {call:#x}, is not as at an entry");
+                    return Err(Violation::new(ViolationKind::UnwindRow, o, message));
+                }
+            }
+            _ => return Ok(None),
+        }
+        self.compare_call_sites(call, o)?;
+        let len = self.input.inst(call).map_or(0, |inst| inst.len);
+        Ok(Some((call + u64::from(len), o + u64::from(b.len))))
+    }
+
+    /// `jmp` and `call` (`ff /4` and `ff /2`) through the same register or memory, which is not the stack's.
+    fn is_call_for_jump(&self, (i, a, x): (u64, Inst, &[u8]), (o, b, y): (u64, Inst, &[u8])) -> bool {
+        let shape = Shape::of(x);
+        let is_through = |bytes: &[u8], group: u8| {
+            let opcode = bytes.get(shape.opcode) == Some(&0xff);
+            opcode && shape.map == 0 && bytes.get(shape.modrm).is_some_and(|modrm| modrm & 0x38 == group << 3)
+        };
+        let Some([_, base, index]) = shape.registers(x) else { return false };
+        let is_stack = |register: Option<u8>| register == Some(4);
+        let is_field = |at: usize| a.disp != 0 && (usize::from(a.disp)..usize::from(a.disp) + 4).contains(&at);
+        let is_same =
+            |(at, (p, q)): (usize, (&u8, &u8))| is_field(at) || if at == shape.modrm { p & !0x38 == q & !0x38 } else { p == q };
+        let is_same_place = a.disp == 0 || {
+            let place = self.input.operand(i, a);
+            place == self.output.operand(o, b) && !self.input.image.in_code(place)
+        };
+        x.len() == y.len()
+            && a.disp == b.disp
+            && is_through(x, 4)
+            && is_through(y, 2)
+            && !is_stack(base)
+            && !is_stack(index)
+            && x.iter().zip(y).enumerate().all(is_same)
+            && is_same_place
     }
 
     /// What must hold of an instruction of a callee for the output to have it in the place of `call`.

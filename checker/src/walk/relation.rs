@@ -1,8 +1,10 @@
 //! The relation between input and output code addresses, dense in both directions, with undo.
 //!
-//! An output instruction stands for one input instruction; an input instruction may stand at several places, because a layout may copy
-//! tails. A *named* address (one that is called, stored, computed or listed in a table) has one identity: one name in the output, or
-//! two of which one is the input's own address (old text that a guarded relink keeps).
+//! An input instruction may stand at several places, because a layout may copy tails, and an output instruction may stand for several of the
+//! input, because functions that do the same may share one body: each of these pairs is walked, so that what is shared was compared with each
+//! of those that share it. But an address that the program can hold and compare stands for one address of the input only,
+//! and the other way round it has one name in the output, or two of which one is the input's own address (old text that a guarded relink
+//! keeps).
 //!
 //! Indexes are those of [`crate::decode::Code`]; 0 in a map means nothing, so values are stored plus one.
 
@@ -53,18 +55,23 @@ pub(super) enum Recorded {
     Conflict(Option<usize>),
 }
 
-/// Where a named input address stands in the output.
+/// Where an input address stands in the output that the program can hold.
 #[derive(Copy, Clone, Debug, Default)]
 struct Identity {
-    /// The name of the copy, and what it leads to.
-    moved: Option<(u64, usize)>,
+    /// The name of the copy.
+    moved: Option<u64>,
     /// It stands at its own address too.
     is_own: bool,
 }
 
+/// Input and output of a pair, and the call in whose place it stands, if it does.
+type Standing = (u32, u32, Option<u64>);
+
 enum Undo {
     Forward(usize),
     Backward(usize),
+    More(Standing),
+    Held(u64),
     Within(usize),
     Rewritten(usize),
     RewrittenCall(usize),
@@ -77,6 +84,10 @@ pub(crate) struct Relation {
     /// One counterpart of each input instruction; tails may have more.
     forward: Vec<u32>,
     backward: Vec<u32>,
+    /// Further pairs of output instructions that stand for several.
+    more: FxHashSet<Standing>,
+    /// By output address, the input's that the program holds where the output's holds it.
+    held: FxHashMap<u64, u64>,
     /// Of an output instruction in a body that stands in a call's place: the input's call.
     within: FxHashMap<usize, u64>,
     /// Of an output instruction that stands where the input makes a call and makes that call otherwise or not at all: the call.
@@ -96,6 +107,8 @@ impl Relation {
         Self {
             forward: vec![0; input_size],
             backward: vec![0; output_size],
+            more: FxHashSet::default(),
+            held: FxHashMap::default(),
             within: FxHashMap::default(),
             rewritten: FxHashMap::default(),
             rewritten_calls: FxHashSet::default(),
@@ -111,10 +124,23 @@ impl Relation {
         self.forward.get(input).and_then(|&value| (value as usize).checked_sub(1))
     }
 
-    /// What an output instruction stands for; nothing that has an address alone, if it does so in the place of a call.
+    /// Whether an output instruction stands for this one of the input, be it among others.
+    pub(crate) fn is_for(&self, output: usize, input: usize) -> bool {
+        self.input_of(output) == Some(Stands::For(input)) || self.more.contains(&(input as u32, output as u32, None))
+    }
+
+    /// What an output instruction stands for, the first that was found; nothing that has an address alone, if it does so in the place of a call.
     pub(crate) fn input_of(&self, output: usize) -> Option<Stands> {
         let input = self.backward.get(output).and_then(|&value| (value as usize).checked_sub(1))?;
         Some(if self.within.contains_key(&output) { Stands::ForCall } else { Stands::For(input) })
+    }
+
+    /// The first input instruction that was found to stand where this one does; itself, if it does so alone.
+    pub(crate) fn first_of(&self, input: usize) -> Option<usize> {
+        match self.input_of(self.output_of(input)?) {
+            Some(Stands::For(first)) => Some(first),
+            Some(Stands::ForCall) | None => Some(input),
+        }
     }
 
     fn note(&mut self, undo: Undo) {
@@ -127,9 +153,8 @@ impl Relation {
     /// found, and the callee is not passed.
     pub(super) fn record(&mut self, input: usize, output: usize, sizes: (u8, u8), within: Option<u64>) -> Recorded {
         match self.backward[output].checked_sub(1) {
-            Some(known) if known as usize != input => return Recorded::Conflict(Some(known as usize)),
-            Some(_) if self.within.get(&output).copied() == within => return Recorded::Known,
-            Some(_) => return Recorded::Conflict(None),
+            Some(known) if known as usize == input && self.within.get(&output).copied() == within => return Recorded::Known,
+            Some(known) => return self.record_more(known as usize, input, output, sizes.0, within),
             None => {}
         }
         self.backward[output] = input as u32 + 1;
@@ -140,12 +165,47 @@ impl Relation {
             self.note(Undo::Within(output));
             return Recorded::New;
         }
+        self.place(input, output, sizes.0);
+        Recorded::New
+    }
+
+    /// As `record`, where the output's instruction stands for the input's `known` already, or for the same in the place of another call. What
+    /// stands in a call's place stands in the place of each call or of none.
+    fn record_more(&mut self, known: usize, input: usize, output: usize, size: u8, within: Option<u64>) -> Recorded {
+        if within.is_some() != self.within.contains_key(&output) {
+            return Recorded::Conflict(Some(known).filter(|&known| known != input));
+        }
+        let standing = (input as u32, output as u32, within);
+        if !self.more.insert(standing) {
+            return Recorded::Known;
+        }
+        self.note(Undo::More(standing));
+        if within.is_none() {
+            self.place(input, output, size);
+        }
+        Recorded::New
+    }
+
+    /// Notes one of the places of an input instruction.
+    fn place(&mut self, input: usize, output: usize, size: u8) {
         if self.forward[input] == 0 {
             self.forward[input] = output as u32 + 1;
             self.note(Undo::Forward(input));
         }
-        self.pass(true, input, sizes.0);
-        Recorded::New
+        self.pass(true, input, size);
+    }
+
+    /// Notes that the program holds the output's address `name` where the input's holds `address`. Gives the other address of the input
+    /// that it is taken for already: the program could find two equal that were not.
+    pub(super) fn hold(&mut self, address: u64, name: u64) -> Option<u64> {
+        match self.held.get(&name) {
+            Some(&other) => (other != address).then_some(other),
+            None => {
+                self.held.insert(name, address);
+                self.note(Undo::Held(name));
+                None
+            }
+        }
     }
 
     /// Notes that the output goes on at an index, in another way, where the input makes a call.
@@ -163,15 +223,18 @@ impl Relation {
         self.rewritten.get(&output).copied()
     }
 
+    pub(crate) fn has_rewritten_calls(&self) -> bool {
+        !self.rewritten_calls.is_empty()
+    }
+
     /// Whether an instruction of the input is a call that stands in another way somewhere.
     pub(crate) fn is_rewritten_call(&self, input: usize) -> bool {
         self.rewritten_calls.contains(&input)
     }
 
-    /// Notes that the input's `address` is called `name` in the output, which leads to the index `leads_to`. Gives the other name that it
-    /// has already, if that is neither its own address nor the same; where only a call, not a pointer, is made of the name
-    /// (`is_pointer` is false), a jump to the same place is the same.
-    pub(super) fn name(&mut self, address: u64, name: u64, leads_to: usize, is_pointer: bool) -> Option<u64> {
+    /// Notes that the program holds `name` in the output where it holds `address` in the input. Gives the other name that this
+    /// has already, if that is neither its own address nor the same.
+    pub(super) fn name(&mut self, address: u64, name: u64) -> Option<u64> {
         let old = self.names.get(&address).copied();
         let mut identity = old.unwrap_or_default();
         if name == address {
@@ -179,11 +242,10 @@ impl Relation {
                 return None;
             }
             identity.is_own = true;
-        } else if let Some((other, place)) = identity.moved {
-            let is_same = other == name || !is_pointer && place == leads_to;
-            return (!is_same).then_some(other);
+        } else if let Some(other) = identity.moved {
+            return (other != name).then_some(other);
         } else {
-            identity.moved = Some((name, leads_to));
+            identity.moved = Some(name);
         }
         self.names.insert(address, identity);
         self.note(Undo::Name(address, old));
@@ -220,6 +282,8 @@ impl Relation {
                 Undo::Name(address, Some(old)) => drop(self.names.insert(address, old)),
                 Undo::Name(address, None) => drop(self.names.remove(&address)),
                 Undo::Backward(index) => self.backward[index] = 0,
+                Undo::More(standing) => drop(self.more.remove(&standing)),
+                Undo::Held(name) => drop(self.held.remove(&name)),
                 Undo::Within(index) => drop(self.within.remove(&index)),
                 Undo::Rewritten(index) => drop(self.rewritten.remove(&index)),
                 Undo::RewrittenCall(index) => drop(self.rewritten_calls.remove(&index)),

@@ -3,7 +3,7 @@
 //! **Terminates**: [`Walk::settle`] ends because each pair relates something new or stops; a guess is walked from once a round and leaves
 //! nothing behind if it is wrong.
 
-use super::{Canonical, Displaced, Finished, Pair, Reach, Stands, Unmoved, Walk};
+use super::{Canonical, Displaced, Finished, Pair, Reach, Unmoved, Walk};
 use crate::report::ViolationKind;
 use crate::tables::{self, Doubtful};
 
@@ -103,7 +103,7 @@ impl Walk<'_, '_> {
             };
             let (Some(from), Some(to)) = (self.input.code.index(from), self.output.code.index(to)) else { continue };
             let is_right = match self.relation.input_of(to) {
-                Some(known) => known == Stands::For(from),
+                Some(_) => self.relation.is_for(to, from),
                 None if self.relation.output_of(from).is_none() => true,
                 None => {
                     let is_right = self.attempt(Pair::new(input, output, place, Reach::Flow));
@@ -148,12 +148,12 @@ impl Walk<'_, '_> {
                 let Some(index) = self.input.code.index(input) else { return };
                 let leads_to = self.output_leads_to(address);
                 let place = leads_to.and_then(|at| self.output.code.index(at));
-                let stands_for = place.and_then(|at| self.relation.input_of(at));
+                let stands_for_it = place.is_some_and(|at| self.relation.is_for(at, index));
                 if place.is_some_and(|at| self.relation.call_rewritten_at(at) == Some(index)) {
                     return;
                 }
                 match self.relation.output_of(index) {
-                    Some(_) => stands_for != Some(Stands::For(index)) && leads_to != Some(input),
+                    Some(_) => !stands_for_it && leads_to != Some(input),
                     None => !same(8),
                 }
             }

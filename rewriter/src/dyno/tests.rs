@@ -30,7 +30,12 @@ fn places(program: &Program, plan: &LayoutPlan) -> SecondaryMap<Block, (Va, u32)
 
 fn after(image: &Image<'_>, program: &Program, weights: &Weights, plan: &LayoutPlan) -> DynoStats {
     let places = places(program, plan);
-    compute(image, program, weights, Order::Output { plan, edits: &EditPlan::default(), placement: &|block| places[block] })
+    compute(
+        image,
+        program,
+        weights,
+        Order::Output { plan, edits: &EditPlan::default(), input_weights: weights, placement: &|block| places[block] },
+    )
 }
 
 /// A loop with its test on top, run 100 times: `0 → 1; 1 → 3 or 2; 2 → 1`.

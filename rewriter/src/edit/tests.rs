@@ -48,13 +48,13 @@ const SLOT: RefTarget = RefTarget::Fixed(Va(0x8000));
 
 fn through_slot(opcode: [u8; 2]) -> NewCode {
     let [first, second] = opcode;
-    NewCode { bytes: vec![first, second, 0, 0, 0, 0], refs: vec![reference(2, SLOT)], shares: Vec::new() }
+    NewCode { bytes: vec![first, second, 0, 0, 0, 0], refs: vec![reference(2, SLOT)], ..NewCode::default() }
 }
 
 fn replace(edits: &mut EditPlan, block: usize, (offset, len): (u32, u32), code: NewCode) {
     let code = edits.codes.push(code);
     let block = Block::new(block);
-    edits.replacements.push(Replacement { block, offset, len, code, change: Change::PltCall, inlined: None });
+    edits.replacements.push(Replacement { block, offset, len, code, change: Change::PltCall });
 }
 
 fn encoded(program: &Program, bytes: &[u8], plan: &LayoutPlan, edits: &EditPlan) -> Vec<FragmentCode> {
@@ -145,20 +145,32 @@ fn what_is_inlined_runs_less_often_at_its_own_place() {
     let mut weights = Weights::none(program.blocks.len(), program.edges.len());
     weights.blocks.copy_from_slice(&[100, 90, 10, 110]);
     let mut edits = EditPlan::default();
-    let code = NewCode { bytes: vec![0x89, 0xf8], ..NewCode::default() };
-    replace(&mut edits, 0, (0, 5), code);
-    edits.replacements[0].inlined = Some(program.func_of(Block::new(3)));
+    let instead_of = vec![(Block::new(3), NewCode::WHOLE)];
+    replace(&mut edits, 0, (0, 5), NewCode { bytes: vec![0x89, 0xf8], instead_of, ..NewCode::default() });
     let adjusted = edits.adjusted(&program, &weights);
     assert_eq!(adjusted.blocks, [100, 90, 10, 10]);
     let plan = layout::original(&program);
     let image = image_of(&bytes);
     let placement = |block: Block| (program.blocks[block].start, program.blocks[block].len);
     let before = dyno::compute(&image, &program, &weights, dyno::Order::Input);
-    let order = dyno::Order::Output { plan: &plan, edits: &edits, placement: &placement };
+    let order = dyno::Order::Output { plan: &plan, edits: &edits, input_weights: &weights, placement: &placement };
     let after = dyno::compute(&image, &program, &adjusted, order);
     assert_eq!((before.calls, after.calls), (110, 10));
     // The leaf's three no-ops and its `ret`, and the call, became one move.
     assert_eq!(before.instructions - after.instructions, 100 * (4 + 1) - 100);
+}
+
+#[test]
+fn what_the_profile_does_not_know_of_a_callee_is_not_counted_at_its_sites() {
+    let (program, _) = program();
+    let mut weights = Weights::none(program.blocks.len(), program.edges.len());
+    weights.blocks.copy_from_slice(&[100, 90, 10, 25]);
+    let mut edits = EditPlan::default();
+    let instead_of = vec![(Block::new(3), NewCode::WHOLE)];
+    replace(&mut edits, 0, (0, 5), NewCode { bytes: vec![0x89, 0xf8], instead_of, ..NewCode::default() });
+    assert_eq!(edits.vouched(&weights).get(&Block::new(3)), Some(&(NewCode::WHOLE / 4)));
+    weights.blocks[3] = 100;
+    assert_eq!(edits.vouched(&weights).len(), 0);
 }
 
 #[test]

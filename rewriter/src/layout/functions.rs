@@ -24,6 +24,7 @@ use rustc_hash::FxHashMap;
 
 use super::links::Links;
 use super::{count_of, entries_of};
+use crate::fold::Folding;
 use crate::plan::FragmentPlan;
 use crate::terminator::SuccessorCounts;
 
@@ -54,13 +55,13 @@ struct CallGraph {
 }
 
 /// The fragments in the order in which they are laid out.
-pub(super) fn order(program: &Program, weights: &Weights, fragments: Vec<FragmentPlan>) -> Vec<FragmentPlan> {
-    let graph = call_graph(program, weights, &fragments);
+pub(super) fn order(program: &Program, weights: &Weights, folded: &Folding, fragments: Vec<FragmentPlan>) -> Vec<FragmentPlan> {
+    let graph = call_graph(program, weights, folded, &fragments);
     let mut fragments: Vec<Option<FragmentPlan>> = fragments.into_iter().map(Some).collect();
     sort(&graph).into_iter().filter_map(|index| fragments[index as usize].take()).collect()
 }
 
-fn call_graph(program: &Program, weights: &Weights, fragments: &[FragmentPlan]) -> CallGraph {
+fn call_graph(program: &Program, weights: &Weights, folded: &Folding, fragments: &[FragmentPlan]) -> CallGraph {
     let mut graph = CallGraph::default();
     let mut places: FxHashMap<Block, (u32, u64)> = FxHashMap::default();
     for (index, fragment) in (0..).zip(fragments) {
@@ -74,6 +75,7 @@ fn call_graph(program: &Program, weights: &Weights, fragments: &[FragmentPlan]) 
         graph.counts.push(entries_of(weights, fragment));
     }
     let mut call = |from: Block, offset: u64, to: Block, count: u64| {
+        let to = folded.stand_in(program, to);
         let (Some(&(source, start)), Some(&(target, target_offset))) = (places.get(&from), places.get(&to)) else { return };
         if source != target && count != 0 {
             graph.calls.push(Call { source, target, source_offset: start + offset, target_offset, count });

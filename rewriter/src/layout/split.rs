@@ -20,7 +20,7 @@ const EXCEPTION_TABLE_BYTES: u64 = 12;
 /// What a branch grows by where its target is out of an 8-bit reach.
 const LONG_BRANCH_BYTES: u64 = 4;
 /// What a byte that leaves a busy function is worth: it makes room in the cache.
-const BUSY_GAIN: u64 = 4;
+const BUSY_GAIN: u64 = 16;
 /// Less than this is not worth a fragment, whatever it costs.
 const COLD_BYTES_MIN: u64 = 8;
 /// The same of what does run: each fragment more has two ends in lines that are half used.
@@ -63,7 +63,7 @@ pub(super) fn choose(
         for (part, is_warm, bytes_min) in [(&group.warm, true, WARM_BYTES_MIN), (&group.cold, false, COLD_BYTES_MIN)] {
             let gain = bytes(program, part);
             let cost = branch_cost(program, group, part) + unwind_cost(program, group);
-            let worth = if is_busy { BUSY_GAIN } else { 1 };
+            let worth = if is_busy { BUSY_GAIN } else { 2 };
             if gain >= bytes_min && gain * worth >= cost {
                 candidates.push(Candidate { is_busy, gain, cost, group: index, is_warm });
             }

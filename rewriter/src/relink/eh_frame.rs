@@ -17,6 +17,7 @@ mod tests;
 use lifter::Va;
 use lifter::elf::Unwind;
 use lifter::elf::eh_frame::CieData;
+use lifter::entity::Fde;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -44,6 +45,17 @@ pub enum UnwindError {
     Encoding(u8),
     #[error("{target} is out of reach of the pointer at {at}")]
     OutOfReach { at: Va, target: Va },
+}
+
+/// Whether all of `start..end`, code of one entry of the input, has the row of the common entry.
+pub(crate) fn keeps_initial_row(unwind: &Unwind, fde: Fde, start: Va, end: Va) -> bool {
+    let data = &unwind.fdes[fde];
+    let cie = &unwind.cies[data.cie as usize];
+    if data.ops.is_empty() {
+        return true;
+    }
+    let (Ok(rows), Ok(initial)) = (rows::Rows::evaluate(cie, data), rows::Row::initial(cie)) else { return false };
+    *rows.at(start) == initial && rows.changes(start, end).all(|(at, row)| *at == end || *row == initial)
 }
 
 /// A run of input bytes that moved as one: byte `old_start + k` went to `new_start + k`, up to the branch at the end, which is made

@@ -41,8 +41,11 @@ struct Item {
     load: usize,
 }
 
+/// A file with its tables spread, and the places that it took for them, as starts and ends.
+pub type Spread = (Vec<u8>, Vec<(Va, Va)>);
+
 /// Spreads the tables. `None` where the file does not get shorter; else the file with larger and smaller segments, and what is free in it.
-pub fn spread(bytes: &[u8], free: &[(Va, Va)], named: &[Va], options: Options) -> Option<(Vec<u8>, Vec<(Va, Va)>)> {
+pub fn spread(bytes: &[u8], free: &[(Va, Va)], named: &[Va], options: Options) -> Option<Spread> {
     let image = Image::parse(bytes).ok().filter(|image| image.has_section_headers && pack::may_move(image))?;
     if image.has_static_relocs() || options.strip {
         return None;
@@ -174,7 +177,7 @@ fn apply(
     free: &[(Va, Va)],
     (items, bases): (&[Item], &[Va]),
     plan: &Plan,
-) -> Option<(Vec<u8>, Vec<(Va, Va)>)> {
+) -> Option<Spread> {
     let mut ends: Vec<Va> = image.loads().map(|load| load.p_vaddr + load.p_filesz).collect();
     for (item, &(load, at)) in items.iter().zip(plan) {
         ends[load] = ends[load].max(at + item.size);

@@ -35,7 +35,7 @@ pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
     let mut codes: FxHashMap<Va, NewCodeId> = FxHashMap::default();
     for (block, offset, len, slot) in sites {
         let code = *codes.entry(slot).or_insert_with(|| edits.codes.push(call_through(slot)));
-        edits.replacements.push(Replacement { block, offset, len, code, change: Change::PltCall, inlined: None });
+        edits.replacements.push(Replacement { block, offset, len, code, change: Change::PltCall });
     }
 }
 
@@ -85,5 +85,5 @@ fn call_through(slot: Va) -> NewCode {
         evidence: Evidence::Derived,
         target: RefTarget::Fixed(slot),
     };
-    NewCode { bytes: vec![0xff, 0x15, 0, 0, 0, 0], refs: vec![reference], shares: Vec::new() }
+    NewCode { bytes: vec![0xff, 0x15, 0, 0, 0, 0], refs: vec![reference], ..NewCode::default() }
 }

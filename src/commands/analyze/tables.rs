@@ -1,10 +1,9 @@
 //! The paper's tables for one program: what each way to choose call sites costs, and what it finds.
 //!
-//! Time is that of the analysis by context, the choice of sites included, on all threads given; the summaries, which all ways share, are a line of their own. Memory is
+//! Time is what processors spent on the analysis by context, the choice of sites included, all threads together; the summaries, which all ways share, are a line of their own. Memory is
 //! what contexts take. Pairs are those of hot blocks (`analysis::census`).
 
 use std::process::ExitCode;
-use std::time::Instant;
 
 use analysis::census::Census;
 use analysis::engine::{Contexts, Summaries};
@@ -49,9 +48,9 @@ pub(super) fn run(
     let mut columns = Vec::new();
     for (name, criterion) in criteria {
         let column = timing.phase("analyze by context", |_| {
-            let started = Instant::now();
+            let started = timing::processor_seconds();
             let contexts = Contexts::compute(summaries, Partition::by(criterion, summaries, counts));
-            let seconds = started.elapsed().as_secs_f64();
+            let seconds = timing::processor_seconds() - started;
             Column {
                 name,
                 sites: contexts.sites_analyzed(),

@@ -33,7 +33,7 @@ pub(super) fn meaning_of(name: &str) -> Option<(Meaning, bool)> {
     is_for_developers.then_some((Meaning::Ignored("what BOLT prints for its own developers has no counterpart"), false))
 }
 
-const SAME: [&str; 20] = [
+const SAME: [&str; 21] = [
     // The report always has them.
     "dyno-stats",
     // These name what BOLT must be told and relift finds out, or always does.
@@ -54,6 +54,8 @@ const SAME: [&str; 20] = [
     "profile-ignore-hash",
     "keep-nops",
     "inline-ap",
+    // Hot calls of small functions that use no stack become their bodies.
+    "inline-small-functions",
     "strict",
     "q",
 ];
@@ -68,7 +70,7 @@ struct Group {
     with_value: &'static [&'static str],
 }
 
-const IGNORED: [Group; 11] = [
+const IGNORED: [Group; 12] = [
     Group {
         why: "line tables and debugging information are not rewritten; what describes the old code is named in a warning",
         alone: &["update-debug-sections", "create-debug-names-section", "keep-aranges"],
@@ -150,6 +152,11 @@ const IGNORED: [Group; 11] = [
         ],
     },
     Group {
+        why: "functions are inlined where they are small and use no stack, and the call is hot",
+        alone: &["inline-all"],
+        with_value: &["inline-small-functions-bytes", "inline-limit", "inline-max-iters", "force-inline", "skip-inline"],
+    },
+    Group {
         why: "an order of functions from a file is not taken, and none is written",
         alone: &[],
         with_value: &[
@@ -168,7 +175,6 @@ const IGNORED: [Group; 11] = [
     Group {
         why: "relift has no such transform",
         alone: &[
-            "icf",
             "icp",
             "icp-eliminate-loads",
             "icp-inline",
@@ -177,10 +183,7 @@ const IGNORED: [Group; 11] = [
             "icp-old-code-sequence",
             "icp-use-mp",
             "indirect-call-promotion-use-mispredicts",
-            "inline-all",
-            "inline-small-functions",
             "inline-memcpy",
-            "no-inline",
             "simplify-rodata-loads",
             "simplify-conditional-tail-calls",
             "eliminate-unreachable",
@@ -202,7 +205,6 @@ const IGNORED: [Group; 11] = [
             "x86-strip-redundant-address-size",
         ],
         with_value: &[
-            "plt",
             "peepholes",
             "frame-opt",
             "shrink-wrapping-threshold",
@@ -221,11 +223,6 @@ const IGNORED: [Group; 11] = [
             "icp-calls-total-percent-threshold",
             "icp-jt-remaining-percent-threshold",
             "icp-jt-total-percent-threshold",
-            "inline-small-functions-bytes",
-            "inline-limit",
-            "inline-max-iters",
-            "force-inline",
-            "skip-inline",
             "memcpy1-spec",
             "hot-text-move-sections",
             "runtime-hugify-lib",
@@ -329,7 +326,7 @@ mod tests {
     #[test]
     fn a_value_may_be_the_next_word_only_where_bolt_demands_one() {
         assert!(matches!(meaning_of("frame-opt"), Some((Meaning::Ignored(_), true))));
-        assert!(matches!(meaning_of("icf"), Some((Meaning::Ignored(_), false))));
+        assert!(matches!(meaning_of("icp"), Some((Meaning::Ignored(_), false))));
         assert!(matches!(meaning_of("dyno-stats"), Some((Meaning::Same, false))));
         assert!(matches!(meaning_of("print-cfg"), Some((Meaning::Ignored(_), false))));
         assert_eq!(meaning_of("no-such-option"), None);

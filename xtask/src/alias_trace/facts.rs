@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use analysis::alias::{Region, Verdict, judge, pairs};
+use analysis::domain::Value;
 use analysis::engine::Contexts;
 use analysis::graph::SiteId;
 use analysis::procedures::Procedure;
@@ -19,6 +20,8 @@ pub(super) struct Expected {
     pub(super) writes: bool,
     pub(super) size: u32,
     pub(super) at: Va,
+    /// Its address by the two analyses.
+    pub(super) values: [Value; 2],
 }
 
 /// A pair of references, what is said of it, and what was seen.
@@ -111,12 +114,14 @@ impl<'c, 's, 'a> Facts<'c, 's, 'a> {
                 block_facts.references = known
                     .references
                     .iter()
-                    .map(|r| Expected {
+                    .zip(&better.references)
+                    .map(|(r, better)| Expected {
                         position: r.instruction - block.instructions.0,
                         reads: r.reads,
                         writes: r.writes,
                         size: r.size,
                         at: r.at,
+                        values: [r.value, better.value],
                     })
                     .collect();
                 block_facts.pairs = pairs(&known.references)

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use analysis::alias::Verdict;
+use analysis::domain::Base;
 use analysis::procedures::Procedure;
 use lifter::entity::Block;
 use lifter::ir::Program;
@@ -58,6 +59,8 @@ struct Execution {
 struct Activation {
     facts: Option<usize>,
     return_to: Option<Va>,
+    /// Where the return address is, if the trace has shown it.
+    frame: Option<u64>,
     open: Option<Execution>,
 }
 
@@ -67,7 +70,7 @@ pub(super) struct Contradiction {
     pub(super) first: Va,
     pub(super) second: Va,
     pub(super) analysis: &'static str,
-    pub(super) verdict: Verdict,
+    pub(super) claim: String,
     pub(super) spans: [(u64, u64); 2],
 }
 
@@ -79,6 +82,8 @@ pub(super) struct Found {
     /// Pairs of accesses checked against a claim, and pairs seen at all.
     pub(super) checked: u64,
     pub(super) seen: u64,
+    /// Addresses checked against what describes them.
+    pub(super) described: u64,
     pub(super) given_up: u64,
     pub(super) contradictions: BTreeMap<(Va, Va, &'static str), (Contradiction, u64)>,
     /// By pair: what is said of it in each context that was executed.
@@ -97,9 +102,12 @@ pub(super) struct Follower<'c, 's, 'a> {
     /// The addresses of the entry's first instructions, and how many were matched.
     prologue: Vec<u64>,
     matched: usize,
+    candidate: u64,
     stack: Vec<Activation>,
     current: Option<u32>,
     accesses: Vec<Access>,
+    /// Where the last call has put its return address.
+    pushed: Option<u64>,
     found: Found,
 }
 
@@ -116,17 +124,21 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
             bias: None,
             prologue: Vec::new(),
             matched: 0,
+            candidate: 0,
             stack: Vec::new(),
             current: None,
             accesses: Vec::new(),
+            pushed: None,
             found: Found::default(),
         };
         for block in program.blocks.keys() {
             follower.index_block(image, program, block);
         }
         let mut instructions = Vec::new();
-        lifter::x86::decode_bytes(image.read(image.e_entry, 16).unwrap_or(&[]), image.e_entry, &mut instructions);
-        follower.prologue = instructions.iter().take(4).map(|i| i.ip()).collect();
+        let length = (1..=64).rev().find(|&n| image.read(image.e_entry, n).is_some()).unwrap_or(0);
+        lifter::x86::decode_bytes(image.read(image.e_entry, length).unwrap_or(&[]), image.e_entry, &mut instructions);
+        let is_straight = |i: &&iced_x86::Instruction| i.flow_control() == iced_x86::FlowControl::Next;
+        follower.prologue = instructions.iter().take_while(is_straight).take(8).map(|i| i.ip()).collect();
         follower
     }
 
@@ -185,7 +197,7 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
             }
             None if last.is_some_and(|l| l.kind == Kind::Call) => {
                 let return_to = last.map(|l| l.next);
-                self.stack.push(Activation { facts: None, return_to, open: None });
+                self.stack.push(Activation { facts: None, return_to, frame: None, open: None });
             }
             None => {}
         }
@@ -196,16 +208,14 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
         let first = self.prologue.first().copied().unwrap_or(self.entry.0);
         let expected = self.prologue.get(self.matched).copied().unwrap_or(first);
         let start = address.wrapping_sub(expected - first);
-        if start & 0xfff == first & 0xfff && (self.matched == 0 || self.found.given_up == start) {
+        if start & 0xfff == first & 0xfff && (self.matched == 0 || self.candidate == start) {
             self.matched += 1;
-            // While nothing is followed, the counter is free for the candidate.
-            self.found.given_up = start;
+            self.candidate = start;
         } else {
             self.matched = 0;
         }
         if self.matched == self.prologue.len() {
             self.bias = Some(start.wrapping_sub(first));
-            self.found.given_up = 0;
         }
     }
 
@@ -238,7 +248,8 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
             let class = last.map_or(0, |last| self.facts.class(caller, last.next, callee));
             self.facts.of(callee, class)
         });
-        self.stack.push(Activation { facts, return_to: last.map(|l| l.next), open: None });
+        let frame = last.and(self.pushed);
+        self.stack.push(Activation { facts, return_to: last.map(|l| l.next), frame, open: None });
         self.advance(&next);
     }
 
@@ -248,8 +259,9 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
         let class = self.facts.class(caller, last.next, callee);
         let facts = self.facts.of(callee, class);
         match self.stack.last_mut() {
-            Some(top) => (top.facts, top.open) = (Some(facts), None),
-            None => self.stack.push(Activation { facts: Some(facts), return_to: None, open: None }),
+            // Where its frame is depends on how the jump left the stack.
+            Some(top) => (top.facts, top.frame, top.open) = (Some(facts), None, None),
+            None => self.stack.push(Activation { facts: Some(facts), return_to: None, frame: None, open: None }),
         }
     }
 
@@ -303,6 +315,9 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
     /// Gives the accesses since the last instruction to its references.
     fn assign(&mut self) {
         let accesses = std::mem::take(&mut self.accesses);
+        if self.current.is_some_and(|c| self.known[c as usize].kind == Kind::Call) {
+            self.pushed = accesses.iter().rev().find(|a| a.stores).map(|a| a.address);
+        }
         if let Some(current) = self.current
             && let Some(open) = self.stack.last_mut().and_then(|a| a.open.as_mut())
         {
@@ -320,8 +335,11 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
 
     /// The block has been executed to its end.
     fn close(&mut self) {
-        let Some(open) = self.stack.last_mut().and_then(|a| a.open.take()) else { return };
+        let Some(top) = self.stack.last_mut() else { return };
+        let Some(open) = top.open.take() else { return };
         self.found.executions += 1;
+        let (frame, image) = (top.frame, self.bias);
+        self.check_values(&open, frame, image);
         let (_, facts) = &mut self.facts.all[open.facts].blocks[open.block];
         for pair in &mut facts.pairs {
             let (a, b) = (open.spans[pair.first as usize], open.spans[pair.second as usize]);
@@ -343,11 +361,34 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
                 is_claimed = true;
                 if is_wrong {
                     let (first, second) = (references[0].at, references[1].at);
-                    let contradiction = Contradiction { first, second, analysis, verdict, spans: [(a.0, a.1), (b.0, b.1)] };
+                    let contradiction =
+                        Contradiction { first, second, analysis, claim: verdict.to_string(), spans: [(a.0, a.1), (b.0, b.1)] };
                     self.found.contradictions.entry((first, second, analysis)).or_insert((contradiction, 0)).1 += 1;
                 }
             }
             self.found.checked += u64::from(is_claimed);
+        }
+    }
+
+    /// Each address must be among those that its value describes.
+    fn check_values(&mut self, open: &Execution, frame: Option<u64>, image: Option<u64>) {
+        let (_, facts) = &self.facts.all[open.facts].blocks[open.block];
+        for (reference, span) in facts.references.iter().zip(&open.spans).filter(|(r, s)| s.2 == 1 && r.size != 0) {
+            for (analysis, value) in ["insensitive", "standard"].into_iter().zip(&reference.values) {
+                let base = match value.base {
+                    Base::NUMBER => Some(0),
+                    Base::IMAGE => image,
+                    Base::FRAME => frame,
+                    _ => None,
+                };
+                let Some(base) = base else { continue };
+                self.found.described += 1;
+                if !value.describes(base, span.0) {
+                    let (at, claim) = (reference.at, format!("{value:?} from {base:#x}"));
+                    let contradiction = Contradiction { first: at, second: at, analysis, claim, spans: [(span.0, span.1); 2] };
+                    self.found.contradictions.entry((at, at, analysis)).or_insert((contradiction, 0)).1 += 1;
+                }
+            }
         }
     }
 

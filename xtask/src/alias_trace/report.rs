@@ -36,10 +36,7 @@ fn precision(found: &Found) -> (Precision, Precision) {
             continue;
         }
         let all = |proves: fn(&super::facts::Pair) -> bool| contexts.iter().all(proves);
-        by_pair.add(
-            1,
-            [all(|p| p.is_apart_locally), all(|p| p.insensitive.is_no_alias()), all(|p| p.standard.is_no_alias())],
-        );
+        by_pair.add(1, [all(|p| p.is_apart_locally), all(|p| p.insensitive.is_no_alias()), all(|p| p.standard.is_no_alias())]);
         for pair in contexts {
             let proves = [pair.is_apart_locally, pair.insensitive.is_no_alias(), pair.standard.is_no_alias()];
             by_execution.add(pair.executions, proves);
@@ -51,12 +48,13 @@ fn precision(found: &Found) -> (Precision, Precision) {
 pub(super) fn text(name: &str, found: &Found) -> String {
     let (pairs, executions) = precision(found);
     let mut text = format!(
-        "{name}: {} instructions, {} executions of blocks ({} given up), {} pairs of accesses seen, {} checked against a claim, {} contradictions\n",
+        "{name}: {} instructions, {} executions of blocks ({} given up), {} pairs of accesses seen, {} checked against a claim, {} addresses against their descriptors, {} contradictions\n",
         found.instructions,
         found.executions,
         found.given_up,
         found.seen,
         found.checked,
+        found.described,
         found.contradictions.values().map(|c| c.1).sum::<u64>()
     );
     let mut row = |what: &str, p: &Precision| {
@@ -74,7 +72,7 @@ pub(super) fn text(name: &str, found: &Found) -> String {
         let _ = writeln!(
             text,
             "  WRONG {} times, {}: {} and {}: {} but {:#x}..{:#x} and {:#x}..{:#x}",
-            times, contradiction.analysis, contradiction.first, contradiction.second, contradiction.verdict, a.0, a.1, b.0, b.1
+            times, contradiction.analysis, contradiction.first, contradiction.second, contradiction.claim, a.0, a.1, b.0, b.1
         );
     }
     text
@@ -86,15 +84,15 @@ pub(super) fn append(record: &Path, name: &str, found: &Found) -> Result {
     let is_new = !record.exists();
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(record).map_err(fail)?;
     if is_new {
-        let head = "| program | instructions | pairs of accesses | checked | contradictions | never overlapped: pairs | proven: block alone | insensitive | standard | by executions: block alone | insensitive | standard |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+        let head = "| program | instructions | pairs of accesses | checked | addresses described | contradictions | never overlapped: pairs | proven: block alone | insensitive | standard | by executions: block alone | insensitive | standard |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
         file.write_all(head.as_bytes()).map_err(fail)?;
     }
     let (pairs, executions) = precision(found);
     let ([a, b, c], [d, e, f]) = (pairs.shares(), executions.shares());
     let wrong: u64 = found.contradictions.values().map(|c| c.1).sum();
     let row = format!(
-        "| {name} | {} | {} | {} | {wrong} | {} | {a:.1} % | {b:.1} % | {c:.1} % | {d:.1} % | {e:.1} % | {f:.1} % |\n",
-        found.instructions, found.seen, found.checked, pairs.all
+        "| {name} | {} | {} | {} | {} | {wrong} | {} | {a:.1} % | {b:.1} % | {c:.1} % | {d:.1} % | {e:.1} % | {f:.1} % |\n",
+        found.instructions, found.seen, found.checked, found.described, pairs.all
     );
     file.write_all(row.as_bytes()).map_err(fail)
 }
