@@ -85,6 +85,9 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
         changed = bytes;
         free.clone_from(rest);
     }
+    if args.strip && args.is_on(Technique::Holes) {
+        savings.push(unloaded(changed));
+    }
     let packed = match args.is_on(Technique::Holes) {
         true => timing.phase("pack the file", |_| pack::pack(changed, &free, options(args))),
         false => Ok(None),
@@ -140,6 +143,16 @@ fn system_reads_relr() -> bool {
     let libc = FOLDERS.iter().map(|folder| Path::new(folder).join("libc.so.6")).find(|path| path.is_file());
     let bytes = libc.and_then(|path| files::read(&path).ok());
     bytes.is_some_and(|bytes| memchr::memmem::find(&bytes, b"\0GLIBC_ABI_DT_RELR\0").is_some())
+}
+
+/// What `--strip` leaves out: sections that no loader reads, and the headers of all.
+fn unloaded(bytes: &[u8]) -> Saving {
+    let Ok(image) = Image::parse(bytes) else { return Saving::new("strip", "bytes", 0, 0) };
+    let has_headers = image.has_section_headers;
+    let sections = image.sections.values().filter(|section| has_headers && !section.is_alloc() && section.has_bytes());
+    let count = if has_headers { image.sections.len() as u64 } else { 0 };
+    let size = sections.map(|section| section.sh_size).sum::<u64>() + 64 * count;
+    Saving::new("strip", "bytes", size, size as i64)
 }
 
 fn options(args: &Shrink) -> pack::Options {
