@@ -33,9 +33,8 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     let keeps_old_text = walk.keeps_old_text();
     crate::tables::read_arguments(walk);
     walk.settle();
-    // What follows a call that never returns is compared by content below, which knows of no other ways to call.
-    let is_edited = walk.relation.has_rewritten_calls();
-    walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text || is_edited);
+    // What follows a call that never returns is tried too: it is compared by content below, which knows of no other ways to call.
+    walk.settle_tries(|_| true);
     if keeps_old_text {
         walk_old_text(walk);
     }

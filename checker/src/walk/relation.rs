@@ -223,10 +223,6 @@ impl Relation {
         self.rewritten.get(&output).copied()
     }
 
-    pub(crate) fn has_rewritten_calls(&self) -> bool {
-        !self.rewritten_calls.is_empty()
-    }
-
     /// Whether an instruction of the input is a call that stands in another way somewhere.
     pub(crate) fn is_rewritten_call(&self, input: usize) -> bool {
         self.rewritten_calls.contains(&input)

@@ -19,8 +19,9 @@ pub(crate) fn reached(image: &Image<'_>, program: &Program) -> SecondaryMap<Bloc
     program.slots.iter().for_each(|slot| search.push(slot.target));
     image.dynamic_symbols.iter().filter(|symbol| symbol.has_address()).for_each(|symbol| search.name(Va(symbol.st_value)));
     [elf::DT_INIT, elf::DT_FINI].iter().filter_map(|&tag| image.dynamic_value(tag)).for_each(|value| search.name(Va(value)));
-    // An unseen pointer may hold the address of an anchor.
-    program.blocks.iter().filter(|(_, data)| data.flags.contains(BlockFlags::ANCHOR)).for_each(|(block, _)| search.push(block));
+    // An unseen pointer may hold the address of an anchor; one inside of a function is a number that looks like a pointer.
+    let entries = program.funcs.values().map(|func| func.entry);
+    entries.filter(|&entry| program.blocks[entry].flags.contains(BlockFlags::ANCHOR)).for_each(|entry| search.push(entry));
     while let Some(block) = search.open.pop() {
         search.follow(block);
     }

@@ -1,0 +1,81 @@
+//! Edits of code as a user meets them: switched by name, counted, listed, and limited one by one.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use support::{End, SUCCESS};
+
+/// The fixture with small leaves and calls of the C library, built; `None` without a compiler.
+fn built(scratch: &Path) -> Option<PathBuf> {
+    if !support::installed("gcc") {
+        support::skipped("edits of code: there is no gcc");
+        return None;
+    }
+    let program = scratch.join("small_leaves");
+    let source = support::repository("fixtures/programs/small_leaves/small_leaves.c");
+    let status = Command::new("gcc").args(["-O2", "-fPIE", "-pie", "-w"]).arg(source).arg("-o").arg(&program).status();
+    assert!(status.is_ok_and(|status| status.success()), "the fixture can't be built");
+    Some(program)
+}
+
+/// Optimizes with every legal edit and these options; gives the report and what was listed. The output must behave.
+fn optimized(program: &Path, options: &[&str], scratch: &Path) -> (Value, String) {
+    let output = scratch.join("output");
+    let mut command = support::relift();
+    command.args(["optimize", "--edit-everywhere", "--json", "--verbose"]).args(options).arg(program).arg("-o").arg(&output);
+    let said = support::run(&mut command, scratch);
+    assert_eq!(said.end, End::Exit(0), "{command:?}: {said:?}");
+    let ran = support::run(&mut Command::new(&output), scratch);
+    assert_eq!(ran.end, End::Exit(SUCCESS), "after {command:?}: {ran:?}");
+    let report = serde_json::from_str(&said.stdout_text()).expect("the report is JSON");
+    (report, said.stderr_text())
+}
+
+fn sites(report: &Value, transform: &str) -> u64 {
+    report["transforms"][transform]["sites"].as_u64().unwrap_or(0)
+}
+
+fn listed(text: &str) -> usize {
+    text.lines().filter(|line| line.starts_with("relift: edit: ")).count()
+}
+
+#[test]
+fn each_transform_is_a_switch_and_says_what_it_did() {
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let Some(program) = built(scratch.path()) else { return };
+    let (all, text) = optimized(&program, &[], scratch.path());
+    let (stubs, leaves) = (sites(&all, "plt-calls"), sites(&all, "inline-leaves"));
+    assert!(stubs >= 1 && leaves >= 6, "{}", all["transforms"]);
+    assert_eq!(listed(&text) as u64, stubs + leaves);
+    let (skipped, _) = optimized(&program, &["--skip", "inline-leaves"], scratch.path());
+    assert_eq!((sites(&skipped, "plt-calls"), sites(&skipped, "inline-leaves")), (stubs, 0));
+    let (only, _) = optimized(&program, &["--only", "inline-leaves"], scratch.path());
+    assert_eq!((sites(&only, "plt-calls"), sites(&only, "inline-leaves")), (0, leaves));
+}
+
+#[test]
+fn fuel_limits_edits_one_by_one_once_all_functions_are_laid_out() {
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let Some(program) = built(scratch.path()) else { return };
+    let (all, text) = optimized(&program, &[], scratch.path());
+    let functions = all["functions"]["moved"].as_u64().expect("functions are counted");
+    for (fuel, edits) in [(0, 0), (functions, 0), (functions + 1, 1), (functions + 3, 3), (1 << 40, listed(&text))] {
+        let (_, text) = optimized(&program, &["--fuel", &fuel.to_string()], scratch.path());
+        assert_eq!(listed(&text), edits, "with fuel {fuel} and {functions} functions");
+    }
+}
+
+#[test]
+fn without_a_profile_no_code_is_edited() {
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let Some(program) = built(scratch.path()) else { return };
+    let output = scratch.path().join("output");
+    let mut command = support::relift();
+    command.args(["optimize", "--json"]).arg(&program).arg("-o").arg(&output);
+    let said = support::run(&mut command, scratch.path());
+    let report: Value = serde_json::from_str(&said.stdout_text()).expect("the report is JSON");
+    assert!(report["transforms"].get("plt-calls").is_none() && report["transforms"].get("inline-leaves").is_none());
+}
