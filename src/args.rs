@@ -60,7 +60,7 @@ pub(crate) enum Command {
 }
 
 /// What every rewriting command takes.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct Rewrite {
     /// The program to read. It is never changed.
     pub(crate) input: PathBuf,
@@ -118,7 +118,7 @@ pub(crate) struct Transforms {
     /// Leave these transforms out.
     #[arg(long, value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) skip: Vec<Transform>,
-    /// Run these transforms too, which are off by default: align-loops.
+    /// Run these transforms too, which are off by default: align-loops, fold.
     #[arg(long = "with", value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) more: Vec<Transform>,
     /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
@@ -163,7 +163,7 @@ pub(crate) enum Transform {
 impl Transform {
     /// Whether it has shown that it pays.
     fn is_default(self) -> bool {
-        !matches!(self, Transform::AlignLoops)
+        !matches!(self, Transform::AlignLoops | Transform::Fold)
     }
 }
 

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use super::Rewrite;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct Shrink {
     #[command(flatten)]
     pub(crate) rewrite: Rewrite,
