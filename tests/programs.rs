@@ -242,6 +242,7 @@ behaviors! {
     biased_tables,
     big_function,
     breakpoints,
+    callers_frames,
     cold_paths,
     computed_goto,
     constructors,
