@@ -33,8 +33,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     let keeps_old_text = walk.keeps_old_text();
     crate::tables::read_arguments(walk);
     walk.settle();
-    // What follows a call that never returns is tried too: it is compared by content below, which knows of no other ways to call.
-    walk.settle_tries(|_| true);
+    walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text);
     if keeps_old_text {
         walk_old_text(walk);
     }

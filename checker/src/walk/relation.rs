@@ -223,6 +223,10 @@ impl Relation {
         self.rewritten.get(&output).copied()
     }
 
+    pub(super) fn num_rewritten_calls(&self) -> usize {
+        self.rewritten_calls.len()
+    }
+
     /// Whether an instruction of the input is a call that stands in another way somewhere.
     pub(crate) fn is_rewritten_call(&self, input: usize) -> bool {
         self.rewritten_calls.contains(&input)

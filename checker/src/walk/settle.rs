@@ -7,6 +7,9 @@ use super::{Canonical, Displaced, Finished, Pair, Reach, Unmoved, Walk};
 use crate::report::ViolationKind;
 use crate::tables::{self, Doubtful};
 
+/// In a file of which no call is known to be made in another way, as many guesses are made to find one.
+const TRIES_MAX: usize = 256;
+
 impl Walk<'_, '_> {
     /// Walks all that is queued, then reads the jump tables that turned up, until nothing is left but guesses.
     pub(crate) fn settle(&mut self) {
@@ -21,10 +24,13 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data.
+    /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data. What is not asked for is
+    /// compared by content later, which knows of no other ways to call: so it is tried too, but kept only if it makes a call in another way.
     pub(crate) fn settle_tries(&mut self, which: impl Fn(Reach) -> bool) {
+        let is_edited = self.relation.num_rewritten_calls() > 0 || self.tries.len() < TRIES_MAX;
         while let Some(pair) = self.tries.pop() {
-            if which(pair.reach) && self.attempt(pair) {
+            let is_asked_for = which(pair.reach);
+            if (is_asked_for || is_edited) && self.attempt_if(pair, !is_asked_for) {
                 self.settle();
             }
         }
@@ -37,6 +43,12 @@ impl Walk<'_, '_> {
 
     /// Walks from a guess; `false`, and nothing has happened, if it is wrong.
     pub(crate) fn attempt(&mut self, pair: Pair) -> bool {
+        self.attempt_if(pair, false)
+    }
+
+    /// The same; with `is_edited`, a guess is wrong as well if all calls in it are made as in the input.
+    fn attempt_if(&mut self, pair: Pair, is_edited: bool) -> bool {
+        let num_rewritten = self.relation.num_rewritten_calls();
         let queue = std::mem::take(&mut self.queue);
         let marks = (self.tables.len(), self.tries.len(), self.unmoved.len(), self.displaced.len());
         let (violations, stats) = (self.violations.len(), self.stats);
@@ -54,6 +66,7 @@ impl Walk<'_, '_> {
                 break;
             }
         }
+        is_right &= !is_edited || self.relation.num_rewritten_calls() > num_rewritten;
         if is_right {
             self.relation.commit();
         } else {
