@@ -13,9 +13,6 @@
 mod form;
 mod region;
 
-#[cfg(test)]
-mod tests;
-
 use lifter::Va;
 use smallvec::SmallVec;
 

@@ -13,8 +13,6 @@
 //! computes (`lea`) has to be the same place, not an equal one, and so does all data. Functions with jump tables are left alone: their tables are
 //! data of their own.
 //!
-//! Code that nothing reaches, and what it names, is left alone: who checks the output can only match it by its content, callees included.
-//!
 //! **Termination.** A round that splits no class ends it; past `ROUNDS_MAX` nothing is folded.
 
 use lifter::Image;
@@ -25,7 +23,6 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::materialize::block_bytes;
-use crate::transform::reached::reached;
 
 #[cfg(test)]
 mod tests;
@@ -55,8 +52,7 @@ impl Folding {
             pairs.extend(funcs.iter().filter(|&&func| func != stays && may_go[func]).map(|&func| (func, stays)));
         }
         pairs.sort_unstable();
-        let idle = touched_by_idle_code(image, program);
-        Self { pairs }.among(|func| !idle[func])
+        Self { pairs }
     }
 
     pub fn pairs(&self) -> &[(Func, Func)] {
@@ -382,24 +378,4 @@ fn may_go(image: &Image<'_>, program: &Program) -> SecondaryMap<Func, bool> {
         may_go[program.func_of(block)] = false;
     }
     may_go
-}
-
-/// The functions with blocks that nothing reaches, and those that such blocks name.
-fn touched_by_idle_code(image: &Image<'_>, program: &Program) -> SecondaryMap<Func, bool> {
-    let reached = reached(image, program);
-    let mut touched = SecondaryMap::new(program.funcs.len(), false);
-    for (block, data) in program.blocks.iter().filter(|(block, _)| !reached[*block]) {
-        touched[data.func] = true;
-        let named = program.block_refs(block).iter().filter_map(|reference| match reference.target {
-            RefTarget::Block(target) => Some(target),
-            RefTarget::Fixed(_) | RefTarget::Table(_) => None,
-        });
-        let jumped_to = match data.terminator {
-            Terminator::Jump { target: CodeTarget::Block(target) }
-            | Terminator::Branch { taken: CodeTarget::Block(target), .. } => Some(target),
-            _ => None,
-        };
-        named.chain(jumped_to).for_each(|target| touched[program.func_of(target)] = true);
-    }
-    touched
 }

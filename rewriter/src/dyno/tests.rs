@@ -1,3 +1,5 @@
+//! Counts of small programs, in the input's order and in others.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Plans of edits: what is refused, what becomes of bytes, references and counts.
+
 use iced_x86::{Code, Instruction};
 use lifter::address::Va;
 use lifter::ir::{Evidence, RefKind, RefRole, RefTarget};

@@ -1,3 +1,5 @@
+//! Chains of small graphs against all orders, and large ones against bounds.
+
 use proptest::prelude::*;
 
 use super::*;
