@@ -75,7 +75,7 @@ pub(crate) fn fragments(
         UnwindFragment { start: at, len: code.bytes.len() as u32, pieces }
     });
     let moved: Vec<UnwindFragment> = moved.collect();
-    let mut fragments = join_cold(&out.fragments, moved);
+    let mut kept: Vec<UnwindFragment> = Vec::new();
     let mut is_covered = SecondaryMap::<Fde, bool>::new(program.unwind.fdes.len(), false);
     for range in &program.ranges {
         if let Some(fde) = range.fde {
@@ -83,24 +83,28 @@ pub(crate) fn fragments(
         }
         let stays = !program.funcs[range.func].is_movable();
         if stays && range.fde.is_some() && range.start < range.end {
-            fragments.push(identity(range.start, range.end));
+            kept.push(identity(range.start, range.end));
         }
     }
     // What the lifter made no function of (an entry for code that it doesn't know) stays too.
     let uncovered = program.unwind.fdes.iter().filter(|(fde, _)| !is_covered[*fde]);
-    fragments.extend(uncovered.map(|(_, data)| identity(data.start, data.end)));
+    kept.extend(uncovered.map(|(_, data)| identity(data.start, data.end)));
+    let mut starts: Vec<Va> = kept.iter().map(|fragment| fragment.start).collect();
+    starts.sort_unstable();
+    let mut fragments = join_cold(&out.fragments, moved, &starts);
+    fragments.extend(kept);
     fragments
 }
 
 /// Makes one of cold fragments that lie side by side, so that one unwind entry may cover them: each entry less saves some thirty bytes, and without
 /// that the entries of split functions may not fit where the input's were. Unwinders run through a longer program for it, in code that
-/// seldom runs.
-fn join_cold(kinds: &[OutFragment], moved: Vec<UnwindFragment>) -> Vec<UnwindFragment> {
+/// seldom runs. `kept` is where code starts that stays, ascending.
+fn join_cold(kinds: &[OutFragment], moved: Vec<UnwindFragment>, kept: &[Va]) -> Vec<UnwindFragment> {
     let mut joined: Vec<UnwindFragment> = Vec::with_capacity(moved.len());
     let mut is_last_cold = false;
     for (kind, fragment) in kinds.iter().zip(moved).filter(|(_, fragment)| !fragment.pieces.is_empty()) {
         let is_cold = kind.temperature == Temperature::Cold;
-        match joined.last_mut().filter(|last| is_cold && is_last_cold && is_beside(last, &fragment)) {
+        match joined.last_mut().filter(|last| is_cold && is_last_cold && is_beside(last, &fragment, kept)) {
             Some(last) => {
                 last.len = (fragment.start - last.start) as u32 + fragment.len;
                 last.pieces.extend(fragment.pieces);
@@ -116,9 +120,11 @@ fn join_cold(kinds: &[OutFragment], moved: Vec<UnwindFragment>) -> Vec<UnwindFra
 const JOINED_BYTES_MAX: u64 = 2048;
 
 /// Whether there is nothing but alignment between two fragments, and both together are short.
-fn is_beside(last: &UnwindFragment, next: &UnwindFragment) -> bool {
+fn is_beside(last: &UnwindFragment, next: &UnwindFragment, kept: &[Va]) -> bool {
     let end = last.start + u64::from(last.len);
-    let is_near = end <= next.start && next.start - end < 16;
+    // Code of a few bytes that stays may be all that is between.
+    let is_empty = kept.get(kept.partition_point(|&start| start < end)).is_none_or(|&start| start >= next.start);
+    let is_near = end <= next.start && next.start - end < 16 && is_empty;
     is_near && next.start - last.start + u64::from(next.len) <= JOINED_BYTES_MAX
 }
 
@@ -424,7 +430,7 @@ mod tests {
 
     use super::*;
 
-    fn joined(parts: &[(u64, u32, Temperature)]) -> Vec<(u64, u32, usize)> {
+    fn joined(parts: &[(u64, u32, Temperature)], kept: &[Va]) -> Vec<(u64, u32, usize)> {
         let kind = |&(_, _, temperature): &(u64, u32, Temperature)| OutFragment {
             func: EntityId::new(0),
             temperature,
@@ -436,7 +442,7 @@ mod tests {
             len,
             ..identity(Va(start), Va(start) + u64::from(len))
         };
-        let joined = join_cold(&parts.iter().map(kind).collect::<Vec<_>>(), parts.iter().map(fragment).collect());
+        let joined = join_cold(&parts.iter().map(kind).collect::<Vec<_>>(), parts.iter().map(fragment).collect(), kept);
         joined.iter().map(|fragment| (fragment.start.0, fragment.len, fragment.pieces.len())).collect()
     }
 
@@ -444,12 +450,19 @@ mod tests {
     fn cold_neighbors_become_one_and_others_stay_apart() {
         use Temperature::{Cold, Hot};
         let parts = [(0x100, 8, Hot), (0x108, 8, Hot), (0x110, 8, Cold), (0x11c, 4, Cold), (0x140, 8, Cold), (0x148, 8, Hot)];
-        assert_eq!(joined(&parts), [(0x100, 8, 1), (0x108, 8, 1), (0x110, 16, 2), (0x140, 8, 1), (0x148, 8, 1)]);
+        assert_eq!(joined(&parts, &[]), [(0x100, 8, 1), (0x108, 8, 1), (0x110, 16, 2), (0x140, 8, 1), (0x148, 8, 1)]);
     }
 
     #[test]
     fn what_is_joined_stays_short() {
         let parts: Vec<(u64, u32, Temperature)> = (0..8).map(|i| (0x1000 + 512 * i, 512, Temperature::Cold)).collect();
-        assert_eq!(joined(&parts), [(0x1000, 2048, 4), (0x1800, 2048, 4)]);
+        assert_eq!(joined(&parts, &[]), [(0x1000, 2048, 4), (0x1800, 2048, 4)]);
+    }
+
+    #[test]
+    fn code_that_stays_between_two_fragments_keeps_them_apart() {
+        let parts = [(0x100, 8, Temperature::Cold), (0x110, 8, Temperature::Cold)];
+        assert_eq!(joined(&parts, &[Va(0x10c)]), [(0x100, 8, 1), (0x110, 8, 1)]);
+        assert_eq!(joined(&parts, &[Va(0xf0), Va(0x118)]), [(0x100, 24, 2)]);
     }
 }

@@ -93,8 +93,10 @@ fn run_judges(bench: &Bench, subject: &Subject<'_>, binary: &Path) -> Result<Jud
     }
     let callgrind = "-q --tool=callgrind --dump-instr=yes --dump-line=no --callgrind-out-file=LOGS.%p";
     let mut executions: HashMap<u64, u64> = HashMap::new();
+    // Callgrind names the file behind all links.
+    let own = fs::canonicalize(binary).map_err(|error| format!("cannot resolve {}: {error}", binary.display()))?;
     for dump in under(bench, subject, binary, callgrind)? {
-        judged.instructions += read_callgrind(&dump, &binary.to_string_lossy(), &mut executions);
+        judged.instructions += read_callgrind(&dump, &own.to_string_lossy(), &mut executions);
     }
     judged.hot_lines = hot_parts(&executions, 64);
     judged.hot_small_pages = hot_parts(&executions, 4096);
