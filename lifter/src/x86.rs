@@ -127,3 +127,27 @@ pub(crate) fn is_nop(instruction: &Instruction) -> bool {
         _ => false,
     }
 }
+
+/// Whether it is a conditional move.
+pub fn is_conditional_move(name: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(
+        name,
+        Cmova
+            | Cmovae
+            | Cmovb
+            | Cmovbe
+            | Cmove
+            | Cmovg
+            | Cmovge
+            | Cmovl
+            | Cmovle
+            | Cmovne
+            | Cmovno
+            | Cmovnp
+            | Cmovns
+            | Cmovo
+            | Cmovp
+            | Cmovs
+    )
+}

@@ -17,7 +17,7 @@ use rewriter::transform;
 use super::{Style, print, print_json, profile};
 use crate::args::{Optimize, Rewrite, Transform, Transforms};
 use crate::driver::{self, Lifted, Order};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::files::{self, Draft};
 use crate::report::{self, Report};
 use crate::timing::Timing;
@@ -146,15 +146,18 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let folded = folded;
     let weights = folded.weights(&lifted.program, &weights);
     let mut edits = driver::edits(&lifted, &weights, &folded, job.edits, timing);
-    let mut plan = driver::plan(&lifted, &edits.adjusted(&lifted.program, &weights), &job.order, &folded, timing);
+    let mut adjusted = edits.adjusted(&lifted.program, &weights);
+    let mut plan = driver::plan(&lifted, &adjusted, &job.order, &folded, timing);
     if let Some(fuel) = job.fuel {
         let fuel = fuel - folded.pairs().len() as u64;
         edits.limit(limit(&lifted, &mut plan, fuel));
+        adjusted = edits.adjusted(&lifted.program, &weights);
     }
-    let relinked = driver::rewrite(input, &lifted, &edits.adjusted(&lifted.program, &weights), &plan, &edits, timing)?;
+    let relinked = driver::rewrite(input, &lifted, &adjusted, &plan, &edits, timing)?;
     let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
     if !no_check {
-        driver::check(output, &bytes, &relinked.bytes, timing)?;
+        let checked = driver::check(output, &bytes, &relinked.bytes, timing)?;
+        require_all_functions(output, &checked)?;
     }
     draft.put_in_place()?;
 
@@ -235,6 +238,15 @@ fn limit(lifted: &Lifted<'_>, plan: &mut LayoutPlan, fuel: u64) -> u64 {
     let rest = rewriter::layout::original(&lifted.program);
     plan.fragments.extend(rest.fragments.into_iter().filter(|f| seen[f.func.index()] && !is_kept[f.func.index()]));
     left
+}
+
+/// The checker lets functions be missing that nothing can reach, for `shrink`'s sake. Here all of them have to be there.
+fn require_all_functions(output: &Path, checked: &checker::Report) -> Result<()> {
+    match checked.stats.dropped_functions {
+        0 => Ok(()),
+        lost => Err(Failure::at(output, format!("not written: {lost} functions of the input are missing"))
+            .hint("please report this with the input file")),
+    }
 }
 
 fn dyno_stats(

@@ -9,6 +9,7 @@ use iced_x86::{
     CodeSize, FlowControl, InstructionInfo, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess, OpKind,
     Register as Machine, UsedMemory,
 };
+use lifter::x86::is_conditional_move;
 
 use super::code::{Effect, MemoryReference, Place, RAX, RBP, RCX, RSP, Register, RegisterSet, Sum};
 
@@ -196,36 +197,13 @@ fn linear_effect(instruction: &iced_x86::Instruction, is_position_independent: b
             _ => None,
         },
         _ if instruction.is_jmp_near_indirect() => Some(Effect::None),
-        _ if is_conditional_move(instruction) => match (register_64(instruction, 0), register_64(instruction, 1)) {
+        _ if is_conditional_move(instruction.mnemonic()) => match (register_64(instruction, 0), register_64(instruction, 1)) {
             (Some(to), Some(from)) => Some(Effect::Select { to, from }),
             _ => None,
         },
         Syscall => Some(Effect::SystemCall),
         _ => None,
     }
-}
-
-fn is_conditional_move(instruction: &iced_x86::Instruction) -> bool {
-    use Mnemonic::*;
-    matches!(
-        instruction.mnemonic(),
-        Cmova
-            | Cmovae
-            | Cmovb
-            | Cmovbe
-            | Cmove
-            | Cmovg
-            | Cmovge
-            | Cmovl
-            | Cmovle
-            | Cmovne
-            | Cmovno
-            | Cmovnp
-            | Cmovns
-            | Cmovo
-            | Cmovp
-            | Cmovs
-    )
 }
 
 fn register_64(instruction: &iced_x86::Instruction, operand: u32) -> Option<Register> {

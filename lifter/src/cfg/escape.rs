@@ -146,5 +146,5 @@ fn use_of(instruction: &Instruction, used: RegisterMask) -> Use {
 }
 
 fn is_conditional_move(instruction: &Instruction) -> bool {
-    crate::cfg::values::is_cmov(instruction.mnemonic())
+    crate::x86::is_conditional_move(instruction.mnemonic())
 }

@@ -23,8 +23,8 @@ use crate::address::Va;
 use crate::cfg::body::{Body, general, sets_frame_pointer};
 pub(crate) use crate::cfg::values::definitions::Seen;
 use crate::cfg::values::definitions::{Definition, Location};
-pub(crate) use crate::cfg::values::instructions::{is_cmov, stack_step};
-use crate::x86::{Flow, flow_of};
+pub(crate) use crate::cfg::values::instructions::stack_step;
+use crate::x86::{Flow, flow_of, is_conditional_move};
 
 const MAX_DEPTH: u32 = 16;
 const RAX: u8 = 0;
@@ -233,7 +233,7 @@ impl<'b> Evaluator<'b> {
                 let other = if instruction.op1_kind() == OpKind::Register { instruction.op1_register() } else { Register::None };
                 self.sum(left, right, [instruction.op0_register(), other], index)
             }
-            name if is_wide && is_cmov(name) => {
+            name if is_wide && is_conditional_move(name) => {
                 let kept = self.register(instruction.op0_register(), index);
                 let moved = self.operand1(instruction, index);
                 kept.join(moved, self.is_code)

@@ -5,8 +5,8 @@ use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 use crate::cfg::body::general;
 use crate::cfg::interval::{Interval, mask};
 use crate::cfg::ranges::{Place, Ranges};
-use crate::cfg::values::is_cmov;
 use crate::x86::condition_code;
+use crate::x86::is_conditional_move;
 
 impl Ranges<'_> {
     /// The low bits of a place behind the instruction that defines it; `None` if that is never reached.
@@ -98,7 +98,7 @@ impl Ranges<'_> {
             Movmskps => Interval::new(width, 0, 15),
             Pmovmskb => Interval::new(width, 0, 0xffff),
             mnemonic if is_set(mnemonic) => Interval::new(width, 0, 1),
-            mnemonic if is_cmov(mnemonic) => return self.chosen(instruction, index, width),
+            mnemonic if is_conditional_move(mnemonic) => return self.chosen(instruction, index, width),
             _ => Interval::full(width),
         };
         Some(run)

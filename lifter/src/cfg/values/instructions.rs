@@ -6,30 +6,6 @@ use crate::cfg::body::general;
 
 const RSP: u8 = 4;
 
-/// Whether it is a conditional move.
-pub(crate) fn is_cmov(name: Mnemonic) -> bool {
-    use Mnemonic::*;
-    matches!(
-        name,
-        Cmova
-            | Cmovae
-            | Cmovb
-            | Cmovbe
-            | Cmove
-            | Cmovg
-            | Cmovge
-            | Cmovl
-            | Cmovle
-            | Cmovne
-            | Cmovno
-            | Cmovnp
-            | Cmovns
-            | Cmovo
-            | Cmovp
-            | Cmovs
-    )
-}
-
 /// Whether an instruction writes memory at `disp(base)`; `push` writes at `(%rsp)`.
 pub(super) fn is_store_to(instruction: &Instruction, base: u8, disp: i64) -> bool {
     if instruction.mnemonic() == Mnemonic::Push {
