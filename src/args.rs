@@ -278,6 +278,9 @@ pub(crate) struct Analyze {
     /// Compare all criteria: cost, independent pairs, clones.
     #[arg(long)]
     pub(crate) tables: bool,
+    /// Show where executed loads and stores go.
+    #[arg(long, conflicts_with_all = ["tables", "func"])]
+    pub(crate) traffic: bool,
 }
 
 /// How call sites are chosen.

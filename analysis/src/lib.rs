@@ -9,8 +9,12 @@ pub mod flags;
 pub mod graph;
 pub mod hot;
 pub mod library;
+pub mod liveness;
 pub mod partition;
 pub mod procedures;
+#[cfg(test)]
+mod testing;
+pub mod traffic;
 pub mod values;
 
 pub use flags::FlagLiveness;
