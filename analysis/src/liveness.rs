@@ -8,8 +8,8 @@
 //!   these compose. A direct call applies its callee's, so that two callers of one function don't mix (`passage`).
 //! * *Down*: what is live where a function returns is what is live behind its calls, in all callers; a tail call hands on what is live at the returns of its caller.
 //!
-//! **What is not known reads everything.** A function that is named by anything but direct calls and jumps may return to code that nobody sees, and that needs
-//! whatever it finds. A call that is not direct reads the registers of arguments (psABI, §3.2.3) and may leave all others as they are: nothing counts as clobbered by it. An exception may
+//! **What is not known reads everything.** A function that is named by anything but direct calls and jumps may return to code that nobody sees; that could not see
+//! the function either, so it needs what the psABI says. Functions that are not understood, or that nothing is known to call, may return to code that needs everything. A call that is not direct reads the registers of arguments (psABI, §3.2.3) and may leave all others as they are: nothing counts as clobbered by it. An exception may
 //! arrive at each landing pad of a block's call sites from anywhere in the block.
 //!
 //! **What counts as a write** is what surely replaces the whole register: 32 bits of a general one, and not less; all of a vector register's lower half, where the upper half
@@ -51,6 +51,9 @@ impl Registers {
     pub const KEPT: Self = Self(crate::values::code::CALLEE_SAVED as u64 | 1 << 4);
     /// What a call that keeps to the psABI may be given: arguments, the number of vector arguments, the static chain.
     pub const PASSED: Self = Self(crate::values::code::ARGUMENTS as u64 | 1 | 1 << 4 | 0xff << 16 | 0xff << 32);
+
+    /// What a function that keeps to the psABI hands back: what it keeps, `rax`, `rdx`, and the first two vector registers.
+    pub const RETURNED: Self = Self(Self::KEPT.0 | 1 | 1 << 2 | 3 << 16 | 3 << 32);
 
     pub fn general(register: u8) -> Self {
         Self(1 << (register & 15))
@@ -177,8 +180,9 @@ impl RegisterLiveness {
     }
 }
 
-/// Whether code that nobody sees may call a function, or more of it than is known may call others.
-fn is_called_from_anywhere(program: &Program, func: Func) -> bool {
+/// What callers that nobody sees need of a function: what the psABI says that calls keep and return, since they could not see it either; of code that is not understood,
+/// everything.
+fn needed_by_unseen(program: &Program, func: Func) -> Registers {
     let data = &program.funcs[func];
     let is_named = |block: Block| program.blocks[block].flags.intersects(BlockFlags::ADDRESS_TAKEN | BlockFlags::ANCHOR);
     let is_plain = |reason: PinReason| {
@@ -187,5 +191,9 @@ fn is_called_from_anywhere(program: &Program, func: Func) -> bool {
             PinReason::LinkerSection | PinReason::ShortReach | PinReason::UnprovenPointers | PinReason::NotWorthMoving
         )
     };
-    data.pin.is_some_and(|reason| !is_plain(reason)) || data.blocks.iter().any(is_named)
+    match data.pin.is_some_and(|reason| !is_plain(reason)) {
+        true => Registers::ALL,
+        false if data.blocks.iter().any(is_named) => Registers::RETURNED,
+        false => Registers::NONE,
+    }
 }

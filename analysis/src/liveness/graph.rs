@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use smallvec::SmallVec;
 
 use super::effects::{Callee, Step, step};
-use super::{Passage, RegisterLiveness, Registers, Saves, is_called_from_anywhere};
+use super::{Passage, RegisterLiveness, Registers, Saves, needed_by_unseen};
 use crate::values::code::CALLEE_SAVED;
 use crate::values::state::is_save;
 
@@ -50,10 +50,11 @@ impl<'p> Solver<'p> {
         }
         let pads: Vec<SmallVec<[Block; 1]>> = blocks.iter().map(|&block| landing_pads(program, block)).collect();
         let dependents = Dependents::build(program, &pieces, &pads);
-        let at_return = program.funcs.keys().map(|func| match is_called_from_anywhere(program, func) {
-            true => Registers::ALL,
-            false => Registers::NONE,
-        });
+        let by_unseen: Vec<Registers> = program.funcs.keys().map(|func| needed_by_unseen(program, func)).collect();
+        // What is not understood may call anything; what compilers make is understood, so it keeps to the psABI.
+        let has_unseen = by_unseen.contains(&Registers::ALL);
+        let by_all = if has_unseen { Registers::RETURNED } else { Registers::NONE };
+        let at_return = by_unseen.into_iter().map(|needed| needed.union(by_all));
         Solver {
             program,
             at_return: at_return.collect(),
@@ -108,7 +109,9 @@ impl<'p> Solver<'p> {
             }
         }
         for func in program.funcs.keys().filter(|f| !is_called[f.index()]) {
-            self.at_return[func.index()] = Registers::ALL;
+            if self.at_return[func.index()].is_empty() {
+                self.at_return[func.index()] = Registers::ALL;
+            }
         }
         let mut worklist: Vec<Func> = program.funcs.keys().collect();
         let mut is_queued = vec![true; worklist.len()];

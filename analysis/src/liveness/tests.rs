@@ -69,12 +69,12 @@ fn what_one_caller_needs_is_not_live_before_the_calls_of_others() {
 }
 
 #[test]
-fn nobody_knows_what_is_needed_of_a_function_whose_address_is_taken() {
+fn of_a_function_whose_address_is_taken_callers_need_what_the_convention_says() {
     let mut code = called(asm(1, |a| a.nop()), vec![(asm(3, |a| a.ret()), RETURN, vec![])]);
-    assert!(!needs(&mut code, R8)[3]);
+    assert!(!needs(&mut code, RBX)[3]);
     code.take_address(3);
-    assert!(needs(&mut code, R8)[3]);
-    assert!(!needs(&mut code, R8)[1]);
+    assert!(needs(&mut code, RBX)[3] && needs(&mut code, 0)[3] && !needs(&mut code, R8)[3]);
+    assert!(!needs(&mut code, RBX)[1]);
 }
 
 #[test]
