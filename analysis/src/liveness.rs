@@ -9,7 +9,9 @@
 //! * *Down*: what is live where a function returns is what is live behind its calls, in all callers; a tail call hands on what is live at the returns of its caller.
 //!
 //! **What is not known reads everything.** A function that is named by anything but direct calls and jumps may return to code that nobody sees; that could not see
-//! the function either, so it needs what the psABI says. Functions that are not understood, or that nothing is known to call, may return to code that needs everything. A call that is not direct reads the registers of arguments (psABI, §3.2.3) and may leave all others as they are: nothing counts as clobbered by it. An exception may
+//! the function either, so it needs what the psABI says. Functions that are not understood may return to code that needs everything. A call through a pointer or a stub reads the registers of arguments and keeps what the psABI
+//! says (§3.2.3), because who made it could not see through it either; but for two kinds that compilers know by other rules: the descriptors of thread-local storage
+//! (`call *(%rax)`), which keep everything; and the profiling calls at the beginning of functions: of a file with these, nothing is claimed. An exception may
 //! arrive at each landing pad of a block's call sites from anywhere in the block.
 //!
 //! **What counts as a write** is what surely replaces the whole register: 32 bits of a general one, and not less; all of a vector register's lower half, where the upper half
@@ -106,6 +108,8 @@ impl Passage {
     /// Of no way at all.
     const NONE: Self = Self { reads: Registers::NONE, passes: Registers::NONE };
     const IDENTITY: Self = Self { reads: Registers::NONE, passes: Registers::ALL };
+    /// Of a call or jump that keeps to the psABI.
+    const BOUNDARY: Self = Self { reads: Registers::PASSED, passes: Registers::KEPT };
     const ANYTHING: Self = Self { reads: Registers::ALL, passes: Registers::ALL };
 
     fn union(self, other: Self) -> Self {
@@ -143,6 +147,12 @@ pub struct RegisterLiveness {
 
 impl RegisterLiveness {
     pub fn compute(image: &Image<'_>, program: &Program, saves: Saves<'_>) -> Self {
+        if is_profiled(image) {
+            let all = vec![Registers::ALL; program.blocks.len()];
+            let anything = vec![Passage::ANYTHING; program.blocks.len()];
+            let at_return = vec![Registers::ALL; program.funcs.len()];
+            return RegisterLiveness { passages: anything.clone(), calls: anything, at_return, at_pads: all };
+        }
         let mut solver = Solver::new(image, program, saves);
         solver.run_up();
         solver.run_down();
@@ -178,6 +188,11 @@ impl RegisterLiveness {
         list.reverse();
         list
     }
+}
+
+/// Whether functions may begin with calls that compilers take for no calls at all.
+fn is_profiled(image: &Image<'_>) -> bool {
+    image.dynamic_symbols.iter().any(|symbol| matches!(symbol.name, "mcount" | "_mcount" | "__fentry__") && !symbol.is_defined())
 }
 
 /// What callers that nobody sees need of a function: what the psABI says that calls keep and return, since they could not see it either; of code that is not understood,

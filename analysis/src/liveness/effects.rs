@@ -17,6 +17,8 @@ pub enum Callee {
     Entry(Block),
     /// What keeps to the psABI: through a pointer or a stub.
     Boundary,
+    /// `call *(%rax)`: it may be how the address of a thread-local variable is asked for, which keeps all registers but `rax`.
+    Descriptor,
     /// A place inside of a block, and what is no plain call.
     Anything,
 }
@@ -83,12 +85,20 @@ fn callee(program: &Program, instruction: &Instruction) -> Callee {
                 None => Callee::Boundary,
             }
         }
+        FlowControl::IndirectCall if is_descriptor_call(instruction) => Callee::Descriptor,
         FlowControl::IndirectCall => Callee::Boundary,
         FlowControl::Call if instruction.mnemonic() == Mnemonic::Syscall => Callee::None,
         FlowControl::Call | FlowControl::Interrupt => Callee::Anything,
         FlowControl::XbeginXabortXend => Callee::Anything,
         _ => Callee::None,
     }
+}
+
+fn is_descriptor_call(instruction: &Instruction) -> bool {
+    instruction.op0_kind() == OpKind::Memory
+        && instruction.memory_base() == Machine::RAX
+        && instruction.memory_index() == Machine::None
+        && instruction.memory_displacement64() == 0
 }
 
 fn general(register: Machine) -> Option<u8> {

@@ -1,6 +1,6 @@
 //! The two fixpoints over blocks: up, what a block makes of what is live at its returns; down, what is live there.
 
-use iced_x86::{Instruction, InstructionInfoFactory, OpAccess, Register};
+use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, OpAccess, Register};
 use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{BlockFlags, CodeTarget, Program, StopKind, Terminator};
 use lifter::x86::decode_block;
@@ -109,9 +109,7 @@ impl<'p> Solver<'p> {
             }
         }
         for func in program.funcs.keys().filter(|f| !is_called[f.index()]) {
-            if self.at_return[func.index()].is_empty() {
-                self.at_return[func.index()] = Registers::ALL;
-            }
+            self.at_return[func.index()] = self.at_return[func.index()].union(Registers::RETURNED);
         }
         let mut worklist: Vec<Func> = program.funcs.keys().collect();
         let mut is_queued = vec![true; worklist.len()];
@@ -173,7 +171,9 @@ fn passage_of_callee(_: &Program, callee: Callee, calls: &[Passage]) -> Passage 
     match callee {
         Callee::None => Passage::IDENTITY,
         Callee::Entry(entry) => calls[entry.index()],
-        Callee::Boundary => Passage { reads: Registers::PASSED, passes: Registers::ALL },
+        Callee::Boundary => Passage::BOUNDARY,
+        // It may be a plain call too.
+        Callee::Descriptor => Passage { reads: Registers::PASSED, passes: Registers::ALL },
         Callee::Anything => Passage::ANYTHING,
     }
 }
@@ -184,7 +184,7 @@ pub(super) fn way_out(program: &Program, block: Block, passages: &[Passage], cal
     let data = &program.blocks[block];
     let mut all = match data.terminator {
         Terminator::Stop(StopKind::Return) => Passage::IDENTITY,
-        Terminator::Stop(StopKind::IndirectTailCall) => Passage { reads: Registers::PASSED, passes: Registers::ALL },
+        Terminator::Stop(StopKind::IndirectTailCall) => Passage::BOUNDARY,
         // It may come back by an exception: to whoever has a use for it.
         Terminator::Stop(StopKind::NoReturnCall) => Passage { reads: Registers::NONE, passes: Registers::KEPT },
         Terminator::Stop(StopKind::Trap) => Passage::IDENTITY,
@@ -192,7 +192,7 @@ pub(super) fn way_out(program: &Program, block: Block, passages: &[Passage], cal
         Terminator::Stop(StopKind::ComputedJump) if !program.block_edges(block).is_empty() => Passage::NONE,
         Terminator::Stop(StopKind::Unknown | StopKind::ComputedJump) => Passage::ANYTHING,
         Terminator::Jump { target: CodeTarget::Fixed(_) } | Terminator::Branch { taken: CodeTarget::Fixed(_), .. } => {
-            Passage { reads: Registers::PASSED, passes: Registers::ALL }
+            Passage::BOUNDARY
         }
         _ => Passage::NONE,
     };
@@ -242,7 +242,9 @@ fn pieces(image: &Image<'_>, program: &Program, block: Block, saves: Saves<'_>) 
 fn returns_to_caller(instructions: &[Instruction], factory: &mut InstructionInfoFactory) -> bool {
     // How far the stack pointer behind an instruction is below where it is at the return.
     let mut below = 0i64;
-    for instruction in instructions.iter().rev().skip(1) {
+    // A call that has come back has moved nothing.
+    let is_call = |i: &Instruction| matches!(i.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
+    for instruction in instructions.iter().rev().skip(1).filter(|i| !is_call(i)) {
         let moved = match instruction.stack_pointer_increment() {
             0 => stack_step(instruction),
             by => Some(i64::from(by)),

@@ -78,11 +78,16 @@ fn of_a_function_whose_address_is_taken_callers_need_what_the_convention_says() 
 }
 
 #[test]
-fn a_call_through_a_pointer_may_read_arguments_and_clobber_nothing() {
-    let mut code = straight(vec![asm(0, |a| a.call(rax)), asm(1, |a| a.add(rbx, r11))]);
-    let live = liveness(&mut code);
-    let start = live.at_start(&code.program, Block::new(0));
-    assert!(start.contains(Registers::PASSED) && start.contains(Registers::general(11)));
+fn a_call_through_a_pointer_keeps_to_the_convention_unless_it_may_be_a_descriptor_s() {
+    let start = |emit: Vec<u8>| {
+        let mut code = straight(vec![emit, asm(1, |a| a.add(rbx, r11))]);
+        liveness(&mut code).at_start(&code.program, Block::new(0))
+    };
+    let plain = start(asm(0, |a| a.call(rax)));
+    assert!(plain.contains(Registers::PASSED) && !plain.contains(Registers::general(11)));
+    assert!(plain.contains(Registers::general(RBX)));
+    let descriptor = start(asm(0, |a| a.call(qword_ptr(rax))));
+    assert!(descriptor.contains(Registers::PASSED) && descriptor.contains(Registers::general(11)));
 }
 
 #[test]

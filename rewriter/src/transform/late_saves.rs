@@ -124,7 +124,8 @@ fn flags_are_free(context: &Context<'_>, flags: &FlagLiveness, region: &Region) 
                         return false;
                     }
                     let written = instruction.rflags_written() | instruction.rflags_cleared() | instruction.rflags_set();
-                    let always = !matches!(instruction.op_count(), 2 if is_shift(instruction)) && !instruction.is_string_instruction();
+                    let always =
+                        !matches!(instruction.op_count(), 2 if is_shift(instruction)) && !instruction.is_string_instruction();
                     is_open &= !(always && written & ARITHMETIC == ARITHMETIC);
                 }
             }

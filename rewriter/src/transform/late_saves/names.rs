@@ -4,10 +4,10 @@
 //! the other one is read in its place and the copy is not made. Else a free register: one that no instruction of the region names, that holds
 //! nothing at its start, and that nobody needs behind any way out of it.
 
+use analysis::liveness::{RegisterLiveness, Registers};
 use iced_x86::{Code, Instruction, InstructionInfoFactory, OpKind, Register};
 use lifter::entity::Block;
 use lifter::ir::{CodeTarget, StopKind, Terminator};
-use analysis::liveness::{RegisterLiveness, Registers};
 
 use super::frame::{Made, Part, number, used};
 use super::region::Region;
@@ -153,9 +153,9 @@ fn copy_of(region: &Region, register: u8, written: u16, factory: &mut Instructio
 /// The part of a register that another one is of its own.
 fn sized(to: u8, like: Register) -> Option<Register> {
     use Register::{
-        AH, AL, AX, BH, BL, BP, BPL, BX, CH, CL, CX, DH, DI, DIL, DL, DX, EAX, EBP, EBX, ECX, EDI, EDX, ESI, ESP, R8, R8D, R8L, R8W,
-        R9, R9D, R9L, R9W, R10, R10D, R10L, R10W, R11, R11D, R11L, R11W, R12, R12D, R12L, R12W, R13, R13D, R13L, R13W, R14, R14D,
-        R14L, R14W, R15, R15D, R15L, R15W, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, SI, SIL, SP, SPL,
+        AH, AL, AX, BH, BL, BP, BPL, BX, CH, CL, CX, DH, DI, DIL, DL, DX, EAX, EBP, EBX, ECX, EDI, EDX, ESI, ESP, R8, R8D, R8L,
+        R8W, R9, R9D, R9L, R9W, R10, R10D, R10L, R10W, R11, R11D, R11L, R11W, R12, R12D, R12L, R12W, R13, R13D, R13L, R13W, R14,
+        R14D, R14L, R14W, R15, R15D, R15L, R15W, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, SI, SIL, SP, SPL,
     };
     const BYTES: [Register; 16] = [AL, CL, DL, BL, SPL, BPL, SIL, DIL, R8L, R9L, R10L, R11L, R12L, R13L, R14L, R15L];
     const WORDS: [Register; 16] = [AX, CX, DX, BX, SP, BP, SI, DI, R8W, R9W, R10W, R11W, R12W, R13W, R14W, R15W];

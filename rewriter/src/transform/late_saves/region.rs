@@ -170,9 +170,8 @@ fn has_handlers(program: &Program, block: Block) -> bool {
 fn body(context: &Context<'_>, block: Block) -> Option<Vec<Instruction>> {
     let program = context.program;
     let data = &program.blocks[block];
-    let is_bound = |r: &lifter::ir::RefData| {
-        matches!(r.target, RefTarget::Table(_)) || matches!(r.role, RefRole::Call | RefRole::Branch)
-    };
+    let is_bound =
+        |r: &lifter::ir::RefData| matches!(r.target, RefTarget::Table(_)) || matches!(r.role, RefRole::Call | RefRole::Branch);
     let (refs, ends) = (program.block_refs(block), data.terminator);
     let is_fit = match ends {
         Terminator::Fallthrough { .. } | Terminator::Jump { .. } | Terminator::Branch { .. } => true,

@@ -100,16 +100,14 @@ impl Writer<'_> {
             match part {
                 Part::Make(_) | Part::Undo(_) => continue,
                 Part::Free | Part::Leave if is_marked => {}
-                Part::Free | Part::Leave => {
-                    match self.names.apply(instruction, &mut self.factory)? {
-                        None => continue,
-                        Some(renamed) if renamed != *instruction => {
-                            self.renamed(member.block, instruction, &renamed, &mut bytes, &mut refs)?;
-                            continue;
-                        }
-                        Some(_) => {}
+                Part::Free | Part::Leave => match self.names.apply(instruction, &mut self.factory)? {
+                    None => continue,
+                    Some(renamed) if renamed != *instruction => {
+                        self.renamed(member.block, instruction, &renamed, &mut bytes, &mut refs)?;
+                        continue;
                     }
-                }
+                    Some(_) => {}
+                },
                 Part::Unfit => return None,
             }
             let start = (instruction.ip() - data.start.0) as u32;
