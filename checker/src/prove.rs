@@ -11,7 +11,8 @@
 //! A root's proof stands for itself: it follows all that flows from the root, through code of other functions too. What a walk that was given up has
 //! recorded proves nothing, so walks that come into such code later are proven too ([`crate::walk`]).
 //!
-//! **What is taken for granted** besides what [`machine`] says of private slots: a call keeps `rbx`, `rbp`, `rsp`, `r12` to `r15`, and reads no flags; nobody reads what calls left below the
+//! **What is taken for granted** besides what [`machine`] says of private slots: a call keeps `rbx`, `rbp`, `rsp`, `r12` to `r15`, and reads no flags; other registers may differ at calls and
+//! returns where a search of the code finds nobody who reads them ([`needs`]); nobody reads what calls left below the
 //! stack pointer.
 //!
 //! **Terminates**: each visit of a pair but the first lowers its facts, of which there are chains of bounded length; and the number of
@@ -24,6 +25,7 @@ mod escape;
 mod expr;
 mod facts;
 mod machine;
+mod needs;
 mod segment;
 mod semantics;
 
@@ -33,11 +35,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::decode::{Inst, Kind};
 use crate::image::Slot;
-use crate::report::{Stats, Violation};
+use crate::report::{Stats, Violation, ViolationKind};
 use crate::walk::{Side, Walk};
 use decoded::{Decoded, Engine};
 use facts::{Facts, Value};
 use machine::{BASE, Privacy, STACK};
+pub(crate) use needs::{Need, Needs};
 pub(crate) use segment::Effect;
 use segment::{Failure, Run, Segment};
 
@@ -166,7 +169,10 @@ impl Prover {
             if segments > SEGMENTS_MAX {
                 return Err(Failure::new(key.output, "too much code to prove at once"));
             }
-            let outcome = Run::new(self, walk, privacy).follow(key, &facts);
+            let mut outcome = Run::new(self, walk, privacy).follow(key, &facts);
+            if matches!(&outcome, Err(failure) if failure.kind == ViolationKind::UnwindRow) {
+                outcome = Run::new(self, walk, privacy).unwinding().follow(key, &facts);
+            }
             match &outcome {
                 Ok(segment) => {
                     for (next, facts) in &segment.successors {

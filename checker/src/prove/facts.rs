@@ -25,6 +25,8 @@ pub(super) enum Value {
     Zext(u32),
     Sext(u32),
     Trunc(u32),
+    /// The lower 32 bits of 64, zero-extended.
+    Low(u32),
     Plus(u32, u64),
     /// In a meeting: of a slot that is not listed.
     Unlisted(i64),
@@ -117,6 +119,7 @@ impl Facts {
                 | Value::Zext(class)
                 | Value::Sext(class)
                 | Value::Trunc(class)
+                | Value::Low(class)
                 | Value::Plus(class, _) = value
                 {
                     number(class);
@@ -136,12 +139,16 @@ impl Facts {
                 Value::Frame(offset) => pool.frame(offset),
                 Value::Unlisted(at) => pool.make(Node::Slot(at, (width / 8) as u8), width),
                 Value::Class(class) => pool.make(Node::Class(class), self.widths[class as usize]),
-                Value::Zext(class) | Value::Sext(class) | Value::Trunc(class) | Value::Plus(class, _) => {
+                Value::Zext(class) | Value::Sext(class) | Value::Trunc(class) | Value::Low(class) | Value::Plus(class, _) => {
                     let inner = pool.make(Node::Class(class), self.widths[class as usize]);
                     match value {
                         Value::Zext(_) => pool.zext(inner, width),
                         Value::Sext(_) => pool.sext(inner, width),
                         Value::Plus(_, by) => pool.add_const(inner, by),
+                        Value::Low(_) => {
+                            let low = pool.trunc(inner, 32);
+                            pool.zext(low, width)
+                        }
                         _ => pool.trunc(inner, width),
                     }
                 }
@@ -194,7 +201,10 @@ impl Facts {
                 Node::Const(value) => Value::Const(*value),
                 _ if pool.as_frame(id).is_some() => Value::Frame(pool.as_frame(id).unwrap_or(0)),
                 _ if pool.as_image(id).is_some() => Value::Image(pool.as_image(id).unwrap_or(0)),
-                Node::Zext(inner) => Value::Zext(class(pool, *inner)),
+                Node::Zext(inner) => match pool.node(*inner) {
+                    Node::Trunc(whole) if pool.width(*inner) == 32 && pool.width(*whole) == 64 => Value::Low(class(pool, *whole)),
+                    _ => Value::Zext(class(pool, *inner)),
+                },
                 Node::Sext(inner) => Value::Sext(class(pool, *inner)),
                 Node::Trunc(inner) => Value::Trunc(class(pool, *inner)),
                 Node::Linear(by, terms) if terms.len() == 1 && terms[0].1 == 1 => Value::Plus(class(pool, terms[0].0), *by),
@@ -331,6 +341,7 @@ impl Meeting<'_> {
             (Value::Zext(x), Value::Zext(y)) => of_class(self, x, y).map(Value::Zext),
             (Value::Sext(x), Value::Sext(y)) => of_class(self, x, y).map(Value::Sext),
             (Value::Trunc(x), Value::Trunc(y)) => of_class(self, x, y).map(Value::Trunc),
+            (Value::Low(x), Value::Low(y)) => of_class(self, x, y).map(Value::Low),
             (Value::Plus(x, a), Value::Plus(y, b)) if a == b => of_class(self, x, y).map(|class| Value::Plus(class, a)),
             _ => None,
         };

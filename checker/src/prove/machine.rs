@@ -32,7 +32,7 @@ impl Privacy {
     }
 
     /// `None` if a part is and a part is not.
-    fn covers(&self, offset: i64, bytes: i64) -> Option<bool> {
+    pub(super) fn covers(&self, offset: i64, bytes: i64) -> Option<bool> {
         let end = offset.checked_add(bytes)?;
         match self {
             Self::Frame if end <= OWN_END => Some(true),

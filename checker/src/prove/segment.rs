@@ -6,12 +6,14 @@
 //!   behind if the two cannot overlap;
 //! * where control leaves, what the next code can read is the same: all registers at calls, returns, and indirect jumps, the condition at a branch,
 //!   everything at an instruction that is not looked into;
-//! * the rules of the frame change in the same order, and say where the tracked stack pointer is.
+//! * the rules of the frame change in the same order, and say where the tracked stack pointer is; or both programs' rules lead an unwinder to the same values, at each
+//!   instruction ([`unwound`]).
 //!
 //! **Terminates**: a side runs at most [`STEPS_MAX`] instructions.
 
 mod compare;
 mod leave;
+mod unwound;
 mod words;
 
 use rustc_hash::FxHashSet;
@@ -60,6 +62,8 @@ pub(crate) enum Effect {
         input: u64,
         output: u64,
     },
+    /// A register must not be read from a place on.
+    Need(super::Need),
 }
 
 /// Why a segment is not proven.
@@ -108,6 +112,8 @@ struct Cursor {
     rows: Vec<(u32, u32)>,
     within: Option<u64>,
     decided: u64,
+    /// What an unwinder finds; followed only where the rules are others.
+    unwound: unwound::Unwound,
 }
 
 impl Cursor {
@@ -121,6 +127,7 @@ impl Cursor {
             rows: Vec::new(),
             within,
             decided: 0,
+            unwound: unwound::Unwound::default(),
         }
     }
 }
@@ -134,6 +141,8 @@ pub(super) struct Run<'r, 'w, 'a> {
     /// Instructions of the input whose reference one of the output has taken.
     taken: FxHashSet<u64>,
     fresh: u32,
+    /// The rules of the frame may be others, if they come to the same.
+    unwinds: bool,
 }
 
 type Step<T> = Result<T, Failure>;
@@ -141,7 +150,12 @@ type Step<T> = Result<T, Failure>;
 impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     pub(super) fn new(prover: &'r mut Prover, walk: &'r Walk<'w, 'a>, privacy: &'r Privacy) -> Self {
         let segment = Segment::default();
-        Self { prover, walk, privacy, pool: Pool::default(), segment, taken: FxHashSet::default(), fresh: FRESH }
+        Self { prover, walk, privacy, pool: Pool::default(), segment, taken: FxHashSet::default(), fresh: FRESH, unwinds: false }
+    }
+
+    /// The same, where the rules of the frame need not be the same but say the same.
+    pub(super) fn unwinding(self) -> Self {
+        Self { unwinds: true, ..self }
     }
 
     fn is_fixed(&self) -> bool {
@@ -288,6 +302,9 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         if known.is_some_and(|distance| distance != 0) {
             let message = "the frame description does not say where the frame is".to_string();
             return Err(Failure { kind: ViolationKind::UnwindRow, address: cursor.at, message, is_escape: false });
+        }
+        if self.unwinds {
+            self.unwind(cursor, located.row, known.is_some());
         }
         Ok(())
     }
@@ -456,9 +473,9 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         Ok(true)
     }
 
-    /// The rules of the frame change in the same way.
+    /// The rules of the frame change in the same way, or say the same all the way.
     fn compare_rows(&self, input: &Cursor, output: &Cursor) -> Step<()> {
-        if input.rows == output.rows {
+        if input.rows == output.rows || self.unwinds && unwound::are_same(input, output) {
             return Ok(());
         }
         let message = format!("other rules for the frame or its registers than from the input's {:#x} on", input.at);
