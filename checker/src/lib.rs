@@ -54,7 +54,6 @@ pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
     walk.settle();
     walk.cover_metadata();
     leftover::settle(&mut walk);
-    walk.settle_needs();
     let mut report = walk.finish();
 
     data::compare(&input, &output, &report.explained, &mut report.violations);

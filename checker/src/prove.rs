@@ -11,8 +11,7 @@
 //! A root's proof stands for itself: it follows all that flows from the root, through code of other functions too. What a walk that was given up has
 //! recorded proves nothing, so walks that come into such code later are proven too ([`crate::walk`]).
 //!
-//! **What is taken for granted** besides what [`machine`] says of private slots: a call keeps `rbx`, `rbp`, `rsp`, `r12` to `r15`, and reads no flags; other registers may differ at calls and
-//! returns where a search of the code finds nobody who reads them ([`needs`]); nobody reads what calls left below the
+//! **What is taken for granted** besides what [`machine`] says of private slots: a call keeps `rbx`, `rbp`, `rsp`, `r12` to `r15`, and reads no flags; nobody reads what calls left below the
 //! stack pointer.
 //!
 //! **Terminates**: each visit of a pair but the first lowers its facts, of which there are chains of bounded length; and the number of
@@ -25,7 +24,6 @@ mod escape;
 mod expr;
 mod facts;
 mod machine;
-mod needs;
 mod segment;
 mod semantics;
 
@@ -40,7 +38,6 @@ use crate::walk::{Side, Walk};
 use decoded::{Decoded, Engine};
 use facts::{Facts, Value};
 use machine::{BASE, Privacy, STACK};
-pub(crate) use needs::{Need, Needs};
 pub(crate) use segment::Effect;
 use segment::{Failure, Run, Segment};
 

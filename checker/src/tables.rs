@@ -175,11 +175,6 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
         }
         return;
     }
-    let leads_to = |entry: &Entry| match entry {
-        Entry::To(target) => Some(*target),
-        Entry::Unreachable | Entry::Hole => None,
-    };
-    walk.table_targets.push((table.from, entries.iter().filter_map(leads_to).collect()));
     if !walk.tables_seen.insert((table.input, table.output)) {
         return;
     }

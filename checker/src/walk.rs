@@ -116,10 +116,6 @@ pub(crate) struct Walk<'w, 'a> {
     /// Moved tables: input start, output start, bytes that were explained.
     pub(crate) clones: Vec<(u64, u64, u64)>,
     pub(crate) survey: Survey,
-    /// Where the tables that were read lead, and what names them.
-    pub(crate) table_targets: Vec<(u64, Vec<u64>)>,
-    /// Asked when all is known.
-    pub(crate) needs: FxHashSet<crate::prove::Need>,
     /// Places in the input's code where the linker put an absolute address.
     absolute_fields: FxHashSet<u64>,
     /// Whether code addresses in the input are plain numbers.
@@ -166,8 +162,6 @@ impl<'w, 'a> Walk<'w, 'a> {
             doubtful: Vec::new(),
             clones: Vec::new(),
             survey: Survey::of(input),
-            table_targets: Vec::new(),
-            needs: FxHashSet::default(),
             absolute_fields: crate::data::absolute_fields(&input.image),
             has_numbers: crate::data::has_numbers(&input.image),
             noreturn: NoReturn::compute(input),

@@ -62,8 +62,6 @@ pub(crate) enum Effect {
         input: u64,
         output: u64,
     },
-    /// A register must not be read from a place on.
-    Need(super::Need),
 }
 
 /// Why a segment is not proven.

@@ -11,7 +11,7 @@ use rustc_hash::FxHashSet;
 use super::relation::Recorded;
 use super::{Canonical, Pair, Walk};
 use crate::decode::Inst;
-use crate::prove::{Effect, Need, Needs, Proof, Prover};
+use crate::prove::{Effect, Proof, Prover};
 use crate::report::{Stats, Violation, ViolationKind};
 
 #[derive(Default)]
@@ -150,9 +150,6 @@ impl Walk<'_, '_> {
                     self.relation.rewrite(from, to);
                 }
             }
-            Effect::Need(need) => {
-                self.needs.insert(need);
-            }
             Effect::Record { input, output, within } => return self.record(input, output, within),
         }
         Ok(())
@@ -167,23 +164,6 @@ impl Walk<'_, '_> {
             Recorded::Conflict(_) => {
                 let message = format!("stands for the input's {input:#x} in place of another call");
                 Err(Violation::new(ViolationKind::Conflict, output, message))
-            }
-        }
-    }
-
-    /// Asks what could not be asked before all tables were known: whether anybody reads what differs.
-    pub(crate) fn settle_needs(&mut self) {
-        let mut all: Vec<Need> = self.needs.drain().collect();
-        if all.is_empty() {
-            return;
-        }
-        all.sort_unstable_by_key(|need| (need.output, need.from, need.register));
-        let tables = std::mem::take(&mut self.table_targets);
-        let mut needs = Needs::new(self, &tables);
-        for need in all {
-            if let Some(reader) = needs.reader(self, need) {
-                let message = format!("r{} differs here, and the input may read it at {reader:#x}", need.register);
-                self.report(ViolationKind::InstructionMismatch, need.output, message);
             }
         }
     }

@@ -4,8 +4,7 @@ use super::super::expr::{Id, Pool};
 use super::super::facts;
 use super::super::machine::Event;
 use super::words::slot_name;
-use super::super::Need;
-use super::{Cursor, Effect, Run, Step};
+use super::{Cursor, Run, Step};
 
 impl Run<'_, '_, '_> {
     pub(super) fn compare_flags(&self, input: &Cursor, output: &Cursor) -> Step<()> {
@@ -17,31 +16,15 @@ impl Run<'_, '_, '_> {
 
     /// All registers hold the same.
     pub(super) fn compare_registers(&self, input: &Cursor, output: &Cursor) -> Step<()> {
-        self.compare_registers_but(input, output, &[]).map(drop)
-    }
-
-    /// All registers hold the same but some of these, which are given back.
-    pub(super) fn compare_registers_but(&self, input: &Cursor, output: &Cursor, free: &[usize]) -> Step<Vec<usize>> {
         let (x, y) = (facts::places(&input.machine), facts::places(&output.machine));
-        let mut other = Vec::new();
         for place in (0..48).chain([54]) {
             if x[place] != y[place] {
-                if free.contains(&place) {
-                    other.push(place);
-                    continue;
-                }
                 let (name, x, y) = (facts::name_of(place), self.describe(x[place]), self.describe(y[place]));
                 let message = format!("{name} differs at the input's {:#x}: input {x}, output {y}", input.at);
                 return self.fail(output.at, message);
             }
         }
-        Ok(other)
-    }
-
-    /// Asks that registers that differ are not read from a place of the input on.
-    pub(super) fn need_not(&mut self, others: &[usize], from: u64, output: u64) {
-        let need = |&place: &usize| Effect::Need(Need { from, register: place as u8, output });
-        self.segment.effects.extend(others.iter().map(need));
+        Ok(())
     }
 
     /// The private slots that somebody may read, those down to a distance below the stack pointer, hold the same.

@@ -5,7 +5,6 @@ use super::super::decoded::{Decoded, Operand, Reg};
 use super::super::expr::{Id, Node};
 use super::super::facts::Facts;
 use super::super::machine::{RED_ZONE, STACK};
-use super::super::needs::{FREE, NEVER_PASSED};
 use super::super::semantics::Context;
 use super::{Cursor, Effect, Failure, Run, Step};
 use crate::decode::{Inst, Kind};
@@ -54,16 +53,13 @@ impl Run<'_, '_, '_> {
             (Kind::IndirectJump, Kind::IndirectJump) => {
                 self.compare_targets(input, a, output, b)?;
                 self.compare_events(input, output)?;
-                let others = self.compare_registers_but(input, output, &[NEVER_PASSED])?;
-                self.need_not(&others, i, o);
+                self.compare_registers(input, output)?;
                 self.compare_slots(input, output, RED_ZONE)
             }
             (Kind::Return, Kind::Return) => {
                 self.compare_bytes(i, a, o, b)?;
                 self.compare_events(input, output)?;
-                let others = self.compare_registers_but(input, output, &FREE)?;
-                self.need_not(&others, i, o);
-                Ok(())
+                self.compare_registers(input, output)
             }
             (Kind::Stop, Kind::Stop) => {
                 self.compare_bytes(i, a, o, b)?;
@@ -160,11 +156,7 @@ impl Run<'_, '_, '_> {
     }
 
     fn call(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64)) -> Step<()> {
-        let is_direct = a.kind == Kind::Call;
-        let others = self.compare_registers_but(input, output, if is_direct { &FREE } else { &[NEVER_PASSED] })?;
-        if is_direct {
-            self.need_not(&others, self.walk.input.target(input.at, a), output.at);
-        }
+        self.compare_registers(input, output)?;
         self.compare_slots(input, output, 0)?;
         self.segment.effects.push(Effect::CallSite { input: input.at, output: output.at });
         if self.walk.call_never_returns(input.at, a) {
@@ -176,9 +168,7 @@ impl Run<'_, '_, '_> {
         for place in 0..16 {
             if !KEPT.contains(&place) || (returns_twice && place != STACK) {
                 let fresh = self.fresh(64);
-                // What differs may be what it was.
-                let other = if others.contains(&place) { self.fresh(64) } else { fresh };
-                (x.general[place], y.general[place]) = (fresh, other);
+                (x.general[place], y.general[place]) = (fresh, fresh);
             }
         }
         for place in 0..32 {

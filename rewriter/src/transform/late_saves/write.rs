@@ -204,7 +204,6 @@ impl Writer<'_> {
         for register in 0..16u8 {
             let (from, is_half) = match self.names.of(register) {
                 Name::Own => continue,
-                Name::Other(from) => (from, false),
                 Name::Copy { from, is_half, .. } => (from, is_half),
             };
             let mut encoder = Encoder::new(64);
