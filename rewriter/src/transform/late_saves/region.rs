@@ -175,7 +175,7 @@ fn body(context: &Context<'_>, block: Block) -> Option<Vec<Instruction>> {
     let (refs, ends) = (program.block_refs(block), data.terminator);
     let is_fit = match ends {
         Terminator::Fallthrough { .. } | Terminator::Jump { .. } | Terminator::Branch { .. } => true,
-        Terminator::Stop(kind) => matches!(kind, StopKind::Return | StopKind::IndirectTailCall),
+        Terminator::Stop(kind) => kind == StopKind::Return,
         Terminator::Loop { .. } => false,
     };
     if !is_fit || refs.iter().any(is_bound) {
@@ -255,15 +255,15 @@ fn member(
         return None;
     }
     let own = |target: &Block| program.func_of(*target) == data.func;
+    // Of what is called by a jump, who checks the output can't know that it reads nothing that saves have left below the stack pointer.
     let is_fit = match data.terminator {
-        Terminator::Stop(_) => is_frameless,
-        Terminator::Jump { target: CodeTarget::Fixed(_) } => is_frameless,
-        Terminator::Jump { target: CodeTarget::Block(target) } => is_frameless != own(&target),
+        Terminator::Stop(kind) => is_frameless && kind == StopKind::Return,
+        Terminator::Jump { target: CodeTarget::Block(target) } => !is_frameless && own(&target),
         Terminator::Fallthrough { .. } | Terminator::Branch { .. } => {
             let is_fixed = matches!(data.terminator, Terminator::Branch { taken: CodeTarget::Fixed(_), .. });
             !is_frameless && !is_fixed && inside(program, block).iter().all(own)
         }
-        Terminator::Loop { .. } => false,
+        Terminator::Jump { .. } | Terminator::Loop { .. } => false,
     };
     is_fit.then_some(Member { block, share, body: parts, is_frameless })
 }

@@ -126,13 +126,6 @@ impl Writer<'_> {
         let mut jump = |condition, to| self.items.push(Item::Jump { condition, to, is_long: false });
         match self.context.program.blocks[member.block].terminator {
             Terminator::Stop(_) => {}
-            Terminator::Jump { target } if member.is_frameless => {
-                let target = match target {
-                    CodeTarget::Block(block) => RefTarget::Block(block),
-                    CodeTarget::Fixed(va) => RefTarget::Fixed(va),
-                };
-                self.items.push(far_jump(target, None, member.share));
-            }
             Terminator::Fallthrough { next } | Terminator::Jump { target: CodeTarget::Block(next) } => {
                 let to = self.label(next);
                 if following != Some(to) {
@@ -211,7 +204,7 @@ impl Writer<'_> {
             let bytes = encoder.take_buffer();
             self.items.push(Item::Code { bytes, refs: Vec::new(), stands: Some(start), share });
         }
-        self.items.push(far_jump(RefTarget::Block(exit), Some(start), share));
+        self.items.push(far_jump(RefTarget::Block(exit), start, share));
         Some(())
     }
 }
@@ -224,10 +217,10 @@ fn room(by: i32) -> Vec<u8> {
     }
 }
 
-fn far_jump(target: RefTarget, stands: Option<Va>, share: u64) -> Item {
+fn far_jump(target: RefTarget, stands: Va, share: u64) -> Item {
     let evidence = Evidence::Derived;
     let reference = RefData { offset: 1, to_end: 4, kind: RefKind::Rel32, role: RefRole::Branch, evidence, target };
-    Item::Code { bytes: vec![0xe9, 0, 0, 0, 0], refs: vec![reference], stands, share }
+    Item::Code { bytes: vec![0xe9, 0, 0, 0, 0], refs: vec![reference], stands: Some(stands), share }
 }
 
 fn size_of(item: &Item) -> u32 {
