@@ -261,6 +261,7 @@ behaviors! {
     longjmp,
     pointer_into_padding,
     private_calls,
+    published_local,
     qsort_callbacks,
     relative_vtables,
     retpoline,

@@ -99,7 +99,8 @@ fn of_procedure(
         let mut at = 0;
         let mut gained = Vec::new();
         for_pairs(contexts, counts, &code, &contexts.solve(&code, class), |count, _, apart| {
-            if apart {
+            // What holds whoever calls holds for each caller, whether or not it follows from what this one knows.
+            if apart || asked[at].by_insensitive {
                 let executions = u128::from(count) * u128::from(calls) / u128::from(entered);
                 is_apart[at] = true;
                 census.apart_executions += executions;

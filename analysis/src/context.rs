@@ -46,6 +46,7 @@ impl Context {
         let mut state = State::at_entry();
         for &(register, value) in &self.known {
             state.set(register, value);
+            state.knows_callers |= value.base == Base::FRAME;
         }
         state
     }
