@@ -9,6 +9,7 @@ pub mod flags;
 pub mod graph;
 pub mod hot;
 pub mod library;
+mod offers;
 pub mod partition;
 pub mod procedures;
 pub mod values;
