@@ -53,7 +53,8 @@ fn what_is_in_a_callers_frame_may_be_known_to_others_however_hidden_the_own_fram
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
     let program = fixture(folder.path(), "published_local");
     let answers = analyzed(&program, folder.path(), "standard", "walk");
-    let in_loop: Vec<&str> = answers.lines().filter(|line| line.contains("frame + any") && line.contains("instruction")).collect();
+    let in_loop: Vec<&str> =
+        answers.lines().filter(|line| line.contains("frame + any") && line.contains("instruction")).collect();
     assert!(!in_loop.is_empty(), "the pointer into the caller's frame is known, the published one is not:\n{answers}");
     assert!(in_loop.iter().all(|line| line.contains("may alias")), "{in_loop:#?}");
 }
