@@ -194,7 +194,8 @@ fn samples_that_are_too_few_to_go_by_are_warned_of() {
         let profile = format!("no_lbr cpu-clock:\n1 main 20 {count}\n1 step 0 {count}\n");
         std::fs::write(folder.path().join("profile.fdata"), profile).expect("a profile can be written");
         let mut command = relift();
-        command.args(["optimize", "python", "-o", "output", "-p", "profile.fdata"]);
+        let [input, output, profile] = ["python", "output", "profile.fdata"].map(|name| folder.path().join(name));
+        command.arg("optimize").arg(input).arg("-o").arg(output).arg("-p").arg(profile);
         relift_succeeds(&mut command, folder.path()).stderr_text()
     };
     assert!(warnings(3).contains("6 samples for 2 functions are few"), "{}", warnings(3));
