@@ -269,13 +269,8 @@ impl<'w, 'a> Walk<'w, 'a> {
         let mut name = Some(pair).filter(|pair| pair.reach != Reach::Flow);
         let mut alone = 0;
         loop {
-            let Some((input, mut a, output, b)) = self.meet((i, o), origin, within, name.is_none())? else { return Ok(()) };
-            let before = std::mem::replace(&mut i, input);
-            o = output;
-            let past_stub = if within.is_none() { self.jump_past_stub(before, i, (o, b)) } else { None };
-            if let Some(jump) = past_stub {
-                (i, a) = jump;
-            }
+            let Some((input, a, output, b)) = self.meet((i, o), origin, within, name.is_none())? else { return Ok(()) };
+            (i, o) = (input, output);
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
             let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
             if let Some(name) = name.take().filter(|name| name.reach == Reach::Pointer) {
@@ -318,7 +313,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             }
             self.stats.instructions += 1;
             self.stats.moved_instructions += u64::from(i != o);
-            self.compare_rows(within.or(past_stub.map(|_| before)).unwrap_or(i), o)?;
+            self.compare_rows(within.unwrap_or(i), o)?;
             if let Some(call) = within {
                 if let Some(after) = self.leave_by_call(call, i, a, o, b)? {
                     (origin, within) = (o, None);
@@ -329,7 +324,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             }
             if self.is_call_past_stub(i, a, o, b) {
                 self.relation.rewrite(from, to);
-            } else if past_stub.is_none() {
+            } else {
                 let references = self.compare(i, a, o, b).map_err(|violation| violation.from(origin))?;
                 self.follow(references, i, o)?;
             }

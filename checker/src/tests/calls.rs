@@ -113,33 +113,6 @@ fn a_call_past_a_stub_corresponds() {
     }
 }
 
-/// The report on an output in which the leaf is `jump`, of an input in which it jumps to this stub.
-fn jump_past_stub(jump: &str, stub: &str) -> Option<Report> {
-    let input = program("call stub", "call leaf", "endbr64\n    jmp stub", stub)?;
-    let output = program("call stub", "call leaf", &format!("endbr64\n    {jump}"), stub)?;
-    Some(check(&input, &output).unwrap())
-}
-
-#[test]
-fn a_jump_past_a_stub_corresponds_and_is_unwound_from_as_the_jump_was() {
-    for stub in [STUB, "jmp *slot(%rip)", "endbr64\n    jmp *slot(%rip)", "jmp *slot(%rip)\n    push $1\n    jmp stub"] {
-        let Some(report) = jump_past_stub("jmp *slot(%rip)", stub) else { return };
-        assert!(report.is_ok(), "{stub}: {}", report.summary(10));
-        let Some(report) = jump_past_stub(".cfi_adjust_cfa_offset 8\n    jmp *slot(%rip)", stub) else { return };
-        assert_eq!(found(&report), [ViolationKind::UnwindRow], "{stub}: {}", report.summary(10));
-    }
-}
-
-#[test]
-fn a_jump_past_a_stub_through_another_slot_or_past_more_than_a_jump_is_seen() {
-    let Some(report) = jump_past_stub("jmp *other_slot(%rip)", STUB) else { return };
-    assert!(!report.is_ok());
-    for stub in ["inc %edi\n    jmp *slot(%rip)", "notrack jmp *slot(%rip)", "jmp *%rbx"] {
-        let Some(report) = jump_past_stub("jmp *slot(%rip)", stub) else { return };
-        assert!(!report.is_ok(), "{stub}");
-    }
-}
-
 #[test]
 fn a_call_past_a_stub_through_another_slot_is_seen() {
     let Some(report) = past_stub("call *other_slot(%rip)", STUB) else { return };

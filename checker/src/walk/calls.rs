@@ -2,8 +2,7 @@
 //!
 //! **Past a stub.** `call stub` against `call *slot(%rip)`: the stub must be `[endbr64] [bnd] jmp *slot(%rip)` of the same slot. From the call to the
 //! jump the input does nothing that can be seen, so both push a return address and go to what the slot holds then. A stub whose jump has any other prefix
-//! (`notrack`) is none: its target might lack `endbr64`. `jmp stub` against `jmp *slot(%rip)` is the same, and whoever unwinds from there must find what he finds
-//! at the input's `jmp`.
+//! (`notrack`) is none: its target might lack `endbr64`.
 //!
 //! **The body in the call's place.** Where the input calls and the output does not, the input steps into the callee alone, past an `endbr64`, and from then on pairs
 //! stand *within* that call, until the input's `ret`, which it steps over alone too. In between the two states are the same but for the stack pointer,
@@ -60,25 +59,6 @@ impl Walk<'_, '_> {
         let is_plain = self.output.code.bytes(o, b).strip_prefix(&CALL_THROUGH).is_some_and(|rest| rest.len() == 4);
         let slot = self.input.slot_of_stub(self.input.target(i, a));
         is_plain && slot == Some(self.output.operand(o, b)) && slot.is_some_and(|slot| !self.input.image.in_code(slot))
-    }
-
-    /// The stub's own jump, if the input came to a stub at `i` by a jump at `before`, and the output jumps through the stub's slot in the place of that.
-    pub(super) fn jump_past_stub(&mut self, before: u64, i: u64, (o, b): (u64, Inst)) -> Option<(u64, Inst)> {
-        let came_by_jump = b.kind == Kind::IndirectJump && self.input.inst(before)?.kind == Kind::Jump;
-        if !came_by_jump || o == i {
-            return None;
-        }
-        let is_plain = self.output.code.bytes(o, b).strip_prefix(&JUMP_THROUGH).is_some_and(|rest| rest.len() == 4);
-        let slot = self.input.slot_of_stub(i)?;
-        if !is_plain || slot != self.output.operand(o, b) || self.input.image.in_code(slot) {
-            return None;
-        }
-        let mark = self.input.inst(i).filter(|inst| inst.kind == Kind::EndBranch);
-        let jump = i + mark.map_or(0, |mark| u64::from(mark.len));
-        if let (Some(mark), Some(index)) = (mark, self.input.code.index(i)) {
-            self.relation.pass(true, index, mark.len);
-        }
-        Some((jump, self.input.inst(jump)?))
     }
 
     /// Where the input goes alone from an instruction that the output has no counterpart of: into a callee, or back out of it.

@@ -1,6 +1,6 @@
-//! Calls of stubs that jump through a slot become calls through the slot, and jumps to them in place of a call become jumps through it.
+//! Calls of stubs that jump through a slot become calls through the slot.
 //!
-//! `call stub`, where `stub` is `[endbr64] [bnd] jmp *slot(%rip)`, becomes `call *slot(%rip)`; `jmp stub` at the end of a block becomes what the stub does.
+//! `call stub`, where `stub` is `[endbr64] [bnd] jmp *slot(%rip)`, becomes `call *slot(%rip)`.
 //!
 //! **Safety.** The stub reads the slot when it runs, and so does the new call, one instruction earlier: nothing runs between. The return
 //! address is pushed by the same call, at the same place of the same stack, and names what follows it; registers and flags are those that
@@ -8,17 +8,15 @@
 //! of the slot: for the function, for what an `IFUNC` resolver chose, and before binding for the address that leads back into the stub
 //! (`push index; jmp resolver`), which the dynamic linker handles from the stack alone. Where indirect branches are
 //! tracked the stub's jump asks its target for `endbr64` as the new call does; a stub with `notrack` is left alone. The slot is data, and data stays.
-//! What does anything else than such a jump (a retpoline, a profiler's stub) is no stub here. A jump does what the stub's own did, one
-//! instruction earlier.
+//! What does anything else than such a jump (a retpoline, a profiler's stub) is no stub here.
 //!
 //! **Profit.** One executed jump less a call, and no entry of the stub in the branch predictor and in the instruction cache, for one
-//! byte more: a call or a jump through memory has six bytes, not five. Only in hot blocks.
+//! byte more: a call through memory has six bytes, not five. Only in hot blocks.
 
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, OpKind, Register};
 use lifter::Image;
 use lifter::address::Va;
-use lifter::entity::Block;
-use lifter::ir::{CodeTarget, Evidence, RefData, RefKind, RefRole, RefTarget, Terminator};
+use lifter::ir::{Evidence, RefData, RefKind, RefRole, RefTarget};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -31,64 +29,32 @@ const STUB_LEN_MAX: usize = 11;
 const JUMP_LEN: usize = 6;
 const BND: u8 = 0xf2;
 
-/// What goes through a slot.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
-enum Transfer {
-    Call,
-    Jump,
-}
-
-/// A call or a jump that goes to a stub.
-struct Site {
-    block: Block,
-    offset: u32,
-    len: u32,
-    transfer: Transfer,
-    slot: Va,
-}
-
 pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
     let blocks = context.hot_blocks();
-    let sites: Vec<Site> = blocks.par_iter().flat_map_iter(|&block| sites_in(context, block)).collect();
-    let mut codes: FxHashMap<(Transfer, Va), NewCodeId> = FxHashMap::default();
-    for Site { block, offset, len, transfer, slot } in sites {
-        let code = *codes.entry((transfer, slot)).or_insert_with(|| edits.codes.push(through(transfer, slot)));
+    let sites: Vec<_> = blocks.par_iter().flat_map_iter(|&block| sites_in(context, block)).collect();
+    let mut codes: FxHashMap<Va, NewCodeId> = FxHashMap::default();
+    for (block, offset, len, slot) in sites {
+        let code = *codes.entry(slot).or_insert_with(|| edits.codes.push(call_through(slot)));
         edits.replacements.push(Replacement { block, offset, len, code, change: Change::PltCall });
     }
 }
 
-fn sites_in(context: &Context<'_>, block: Block) -> Vec<Site> {
+fn sites_in(context: &Context<'_>, block: lifter::entity::Block) -> Vec<(lifter::entity::Block, u32, u32, Va)> {
     // Stubs are in sections that stay.
     let stub_of = |r: &RefData| match r.target {
         RefTarget::Fixed(va) => Some(va),
-        RefTarget::Block(callee) => stub_at(context, callee),
-        RefTarget::Table(_) => None,
+        RefTarget::Block(callee) if !context.program.funcs[context.program.func_of(callee)].is_movable() => {
+            Some(context.program.blocks[callee].start)
+        }
+        _ => None,
     };
     let calls = context.instructions_with(block, |r| r.role == RefRole::Call && stub_of(r).is_some());
     let site = |(offset, call, reference): (u32, Instruction, RefData)| {
         let stub = stub_of(&reference)?;
         let slot = slot_of_stub(context.image, stub).filter(|_| call.code() == Code::Call_rel32_64)?;
-        Some(Site { block, offset, len: call.len() as u32, transfer: Transfer::Call, slot })
+        Some((block, offset, call.len() as u32, slot))
     };
-    calls.into_iter().filter_map(site).chain(jump_of(context, block)).collect()
-}
-
-/// The jump at a block's end, if it goes to a stub.
-fn jump_of(context: &Context<'_>, block: Block) -> Option<Site> {
-    let data = &context.program.blocks[block];
-    let stub = match data.terminator {
-        Terminator::Jump { target: CodeTarget::Fixed(va) } => va,
-        Terminator::Jump { target: CodeTarget::Block(target) } => stub_at(context, target)?,
-        _ => return None,
-    };
-    let slot = slot_of_stub(context.image, stub)?;
-    Some(Site { block, offset: data.body_len, len: data.len - data.body_len, transfer: Transfer::Jump, slot })
-}
-
-/// The address of code that stays.
-fn stub_at(context: &Context<'_>, block: Block) -> Option<Va> {
-    let program = context.program;
-    (!program.funcs[program.func_of(block)].is_movable()).then_some(program.blocks[block].start)
+    calls.into_iter().filter_map(site).collect()
 }
 
 /// The slot through which a stub jumps, if it does nothing else.
@@ -109,8 +75,8 @@ pub(crate) fn slot_of_stub(image: &Image<'_>, stub: Va) -> Option<Va> {
     (is_through_slot && matches!(prefixes, [] | [BND]) && !image.is_executable(slot)).then_some(slot)
 }
 
-/// `call *slot(%rip)` or `jmp *slot(%rip)`.
-fn through(transfer: Transfer, slot: Va) -> NewCode {
+/// `call *slot(%rip)`.
+fn call_through(slot: Va) -> NewCode {
     let reference = RefData {
         offset: 2,
         to_end: 4,
@@ -119,9 +85,5 @@ fn through(transfer: Transfer, slot: Va) -> NewCode {
         evidence: Evidence::Derived,
         target: RefTarget::Fixed(slot),
     };
-    let operation = match transfer {
-        Transfer::Call => 0x15,
-        Transfer::Jump => 0x25,
-    };
-    NewCode { bytes: vec![0xff, operation, 0, 0, 0, 0], refs: vec![reference], ..NewCode::default() }
+    NewCode { bytes: vec![0xff, 0x15, 0, 0, 0, 0], refs: vec![reference], ..NewCode::default() }
 }
