@@ -4,8 +4,8 @@
 //! the first call; otherwise that one says it all (`rewriter::specialize::forest` finds it). So the number of contexts does not grow with the number of ways that
 //! lead to a constant.
 //!
-//! **Cases.** What a procedure is in a context depends only on the constants it is entered with: each case is solved once, however many contexts have it. Recursion ends with the
-//! budget, or before it, as the frequency of ever deeper contexts falls.
+//! **Cases.** What a procedure is in a context depends only on the constants it is entered with: each case is solved once, however many contexts have it. After a few levels of
+//! recursion only what all of them agree on is handed on; so recursion goes on in one case, until the budget or the frequency of ever deeper contexts ends it.
 //!
 //! **Order.** By how often a context is entered if what a caller does does not depend on who called it: its caller's frequency, times how often the call is made for each entry.
 //! Without a profile, shorter contexts first. A fixed number of cases is solved in parallel at a time; so the result does not depend on the number of threads.
@@ -36,6 +36,9 @@ lifter::define_id!(
 
 /// Contexts whose calls are looked at before their results are taken in.
 const AT_ONCE: usize = 64;
+
+/// Levels of recursion that may differ in what is known.
+const LEVELS_KEPT_APART: u32 = 3;
 
 /// The frequency of a root without a profile.
 const UNIT: u64 = 1 << 40;
@@ -196,11 +199,12 @@ impl<'s, 'a> Exploration<'s, 'a> {
         for (site, facts) in passed {
             let callee = self.summaries.graph.sites[site].callee;
             // What the shorter context would pass; a root has none, and what it calls is known shorter as a root itself.
+            let facts = self.without_what_recursion_changes(context, callee, facts);
             let shorter = match parent.is_root() {
                 true => Facts::default(),
                 false => self.passed_at(parent.shorter, site),
             };
-            if shorter == facts || self.contexts.len() - self.num_roots >= budget {
+            if shorter == facts || facts.is_empty() || self.contexts.len() - self.num_roots >= budget {
                 continue;
             }
             let (case, shorter) = (self.case(callee, facts), self.case(callee, shorter));
@@ -217,6 +221,30 @@ impl<'s, 'a> Exploration<'s, 'a> {
             let child = FoundContext { parent: Some((context, site)), case, shorter, depth: parent.depth + 1, frequency };
             let id = self.contexts.push(child);
             queue.push((frequency, Reverse(id.index() as u32)));
+        }
+    }
+
+    /// Where recursion has come back to a procedure before, only what stays the same is handed on: a count that changes with the depth would make each level a
+    /// case of its own.
+    fn without_what_recursion_changes(&self, context: ContextId, callee: Procedure, facts: Facts) -> Facts {
+        let mut levels = 0;
+        let mut at = Some(context);
+        let mut last = None;
+        while let Some(ancestor) = at {
+            let data = &self.contexts[ancestor];
+            let case = &self.cases[data.case];
+            if case.procedure == callee && data.parent.is_some() {
+                levels += 1;
+                last = last.or(Some(&case.facts));
+            }
+            if levels >= LEVELS_KEPT_APART {
+                break;
+            }
+            at = data.parent.map(|(parent, _)| parent);
+        }
+        match last.filter(|_| levels >= LEVELS_KEPT_APART) {
+            Some(known) => facts.common(known),
+            None => facts,
         }
     }
 

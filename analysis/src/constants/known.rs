@@ -64,6 +64,11 @@ impl Facts {
     pub fn iter(&self) -> impl Iterator<Item = (Register, Constant)> + '_ {
         self.0.iter().copied()
     }
+    /// What both say.
+    #[must_use]
+    pub fn common(&self, other: &Self) -> Self {
+        Facts(self.0.iter().filter(|fact| other.0.contains(fact)).copied().collect())
+    }
     /// The state at an entry where these hold.
     pub fn entry_state(&self) -> State {
         let mut state = State::at_entry();
