@@ -2,6 +2,7 @@
 
 pub mod alias;
 pub mod census;
+pub mod constants;
 pub mod context;
 pub mod domain;
 pub mod engine;

@@ -7,6 +7,7 @@
 //! * `forest`: which contexts have a body of their own, as trees rooted at any function;
 //! * `machine`: the states of the source's algorithm 2;
 //! * `merge`: states that cannot be told apart become one;
+//! * `contexts`: the forest of what constant propagation finds in a binary; `size`: what each way takes;
 //! * `copies`: what algorithm 1 makes of a program: clones, at most one tracking copy of a function on the way, and what each of their calls does in each state.
 //!
 //! **Where the state lives.** Not in memory that others see. A transition is a call from one of these copies (or from the function at a root, whose state is
@@ -17,10 +18,12 @@
 //! do here, and threads, signals, coroutines, `longjmp` and `fork` nothing to disturb. A state counts among the contexts of one function only (the source's §3.7), so
 //! a copy with one context needs none.
 
+pub mod contexts;
 pub mod copies;
 pub mod forest;
 pub mod machine;
 pub mod merge;
+pub mod size;
 
 #[cfg(test)]
 mod model;
