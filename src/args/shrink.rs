@@ -53,6 +53,8 @@ pub(crate) enum Technique {
     Hash,
     /// Move the loader's and the unwinder's tables to the segments whose last page has room.
     Spread,
+    /// Make two segments of one that has pages in its middle that nothing needs.
+    Cuts,
     /// Choose file offsets so that unused pages and gaps are not in the file.
     Holes,
 }

@@ -11,7 +11,7 @@ use rewriter::edit::EditPlan;
 use rewriter::fold::Folding;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::relink::Relinked;
-use rewriter::shrink::{dead, pack, spread, tables};
+use rewriter::shrink::{cuts, dead, pack, spread, tables};
 
 use super::{Style, print, print_json, profile};
 use crate::args::shrink::{Pack, Relr, Shrink, Technique};
@@ -23,7 +23,7 @@ use crate::report::shrink::{Report, Saving};
 use crate::timing::Timing;
 
 pub(crate) fn run(args: &Shrink, style: Style, timing: &mut Timing) -> Result<ExitCode> {
-    let mut report = shrink_or_without_folding(args, timing)?;
+    let mut report = shrink_or_less(args, timing)?;
     timing.finish();
     report.set_timing(timing);
     for warning in &report.warnings {
@@ -37,18 +37,66 @@ pub(crate) fn run(args: &Shrink, style: Style, timing: &mut Timing) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// The checker can't always follow what was folded where code that nothing reaches is matched by its content; then nothing is folded.
-fn shrink_or_without_folding(args: &Shrink, timing: &mut Timing) -> Result<Report> {
-    let failure = match shrink(args, timing) {
-        Err(failure) if args.is_on(Technique::Fold) => failure,
-        result => return result,
-    };
+/// Where the checker can't follow all techniques (it finds less than was known, or relift is wrong), those that change most are left out.
+fn shrink_or_less(args: &Shrink, timing: &mut Timing) -> Result<Report> {
+    let mut result = shrink(args, timing);
+    if result.is_err() {
+        // Without a file, or with one that is no program, nothing else would do.
+        let input = &args.rewrite.input;
+        driver::read(input, &files::read(input)?)?;
+    }
     let mut args = args.clone();
-    args.skip.push(Technique::Fold);
-    let mut report = shrink(&args, timing)?;
-    report.warnings.push(format!("functions that do the same keep a body each: {failure}"));
-    Ok(report)
+    for less in [Less::Folding, Less::Stripping, Less::Code] {
+        let failure = match result {
+            Err(failure) => failure,
+            result => return result,
+        };
+        result = match less.leave_out(&mut args) {
+            false => Err(failure),
+            true => shrink(&args, timing).map(|mut report| {
+                report.warnings.push(format!("{}: {failure}", less.consequence()));
+                report
+            }),
+        };
+    }
+    result
 }
+
+/// What is left out where the checker can't follow everything.
+#[derive(Copy, Clone, Debug)]
+enum Less {
+    Folding,
+    Stripping,
+    Code,
+}
+
+impl Less {
+    /// Whether that is any less.
+    fn leave_out(self, args: &mut Shrink) -> bool {
+        match self {
+            Less::Stripping => std::mem::take(&mut args.strip),
+            Less::Folding => skip(args, &[Technique::Fold]),
+            Less::Code => skip(args, &OF_CODE),
+        }
+    }
+
+    fn consequence(self) -> &'static str {
+        match self {
+            Less::Folding => "functions that do the same keep a body each",
+            Less::Stripping => "section headers stay",
+            Less::Code => "code stays as it is",
+        }
+    }
+}
+
+fn skip(args: &mut Shrink, techniques: &[Technique]) -> bool {
+    let is_less = techniques.iter().any(|&technique| args.is_on(technique));
+    args.skip.extend_from_slice(techniques);
+    is_less
+}
+
+/// Techniques that change code.
+const OF_CODE: [Technique; 4] = [Technique::DeadCode, Technique::Fold, Technique::Padding, Technique::UnwindEntries];
 
 /// What came of the code.
 struct Code {
@@ -79,8 +127,11 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
         None => (&bytes, Vec::new()),
     };
     let mut savings = code.as_ref().map(|code| code.savings.clone()).unwrap_or_default();
+    let wants_cuts = args.is_on(Technique::Cuts) && args.is_on(Technique::Holes);
+    let split = if wants_cuts { cuts::split_sections(changed, &free) } else { None };
+    changed = split.as_deref().unwrap_or(changed);
     let repacked = match &named {
-        Some(named) => timing.phase("pack the loader's tables", |_| tables::repack(changed, named, table_options(args))),
+        Some(named) => timing.phase("pack the loader's tables", |_| tables::repack(changed, named, &free, table_options(args))),
         None => None,
     };
     if let Some(repacked) = &repacked {
@@ -111,7 +162,10 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
             .warnings
             .push("file offsets stay: something counts on them (bytes behind the ELF file, or unusual headers)".to_owned());
     }
-    let output: &[u8] = packed.as_deref().unwrap_or(changed);
+    if let Some(packed) = &packed {
+        (report.cuts, report.cut_bytes) = (packed.num_cuts as u64, packed.cut_bytes);
+    }
+    let output: &[u8] = packed.as_ref().map_or(changed, |packed| &packed.bytes);
     if output.len() >= bytes.len() {
         report.warnings.push("nothing makes this file smaller: the output is the input".to_owned());
         write(args, &bytes, &bytes, timing)?;
@@ -147,7 +201,11 @@ fn table_options(args: &Shrink) -> tables::Options {
         Relr::Auto => system_reads_relr(),
     };
     let is_packed = args.is_on(Technique::Holes);
-    tables::Options { relr: wanted && is_packed && args.is_on(Technique::Relr), hash: is_packed && args.is_on(Technique::Hash) }
+    tables::Options {
+        relr: wanted && is_packed && args.is_on(Technique::Relr),
+        hash: is_packed && args.is_on(Technique::Hash),
+        cuts: is_packed && args.is_on(Technique::Cuts),
+    }
 }
 
 /// Whether the C library of this machine knows the version by which a file asks for a loader that reads packed relocations.
@@ -170,7 +228,7 @@ fn unloaded(bytes: &[u8]) -> Saving {
 
 fn options(args: &Shrink) -> pack::Options {
     let sharing = if args.pack == Pack::Tight { pack::Sharing::Tight } else { pack::Sharing::Safe };
-    pack::Options { sharing, strip: args.strip }
+    pack::Options { sharing, strip: args.strip, cuts: args.is_on(Technique::Cuts) }
 }
 
 fn write(args: &Shrink, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<()> {
@@ -185,8 +243,7 @@ fn write(args: &Shrink, before: &[u8], after: &[u8], timing: &mut Timing) -> Res
 /// Relinks with less code; `None` where nothing of it can move.
 fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings: &mut Vec<String>) -> Result<Option<Code>> {
     let Lifted { image, program } = lifted;
-    let of_code = [Technique::DeadCode, Technique::Fold, Technique::Padding, Technique::UnwindEntries];
-    let wants_code = of_code.into_iter().any(|technique| args.is_on(technique));
+    let wants_code = OF_CODE.into_iter().any(|technique| args.is_on(technique));
     if !wants_code {
         return Ok(None);
     }
