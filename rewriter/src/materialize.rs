@@ -210,6 +210,9 @@ impl Skeleton {
             out_of_line.into_iter().for_each(|edge| skeleton.push_edge(edge));
             skeleton.spans.push(start..skeleton.entries.len() as u32);
         }
+        for &(block, stays) in layout.folded_blocks.pairs() {
+            skeleton.placed[block] = skeleton.placed[stays];
+        }
         for &(func, _) in layout.folded.pairs() {
             for block in program.funcs[func].blocks.iter() {
                 skeleton.placed[block] = skeleton.placed[layout.folded.stand_in(program, block)];

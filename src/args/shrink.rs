@@ -43,6 +43,8 @@ pub(crate) enum Technique {
     DeadCode,
     /// Let one body stand for all functions that do the same.
     Fold,
+    /// Let one copy stand for all blocks that do the same and go on alike, without jumps in loops.
+    Tails,
     /// Leave out what only aligns functions and loops.
     Padding,
     /// Let code that lies side by side share unwind entries.

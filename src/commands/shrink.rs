@@ -9,6 +9,7 @@ use lifter::ir::RefTarget;
 use profiles::Weights;
 use rewriter::edit::EditPlan;
 use rewriter::fold::Folding;
+use rewriter::fold::blocks::BlockFolding;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::relink::Relinked;
 use rewriter::shrink::{cuts, dead, pack, spread, tables};
@@ -46,7 +47,7 @@ fn shrink_or_less(args: &Shrink, timing: &mut Timing) -> Result<Report> {
         driver::read(input, &files::read(input)?)?;
     }
     let mut args = args.clone();
-    for less in [Less::Folding, Less::Stripping, Less::Code] {
+    for less in [Less::Tails, Less::Folding, Less::Stripping, Less::Code] {
         let failure = match result {
             Err(failure) => failure,
             result => return result,
@@ -65,6 +66,7 @@ fn shrink_or_less(args: &Shrink, timing: &mut Timing) -> Result<Report> {
 /// What is left out where the checker can't follow everything.
 #[derive(Copy, Clone, Debug)]
 enum Less {
+    Tails,
     Folding,
     Stripping,
     Code,
@@ -75,6 +77,7 @@ impl Less {
     fn leave_out(self, args: &mut Shrink) -> bool {
         match self {
             Less::Stripping => std::mem::take(&mut args.strip),
+            Less::Tails => skip(args, &[Technique::Tails]),
             Less::Folding => skip(args, &[Technique::Fold]),
             Less::Code => skip(args, &OF_CODE),
         }
@@ -82,6 +85,7 @@ impl Less {
 
     fn consequence(self) -> &'static str {
         match self {
+            Less::Tails => "blocks that go on alike keep a copy each",
             Less::Folding => "functions that do the same keep a body each",
             Less::Stripping => "section headers stay",
             Less::Code => "code stays as it is",
@@ -96,7 +100,8 @@ fn skip(args: &mut Shrink, techniques: &[Technique]) -> bool {
 }
 
 /// Techniques that change code.
-const OF_CODE: [Technique; 4] = [Technique::DeadCode, Technique::Fold, Technique::Padding, Technique::UnwindEntries];
+const OF_CODE: [Technique; 5] =
+    [Technique::DeadCode, Technique::Fold, Technique::Tails, Technique::Padding, Technique::UnwindEntries];
 
 /// What came of the code.
 struct Code {
@@ -275,14 +280,20 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
         false => Folding::default(),
     };
     let weights = folded.weights(program, &weights);
-    let gone = Gone {
+    let mut gone = Gone {
         num_dead: dropped.len() as u64,
         dead_bytes: dropped.iter().map(|&func| program.func_size(func)).sum(),
         num_folded: folded.pairs().len() as u64,
         folded_bytes: folded.bytes(program),
+        ..Gone::default()
     };
     plan.drop_functions(dropped);
     plan.fold(folded);
+    if args.is_on(Technique::Tails) {
+        let tails = timing.phase("find equal tails", |_| BlockFolding::find(image, program, &plan, &weights));
+        (gone.num_tails, gone.tail_bytes) = (tails.pairs().len() as u64, tails.saved());
+        plan.fold_blocks(tails);
+    }
     if args.is_on(Technique::UnwindEntries) {
         plan.share_unwind_entries();
     }
@@ -306,12 +317,15 @@ fn layout_options() -> LayoutOptions {
     LayoutOptions { split: false, duplicate_tails: false, unroll_loops: false, ..LayoutOptions::default() }
 }
 
-/// Functions that have no body any more.
+/// Functions that have no body any more, and blocks.
+#[derive(Default)]
 struct Gone {
     num_dead: u64,
     dead_bytes: u64,
     num_folded: u64,
     folded_bytes: u64,
+    num_tails: u64,
+    tail_bytes: u64,
 }
 
 fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
@@ -321,7 +335,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         inside.sum::<u64>()
     };
     let free_text: u64 = code.map(|section| free_in(section.sh_addr, section.end())).sum();
-    let bodies = gone.dead_bytes + gone.folded_bytes;
+    let bodies = gone.dead_bytes + gone.folded_bytes + gone.tail_bytes;
     let (before, after) = relinked.unwind_bytes;
     let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
     let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
@@ -329,6 +343,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         Saving::new("stale-sections", "sections", relinked.dropped_sections.len() as u64, stale.sum::<u64>() as i64),
         Saving::new("dead-code", "functions", gone.num_dead, gone.dead_bytes as i64),
         Saving::new("fold", "functions", gone.num_folded, gone.folded_bytes as i64),
+        Saving::new("tails", "blocks", gone.num_tails, gone.tail_bytes as i64),
         Saving::new("padding", "bytes", free_text.saturating_sub(bodies), free_text as i64 - bodies as i64),
         Saving::new("unwind-entries", "bytes", before.saturating_sub(after), before as i64 - after as i64),
     ]
