@@ -7,6 +7,7 @@ mod fold;
 mod layout;
 mod mutation;
 mod rows;
+mod tails;
 mod tracking;
 
 use super::*;

@@ -20,7 +20,7 @@ use object::elf;
 
 use super::pack::{self, Options, Sharing};
 use super::section_table::SectionEdit;
-use super::{tables, unwind_shift};
+use super::{cuts, tables, unwind_shift};
 use crate::relink::{headers, unwind};
 
 /// As many groups of tables as are told apart.
@@ -142,6 +142,11 @@ impl<'a, 'b> Search<'a, 'b> {
         Some((plan, ends))
     }
 
+    /// How long the file becomes if its segments end there.
+    fn total(&self, ends: &[Va]) -> u64 {
+        pack::total(self.image, &cuts::whole(self.image, ends), self.options)
+    }
+
     fn best(&self) -> Option<Plan> {
         let mut present = [false; GROUPS];
         let mut home = [0; GROUPS];
@@ -149,13 +154,13 @@ impl<'a, 'b> Search<'a, 'b> {
             present[item.group] = true;
             home[item.group] = self.open.iter().position(|&(load, _)| load == item.load)?;
         }
-        let now = pack::total(self.image, &self.place(&home)?.1, self.options);
+        let now = self.total(&self.place(&home)?.1);
         let mut best: Option<(u64, u64, Plan)> = None;
         let mut choice = home.map(|_| 0);
         (0..GROUPS).filter(|&group| !present[group]).for_each(|group| choice[group] = home[group]);
         loop {
             if let Some((plan, ends)) = self.place(&choice) {
-                let total = pack::total(self.image, &ends, self.options);
+                let total = self.total(&ends);
                 let moved = self.items.iter().zip(&plan).filter(|(item, (load, _))| item.load != *load);
                 let moved: u64 = moved.map(|(item, _)| item.size).sum();
                 if total < now && best.as_ref().is_none_or(|(least, bytes, _)| (total, moved) < (*least, *bytes)) {
@@ -177,7 +182,7 @@ fn apply(image: &Image<'_>, free: &[(Va, Va)], (items, bases): (&[Item], &[Va]),
     for (item, &(load, at)) in items.iter().zip(plan) {
         ends[load] = ends[load].max(at + item.size);
     }
-    let roomy = pack::lay_out(image, &ends, Options::default()).ok()?;
+    let roomy = pack::lay_out(image, &cuts::whole(image, &ends), Options::default()).ok()?;
     let room = Image::parse(&roomy).ok()?;
     let new_place = |index: usize| {
         let found = items.iter().zip(plan).find(|(item, _)| image.section_named(unwind::SECTIONS[index]) == Some(item.section));
