@@ -60,6 +60,17 @@ fn what_is_in_a_callers_frame_may_be_known_to_others_however_hidden_the_own_fram
 }
 
 #[test]
+fn a_function_that_comes_back_only_because_another_of_its_cycle_does_comes_back() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let program = fixture(folder.path(), "mutual_recursion");
+    for function in ["over_first", "over_second"] {
+        let answers = analyzed(&program, folder.path(), "insensitive", function);
+        let in_loop = answers.lines().filter(|line| line.contains("image + any")).count();
+        assert!(in_loop > 0, "behind the call the loop goes on and the pointer moves:\n{answers}");
+    }
+}
+
+#[test]
 fn criteria_that_go_by_a_profile_ask_for_one() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
     let program = callers_frames(folder.path());

@@ -259,6 +259,7 @@ behaviors! {
     label_holes,
     leaf_faults,
     longjmp,
+    mutual_recursion,
     pointer_into_padding,
     private_calls,
     published_local,

@@ -82,9 +82,10 @@ impl<'a> Summaries<'a> {
                 let results: Vec<(Option<Summary>, Vec<Offer>)> =
                     batch.par_iter().map(|&at| self.summarize(Procedure::new(level[at] as usize))).collect();
                 self.analyses += batch.len();
+                // Before any result is taken in: it may ask for another look at what was looked at beside it.
+                batch.iter().for_each(|&at| is_waiting[at] = false);
                 for (&at, (result, offers)) in batch.iter().zip(results) {
                     self.offers[level[at] as usize] = offers;
-                    is_waiting[at] = false;
                     rounds[at] = rounds[at].saturating_add(1);
                     if self.take_in(level[at], result, rounds[at] > ROUNDS_BEFORE_WIDENING) {
                         self.wake_callers(level[at], &position, &mut is_waiting);
