@@ -38,7 +38,7 @@ use crate::walk::{Side, Walk};
 use decoded::{Decoded, Engine};
 use facts::{Facts, Value};
 use machine::{BASE, Privacy, STACK};
-pub(crate) use segment::Effect;
+pub(crate) use segment::{Effect, Local};
 use segment::{Failure, Run, Segment};
 
 /// Segments of one proof.
@@ -120,6 +120,17 @@ impl Prover {
         let Some(Slot::Symbol { symbol, .. }) = slot.and_then(|slot| walk.input.image.slot(slot)) else { return false };
         let name = walk.input.image.dynamic_symbol_name(symbol);
         RETURN_TWICE.contains(&name.split('@').next().unwrap_or(name))
+    }
+
+    /// Where both programs are in the same state again behind a pair at which they are so and then differ.
+    pub(crate) fn meet_again(
+        &mut self,
+        walk: &Walk<'_, '_>,
+        (input, output): (u64, u64),
+        within: Option<u64>,
+    ) -> Result<Local, Violation> {
+        let nothing = Privacy::Saves(Vec::new());
+        Run::new(self, walk, &nothing).meet_again(input, output, within).map_err(Failure::into_violation)
     }
 
     /// Proves what flows from a pair at which all is the same.
@@ -204,7 +215,7 @@ impl Prover {
         for place in [STACK, BASE] {
             for (old, new) in [(&known.facts.input, &met.input), (&known.facts.output, &met.output)] {
                 let is_frame = |value| matches!(value, Value::Frame(_));
-                if is_frame(old.registers[place]) && !is_frame(new.registers[place]) {
+                if privacy.has_any() && is_frame(old.registers[place]) && !is_frame(new.registers[place]) {
                     return Err(Failure::escape(key.output));
                 }
             }

@@ -338,8 +338,17 @@ impl<'w, 'a> Walk<'w, 'a> {
             if self.is_call_past_stub(i, a, o, b) {
                 self.relation.rewrite(from, to);
             } else {
-                let references = self.compare(i, a, o, b).map_err(|violation| violation.from(origin))?;
-                self.follow(references, i, o)?;
+                match self.compare(i, a, o, b) {
+                    Ok(references) => self.follow(references, i, o)?,
+                    Err(violation) => {
+                        let Some(end) = self.pass_changed((i, a), (o, b), within)? else {
+                            return Err(violation.from(origin));
+                        };
+                        origin = o;
+                        (i, o) = end;
+                        continue;
+                    }
+                }
             }
             origin = o;
             match self.next(i, a, o, b, within)? {

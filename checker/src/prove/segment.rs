@@ -12,7 +12,10 @@
 
 mod compare;
 mod leave;
+mod local;
 mod words;
+
+pub(crate) use local::Local;
 
 use rustc_hash::FxHashSet;
 
@@ -188,30 +191,40 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     }
 
     fn advance_input(&mut self, cursor: &mut Cursor) -> Step<()> {
-        loop {
-            let Some(inst) = self.pass(true, cursor)? else { return Ok(()) };
-            let decoded = match self.prover.decode(true, self.walk.input, cursor.at, inst) {
-                Some(decoded) if decoded.class() != Class::Opaque => decoded,
-                _ => return Ok(()),
-            };
-            if let Some(call) = cursor.within {
-                self.check_within(call, cursor.at, inst)?;
-            }
-            let place = (inst.disp != 0).then(|| self.walk.input.operand(cursor.at, inst));
-            self.run(true, cursor, &decoded, inst, place)?;
-        }
+        while self.step_input(cursor)? {}
+        Ok(())
     }
 
     fn advance_output(&mut self, cursor: &mut Cursor, input: &Cursor) -> Step<()> {
-        loop {
-            let Some(inst) = self.pass(false, cursor)? else { return Ok(()) };
-            let decoded = match self.prover.decode(false, self.walk.output, cursor.at, inst) {
-                Some(decoded) if decoded.class() != Class::Opaque => decoded,
-                _ => return Ok(()),
-            };
-            let place = self.place_of(cursor.at, inst, &decoded, input)?;
-            self.run(false, cursor, &decoded, inst, place)?;
+        while self.step_output(cursor, input)? {}
+        Ok(())
+    }
+
+    /// Runs an instruction of the input, if it does not transfer control and is looked into.
+    fn step_input(&mut self, cursor: &mut Cursor) -> Step<bool> {
+        let Some(inst) = self.pass(true, cursor)? else { return Ok(false) };
+        let decoded = match self.prover.decode(true, self.walk.input, cursor.at, inst) {
+            Some(decoded) if decoded.class() != Class::Opaque => decoded,
+            _ => return Ok(false),
+        };
+        if let Some(call) = cursor.within {
+            self.check_within(call, cursor.at, inst)?;
         }
+        let place = (inst.disp != 0).then(|| self.walk.input.operand(cursor.at, inst));
+        self.run(true, cursor, &decoded, inst, place)?;
+        Ok(true)
+    }
+
+    /// The same for the output.
+    fn step_output(&mut self, cursor: &mut Cursor, input: &Cursor) -> Step<bool> {
+        let Some(inst) = self.pass(false, cursor)? else { return Ok(false) };
+        let decoded = match self.prover.decode(false, self.walk.output, cursor.at, inst) {
+            Some(decoded) if decoded.class() != Class::Opaque => decoded,
+            _ => return Ok(false),
+        };
+        let place = self.place_of(cursor.at, inst, &decoded, input)?;
+        self.run(false, cursor, &decoded, inst, place)?;
+        Ok(true)
     }
 
     /// Goes over jumps and padding; gives an instruction that does not transfer control.
@@ -484,6 +497,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         let first = |cursor: &Cursor| cursor.instructions.first().map_or(cursor.at, |&(at, _)| at);
         let is_same = |(&(i, a), &(o, b)): (&(u64, Inst), &(u64, Inst))| self.walk.compare(i, a, o, b).is_ok();
         let is_whole = input.within == within
+            && input.decided + output.decided == 0
             && input.instructions.len() == output.instructions.len()
             && input.instructions.iter().zip(&output.instructions).all(is_same);
         let mut pairs = Vec::new();

@@ -10,7 +10,7 @@ use rustc_hash::FxHashSet;
 
 use super::relation::Recorded;
 use super::{Canonical, Pair, Walk};
-use crate::decode::Inst;
+use crate::decode::{Inst, Kind};
 use crate::prove::{Effect, Proof, Prover};
 use crate::report::{Stats, Violation, ViolationKind};
 
@@ -77,6 +77,43 @@ impl Walk<'_, '_> {
         Err(Violation::new(ViolationKind::InstructionMismatch, o, message))
     }
 
+    /// Passes a few instructions that differ but come to the same; gives where all is as before.
+    pub(super) fn pass_changed(
+        &mut self,
+        (i, a): (u64, Inst),
+        (o, b): (u64, Inst),
+        within: Option<u64>,
+    ) -> Result<Option<(u64, u64)>, Violation> {
+        let is_plain = |inst: Inst| matches!(inst.kind, Kind::Plain | Kind::Lea);
+        if !is_plain(a) && !is_plain(b) {
+            return Ok(None);
+        }
+        let mut prover = self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::new()));
+        let outcome = prover.meet_again(self, (i, o), within);
+        self.proofs.prover = Some(prover);
+        let Ok(local) = outcome else { return Ok(None) };
+        self.stats.changed_pieces += 1;
+        self.stats.instructions += local.output.len() as u64;
+        self.pass_all(within.is_none().then_some(&local.input), &local.output);
+        for effect in local.effects {
+            self.take_effect(effect)?;
+        }
+        Ok(Some(local.end))
+    }
+
+    fn pass_all(&mut self, input: Option<&Vec<(u64, u8)>>, output: &[(u64, u8)]) {
+        for &(address, size) in input.into_iter().flatten() {
+            if let Some(index) = self.input.code.index(address) {
+                self.relation.pass(true, index, size);
+            }
+        }
+        for &(address, size) in output {
+            if let Some(index) = self.output.code.index(address) {
+                self.relation.pass(false, index, size);
+            }
+        }
+    }
+
     /// Whether there is a proof for a root, of which the rest of the walk then knows.
     fn prove(&mut self, root: Pair, marks: &Marks, failures: &mut [Violation]) -> bool {
         let lead = |side, address| match Self::lead(side, address, |_, _| {}) {
@@ -118,17 +155,9 @@ impl Walk<'_, '_> {
     fn take_over(&mut self, proof: Proof) {
         self.stats.proven_roots += 1;
         self.stats.add_proven(&proof.stats);
-        for (is_input, passed) in [(true, &proof.input), (false, &proof.output)] {
-            for &(address, size) in passed {
-                let side = if is_input { self.input } else { self.output };
-                if let Some(index) = side.code.index(address) {
-                    self.relation.pass(is_input, index, size);
-                }
-                if is_input && let Some(fde) = self.input.unwind.fde_at(address) {
-                    self.proofs.ground.insert(fde);
-                }
-            }
-        }
+        self.pass_all(Some(&proof.input), &proof.output);
+        let came_to = proof.input.iter().filter_map(|&(address, _)| self.input.unwind.fde_at(address));
+        self.proofs.ground.extend(came_to);
         for effect in proof.effects {
             if let Err(violation) = self.take_effect(effect) {
                 self.violations.push(violation);
