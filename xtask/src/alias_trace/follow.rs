@@ -236,8 +236,9 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
                     // Called from outside.
                     return self.enter(None, next);
                 }
+                return self.jump_back(&next);
             }
-            Some(Kind::Return) => {}
+            Some(Kind::Return) => return self.jump_back(&next),
             Some(Kind::Other) => {
                 let is_elsewhere = next.position == 0 && !self.is_own_entry(&next);
                 if let (true, Some(last), Some(callee)) = (is_elsewhere, last, self.facts.procedure_at(next.block)) {
@@ -294,6 +295,16 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
                 true
             }
             None => false,
+        }
+    }
+
+    /// Somewhere into the program, not by a call and not by a return to one (`longjmp`). Which activation it is that goes on cannot be told if several have the
+    /// block: so the one that is taken for it has no known frame.
+    fn jump_back(&mut self, next: &Known) {
+        let is_expected = self.is_expected(next);
+        self.advance(next);
+        if let Some(top) = self.stack.last_mut().filter(|_| !is_expected) {
+            top.frame = None;
         }
     }
 
