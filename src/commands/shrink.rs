@@ -47,7 +47,7 @@ fn shrink_or_less(args: &Shrink, timing: &mut Timing) -> Result<Report> {
         driver::read(input, &files::read(input)?)?;
     }
     let mut args = args.clone();
-    for less in [Less::Tails, Less::Folding, Less::Stripping, Less::Code] {
+    for less in [Less::Stripping, Less::Tails, Less::Folding, Less::Code] {
         let failure = match result {
             Err(failure) => failure,
             result => return result,

@@ -8,7 +8,7 @@
 //!
 //! **Why it is right.** See [`super::tables`]: nothing but tags and `PT_GNU_EH_FRAME` says where these tables are, and what code names stays. Bytes of
 //! a table may become executable, as in all files of linkers that put what is only read in one segment with code; with
-//! [`Sharing::Safe`] they don't.
+//! [`Sharing::Safe`] they don't, and without section headers either: nothing would tell them from code.
 //!
 //! **Terminates**: there are at most `SEGMENTS_MAX ^ GROUPS` ways.
 
@@ -47,7 +47,7 @@ pub type Spread = (Vec<u8>, Vec<(Va, Va)>);
 /// Spreads the tables. `None` where the file does not get shorter; else the file with larger and smaller segments, and what is free in it.
 pub fn spread(bytes: &[u8], free: &[(Va, Va)], named: &[Va], options: Options) -> Option<Spread> {
     let image = Image::parse(bytes).ok().filter(|image| image.has_section_headers && pack::may_move(image))?;
-    if image.has_static_relocs() || options.strip {
+    if image.has_static_relocs() {
         return None;
     }
     let (items, bases) = movable(&image, free, named)?;
@@ -117,7 +117,7 @@ impl<'a, 'b> Search<'a, 'b> {
         for (index, load) in loads.iter().enumerate() {
             let next = loads.get(index + 1).map_or(u64::MAX, |next| next.p_vaddr.0 & !(next.p_align.max(4096) - 1));
             let is_open = !load.is_writable() && load.p_filesz == load.p_memsz && load.p_filesz > 0;
-            let is_allowed = options.sharing == Sharing::Tight || !load.is_executable();
+            let is_allowed = options.sharing == Sharing::Tight && !options.strip || !load.is_executable();
             let holds_any = items.iter().any(|item| item.load == index);
             if is_open && (is_allowed || holds_any) && bases[index].0 < next {
                 open.push((index, Va(next)));
