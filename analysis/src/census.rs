@@ -13,7 +13,7 @@ use crate::engine::Contexts;
 use crate::hot::Counts;
 use crate::procedures::Procedure;
 use crate::values::code::ProcedureCode;
-use crate::values::{Solution, build};
+use crate::values::{Solution, State, build, solve};
 
 /// What was counted.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -82,6 +82,12 @@ fn of_procedure(
     let mut asked = Vec::new();
     for_pairs(contexts, counts, &code, &insensitive.solve(&code, 0), |count, is_local, is_apart| {
         asked.push(Asked { count, is_local, by_insensitive: is_apart });
+    });
+    // What callers pass may say less than that it is theirs: a pointer into a caller's frame that has moved on may be in any of its objects.
+    let mut at = 0;
+    for_pairs(contexts, counts, &code, &solve(&code, &summaries.knowledge(), State::at_entry()), |_, _, is_apart| {
+        asked[at].by_insensitive |= is_apart;
+        at += 1;
     });
     if asked.is_empty() {
         return Census::default();
