@@ -285,6 +285,22 @@ pub(crate) struct Analyze {
     /// Show where executed loads and stores go.
     #[arg(long, conflicts_with_all = ["tables", "func"])]
     pub(crate) traffic: bool,
+    /// Follow constant arguments through up to N calling contexts, and show what specializing for them would save and take; several numbers make a table.
+    #[arg(long, value_name = "N", value_delimiter = ',', num_args = 0.., default_missing_value = "15000", conflicts_with_all = ["func", "tables"])]
+    pub(crate) contexts: Vec<usize>,
+    /// With --contexts: how many instructions a context must save in its function to count.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "contexts")]
+    pub(crate) least: u32,
+    /// With --contexts: show the state machine, its copies and what their calls do.
+    #[arg(long, value_name = "WHAT", requires = "contexts")]
+    pub(crate) dump: Option<AnalyzeDump>,
+}
+
+/// What `analyze` prints beside its tables.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AnalyzeDump {
+    /// The state machine that follows contexts.
+    Fsm,
 }
 
 /// How call sites are chosen.

@@ -1,5 +1,6 @@
 //! `relift analyze`: what the alias analysis finds, and what it costs.
 
+mod contexts;
 mod pairs;
 mod tables;
 mod traffic;
@@ -45,6 +46,9 @@ pub(crate) fn run(args: &Analyze, style: Style, timing: &mut Timing) -> Result<E
         return traffic::run(&summaries, &weights, style, timing);
     }
     let counts = counts(&lifted, &summaries, &weights, args.phi);
+    if !args.contexts.is_empty() {
+        return contexts::run(args, &summaries, &counts, style, timing);
+    }
     if args.tables {
         return tables::run(args, &summaries, &counts, style, timing);
     }
