@@ -9,7 +9,7 @@
 
 pub mod inline_leaves;
 pub mod plt_calls;
-mod reached;
+pub mod reached;
 
 use std::collections::BTreeMap;
 
