@@ -6,6 +6,7 @@ mod fixed;
 mod fold;
 mod layout;
 mod mutation;
+mod proofs;
 mod rows;
 mod tails;
 mod tracking;

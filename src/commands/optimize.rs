@@ -62,6 +62,8 @@ pub(crate) fn edits(transforms: &Transforms) -> transform::Options {
     transform::Options {
         plt_calls: transforms.is_on(Transform::PltCalls),
         inline_leaves: transforms.is_on(Transform::InlineLeaves),
+        constant_loads: transforms.is_on(Transform::ConstantLoads),
+        late_saves: transforms.is_on(Transform::LateSaves),
         everywhere: transforms.edit_everywhere,
     }
 }
