@@ -32,7 +32,6 @@ form() {
     O2-relocs) echo "-O2 -Wl,--emit-relocs" ;;
     Os) echo "-Os" ;;
     O2-gc-icf) echo "-O2 -fuse-ld=lld -ffunction-sections -fdata-sections -Wl,--gc-sections,--icf=all" ;;
-    O2-gc-icf-relr) echo "-O2 -fuse-ld=lld -ffunction-sections -fdata-sections -Wl,--gc-sections,--icf=all,--pack-dyn-relocs=relr" ;;
     esac
 }
 
@@ -47,7 +46,7 @@ says() {
 echo "| program | form | stripped | after | change |"
 echo "| --- | --- | ---: | ---: | ---: |"
 for program in ${PROGRAMS:-lua bzip2 sqlite3}; do
-    for form in O2 O2-relocs Os O2-gc-icf O2-gc-icf-relr; do
+    for form in O2 O2-relocs Os O2-gc-icf; do
         linked=$folder/$program-$form
         # Words of flags are meant to be split.
         # shellcheck disable=SC2046

@@ -11,7 +11,7 @@ pub mod constant_loads;
 pub mod inline_leaves;
 pub mod late_saves;
 pub mod plt_calls;
-mod reached;
+pub mod reached;
 
 use std::collections::BTreeMap;
 

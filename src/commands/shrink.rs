@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use lifter::Image;
 use lifter::address::Va;
+use lifter::entity::Func;
 use lifter::ir::RefTarget;
 use profiles::Weights;
 use rewriter::edit::EditPlan;
@@ -13,6 +14,7 @@ use rewriter::fold::blocks::BlockFolding;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::relink::Relinked;
 use rewriter::shrink::{cuts, dead, pack, spread, tables};
+use rewriter::transform::reached::reached;
 
 use super::{Style, print, print_json, profile};
 use crate::args::shrink::{Pack, Relr, Shrink, Technique};
@@ -275,8 +277,11 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
         true => timing.phase("find dead code", |_| dead::find(image, program)),
         false => Vec::new(),
     };
+    // What nothing leads to the checker can only match by content: it keeps its body.
+    let is_reached = timing.phase("find dead code", |_| reached(image, program));
+    let is_open = |func: Func| is_reached[program.funcs[func].entry] && dropped.binary_search(&func).is_err();
     let folded = match args.is_on(Technique::Fold) {
-        true => driver::fold(lifted, timing).among(|func| dropped.binary_search(&func).is_err()),
+        true => driver::fold(lifted, timing).among(is_open),
         false => Folding::default(),
     };
     let weights = folded.weights(program, &weights);
@@ -290,7 +295,7 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
     plan.drop_functions(dropped);
     plan.fold(folded);
     if args.is_on(Technique::Tails) {
-        let tails = timing.phase("find equal tails", |_| BlockFolding::find(image, program, &plan, &weights));
+        let tails = timing.phase("find equal tails", |_| BlockFolding::find(image, program, &plan, &weights, &is_reached));
         (gone.num_tails, gone.tail_bytes) = (tails.pairs().len() as u64, tails.saved());
         plan.fold_blocks(tails);
     }

@@ -48,8 +48,14 @@ pub struct BlockFolding {
 }
 
 impl BlockFolding {
-    /// All blocks of the plan that may share, in whole or not at all where counts say that they ran.
-    pub fn find(image: &Image<'_>, program: &Program, plan: &LayoutPlan, weights: &Weights) -> Self {
+    /// All blocks of the plan that may share, of those that `is_open` allows. What ran by the counts stays.
+    pub fn find(
+        image: &Image<'_>,
+        program: &Program,
+        plan: &LayoutPlan,
+        weights: &Weights,
+        is_open: &SecondaryMap<Block, bool>,
+    ) -> Self {
         let order = Order::of(program, plan);
         let context = Context::new(image, program);
         let mut funcs: Vec<Func> = plan.fragments.iter().map(|fragment| fragment.func).collect();
@@ -57,8 +63,12 @@ impl BlockFolding {
         funcs.dedup();
         let hashes: Vec<Vec<(Block, u128)>> =
             funcs.par_iter().map(|&func| Hasher::new(&context, plan, func).all(program, func)).collect();
-        let mut alike: Vec<(u128, u32, Block)> =
-            hashes.into_iter().flatten().filter_map(|(block, hash)| Some((hash, order.position[block]?, block))).collect();
+        let mut alike: Vec<(u128, u32, Block)> = hashes
+            .into_iter()
+            .flatten()
+            .filter(|(block, _)| is_open[*block])
+            .filter_map(|(block, hash)| Some((hash, order.position[block]?, block)))
+            .collect();
         alike.par_sort_unstable();
         let may_go = may_go(program, weights);
         let mut stands_for: SecondaryMap<Block, Option<Block>> = SecondaryMap::new(program.blocks.len(), None);

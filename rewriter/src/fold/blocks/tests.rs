@@ -17,7 +17,8 @@ fn folded(program: &Program, weights: &Weights) -> Vec<(usize, usize)> {
 fn find(program: &Program, weights: &Weights) -> BlockFolding {
     let end = program.blocks.values().map(|data| data.end()).max().unwrap_or_default();
     let text = vec![0x90; (end.0 - TEXT_START) as usize];
-    BlockFolding::find(&image_of(&text), program, &layout::packed(program), weights)
+    let all = SecondaryMap::new(program.blocks.len(), true);
+    BlockFolding::find(&image_of(&text), program, &layout::packed(program), weights, &all)
 }
 
 /// A branch over a body of its own to a tail of two blocks.
