@@ -8,6 +8,7 @@ mod layout;
 mod mutation;
 mod proofs;
 mod rows;
+mod tails;
 mod tracking;
 
 use super::*;

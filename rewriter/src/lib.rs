@@ -11,6 +11,7 @@ pub mod materialize;
 pub mod plan;
 pub mod relink;
 pub mod shrink;
+pub mod specialize;
 pub mod terminator;
 pub mod transform;
 

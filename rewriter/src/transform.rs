@@ -7,9 +7,11 @@
 //! **Invariant.** The plan depends on the program, the weights and the options alone: blocks are looked at in parallel and their proposals
 //! gathered in order.
 
+pub mod constant_loads;
 pub mod inline_leaves;
+pub mod late_saves;
 pub mod plt_calls;
-mod reached;
+pub mod reached;
 
 use std::collections::BTreeMap;
 
@@ -33,6 +35,8 @@ const SHARE_LEFT: u64 = 1000;
 pub struct Options {
     pub plt_calls: bool,
     pub inline_leaves: bool,
+    pub constant_loads: bool,
+    pub late_saves: bool,
     /// Every site is hot, whatever the weights say.
     pub everywhere: bool,
 }
@@ -93,8 +97,8 @@ impl<'a> Context<'a> {
 
 /// Plans all transforms that are on.
 pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Folding, options: Options) -> EditPlan {
-    let Options { everywhere, .. } = options;
-    let is_idle = !(options.plt_calls || options.inline_leaves) || !(everywhere || weights.has_counts());
+    let Options { everywhere, plt_calls, inline_leaves, constant_loads, late_saves } = options;
+    let is_idle = !(plt_calls || inline_leaves || constant_loads || late_saves) || !(everywhere || weights.has_counts());
     if is_idle {
         return EditPlan::default();
     }
@@ -103,6 +107,9 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Fo
     let stand_ins = folded.pairs().iter().map(|&(_, stays)| stays).collect();
     let context = Context { image, program, weights, everywhere, hot_min, reached: &reached, stand_ins };
     let mut edits = EditPlan::default();
+    if options.late_saves && (everywhere || program.is_replaceable()) {
+        late_saves::plan(&context, &mut edits);
+    }
     if options.plt_calls {
         plt_calls::plan(&context, &mut edits);
     }
@@ -111,7 +118,10 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Fo
     if options.inline_leaves && (everywhere || program.is_replaceable()) {
         inline_leaves::plan(&context, &mut edits);
     }
-    edits.replacements.sort_by_key(|r| (r.block, r.offset));
+    if options.constant_loads {
+        constant_loads::plan(&context, &mut edits);
+    }
+    edits.settle();
     edits
 }
 

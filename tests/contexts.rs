@@ -1,0 +1,88 @@
+//! `relift analyze --contexts` finds in compiled code the contexts, clones and machines of the source's figures.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use support::{relift, relift_succeeds, repository};
+
+fn compiled(folder: &Path, more: &[&str]) -> PathBuf {
+    let source = repository("fixtures/programs/calling_contexts/calling_contexts.c");
+    let program = folder.join("figure");
+    let flags: Vec<&str> = ["-O1", "-fno-inline"].iter().chain(more).copied().collect();
+    support::compile("gcc", &flags, &[&source], &program).expect("it compiles");
+    program
+}
+
+fn analyzed(program: &Path, folder: &Path, more: &[&str]) -> serde_json::Value {
+    let mut command = relift();
+    command.args(["analyze", "--json", "--dump", "fsm"]).args(more).arg(program).args(["--contexts", "1000"]);
+    serde_json::from_str(&relift_succeeds(&mut command, folder).stdout_text()).expect("it is JSON")
+}
+
+/// A dump with calls numbered by the functions that they are in, in order: `c1` is the first call of `c`.
+fn with_calls_named(dump: &str, callers: &str) -> String {
+    let mut sites: Vec<&str> =
+        dump.split("call before ").skip(1).map(|rest| &rest[..rest.find([' ', ',', '\n']).unwrap()]).collect();
+    sites.sort_by_key(|site| u64::from_str_radix(site.trim_start_matches("0x"), 16).expect("it is an address"));
+    sites.dedup();
+    let names: Vec<String> = callers.split(' ').map(str::to_owned).collect();
+    assert_eq!(sites.len(), names.len(), "{dump}");
+    sites.iter().zip(names).fold(dump.to_owned(), |text, (site, name)| text.replace(&format!("call before {site}"), &name))
+}
+
+#[test]
+fn the_contexts_of_figure_3_are_found_in_compiled_code() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let program = compiled(folder.path(), &["-DFIGURES_ONLY"]);
+    let found = analyzed(&program, folder.path(), &["--least", "2"]);
+    let dump = with_calls_named(found["dump"].as_str().expect("there is a dump"), "b1 b2 c1 c2 main1");
+    let machine = "contexts 1000\n\
+         s0: main\n  main1 -> s1\n\
+         s1: c by main1\n  c1 -> s2\n  c2 -> s3\n  return -> s0\n\
+         s2: b by main1, c1\n  b1 -> s4\n  b2 -> s5\n  return -> s1\n\
+         s3: b by main1, c2\n  b1 -> s6\n  b2 -> s7\n  return -> s1\n\
+         s4: a as (rdi=0) by main1, c1, b1\n  return -> s2\n\
+         s5: a as (rdi=1) by main1, c1, b2\n  return -> s2\n\
+         s6: a as (rdi=2) by main1, c2, b1\n  return -> s3\n\
+         s7: a as (rdi=3) by main1, c2, b2\n  return -> s3\n";
+    assert!(dump.starts_with(machine), "{dump}");
+    let copies = "a.(rdi=0): 1 state\na.(rdi=1): 1 state\na.(rdi=2): 1 state\na.(rdi=3): 1 state\n\
+         b.tracking: 2 states\n  b1 -> a.(rdi=0), a.(rdi=2)\n  b2 -> a.(rdi=1), a.(rdi=3)\n\
+         c.tracking: 1 state\n  c1 -> b.tracking(0)\n  c2 -> b.tracking(1)\n\
+         main: main1 -> c.tracking\n";
+    assert!(dump.ends_with(copies), "{dump}");
+    let row = &found["contexts"][0];
+    let numbers = ["contexts", "optimizable", "nodes", "states", "clones", "tracking_copies"].map(|name| row[name].as_u64());
+    assert_eq!(numbers, [Some(7), Some(4), Some(7), Some(8), Some(4), Some(2)], "{found}");
+}
+
+#[test]
+fn the_contexts_of_figure_4_are_found_in_compiled_code() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let program = compiled(folder.path(), &["-DFIGURES_ONLY", "-DFIGURE_4"]);
+    let found = analyzed(&program, folder.path(), &["--least", "2"]);
+    let dump = with_calls_named(found["dump"].as_str().expect("there is a dump"), "b1 b2 c1 main1");
+    let machine = "contexts 1000\n\
+         s0: main\n  main1 -> s1\n\
+         s1: c by main1\n  c1 -> s2\n  return -> s0\n\
+         s2: b by main1, c1\n  b1 -> s3\n  b2 -> s4\n  return -> s1\n\
+         s3: a as (rdi=0) by main1, c1, b1\n  return -> s2\n\
+         s4: a as (rdi=1) by main1, c1, b2\n  return -> s2\n";
+    assert!(dump.starts_with(machine), "{dump}");
+    assert!(dump.contains("b.tracking: 1 state\n") && dump.contains("main: main1 -> c.tracking\n"), "{dump}");
+}
+
+#[test]
+fn a_mode_that_recursion_hands_down_makes_one_state_for_each_mode() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let program = compiled(folder.path(), &[]);
+    let found = analyzed(&program, folder.path(), &[]);
+    let row = &found["contexts"][0];
+    assert_eq!(row["contexts"], 1000, "recursion goes as deep as the budget: {found}");
+    let dump = found["dump"].as_str().expect("there is a dump");
+    for mode in 0..3 {
+        let copy = dump.lines().find(|line| line.starts_with(&format!("sum.(rdi={mode}")) && line.contains("state"));
+        assert!(copy.is_some_and(|copy| copy.ends_with(": 1 state")), "mode {mode}:\n{dump}");
+    }
+}
