@@ -21,7 +21,8 @@ fn built_from(name: &str, options: &[&str], scratch: &Path) -> Option<PathBuf> {
     }
     let program = scratch.join(name);
     let source = support::repository(&format!("fixtures/programs/{name}/{name}.c"));
-    let status = Command::new("gcc").args(["-O2", "-fPIE", "-pie", "-w"]).arg(source).args(options).arg("-o").arg(&program).status();
+    let status =
+        Command::new("gcc").args(["-O2", "-fPIE", "-pie", "-w"]).arg(source).args(options).arg("-o").arg(&program).status();
     assert!(status.is_ok_and(|status| status.success()), "the fixture can't be built");
     Some(program)
 }
@@ -93,7 +94,7 @@ fn constants_and_addresses_are_put_where_they_are_loaded() {
     let (report, text) = optimized(&program, &["--only", "constant-loads"], scratch.path());
     assert!(sites(&report, "constant-loads") >= 8, "{text}");
     let becomes = |bytes: &str| text.lines().any(|line| line.contains(&format!("bytes become {bytes}")));
-    assert!(becomes("e8 00 00 00 00") && becomes("48 8d 05 00 00 00 00"), "{text}");
+    assert!(becomes("e8 00 00 00 00") && text.contains("bytes become 48 c7"), "{text}");
     let (without, _) = optimized(&program, &["--skip", "constant-loads"], scratch.path());
     assert_eq!(sites(&without, "constant-loads"), 0);
 }
@@ -103,7 +104,8 @@ fn code_of(bytes: &[u8], name: &str) -> std::ops::Range<usize> {
     use object::{Object, ObjectSection, ObjectSymbol};
     let file = object::File::parse(bytes).expect("the output is an ELF file");
     let symbol = file.symbols().find(|symbol| symbol.name() == Ok(name)).expect("the function has a symbol");
-    let holds = |section: &object::Section<'_, '_>| (section.address()..section.address() + section.size()).contains(&symbol.address());
+    let holds =
+        |section: &object::Section<'_, '_>| (section.address()..section.address() + section.size()).contains(&symbol.address());
     let section = file.sections().find(holds).expect("the function is in a section");
     let start = (section.file_range().expect("it is in the file").0 + symbol.address() - section.address()) as usize;
     start..start + symbol.size() as usize
@@ -130,7 +132,12 @@ fn registers_are_saved_late_and_a_fault_in_that_is_found() {
             let said = support::run(check.arg("check").arg(&program).arg(&wrong), scratch.path());
             if said.end == End::Exit(0) {
                 let ran = support::run(&mut Command::new(&wrong), scratch.path());
-                assert_eq!(ran.end, End::Exit(SUCCESS), "bit {bit} of byte {} was changed, and the check passed", at - range.start);
+                assert_eq!(
+                    ran.end,
+                    End::Exit(SUCCESS),
+                    "bit {bit} of byte {} was changed, and the check passed",
+                    at - range.start
+                );
             } else {
                 found += 1;
             }

@@ -24,7 +24,8 @@ fn accesses(program: &Path) -> Vec<(String, Vec<String>)> {
             if is_inside {
                 functions.push((name.to_owned(), Vec::new()));
             }
-        } else if let Some((_, (_, instruction))) = line.split_once('\t').map(|(at, rest)| (at, ("", rest))).filter(|_| is_inside) {
+        } else if let Some((_, (_, instruction))) = line.split_once('\t').map(|(at, rest)| (at, ("", rest))).filter(|_| is_inside)
+        {
             let is_fence = instruction.contains("fence") || instruction.starts_with("lock");
             let is_access = instruction.contains("PTR [") && !instruction.starts_with("call") && !instruction.starts_with("nop");
             let is_stack = instruction.contains("[rsp");
