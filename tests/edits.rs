@@ -94,7 +94,7 @@ fn constants_and_addresses_are_put_where_they_are_loaded() {
     let (report, text) = optimized(&program, &["--only", "constant-loads"], scratch.path());
     assert!(sites(&report, "constant-loads") >= 8, "{text}");
     let becomes = |bytes: &str| text.lines().any(|line| line.contains(&format!("bytes become {bytes}")));
-    assert!(becomes("e8 00 00 00 00") && becomes("48 8d 05 00 00 00 00"), "{text}");
+    assert!(becomes("e8 00 00 00 00") && text.contains("bytes become 48 c7"), "{text}");
     let (without, _) = optimized(&program, &["--skip", "constant-loads"], scratch.path());
     assert_eq!(sites(&without, "constant-loads"), 0);
 }

@@ -38,6 +38,7 @@ use crate::decode::{Inst, Kind};
 use crate::image::Slot;
 use crate::report::{Stats, Violation, ViolationKind};
 use crate::walk::{Side, Walk};
+pub(crate) use constant::address_in;
 use decoded::{Decoded, Engine};
 use facts::{Facts, Value};
 use liveness::Liveness;

@@ -34,7 +34,7 @@ pub(super) fn load(context: &mut Context<'_, '_>, address: Id, size: u16) -> Opt
 }
 
 /// The place of the file whose address a word always holds.
-pub(super) fn address_in(image: &Image, place: u64) -> Option<u64> {
+pub(crate) fn address_in(image: &Image, place: u64) -> Option<u64> {
     if !never_changes(image, place, 8) {
         return None;
     }

@@ -1,7 +1,6 @@
 //! Both programs leave a segment: by a branch, a call, a return, an indirect jump, or at an instruction that is not looked into.
 
 use super::super::Key;
-use super::super::constant;
 use super::super::decoded::{Decoded, Operand, Reg};
 use super::super::expr::{Id, Node};
 use super::super::facts::Facts;
@@ -10,7 +9,7 @@ use super::super::semantics::Context;
 use super::{Cursor, Effect, Failure, Run, Step};
 use crate::decode::{Inst, Kind};
 use crate::report::ViolationKind;
-use crate::walk::{CALL_THROUGH, Pair, Reach, Side};
+use crate::walk::{Pair, Reach, Side};
 
 /// Registers that a call keeps: `rbx`, `rsp`, `rbp`, `r12` to `r15`.
 const KEPT: [usize; 7] = [3, 4, 5, 12, 13, 14, 15];
@@ -46,8 +45,8 @@ impl Run<'_, '_, '_> {
                 self.segment.effects.push(Effect::Rewritten { input: i, output: o });
                 self.call(input, a, output, (after_i, after_o))
             }
-            (Kind::IndirectCall, Kind::Call) if self.constant_target(i, a).is_some() => {
-                let (x, y) = (self.constant_target(i, a).unwrap_or(0), self.walk.output.target(o, b));
+            (Kind::IndirectCall, Kind::Call) if self.walk.constant_target(i, a).is_some() => {
+                let (x, y) = (self.walk.constant_target(i, a).unwrap_or(0), self.walk.output.target(o, b));
                 self.compare_events(input, output)?;
                 self.segment.effects.push(Effect::Walk(Pair::new(x, y, o, Reach::Name)));
                 self.segment.effects.push(Effect::Rewritten { input: i, output: o });
@@ -84,14 +83,6 @@ impl Run<'_, '_, '_> {
             (x, y) if x == y => self.opaque(input, a, output, b),
             _ => self.fail(o, format!("another instruction than the input's {i:#x} ends the piece")),
         }
-    }
-
-    /// What a call through a word that never changes calls.
-    fn constant_target(&self, i: u64, a: Inst) -> Option<u64> {
-        let is_plain = self.walk.input.code.bytes(i, a).strip_prefix(&CALL_THROUGH).is_some_and(|rest| rest.len() == 4);
-        let place = (is_plain && a.disp != 0).then(|| self.walk.input.operand(i, a))?;
-        let target = constant::address_in(&self.walk.input.image, place)?;
-        self.walk.input.image.in_code(target).then_some(target)
     }
 
     fn compare_bytes(&mut self, i: u64, a: Inst, o: u64, b: Inst) -> Step<()> {

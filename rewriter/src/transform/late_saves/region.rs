@@ -23,14 +23,16 @@ const WHOLE: u64 = NewCode::WHOLE as u64;
 const ENTRY_ROW: [u8; 5] = [0x0c, 7, 8, 0x90, 1];
 const RETURN_ADDRESS_COLUMN: u64 = 16;
 
+/// Instructions of a block, each with what it is to the frame.
+pub(super) type Parts = Vec<(Instruction, Part)>;
+
 /// A copied block.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) block: Block,
     /// How often it runs for each time that the first does, in the unit of `NewCode::shares`.
     pub(super) share: u64,
-    /// The body, each with what it is to the frame.
-    pub(super) body: Vec<(Instruction, Part)>,
+    pub(super) body: Parts,
     /// Whether the frame is gone at its end.
     pub(super) is_frameless: bool,
 }
@@ -186,11 +188,7 @@ fn body(context: &Context<'_>, block: Block) -> Option<Vec<Instruction>> {
 }
 
 /// The first block: it makes the frame, and has steps of that only.
-fn prologue(
-    context: &Context<'_>,
-    block: Block,
-    factory: &mut InstructionInfoFactory,
-) -> Option<(Vec<(Instruction, Part)>, Vec<Step>)> {
+fn prologue(context: &Context<'_>, block: Block, factory: &mut InstructionInfoFactory) -> Option<(Parts, Vec<Step>)> {
     let mut parts = Vec::new();
     let mut steps = Vec::new();
     for (index, instruction) in body(context, block)?.into_iter().enumerate() {
