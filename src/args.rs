@@ -118,7 +118,7 @@ pub(crate) struct Transforms {
     /// Leave these transforms out.
     #[arg(long, value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) skip: Vec<Transform>,
-    /// Run these transforms too, which are off by default: align-loops, fold.
+    /// Run these transforms too, which are off by default: align-loops, fold, constant-loads, late-saves.
     #[arg(long = "with", value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) more: Vec<Transform>,
     /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
@@ -172,12 +172,16 @@ pub(crate) enum Transform {
     PltCalls,
     /// Put the bodies of small functions that use no stack where hot calls of them are.
     InlineLeaves,
+    /// Put numbers and addresses that never change where hot code loads them.
+    ConstantLoads,
+    /// Save registers only on the ways through hot functions that need it.
+    LateSaves,
 }
 
 impl Transform {
     /// Whether it has shown that it pays.
     fn is_default(self) -> bool {
-        !matches!(self, Transform::AlignLoops | Transform::Fold)
+        !matches!(self, Transform::AlignLoops | Transform::Fold | Transform::ConstantLoads | Transform::LateSaves)
     }
 }
 
@@ -292,6 +296,9 @@ pub(crate) struct Analyze {
     /// Compare all criteria: cost, independent pairs, clones.
     #[arg(long)]
     pub(crate) tables: bool,
+    /// Show where executed loads and stores go.
+    #[arg(long, conflicts_with_all = ["tables", "func"])]
+    pub(crate) traffic: bool,
     /// Follow constant arguments through up to N calling contexts, and show what specializing for them would save and take; several numbers make a table.
     #[arg(long, value_name = "N", value_delimiter = ',', num_args = 0.., default_missing_value = "15000", conflicts_with_all = ["func", "tables"])]
     pub(crate) contexts: Vec<usize>,

@@ -6,12 +6,16 @@ use std::path::{Path, PathBuf};
 
 use support::{relift, relift_succeeds, repository, run};
 
-fn callers_frames(folder: &Path) -> PathBuf {
-    let source = repository("fixtures/programs/callers_frames/callers_frames.c");
-    let program = folder.join("callers_frames");
+fn fixture(folder: &Path, name: &str) -> PathBuf {
+    let source = repository(&format!("fixtures/programs/{name}/{name}.c"));
+    let program = folder.join(name);
     support::compile("gcc", &["-O2", "-fno-ipa-cp", "-fno-ipa-sra", "-fno-tree-vectorize"], &[&source], &program)
         .expect("it compiles");
     program
+}
+
+fn callers_frames(folder: &Path) -> PathBuf {
+    fixture(folder, "callers_frames")
 }
 
 fn analyzed(program: &Path, folder: &Path, criterion: &str, function: &str) -> String {
@@ -42,6 +46,28 @@ fn pointers_into_the_callers_frames_are_apart_only_where_it_is_known_who_calls()
     assert!(hot.lines().any(|line| through_both(&line)), "the reason is printed:\n{hot}");
     let others = standard.replace(hot, "");
     assert!(others.contains("may alias"), "one of the other caller's calls may pass the same structure twice:\n{standard}");
+}
+
+#[test]
+fn what_is_in_a_callers_frame_may_be_known_to_others_however_hidden_the_own_frame_is() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let program = fixture(folder.path(), "published_local");
+    let answers = analyzed(&program, folder.path(), "standard", "walk");
+    let in_loop: Vec<&str> =
+        answers.lines().filter(|line| line.contains("frame + any") && line.contains("instruction")).collect();
+    assert!(!in_loop.is_empty(), "the pointer into the caller's frame is known, the published one is not:\n{answers}");
+    assert!(in_loop.iter().all(|line| line.contains("may alias")), "{in_loop:#?}");
+}
+
+#[test]
+fn a_function_that_comes_back_only_because_another_of_its_cycle_does_comes_back() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let program = fixture(folder.path(), "mutual_recursion");
+    for function in ["over_first", "over_second"] {
+        let answers = analyzed(&program, folder.path(), "insensitive", function);
+        let in_loop = answers.lines().filter(|line| line.contains("image + any")).count();
+        assert!(in_loop > 0, "behind the call the loop goes on and the pointer moves:\n{answers}");
+    }
 }
 
 #[test]

@@ -186,3 +186,18 @@ fn what_a_build_asks_bolts_programs_about_themselves_is_answered() {
     assert_eq!(unknown.end, End::Exit(1));
     assert!(support::only_line(&unknown).contains("-no-such-option"));
 }
+
+#[test]
+fn samples_that_are_too_few_to_go_by_are_warned_of() {
+    let Some(folder) = prepared(&["-O1", "-Wl,--emit-relocs"]) else { return };
+    let warnings = |count: u32| {
+        let profile = format!("no_lbr cpu-clock:\n1 main 20 {count}\n1 step 0 {count}\n");
+        std::fs::write(folder.path().join("profile.fdata"), profile).expect("a profile can be written");
+        let mut command = relift();
+        let [input, output, profile] = ["python", "output", "profile.fdata"].map(|name| folder.path().join(name));
+        command.arg("optimize").arg(input).arg("-o").arg(output).arg("-p").arg(profile);
+        relift_succeeds(&mut command, folder.path()).stderr_text()
+    };
+    assert!(warnings(3).contains("6 samples for 2 functions are few"), "{}", warnings(3));
+    assert!(!warnings(300).contains("are few"), "{}", warnings(300));
+}

@@ -12,6 +12,8 @@
 
 mod form;
 mod region;
+#[cfg(test)]
+mod tests;
 
 use lifter::Va;
 use smallvec::SmallVec;
@@ -19,7 +21,7 @@ use smallvec::SmallVec;
 use crate::domain::{Base, Interval, Residues, Value};
 
 pub use form::{Form, Symbols};
-pub use region::{Reference, Region, regions_of};
+pub use region::{LocalKind, Reference, Region, regions_of};
 
 /// What the oracle says of two references.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use crate::engine::Contexts;
 use crate::hot::Counts;
 use crate::procedures::Procedure;
 use crate::values::code::ProcedureCode;
-use crate::values::{Solution, build};
+use crate::values::{Solution, State, build, solve};
 
 /// What was counted.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -83,6 +83,12 @@ fn of_procedure(
     for_pairs(contexts, counts, &code, &insensitive.solve(&code, 0), |count, is_local, is_apart| {
         asked.push(Asked { count, is_local, by_insensitive: is_apart });
     });
+    // What callers pass may say less than that it is theirs: a pointer into a caller's frame that has moved on may be in any of its objects.
+    let mut at = 0;
+    for_pairs(contexts, counts, &code, &solve(&code, &summaries.knowledge(), State::at_entry()), |_, _, is_apart| {
+        asked[at].by_insensitive |= is_apart;
+        at += 1;
+    });
     if asked.is_empty() {
         return Census::default();
     }
@@ -99,7 +105,8 @@ fn of_procedure(
         let mut at = 0;
         let mut gained = Vec::new();
         for_pairs(contexts, counts, &code, &contexts.solve(&code, class), |count, _, apart| {
-            if apart {
+            // What holds whoever calls holds for each caller, whether or not it follows from what this one knows.
+            if apart || asked[at].by_insensitive {
                 let executions = u128::from(count) * u128::from(calls) / u128::from(entered);
                 is_apart[at] = true;
                 census.apart_executions += executions;

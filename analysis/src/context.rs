@@ -11,10 +11,10 @@ use smallvec::SmallVec;
 
 use crate::domain::{Base, Interval, Value};
 use crate::values::State;
-use crate::values::code::{CALLEE_SAVED, RSP, Register};
+use crate::values::code::{CALLEE_SAVED, RSP, Register, RegisterSet};
 
 /// What is known at a function's entry beyond that registers hold what they hold: by register, ascending.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Context {
     known: SmallVec<[(Register, Value); 2]>,
 }
@@ -46,8 +46,16 @@ impl Context {
         let mut state = State::at_entry();
         for &(register, value) in &self.known {
             state.set(register, value);
+            state.knows_callers |= value.base == Base::FRAME;
         }
         state
+    }
+
+    /// What is known of some registers alone.
+    #[must_use]
+    pub fn restricted_to(mut self, registers: RegisterSet) -> Self {
+        self.known.retain(|(register, _)| registers >> *register & 1 != 0);
+        self
     }
 
     pub fn is_empty(&self) -> bool {

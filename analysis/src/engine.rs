@@ -19,6 +19,7 @@ use rayon::prelude::*;
 
 use crate::context::Context;
 use crate::graph::{CallGraph, Components, SiteId};
+use crate::offers::{ANY, Offer, offers};
 use crate::partition::Partition;
 use crate::procedures::Procedure;
 use crate::values::calls::Knowledge;
@@ -40,6 +41,8 @@ pub struct Summaries<'a> {
     pub components: Components,
     /// By procedure; `None` for one that is not understood.
     pub summaries: Vec<Option<Summary>>,
+    /// By procedure, what its calls pass on.
+    pub(crate) offers: Vec<Vec<Offer>>,
     /// How many times a procedure was analyzed.
     pub analyses: usize,
 }
@@ -49,7 +52,14 @@ impl<'a> Summaries<'a> {
         let graph = CallGraph::build(around.program, &around.procedures);
         let count = around.procedures.all.len();
         let components = Components::find(count, |procedure| graph.callees(procedure));
-        let mut all = Summaries { around, graph, components, summaries: vec![Some(Summary::UNSEEN); count], analyses: 0 };
+        let mut all = Summaries {
+            around,
+            graph,
+            components,
+            summaries: vec![Some(Summary::UNSEEN); count],
+            offers: vec![Vec::new(); count],
+            analyses: 0,
+        };
         for level in all.components.by_height() {
             all.settle(&level);
         }
@@ -69,11 +79,13 @@ impl<'a> Summaries<'a> {
         while is_waiting.contains(&true) {
             for start in (0..level.len()).step_by(AT_ONCE) {
                 let batch: Vec<usize> = (start..level.len().min(start + AT_ONCE)).filter(|&at| is_waiting[at]).collect();
-                let results: Vec<Option<Summary>> =
+                let results: Vec<(Option<Summary>, Vec<Offer>)> =
                     batch.par_iter().map(|&at| self.summarize(Procedure::new(level[at] as usize))).collect();
                 self.analyses += batch.len();
-                for (&at, result) in batch.iter().zip(results) {
-                    is_waiting[at] = false;
+                // Before any result is taken in: it may ask for another look at what was looked at beside it.
+                batch.iter().for_each(|&at| is_waiting[at] = false);
+                for (&at, (result, offers)) in batch.iter().zip(results) {
+                    self.offers[level[at] as usize] = offers;
                     rounds[at] = rounds[at].saturating_add(1);
                     if self.take_in(level[at], result, rounds[at] > ROUNDS_BEFORE_WIDENING) {
                         self.wake_callers(level[at], &position, &mut is_waiting);
@@ -83,9 +95,15 @@ impl<'a> Summaries<'a> {
         }
     }
 
-    fn summarize(&self, procedure: Procedure) -> Option<Summary> {
+    fn summarize(&self, procedure: Procedure) -> (Option<Summary>, Vec<Offer>) {
         let code = build(&self.around, procedure);
-        (!code.is_opaque).then(|| solve(&code, &self.knowledge(), State::at_entry()).summary)
+        if code.is_opaque {
+            return (None, Vec::new());
+        }
+        let knowledge = self.knowledge();
+        let solution = solve(&code, &knowledge, State::at_entry());
+        let offers = offers(&self.graph, &code, &knowledge, &solution);
+        (Some(solution.summary), offers)
     }
 
     /// True if more is to be expected of the procedure than before.
@@ -141,15 +159,11 @@ impl<'s, 'a> Contexts<'s, 'a> {
     pub fn compute(summaries: &'s Summaries<'a>, partition: Partition) -> Self {
         let contexts = vec![None; partition.num_nodes()];
         let mut all = Contexts { summaries, analyses: partition.analyses, partition, contexts };
-        let count = summaries.summaries.len();
-        for procedure in (0..count).map(Procedure::new) {
+        for procedure in (0..summaries.summaries.len()).map(Procedure::new) {
             if all.partition.is_skipped(procedure) || summaries.has_unknown_callers(procedure) {
                 let node = all.partition.node(procedure, 0);
                 all.contexts[node] = Some(Context::default());
             }
-        }
-        for (site, context) in all.partition.known_calls().unwrap_or(&[]).to_vec() {
-            all.take_in(site, context, false);
         }
         for level in summaries.components.by_depth() {
             all.settle(&level);
@@ -168,11 +182,15 @@ impl<'s, 'a> Contexts<'s, 'a> {
         solve(code, &self.summaries.knowledge(), entry)
     }
 
-    /// Classes that callers' knowledge was collected for: each call site on its own, and the rest of each procedure that has any.
+    /// Classes that are analyzed with what their callers know: each call site on its own or those that pass on the same, and the rest of each procedure.
     pub fn sites_analyzed(&self) -> usize {
-        let is_counted = |p: &Procedure| !self.partition.is_skipped(*p);
-        let all = self.summaries.around.procedures.all.keys().filter(is_counted);
-        all.map(|p| (0..self.partition.num_classes(p)).filter(|&class| self.context(p, class).is_some()).count()).sum()
+        let all = self.summaries.around.procedures.all.keys().filter(|&p| !self.partition.is_skipped(p));
+        all.map(|p| (0..self.partition.num_classes(p)).filter(|&class| self.is_analyzed(p, class)).count()).sum()
+    }
+
+    /// Whether anything calls a class and knows anything: otherwise what holds whoever calls is all there is.
+    fn is_analyzed(&self, procedure: Procedure, class: u32) -> bool {
+        self.context(procedure, class).is_some_and(|context| !context.is_empty())
     }
 
     /// Bytes that the contexts take.
@@ -184,11 +202,7 @@ impl<'s, 'a> Contexts<'s, 'a> {
     fn settle(&mut self, level: &[u32]) {
         let passes_on = |procedure: u32| {
             let matters = |&callee: &u32| !self.partition.is_skipped(Procedure::new(callee as usize));
-            let is_known =
-                self.partition.known_calls().is_some() && self.partition.is_skipped(Procedure::new(procedure as usize));
-            !is_known
-                && self.summaries.summaries[procedure as usize].is_some()
-                && self.summaries.graph.callees(procedure).iter().any(matters)
+            self.summaries.summaries[procedure as usize].is_some() && self.summaries.graph.callees(procedure).iter().any(matters)
         };
         let level: Vec<u32> = level.iter().copied().filter(|&procedure| passes_on(procedure)).collect();
         let mut waiting: Vec<Vec<u32>> = level
@@ -205,10 +219,10 @@ impl<'s, 'a> Contexts<'s, 'a> {
                     .map(|at| (Procedure::new(level[at] as usize), std::mem::take(&mut waiting[at])))
                     .filter(|(_, classes)| !classes.is_empty())
                     .collect();
-                let results: Vec<Vec<(SiteId, Context)>> =
+                let results: Vec<Passed> =
                     batch.par_iter().map(|(procedure, classes)| self.calls_of(*procedure, classes)).collect();
-                self.analyses += batch.iter().map(|b| b.1.len()).sum::<usize>();
-                for (site, context) in results.into_iter().flatten() {
+                self.analyses += results.iter().map(|passed| passed.analyses).sum::<usize>();
+                for (site, context) in results.into_iter().flat_map(|passed| passed.calls) {
                     let callee = self.summaries.graph.sites[site].callee;
                     let class = self.partition.class_of(site);
                     let node = self.partition.node(callee, class);
@@ -230,6 +244,7 @@ impl<'s, 'a> Contexts<'s, 'a> {
     /// Adds what a call passes on to the class of its site. True if that now knows less.
     fn take_in(&mut self, site: SiteId, context: Context, gives_up: bool) -> bool {
         let callee = self.summaries.graph.sites[site].callee;
+        let context = context.restricted_to(self.partition.wanted(callee));
         let node = self.partition.node(callee, self.partition.class_of(site));
         match &mut self.contexts[node] {
             Some(known) => known.meet(&context, gives_up),
@@ -241,24 +256,54 @@ impl<'s, 'a> Contexts<'s, 'a> {
     }
 
     /// What the calls of a procedure mean for its callees, in each of some of its classes.
-    fn calls_of(&self, procedure: Procedure, classes: &[u32]) -> Vec<(SiteId, Context)> {
-        let mut list = Vec::new();
-        let reached: Vec<u32> = classes.iter().copied().filter(|&class| self.context(procedure, class).is_some()).collect();
-        if reached.is_empty() {
-            return list;
+    fn calls_of(&self, procedure: Procedure, classes: &[u32]) -> Passed {
+        let mut passed = Passed::default();
+        let mut contexts: Vec<&Context> = classes.iter().filter_map(|&class| self.context(procedure, class)).collect();
+        let count = contexts.len();
+        contexts.retain(|context| self.makes_a_difference(procedure, context));
+        if contexts.len() < count {
+            let offers = self.summaries.offers[procedure.index()].iter().filter(|offer| self.is_followed(offer.site));
+            passed.calls.extend(offers.map(|offer| (offer.site, offer.context.clone())));
+        }
+        let mut seen = rustc_hash::FxHashSet::default();
+        contexts.retain(|&context| seen.insert(context));
+        if contexts.is_empty() {
+            return passed;
         }
         let code = build(&self.summaries.around, procedure);
         let knowledge = self.summaries.knowledge();
-        for class in reached {
-            let solution = self.solve(&code, class);
-            let mut observer = CallObserver { all: self, caller: procedure, list: &mut list };
-            for (number, start) in solution.at_start.iter().enumerate() {
-                let Some(start) = start else { continue };
-                walk(&code, &knowledge, number as u32, start, &mut observer);
+        for context in contexts {
+            passed.analyses += 1;
+            let solution = solve(&code, &knowledge, context.entry_state());
+            let mut observer = CallObserver { all: self, caller: procedure, list: &mut passed.calls };
+            for block in code.blocks_with_calls() {
+                if let Some(start) = &solution.at_start[block as usize] {
+                    walk(&code, &knowledge, block, start, &mut observer);
+                }
             }
         }
-        list
+        passed
     }
+
+    /// Whether anything that a procedure passes on depends on what a context knows.
+    fn makes_a_difference(&self, procedure: Procedure, context: &Context) -> bool {
+        let known = context.iter().fold(0, |set, (register, _)| set | 1 << register);
+        let wanted = |site: SiteId| self.partition.wanted(self.summaries.graph.sites[site].callee);
+        let depends = |offer: &Offer| offer.depends_on(wanted(offer.site)) & (known | ANY) != 0;
+        known != 0 && self.summaries.offers[procedure.index()].iter().any(|o| self.is_followed(o.site) && depends(o))
+    }
+
+    /// Whether a site's callee is analyzed by context at all.
+    fn is_followed(&self, site: SiteId) -> bool {
+        !self.partition.is_skipped(self.summaries.graph.sites[site].callee)
+    }
+}
+
+/// What a procedure's calls pass on, and how often it was analyzed to find out.
+#[derive(Default)]
+struct Passed {
+    calls: Vec<(SiteId, Context)>,
+    analyses: usize,
 }
 
 struct CallObserver<'c, 's, 'a> {
@@ -268,6 +313,7 @@ struct CallObserver<'c, 's, 'a> {
 }
 
 impl Observer for CallObserver<'_, '_, '_> {
+    const SEES_INSTRUCTIONS: bool = false;
     fn at_instruction(&mut self, _: u32, _: &State, _: &[Address]) {}
     fn at_call(&mut self, call: &Call, state: &State, is_tail: bool) {
         let Callee::Local(callee) = call.callee else { return };

@@ -43,6 +43,7 @@ const INCREMENT_FLAGS: FlagSet = summary::OF | summary::SF | summary::ZF | summa
 pub struct FlagLiveness {
     live_in: Vec<FlagSet>,
     edge_targets: Vec<Block>,
+    at_return: Vec<FlagSet>,
 }
 
 impl FlagLiveness {
@@ -52,12 +53,23 @@ impl FlagLiveness {
             blocks.par_iter().with_min_len(64).map(|&block| summarize(image, program, block)).collect();
         let mut solver = Solver::new(program, &summaries);
         solver.run();
-        FlagLiveness { live_in: solver.live_in, edge_targets: program.edges.iter().map(|e| e.target).collect() }
+        let edge_targets = program.edges.iter().map(|e| e.target).collect();
+        FlagLiveness { live_in: solver.live_in, edge_targets, at_return: solver.at_return }
     }
 
     /// Whether a flag that `lock inc` would change may be read from here on.
     pub fn live_at_block_start(&self, block: Block) -> bool {
         self.live_in.get(block.index()).is_none_or(|live| live & INCREMENT_FLAGS != 0)
+    }
+
+    /// Whether any flag may be read from here on.
+    pub fn any_live_at_block_start(&self, block: Block) -> bool {
+        self.live_in.get(block.index()).is_none_or(|&live| live != 0)
+    }
+
+    /// Whether any flag may be read where a function returns to.
+    pub fn live_at_return(&self, func: Func) -> bool {
+        self.at_return.get(func.index()).is_none_or(|&live| live != 0)
     }
 
     /// The same for code on an edge, an index into `Program::edges`.

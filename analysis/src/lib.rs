@@ -10,8 +10,13 @@ pub mod flags;
 pub mod graph;
 pub mod hot;
 pub mod library;
+pub mod liveness;
+mod offers;
 pub mod partition;
 pub mod procedures;
+#[cfg(test)]
+mod testing;
+pub mod traffic;
 pub mod values;
 
 pub use flags::FlagLiveness;

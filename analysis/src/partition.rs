@@ -6,15 +6,19 @@
 //!
 //! **Skipped procedures.** Where nothing that a caller knows can matter for hot code, a procedure has one class of which nothing is assumed. What it passes on to
 //! others is then the same in every context.
+//!
+//! **What is wanted.** Where it is known which registers matter, contexts are kept of those alone; sites that pass on the same of them, whoever calls, share a class.
 
 mod criteria;
 mod relevance;
 
 use lifter::entity::EntityId;
+use rustc_hash::FxHashMap;
 
 use crate::context::Context;
 use crate::graph::{CallGraph, SiteId};
 use crate::procedures::Procedure;
+use crate::values::code::RegisterSet;
 
 pub use criteria::Criterion;
 pub use relevance::Relevance;
@@ -28,19 +32,20 @@ pub struct Partition {
     first_node: Vec<u32>,
     /// By procedure.
     is_skipped: Vec<bool>,
-    /// What skipped procedures pass on to others, if it is known already.
-    known_calls: Option<Vec<(SiteId, Context)>>,
+    /// By procedure, the registers of which it matters what callers know; without it, all.
+    wanted: Option<Vec<RegisterSet>>,
     /// How many times a procedure was analyzed to make it.
     pub analyses: usize,
 }
 
 impl Partition {
-    /// Each site that matters on its own, the others together.
-    pub fn new(
+    /// Each site that matters on its own, the others together. Sites that are known to pass on the same share a class.
+    fn new<'c>(
         graph: &CallGraph,
         num_procedures: usize,
         matters: impl Fn(SiteId) -> bool,
         is_skipped: impl Fn(Procedure) -> bool,
+        alike_by: impl Fn(SiteId) -> Option<&'c Context>,
     ) -> Self {
         let mut class = vec![0; graph.sites.len()];
         let mut first_node = Vec::with_capacity(num_procedures + 1);
@@ -54,24 +59,26 @@ impl Partition {
                 continue;
             }
             let mut last = 0;
-            for &site in graph.callers_of(procedure) {
-                if matters(site) {
+            let mut alike: FxHashMap<&Context, u32> = FxHashMap::default();
+            for &site in graph.callers_of(procedure).iter().filter(|&&site| matters(site)) {
+                let shared = alike_by(site).map(|context| *alike.entry(context).or_insert(last + 1));
+                class[site.index()] = shared.unwrap_or(last + 1);
+                if class[site.index()] > last {
                     last += 1;
-                    class[site.index()] = last;
                     next += 1;
                 }
             }
         }
         first_node.push(next);
-        Partition { class, first_node, is_skipped: skipped, known_calls: None, analyses: 0 }
+        Partition { class, first_node, is_skipped: skipped, wanted: None, analyses: 0 }
     }
     /// One class a procedure.
     pub fn insensitive(graph: &CallGraph, num_procedures: usize) -> Self {
-        Self::new(graph, num_procedures, |_| false, |_| false)
+        Self::new(graph, num_procedures, |_| false, |_| false, |_| None)
     }
     /// One class a site.
     pub fn standard(graph: &CallGraph, num_procedures: usize) -> Self {
-        Self::new(graph, num_procedures, |_| true, |_| false)
+        Self::new(graph, num_procedures, |_| true, |_| false, |_| None)
     }
 
     pub fn class_of(&self, site: SiteId) -> u32 {
@@ -87,8 +94,9 @@ impl Partition {
     pub fn num_nodes(&self) -> usize {
         self.first_node.last().map_or(0, |&n| n as usize)
     }
-    pub fn known_calls(&self) -> Option<&[(SiteId, Context)]> {
-        self.known_calls.as_deref()
+    /// The registers of a procedure of which it matters what callers know.
+    pub fn wanted(&self, procedure: Procedure) -> RegisterSet {
+        self.wanted.as_ref().map_or(RegisterSet::MAX, |wanted| wanted[procedure.index()])
     }
     pub fn is_skipped(&self, procedure: Procedure) -> bool {
         self.is_skipped[procedure.index()]

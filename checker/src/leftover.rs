@@ -28,6 +28,9 @@ use graph::{Graph, Node, Owner};
 use partition::Partition;
 use pieces::{End, Of, Tables};
 
+/// Pairs of functions and pieces that are tried where content differs.
+const CHANGED_MAX: usize = 10_000;
+
 /// Explains what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     let keeps_old_text = walk.keeps_old_text();
@@ -50,9 +53,43 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         found = match_pieces(walk, &roots, &tables, &found.labels);
         std::mem::take(&mut found.matched).mark(walk);
     }
+    match_changed(walk, &mut found);
     walk.settle_doubtful();
     missing::report(walk, &found.missing);
     report_unexplained(walk);
+}
+
+/// Functions of the input without a counterpart are tried at what is left of the output: their instructions may have changed, which equal content does not
+/// know of.
+fn match_changed(walk: &mut Walk<'_, '_>, found: &mut Found) {
+    let starts: Vec<u64> = found.unmatched.iter().map(|&(address, _)| address).filter(|&at| is_uncovered(walk, at)).collect();
+    if found.missing.len().saturating_mul(starts.len()) > CHANGED_MAX {
+        return;
+    }
+    found.missing.retain(|&(number, _)| {
+        // What a table leads to is compared too late for a guess.
+        if has_table(walk.input, number) {
+            return true;
+        }
+        let input = walk.input_leads_to(walk.input.unwind.fdes[number as usize].start);
+        let is_found = starts
+            .iter()
+            .any(|&output| is_uncovered(walk, output) && walk.attempt(Pair::new(input, output, output, Reach::Flow)));
+        walk.settle();
+        !is_found
+    });
+}
+
+fn has_table(side: &Side<'_>, number: u32) -> bool {
+    let fde = &side.unwind.fdes[number as usize];
+    let mut address = fde.start;
+    while let Some(inst) = side.inst(address).filter(|_| address < fde.end) {
+        if inst.kind == Kind::IndirectJump {
+            return true;
+        }
+        address += u64::from(inst.len);
+    }
+    false
 }
 
 fn is_uncovered(walk: &Walk<'_, '_>, address: u64) -> bool {

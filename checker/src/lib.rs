@@ -19,6 +19,7 @@ mod error;
 mod image;
 mod leftover;
 mod noreturn;
+mod prove;
 mod registered;
 mod report;
 mod stack;
@@ -46,6 +47,7 @@ pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
     let output = Side::new(output, &mut rows).map_err(Error::Output)?;
 
     let mut walk = Walk::new(&input, &output);
+    walk.rows = Some(&rows);
     data::seed(&mut walk);
     walk.settle();
     data::seed_symbols(&mut walk);

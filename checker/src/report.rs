@@ -103,6 +103,32 @@ pub struct Stats {
     pub code_bytes: u64,
     /// Functions of the input that nothing can name and that the output does not have.
     pub dropped_functions: u64,
+    /// Places to which a proof was needed because instructions differ, and for which there is one.
+    pub proven_roots: u64,
+    /// Straight pieces of code in which instructions differ and that were proven to do the same.
+    pub changed_pieces: u64,
+    /// In these: loads from and stores to private slots of the frame that are no more made.
+    pub slot_loads_less: u64,
+    pub slot_stores_less: u64,
+    /// Loads from memory that never changes that are no more made.
+    pub fixed_loads_less: u64,
+    /// Loads that stand before a store at another place behind which they stood.
+    pub loads_moved: u64,
+    /// Branches that what is known decides and that are gone.
+    pub branches_decided: u64,
+}
+
+impl Stats {
+    /// Adds what was proven of a piece.
+    pub(crate) fn add_proven(&mut self, other: &Self) {
+        self.instructions += other.instructions;
+        self.changed_pieces += other.changed_pieces;
+        self.slot_loads_less += other.slot_loads_less;
+        self.slot_stores_less += other.slot_stores_less;
+        self.fixed_loads_less += other.fixed_loads_less;
+        self.loads_moved += other.loads_moved;
+        self.branches_decided += other.branches_decided;
+    }
 }
 
 /// The outcome of a check.

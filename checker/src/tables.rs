@@ -128,6 +128,11 @@ impl Survey {
         side.unwind.starts_at(address) && side.unwind.fde_at(address).is_some_and(is_own)
     }
 
+    /// The smallest frame description of those that jumps connect with this one.
+    pub(crate) fn group_of(&self, fde: u32) -> u32 {
+        self.find(fde)
+    }
+
     fn find(&self, mut member: u32) -> u32 {
         while self.groups[member as usize] != member {
             member = self.groups[member as usize];

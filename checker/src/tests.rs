@@ -6,7 +6,9 @@ mod fixed;
 mod fold;
 mod layout;
 mod mutation;
+mod proofs;
 mod rows;
+mod tails;
 mod tracking;
 
 use super::*;

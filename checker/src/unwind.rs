@@ -22,6 +22,8 @@ use cfi::Row;
 #[derive(Default)]
 pub(crate) struct Rows {
     rows: FxHashMap<Row, u32>,
+    /// By number of rules, what the proofs need of them.
+    frames_of: Vec<FrameOf>,
     frames: FxHashMap<Frame, u32>,
 }
 
@@ -32,13 +34,31 @@ impl Rows {
         }
         let id = self.rows.len() as u32;
         self.rows.insert(row.clone(), id);
+        let plain_saves = row.plain_saves();
+        self.frames_of.push(FrameOf { address: row.address_of_frame(), saves: row.saves(), plain_saves });
         id
+    }
+
+    /// What the rules of this number say of the frame.
+    pub(crate) fn frame_of(&self, row: u32) -> Option<&FrameOf> {
+        self.frames_of.get(row as usize)
     }
 
     fn frame(&mut self, frame: Frame) -> u32 {
         let id = self.frames.len() as u32;
         *self.frames.entry(frame).or_insert(id)
     }
+}
+
+/// Where rules put the frame and what is saved in it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FrameOf {
+    /// The register, by the ABI's number, that the frame address is this far from; none if it is found otherwise.
+    pub(crate) address: Option<(u64, i64)>,
+    /// The slots in which registers are, by distance from the frame address; without the return address.
+    pub(crate) saves: Vec<i64>,
+    /// Registers, by the ABI's numbers, and their slots, where the rules say nothing else.
+    pub(crate) plain_saves: Option<Vec<(u64, i64)>>,
 }
 
 /// Stands for any personality in the file's own code; the walk compares which.
@@ -178,6 +198,17 @@ impl Unwind {
         let Some(entry) = self.entries[..after].last() else { return Located { end, ..Located::nowhere() } };
         let frame = self.fdes.get(entry.fde as usize).map_or(NONE, |fde| fde.frame);
         Located { start: entry.start, end, fde: entry.fde, frame, row: entry.row }
+    }
+
+    /// The rules of a description, by number.
+    pub(crate) fn rows_of(&self, fde: u32) -> impl Iterator<Item = u32> + '_ {
+        let (start, end) = self.fdes.get(fde as usize).map_or((0, 0), |fde| (fde.start, fde.end));
+        let first = self.entries.partition_point(|entry| entry.start < start);
+        self.entries[first..]
+            .iter()
+            .take_while(move |entry| entry.start < end)
+            .filter(move |entry| entry.fde == fde)
+            .map(|entry| entry.row)
     }
 
     /// Whether to unwind from an address is but to return: nothing is saved, pushed or handled there.

@@ -19,6 +19,7 @@
 mod calls;
 mod compare;
 mod frames;
+mod proofs;
 mod relation;
 mod settle;
 mod side;
@@ -30,10 +31,11 @@ use crate::noreturn::NoReturn;
 use crate::report::{Stats, Violation, ViolationKind};
 use crate::stack::StackUse;
 use crate::tables::{Doubtful, Survey, TableReference};
-use crate::unwind::Located;
+use crate::unwind::{Located, Rows};
 pub(crate) use calls::CALL_THROUGH;
-use compare::Reference;
+pub(crate) use compare::Reference;
 pub(crate) use compare::{condition, prefixes};
+use proofs::Proofs;
 use relation::Recorded;
 pub(crate) use relation::{Bits, Relation, Stands};
 pub(crate) use side::{Side, joined};
@@ -121,6 +123,13 @@ pub(crate) struct Walk<'w, 'a> {
     noreturn: NoReturn,
     stack_use: StackUse,
     queue: Vec<Pair>,
+    /// What flows from the root that is walked now.
+    flows: Vec<Pair>,
+    /// Frame descriptions of the input that it has come to.
+    touched: Vec<u32>,
+    /// The rules of frames, for proofs.
+    pub(crate) rows: Option<&'w Rows>,
+    proofs: Proofs,
     tries: Vec<Pair>,
     input_row: Located,
     output_row: Located,
@@ -158,6 +167,10 @@ impl<'w, 'a> Walk<'w, 'a> {
             noreturn: NoReturn::compute(input),
             stack_use: StackUse::default(),
             queue: Vec::new(),
+            flows: Vec::new(),
+            touched: Vec::new(),
+            rows: None,
+            proofs: Proofs::default(),
             tries: Vec::new(),
             input_row: Located::nowhere(),
             output_row: Located::nowhere(),
@@ -301,7 +314,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             }
             alone = 0;
             match self.relation.record(from, to, (a.len, b.len), within) {
-                Recorded::Known => return Ok(()),
+                Recorded::Known => return self.meet_proven(i, o),
                 Recorded::Conflict(Some(other)) => {
                     let other = self.input.code.address(other);
                     return fail(ViolationKind::Conflict, o, format!("stands for the input's {other:#x} and for its {i:#x}"));
@@ -325,8 +338,17 @@ impl<'w, 'a> Walk<'w, 'a> {
             if self.is_call_past_stub(i, a, o, b) {
                 self.relation.rewrite(from, to);
             } else {
-                let references = self.compare(i, a, o, b).map_err(|violation| violation.from(origin))?;
-                self.follow(references, i, o)?;
+                match self.compare(i, a, o, b) {
+                    Ok(references) => self.follow(references, i, o)?,
+                    Err(violation) => {
+                        let Some(end) = self.pass_changed((i, a), (o, b), within)? else {
+                            return Err(violation.from(origin));
+                        };
+                        origin = o;
+                        (i, o) = end;
+                        continue;
+                    }
+                }
             }
             origin = o;
             match self.next(i, a, o, b, within)? {
@@ -377,7 +399,7 @@ impl<'w, 'a> Walk<'w, 'a> {
     /// The successor by falling through, after queueing the others.
     fn next(&mut self, i: u64, a: Inst, o: u64, b: Inst, within: Option<u64>) -> Result<Option<(u64, u64)>, Violation> {
         let (after_i, after_o) = (i + u64::from(a.len), o + u64::from(b.len));
-        let push = |walk: &mut Self, input, output| walk.queue.push(Pair { within, ..Pair::new(input, output, o, Reach::Flow) });
+        let push = |walk: &mut Self, input, output| walk.flows.push(Pair { within, ..Pair::new(input, output, o, Reach::Flow) });
         match a.kind {
             Kind::Branch => {
                 let (taken_i, taken_o) = (self.input.target(i, a), self.output.target(o, b));

@@ -9,11 +9,12 @@
 //! is led elsewhere by one whose reference names another block.
 //!
 //! **Invariants** (checked by [`EditPlan::check`]): replacements ascend, lie in one block each, at boundaries of instructions, and don't overlap.
-//! For the unwinder and for exceptions, all of the new code stands where the first replaced instruction did: so no row may change inside
-//! of what is replaced, and new code must not move the stack pointer.
+//! For the unwinder and for exceptions, new code stands where the first replaced instruction did, or where it says: so it must not move the stack pointer but from
+//! one such place to the next.
 
 use std::fmt::Write as _;
 
+use lifter::Va;
 use lifter::entity::{Block, EntityId, PrimaryMap};
 use lifter::ir::{Program, RefData};
 use profiles::Weights;
@@ -61,6 +62,8 @@ pub enum Change {
     PltCall,
     InlineLeaf,
     Specialize,
+    ConstantLoad,
+    LateSave,
 }
 
 impl Change {
@@ -70,6 +73,8 @@ impl Change {
             Change::PltCall => "plt-calls",
             Change::InlineLeaf => "inline-leaves",
             Change::Specialize => "specialize",
+            Change::ConstantLoad => "constant-loads",
+            Change::LateSave => "late-saves",
         }
     }
 }
@@ -86,6 +91,9 @@ pub struct NewCode {
     pub instead_of: Vec<(Block, u32)>,
     /// Its calls and jumps to blocks go to the entry of this clone.
     pub enters: Option<CloneId>,
+    /// From an offset on, for the unwinder and for exceptions, the code stands where this instruction of the input does. Ascending; before the first, it stands
+    /// where the first replaced instruction did.
+    pub stands: Vec<(u32, Va)>,
 }
 
 impl NewCode {
@@ -156,6 +164,18 @@ impl EditPlan {
         self.blocks.is_empty() && self.edges.is_empty() && self.replacements.is_empty()
     }
 
+    /// Puts replacements in order. Of those that overlap the first that was planned stays.
+    pub fn settle(&mut self) {
+        let mut taken: FxHashMap<Block, Vec<(u32, u32)>> = FxHashMap::default();
+        self.replacements.retain(|r| {
+            let taken = taken.entry(r.block).or_default();
+            let is_free = taken.iter().all(|&(start, end)| r.end() <= start || end <= r.offset);
+            taken.extend(is_free.then_some((r.offset, r.end())));
+            is_free
+        });
+        self.replacements.sort_by_key(|r| (r.block, r.offset));
+    }
+
     /// Keeps the first `fuel` replacements.
     pub fn limit(&mut self, fuel: u64) {
         self.replacements.truncate(usize::try_from(fuel).unwrap_or(usize::MAX));
@@ -212,6 +232,12 @@ impl EditPlan {
             adjusted.blocks.get_mut(block.index()).into_iter().for_each(scale);
             for edge in program.blocks[block].edges.as_usize() {
                 adjusted.edges.get_mut(edge).into_iter().for_each(scale);
+            }
+        }
+        // New code that leaves a block by itself goes where it says, not along the block's edges.
+        for r in self.replacements.iter().filter(|r| self.replaces_terminator(program, None, r.block)) {
+            for edge in program.blocks[r.block].edges.as_usize() {
+                adjusted.edges.get_mut(edge).into_iter().for_each(|count| *count = 0);
             }
         }
         adjusted

@@ -145,13 +145,7 @@ impl Writer<'_> {
             at = edit.offset + edit.replaced;
             refs = &refs[refs.partition_point(|r| r.offset < at)..];
             let old_start = data.start + u64::from(edit.offset);
-            self.push_run(Run {
-                old_start,
-                old_len: edit.replaced,
-                offset: self.here(),
-                len: edit.len,
-                is_new: edit.replaced != 0,
-            });
+            self.push_edit_runs(edit, old_start, out);
             match edit.content {
                 Content::Snippet(snippet) => {
                     self.code.lates.push(Late { offset: self.here(), len: edit.len, snippet });
@@ -165,6 +159,22 @@ impl Writer<'_> {
             }
         }
         self.copy(data.start, body, at.min(end)..end, refs, out);
+    }
+
+    /// The pieces of an edit: all of it stands in one place, or as its code says.
+    fn push_edit_runs(&mut self, edit: &Edit, old_start: Va, out: &OutProgram) {
+        let is_new = edit.replaced != 0;
+        let stands: &[(u32, Va)] = match edit.content {
+            Content::Code(code) => &out.codes[code].stands,
+            Content::Snippet(_) => &[],
+        };
+        let starts = std::iter::once((0, old_start)).chain(stands.iter().copied());
+        let ends = stands.iter().map(|s| s.0).chain([edit.len]);
+        let base = self.here();
+        for (index, ((start, old_start), end)) in starts.zip(ends).enumerate() {
+            let old_len = if index == 0 { edit.replaced } else { 0 };
+            self.push_run(Run { old_start, old_len, offset: base + start, len: end - start, is_new });
+        }
     }
 
     fn push_run(&mut self, run: Run) {

@@ -24,6 +24,7 @@ use rustc_hash::FxHashMap;
 
 use crate::materialize::block_bytes;
 
+pub mod blocks;
 #[cfg(test)]
 mod tests;
 

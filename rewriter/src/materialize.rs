@@ -150,6 +150,10 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
             clone: plan.clone,
         });
     }
+    let mut in_table = SecondaryMap::new(program.blocks.len(), false);
+    for table in program.tables.keys() {
+        program.targets_of(table).iter().for_each(|&target| in_table[target] = true);
+    }
     let linker = Linker {
         program,
         weights,
@@ -157,6 +161,7 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         placed: &out.placed,
         in_clones: &skeleton.in_clones,
         edge_blocks: &skeleton.edge_blocks,
+        in_table: &in_table,
     };
     for batch in skeleton.spans.chunks(FRAGMENTS_AT_ONCE) {
         let linked: Vec<(Vec<OutBlock>, Vec<Edit>)> = batch
@@ -227,6 +232,9 @@ impl Skeleton {
             out_of_line.into_iter().for_each(|edge| skeleton.push_edge(edge));
             skeleton.spans.push(start..skeleton.entries.len() as u32);
         }
+        for &(block, stays) in layout.folded_blocks.pairs() {
+            skeleton.placed[block] = skeleton.placed[stays];
+        }
         for &(func, _) in layout.folded.pairs() {
             for block in program.funcs[func].blocks.iter() {
                 skeleton.placed[block] = skeleton.placed[layout.folded.stand_in(program, block)];
@@ -279,6 +287,8 @@ struct Linker<'a> {
     placed: &'a SecondaryMap<Block, Option<Out>>,
     in_clones: &'a FxHashMap<(CloneId, Block), Out>,
     edge_blocks: &'a FxHashMap<u32, Out>,
+    /// Whether an entry of a table names it: the program holds the address for a moment, and the checker takes it for held.
+    in_table: &'a SecondaryMap<Block, bool>,
 }
 
 impl Linker<'_> {
@@ -368,7 +378,8 @@ impl Linker<'_> {
     /// Whether a block that is nothing but a jump would begin where the next one does, though the program can hold and compare both addresses.
     /// Then the jump stays.
     fn would_share_an_address(&self, block: Block, next: Block) -> bool {
-        let is_taken = |block: Block| self.program.blocks[block].flags.contains(BlockFlags::ADDRESS_TAKEN);
+        let has_address = |block: Block| self.program.blocks[block].flags.contains(BlockFlags::ADDRESS_TAKEN);
+        let is_taken = |block: Block| has_address(block) || self.in_table[block];
         let is_empty = |block: Block| self.program.blocks[block].body_len == 0;
         is_empty(block) && is_taken(block) && (is_taken(next) || is_empty(next))
     }

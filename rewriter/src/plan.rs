@@ -5,6 +5,7 @@ use lifter::entity::{Block, Func};
 
 use crate::clones::CloneId;
 use crate::fold::Folding;
+use crate::fold::blocks::BlockFolding;
 
 /// How often a fragment runs, which decides where it goes and how it is aligned.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,7 +40,7 @@ pub struct FragmentPlan {
     pub clone: Option<CloneId>,
 }
 
-/// The order of everything that moves. Each block of each function that moves occurs exactly once, copies aside.
+/// The order of everything that moves. Each block of each function that moves occurs exactly once, copies and what is folded aside.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayoutPlan {
     /// In output order.
@@ -48,6 +49,8 @@ pub struct LayoutPlan {
     pub dropped: Vec<Func>,
     /// Movable functions whose blocks are where those of another one are, which the output has.
     pub folded: Folding,
+    /// Blocks of other functions that are where another block is, which the output has.
+    pub folded_blocks: BlockFolding,
 }
 
 impl LayoutPlan {
@@ -62,6 +65,15 @@ impl LayoutPlan {
     pub fn fold(&mut self, folded: Folding) {
         self.fragments.retain(|fragment| folded.representative(fragment.func) == fragment.func);
         self.folded = folded;
+    }
+
+    /// Leaves out blocks that others stand for. Last of all: what is planned behind them is not known of them.
+    pub fn fold_blocks(&mut self, folded: BlockFolding) {
+        for fragment in &mut self.fragments {
+            fragment.blocks.retain(|planned| !folded.goes(planned.block));
+        }
+        self.fragments.retain(|fragment| !fragment.blocks.is_empty());
+        self.folded_blocks = folded;
     }
 
     /// Lets code of which no profile says anything share unwind entries as cold code does: smaller tables, in which unwinders take a few more steps.

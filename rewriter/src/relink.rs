@@ -100,7 +100,9 @@ pub fn relink(
         true => [0; 3],
         false => [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len],
     };
-    let places = unwind::place(image, sizes, &unwind::named(image, program), tables.keeps_tables(), &mut placement.space)?;
+    let mut places = unwind::place(image, sizes, &unwind::named(image, program), tables.keeps_tables(), &mut placement.space)?;
+    place::recall_copies(image, program, &mut placement, &mut places);
+    let addresses = Addresses::new(program, out, &codes, &placement);
     let mut overflow = placement.space.overflow;
     let adds_code = overflow.extends.is_none() && (payload.is_some() || !overflow.is_empty());
     let adds_memory = reserved.is_some_and(|r| !r.is_growth);
@@ -123,11 +125,12 @@ pub fn relink(
         }
         file.write(at, &code.bytes)?;
     }
-    patch::write_tables(program, &placement, &addresses, &mut file)?;
     patch::patch_pinned(program, &addresses, &mut file)?;
     patch::patch_slots(image, program, &addresses, &mut file)?;
     let num_anchors = patch::write_anchors(program, image.has_ibt, &addresses, &mut file)?;
     write_unwind(image, &tables, &places, &mut file)?;
+    // Behind what clears the unwind tables' old place, where copies may be.
+    patch::write_tables(program, &placement, &addresses, &mut file)?;
     if let Some((at, built, _)) = &built {
         file.write(*at, &built.bytes)?;
     }

@@ -7,9 +7,11 @@
 //! **Invariant.** The plan depends on the program, the weights and the options alone: blocks are looked at in parallel and their proposals
 //! gathered in order.
 
+pub mod constant_loads;
 pub mod inline_leaves;
+pub mod late_saves;
 pub mod plt_calls;
-mod reached;
+pub mod reached;
 
 use std::collections::BTreeMap;
 
@@ -35,6 +37,8 @@ pub struct Options {
     pub plt_calls: bool,
     pub inline_leaves: bool,
     pub cloning: Cloning,
+    pub constant_loads: bool,
+    pub late_saves: bool,
     /// Every site is hot, whatever the weights say.
     pub everywhere: bool,
 }
@@ -105,9 +109,9 @@ impl<'a> Context<'a> {
 
 /// Plans all transforms that are on.
 pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Folding, options: Options) -> EditPlan {
-    let Options { everywhere, .. } = options;
-    let is_idle = !(options.plt_calls || options.inline_leaves || options.cloning != Cloning::None)
-        || !(everywhere || weights.has_counts());
+    let Options { everywhere, plt_calls, inline_leaves, cloning, constant_loads, late_saves } = options;
+    let is_off = !(plt_calls || inline_leaves || constant_loads || late_saves) && cloning == Cloning::None;
+    let is_idle = is_off || !(everywhere || weights.has_counts());
     if is_idle {
         return EditPlan::default();
     }
@@ -117,6 +121,9 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Fo
     let folded = folded.pairs().iter().map(|&(gone, _)| gone).collect();
     let context = Context { image, program, weights, everywhere, hot_min, reached: &reached, stand_ins, folded };
     let mut edits = EditPlan::default();
+    if options.late_saves && (everywhere || program.is_replaceable()) {
+        late_saves::plan(&context, &mut edits);
+    }
     if options.plt_calls {
         plt_calls::plan(&context, &mut edits);
     }
@@ -125,10 +132,13 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Fo
     if options.inline_leaves && (everywhere || program.is_replaceable()) {
         inline_leaves::plan(&context, &mut edits);
     }
-    edits.replacements.sort_by_key(|r| (r.block, r.offset));
+    if options.constant_loads {
+        constant_loads::plan(&context, &mut edits);
+    }
+    edits.settle();
     if program.is_replaceable() {
-        emit::plan(&context, options.cloning, &mut edits);
-        edits.replacements.sort_by_key(|r| (r.block, r.offset));
+        emit::plan(&context, cloning, &mut edits);
+        edits.settle();
     }
     edits
 }

@@ -43,6 +43,8 @@ pub(crate) enum Technique {
     DeadCode,
     /// Let one body stand for all functions that do the same.
     Fold,
+    /// Let one copy stand for all blocks that do the same and go on alike, without jumps in loops.
+    Tails,
     /// Leave out what only aligns functions and loops.
     Padding,
     /// Let code that lies side by side share unwind entries.
@@ -53,6 +55,8 @@ pub(crate) enum Technique {
     Hash,
     /// Move the loader's and the unwinder's tables to the segments whose last page has room.
     Spread,
+    /// Make two segments of one that has pages in its middle that nothing needs.
+    Cuts,
     /// Choose file offsets so that unused pages and gaps are not in the file.
     Holes,
 }

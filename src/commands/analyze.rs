@@ -3,6 +3,7 @@
 mod contexts;
 mod pairs;
 mod tables;
+mod traffic;
 
 use std::process::ExitCode;
 
@@ -21,7 +22,8 @@ use crate::files;
 use crate::timing::Timing;
 
 pub(crate) fn run(args: &Analyze, style: Style, timing: &mut Timing) -> Result<ExitCode> {
-    let wants_profile = args.tables || !matches!(args.criterion, CriterionName::Insensitive | CriterionName::Standard);
+    let wants_profile =
+        args.tables || args.traffic || !matches!(args.criterion, CriterionName::Insensitive | CriterionName::Standard);
     if wants_profile && args.profile.is_empty() {
         return Err(Failure::at(&args.input, "which call sites matter is the profile's to say")
             .hint("give one with -p, or choose --criterion insensitive or standard"));
@@ -40,6 +42,9 @@ pub(crate) fn run(args: &Analyze, style: Style, timing: &mut Timing) -> Result<E
     };
     let summaries =
         timing.phase("summarize procedures", |_| Summaries::compute(Surroundings::new(&lifted.image, &lifted.program)));
+    if args.traffic {
+        return traffic::run(&summaries, &weights, style, timing);
+    }
     let counts = counts(&lifted, &summaries, &weights, args.phi);
     if !args.contexts.is_empty() {
         return contexts::run(args, &summaries, &counts, style, timing);

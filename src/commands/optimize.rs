@@ -68,6 +68,8 @@ pub(crate) fn edits(transforms: &Transforms) -> transform::Options {
             CloneMode::Direct => Cloning::Direct,
             CloneMode::Full => Cloning::Full,
         },
+        constant_loads: transforms.is_on(Transform::ConstantLoads),
+        late_saves: transforms.is_on(Transform::LateSaves),
         everywhere: transforms.edit_everywhere,
     }
 }

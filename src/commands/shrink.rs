@@ -5,13 +5,16 @@ use std::process::ExitCode;
 
 use lifter::Image;
 use lifter::address::Va;
+use lifter::entity::Func;
 use lifter::ir::RefTarget;
 use profiles::Weights;
 use rewriter::edit::EditPlan;
 use rewriter::fold::Folding;
+use rewriter::fold::blocks::BlockFolding;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::relink::Relinked;
-use rewriter::shrink::{dead, pack, spread, tables};
+use rewriter::shrink::{cuts, dead, pack, spread, tables};
+use rewriter::transform::reached::reached;
 
 use super::{Style, print, print_json, profile};
 use crate::args::shrink::{Pack, Relr, Shrink, Technique};
@@ -23,7 +26,7 @@ use crate::report::shrink::{Report, Saving};
 use crate::timing::Timing;
 
 pub(crate) fn run(args: &Shrink, style: Style, timing: &mut Timing) -> Result<ExitCode> {
-    let mut report = shrink_or_without_folding(args, timing)?;
+    let mut report = shrink_or_less(args, timing)?;
     timing.finish();
     report.set_timing(timing);
     for warning in &report.warnings {
@@ -37,18 +40,70 @@ pub(crate) fn run(args: &Shrink, style: Style, timing: &mut Timing) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// The checker can't always follow what was folded where code that nothing reaches is matched by its content; then nothing is folded.
-fn shrink_or_without_folding(args: &Shrink, timing: &mut Timing) -> Result<Report> {
-    let failure = match shrink(args, timing) {
-        Err(failure) if args.is_on(Technique::Fold) => failure,
-        result => return result,
-    };
+/// Where the checker can't follow all techniques (it finds less than was known, or relift is wrong), those that change most are left out.
+fn shrink_or_less(args: &Shrink, timing: &mut Timing) -> Result<Report> {
+    let mut result = shrink(args, timing);
+    if result.is_err() {
+        // Without a file, or with one that is no program, nothing else would do.
+        let input = &args.rewrite.input;
+        driver::read(input, &files::read(input)?)?;
+    }
     let mut args = args.clone();
-    args.skip.push(Technique::Fold);
-    let mut report = shrink(&args, timing)?;
-    report.warnings.push(format!("functions that do the same keep a body each: {failure}"));
-    Ok(report)
+    for less in [Less::Stripping, Less::Tails, Less::Folding, Less::Code] {
+        let failure = match result {
+            Err(failure) => failure,
+            result => return result,
+        };
+        result = match less.leave_out(&mut args) {
+            false => Err(failure),
+            true => shrink(&args, timing).map(|mut report| {
+                report.warnings.push(format!("{}: {failure}", less.consequence()));
+                report
+            }),
+        };
+    }
+    result
 }
+
+/// What is left out where the checker can't follow everything.
+#[derive(Copy, Clone, Debug)]
+enum Less {
+    Tails,
+    Folding,
+    Stripping,
+    Code,
+}
+
+impl Less {
+    /// Whether that is any less.
+    fn leave_out(self, args: &mut Shrink) -> bool {
+        match self {
+            Less::Stripping => std::mem::take(&mut args.strip),
+            Less::Tails => skip(args, &[Technique::Tails]),
+            Less::Folding => skip(args, &[Technique::Fold]),
+            Less::Code => skip(args, &OF_CODE),
+        }
+    }
+
+    fn consequence(self) -> &'static str {
+        match self {
+            Less::Tails => "blocks that go on alike keep a copy each",
+            Less::Folding => "functions that do the same keep a body each",
+            Less::Stripping => "section headers stay",
+            Less::Code => "code stays as it is",
+        }
+    }
+}
+
+fn skip(args: &mut Shrink, techniques: &[Technique]) -> bool {
+    let is_less = techniques.iter().any(|&technique| args.is_on(technique));
+    args.skip.extend_from_slice(techniques);
+    is_less
+}
+
+/// Techniques that change code.
+const OF_CODE: [Technique; 5] =
+    [Technique::DeadCode, Technique::Fold, Technique::Tails, Technique::Padding, Technique::UnwindEntries];
 
 /// What came of the code.
 struct Code {
@@ -79,8 +134,11 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
         None => (&bytes, Vec::new()),
     };
     let mut savings = code.as_ref().map(|code| code.savings.clone()).unwrap_or_default();
+    let wants_cuts = args.is_on(Technique::Cuts) && args.is_on(Technique::Holes);
+    let split = if wants_cuts { cuts::split_sections(changed, &free) } else { None };
+    changed = split.as_deref().unwrap_or(changed);
     let repacked = match &named {
-        Some(named) => timing.phase("pack the loader's tables", |_| tables::repack(changed, named, table_options(args))),
+        Some(named) => timing.phase("pack the loader's tables", |_| tables::repack(changed, named, &free, table_options(args))),
         None => None,
     };
     if let Some(repacked) = &repacked {
@@ -111,7 +169,10 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
             .warnings
             .push("file offsets stay: something counts on them (bytes behind the ELF file, or unusual headers)".to_owned());
     }
-    let output: &[u8] = packed.as_deref().unwrap_or(changed);
+    if let Some(packed) = &packed {
+        (report.cuts, report.cut_bytes) = (packed.num_cuts as u64, packed.cut_bytes);
+    }
+    let output: &[u8] = packed.as_ref().map_or(changed, |packed| &packed.bytes);
     if output.len() >= bytes.len() {
         report.warnings.push("nothing makes this file smaller: the output is the input".to_owned());
         write(args, &bytes, &bytes, timing)?;
@@ -147,7 +208,11 @@ fn table_options(args: &Shrink) -> tables::Options {
         Relr::Auto => system_reads_relr(),
     };
     let is_packed = args.is_on(Technique::Holes);
-    tables::Options { relr: wanted && is_packed && args.is_on(Technique::Relr), hash: is_packed && args.is_on(Technique::Hash) }
+    tables::Options {
+        relr: wanted && is_packed && args.is_on(Technique::Relr),
+        hash: is_packed && args.is_on(Technique::Hash),
+        cuts: is_packed && args.is_on(Technique::Cuts),
+    }
 }
 
 /// Whether the C library of this machine knows the version by which a file asks for a loader that reads packed relocations.
@@ -170,7 +235,7 @@ fn unloaded(bytes: &[u8]) -> Saving {
 
 fn options(args: &Shrink) -> pack::Options {
     let sharing = if args.pack == Pack::Tight { pack::Sharing::Tight } else { pack::Sharing::Safe };
-    pack::Options { sharing, strip: args.strip }
+    pack::Options { sharing, strip: args.strip, cuts: args.is_on(Technique::Cuts) }
 }
 
 fn write(args: &Shrink, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<()> {
@@ -185,8 +250,7 @@ fn write(args: &Shrink, before: &[u8], after: &[u8], timing: &mut Timing) -> Res
 /// Relinks with less code; `None` where nothing of it can move.
 fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings: &mut Vec<String>) -> Result<Option<Code>> {
     let Lifted { image, program } = lifted;
-    let of_code = [Technique::DeadCode, Technique::Fold, Technique::Padding, Technique::UnwindEntries];
-    let wants_code = of_code.into_iter().any(|technique| args.is_on(technique));
+    let wants_code = OF_CODE.into_iter().any(|technique| args.is_on(technique));
     if !wants_code {
         return Ok(None);
     }
@@ -213,19 +277,28 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
         true => timing.phase("find dead code", |_| dead::find(image, program)),
         false => Vec::new(),
     };
+    // What nothing leads to the checker can only match by content: it keeps its body.
+    let is_reached = timing.phase("find dead code", |_| reached(image, program));
+    let is_open = |func: Func| is_reached[program.funcs[func].entry] && dropped.binary_search(&func).is_err();
     let folded = match args.is_on(Technique::Fold) {
-        true => driver::fold(lifted, timing).among(|func| dropped.binary_search(&func).is_err()),
+        true => driver::fold(lifted, timing).among(is_open),
         false => Folding::default(),
     };
     let weights = folded.weights(program, &weights);
-    let gone = Gone {
+    let mut gone = Gone {
         num_dead: dropped.len() as u64,
         dead_bytes: dropped.iter().map(|&func| program.func_size(func)).sum(),
         num_folded: folded.pairs().len() as u64,
         folded_bytes: folded.bytes(program),
+        ..Gone::default()
     };
     plan.drop_functions(dropped);
     plan.fold(folded);
+    if args.is_on(Technique::Tails) {
+        let tails = timing.phase("find equal tails", |_| BlockFolding::find(image, program, &plan, &weights, &is_reached));
+        (gone.num_tails, gone.tail_bytes) = (tails.pairs().len() as u64, tails.saved());
+        plan.fold_blocks(tails);
+    }
     if args.is_on(Technique::UnwindEntries) {
         plan.share_unwind_entries();
     }
@@ -249,12 +322,15 @@ fn layout_options() -> LayoutOptions {
     LayoutOptions { split: false, duplicate_tails: false, unroll_loops: false, ..LayoutOptions::default() }
 }
 
-/// Functions that have no body any more.
+/// Functions that have no body any more, and blocks.
+#[derive(Default)]
 struct Gone {
     num_dead: u64,
     dead_bytes: u64,
     num_folded: u64,
     folded_bytes: u64,
+    num_tails: u64,
+    tail_bytes: u64,
 }
 
 fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
@@ -264,7 +340,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         inside.sum::<u64>()
     };
     let free_text: u64 = code.map(|section| free_in(section.sh_addr, section.end())).sum();
-    let bodies = gone.dead_bytes + gone.folded_bytes;
+    let bodies = gone.dead_bytes + gone.folded_bytes + gone.tail_bytes;
     let (before, after) = relinked.unwind_bytes;
     let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
     let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
@@ -272,6 +348,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         Saving::new("stale-sections", "sections", relinked.dropped_sections.len() as u64, stale.sum::<u64>() as i64),
         Saving::new("dead-code", "functions", gone.num_dead, gone.dead_bytes as i64),
         Saving::new("fold", "functions", gone.num_folded, gone.folded_bytes as i64),
+        Saving::new("tails", "blocks", gone.num_tails, gone.tail_bytes as i64),
         Saving::new("padding", "bytes", free_text.saturating_sub(bodies), free_text as i64 - bodies as i64),
         Saving::new("unwind-entries", "bytes", before.saturating_sub(after), before as i64 - after as i64),
     ]

@@ -25,6 +25,9 @@ pub(crate) struct Report {
     pub(crate) text_bytes: Option<TextBytes>,
     /// By technique; the bytes add up to what the file lost.
     pub(crate) techniques: Vec<Saving>,
+    /// Segments that became two, and what would have stayed in the file otherwise of what the techniques freed.
+    pub(crate) cuts: u64,
+    pub(crate) cut_bytes: u64,
     pub(crate) dropped_sections: Vec<String>,
     pub(crate) warnings: Vec<String>,
     pub(crate) checked: bool,
@@ -62,6 +65,8 @@ impl Report {
             functions: None,
             text_bytes: None,
             techniques: Vec::new(),
+            cuts: 0,
+            cut_bytes: 0,
             dropped_sections: Vec::new(),
             warnings: Vec::new(),
             checked: !rewrite.no_check,
@@ -115,6 +120,10 @@ impl Report {
             let bytes = format!("{sign}{}", group(saving.bytes.unsigned_abs()));
             let count = if saving.unit == "bytes" { String::new() } else { format!("{} {}", group(saving.count), saving.unit) };
             let _ = writeln!(text, "  {:<16} {bytes:>14} {:>9}  {count}", saving.technique, percent(-saving.bytes));
+        }
+        if self.cuts > 0 {
+            let bytes = group(self.cut_bytes);
+            let _ = writeln!(text, "{} segments more, without which {bytes} of these bytes had to stay", self.cuts);
         }
         let _ = writeln!(text, "{:.2} s, {} MB at most, {} threads", self.seconds, self.peak_rss_bytes / 1_000_000, self.threads);
         text

@@ -23,6 +23,7 @@ pub struct Reference {
     pub size: u32,
     pub reads: bool,
     pub writes: bool,
+    /// Whether others may hold an address where this one is.
     pub has_escaped: bool,
     /// The address lies in the image, whatever the base.
     pub is_in_image: bool,
@@ -219,7 +220,7 @@ impl Observer for Walker<'_> {
                 size: reference.size,
                 reads: reference.reads,
                 writes: reference.writes,
-                has_escaped: state.has_escaped,
+                has_escaped: state.may_be_known_elsewhere(&value),
                 is_in_image: self.is_fixed && value.base == Base::NUMBER && is_within,
                 stretch: self.stretch,
                 local,

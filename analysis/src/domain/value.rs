@@ -10,7 +10,7 @@
 use super::{Base, Interval, Residues};
 
 /// An address descriptor.
-#[derive(Copy, Clone, PartialEq, Eq)]
+#[derive(Copy, Clone, PartialEq, Eq, Hash)]
 pub struct Value {
     pub base: Base,
     pub is_pure: bool,

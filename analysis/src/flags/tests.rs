@@ -1,134 +1,21 @@
 //! Small programs assembled instruction by instruction, and which of their blocks need the flags that they are entered with.
 
-use iced_x86::IcedError;
 use iced_x86::code_asm::*;
-use lifter::FileOffset;
 use lifter::Va;
-use lifter::elf::image::{FileKind, Segment};
-use lifter::entity::{IdRange, PrimaryMap, Table};
+use lifter::entity::{IdRange, Table};
 use lifter::ir::*;
 
 use super::*;
+use crate::testing::{Code, RETURN, asm, at, jump, next, straight};
 
-const SLOT: u64 = 64;
-
-fn at(block: usize) -> u64 {
-    0x1000 + SLOT * block as u64
+fn liveness(code: &mut Code) -> FlagLiveness {
+    code.with(FlagLiveness::compute)
 }
 
-/// Made-up code: block `i` lies at `at(i)`, whatever runs into it.
-#[derive(Default)]
-struct Code {
-    bytes: Vec<u8>,
-    program: Program,
-}
-
-impl Code {
-    /// A function with these blocks, each with its code and its end.
-    fn func(&mut self, blocks: Vec<(Vec<u8>, Terminator, Vec<usize>)>) -> &mut Self {
-        let func = Func::new(self.program.funcs.len());
-        let first = self.program.blocks.len();
-        let count = blocks.len();
-        for (code, terminator, targets) in blocks {
-            let source = self.program.blocks.next_id();
-            let first_edge = self.program.edges.len();
-            for target in targets {
-                self.program.edges.push(EdgeData { source, target: Block::new(target), kind: EdgeKind::Taken });
-            }
-            self.program.blocks.push(BlockData {
-                start: Va(at(source.index())),
-                func,
-                range: 0,
-                body_len: code.len() as u32,
-                len: code.len() as u32,
-                num_insts: 1,
-                terminator,
-                edges: IdRange::from_usize(first_edge..self.program.edges.len()),
-                refs: IdRange::EMPTY,
-                flags: BlockFlags::empty(),
-            });
-            self.bytes.extend_from_slice(&code);
-            self.bytes.resize(self.program.blocks.len() * SLOT as usize, 0xcc);
-        }
-        self.program.funcs.push(FuncData {
-            entry: Block::new(first),
-            blocks: IdRange::from_usize(first..first + count),
-            ranges: IdRange::EMPTY,
-            primary_range: 0,
-            symbol: None,
-            pin: None,
-            content_hash: 0,
-        });
-        self
-    }
-
-    fn take_address(&mut self, block: usize) -> &mut Self {
-        self.program.blocks[Block::new(block)].flags |= BlockFlags::ADDRESS_TAKEN;
-        self
-    }
-
-    fn liveness(&mut self) -> FlagLiveness {
-        self.program.blocks_by_address = self.program.blocks.keys().collect();
-        let len = self.bytes.len() as u64;
-        let segment = Segment {
-            p_type: 1,
-            p_flags: 5,
-            p_offset: FileOffset(0),
-            p_vaddr: Va(at(0)),
-            p_filesz: len,
-            p_memsz: len,
-            p_align: 0x1000,
-        };
-        let image = Image {
-            bytes: &self.bytes,
-            kind: FileKind::PieExecutable,
-            e_entry: Va(0),
-            e_phoff: FileOffset(0),
-            segments: vec![segment],
-            sections: PrimaryMap::new(),
-            symbols: PrimaryMap::new(),
-            dynamic_symbols: Vec::new(),
-            dynamic: Vec::new(),
-            dynamic_relocs: Vec::new(),
-            static_relocs: Vec::new(),
-            has_section_headers: true,
-            build_id: None,
-            has_ibt: false,
-            moves_fini: false,
-        };
-        FlagLiveness::compute(&image, &self.program)
-    }
-
-    /// Which blocks have live flags at their start.
-    fn live(&mut self) -> Vec<bool> {
-        let liveness = self.liveness();
-        self.program.blocks.keys().map(|block| liveness.live_at_block_start(block)).collect()
-    }
-}
-
-fn asm(block: usize, emit: impl Fn(&mut CodeAssembler) -> Result<(), IcedError>) -> Vec<u8> {
-    let mut a = CodeAssembler::new(64).unwrap();
-    emit(&mut a).unwrap();
-    a.assemble(at(block)).unwrap()
-}
-
-const RETURN: Terminator = Terminator::Stop(StopKind::Return);
-
-fn jump(block: usize) -> Terminator {
-    Terminator::Jump { target: CodeTarget::Block(Block::new(block)) }
-}
-fn next(block: usize) -> Terminator {
-    Terminator::Fallthrough { next: Block::new(block) }
-}
-
-/// One function that runs through these blocks in order and returns from the last.
-fn straight(blocks: Vec<Vec<u8>>) -> Code {
-    let last = blocks.len() - 1;
-    let end = |i: usize| if i == last { (RETURN, vec![]) } else { (next(i + 1), vec![i + 1]) };
-    let mut code = Code::default();
-    let blocks = blocks.into_iter().enumerate().map(|(i, bytes)| (bytes, end(i).0, end(i).1));
-    code.func(blocks.collect());
-    code
+/// Which blocks have live flags at their start.
+fn live(code: &mut Code) -> Vec<bool> {
+    let liveness = liveness(code);
+    code.program.blocks.keys().map(|block| liveness.live_at_block_start(block)).collect()
 }
 
 #[test]
@@ -139,27 +26,27 @@ fn a_flag_is_live_between_its_write_and_its_read() {
         asm(2, |a| a.sete(al)),
         asm(3, |a| a.add(eax, eax)),
     ]);
-    assert_eq!(code.live(), [false, true, true, false]);
-    let liveness = code.liveness();
+    assert_eq!(live(&mut code), [false, true, true, false]);
+    let liveness = liveness(&mut code);
     assert_eq!((0..3).map(|e| liveness.live_on_edge(e)).collect::<Vec<_>>(), [true, true, false]);
 }
 
 #[test]
 fn an_increment_does_not_disturb_the_carry() {
     let mut code = straight(vec![asm(0, |a| a.add(eax, ecx)), asm(1, |a| a.adc(edx, 0))]);
-    assert_eq!(code.live(), [false, false]);
-    assert!(code.liveness().carry_live_at_block_start(Block::new(1)));
+    assert_eq!(live(&mut code), [false, false]);
+    assert!(liveness(&mut code).carry_live_at_block_start(Block::new(1)));
 }
 
 #[test]
 fn a_shift_by_cl_may_leave_the_flags_and_one_by_a_constant_does_not() {
     let read = |i| asm(i, |a| a.sete(al));
     let mut by_cl = straight(vec![asm(0, |a| a.shl(eax, cl)), read(1)]);
-    assert_eq!(by_cl.live(), [true, true]);
+    assert_eq!(live(&mut by_cl), [true, true]);
     let mut by_constant = straight(vec![asm(0, |a| a.shl(eax, 3)), read(1)]);
-    assert_eq!(by_constant.live(), [false, true]);
+    assert_eq!(live(&mut by_constant), [false, true]);
     let mut compare = straight(vec![asm(0, |a| a.repe().cmpsb()), read(1)]);
-    assert_eq!(compare.live(), [true, true]);
+    assert_eq!(live(&mut compare), [true, true]);
 }
 
 #[test]
@@ -174,7 +61,7 @@ fn a_callee_that_reads_flags_makes_them_live_before_the_call() {
         RETURN,
         vec![],
     )]);
-    assert_eq!(code.live(), [true, false, true]);
+    assert_eq!(live(&mut code), [true, false, true]);
 }
 
 #[test]
@@ -198,7 +85,7 @@ fn a_caller_that_reads_after_the_call_makes_flags_live_at_the_return() {
             vec![],
         ),
     ]);
-    assert_eq!(code.live(), [false, false, true]);
+    assert_eq!(live(&mut code), [false, false, true]);
 }
 
 #[test]
@@ -211,7 +98,7 @@ fn flags_that_a_callee_does_not_touch_pass_through_it() {
     });
     code.func(vec![(call_then_read, RETURN, vec![])]);
     code.func(vec![(asm(1, |a| a.ret()), RETURN, vec![])]);
-    assert_eq!(code.live(), [true, true]);
+    assert_eq!(live(&mut code), [true, true]);
 }
 
 #[test]
@@ -226,7 +113,7 @@ fn a_tail_call_returns_to_the_callers_of_the_function_that_makes_it() {
     code.func(vec![(asm(1, |a| a.jmp(at(2))), jump(2), vec![])]);
     code.func(vec![(asm(2, |a| a.ret()), RETURN, vec![])]);
     code.func(vec![(asm(3, |a| a.ret()), RETURN, vec![])]);
-    assert_eq!(code.live(), [true, true, true, false]);
+    assert_eq!(live(&mut code), [true, true, true, false]);
 }
 
 #[test]
@@ -241,7 +128,7 @@ fn what_is_read_after_an_indirect_call_is_live_in_all_it_may_reach() {
     code.func(vec![(asm(1, |a| a.ret()), RETURN, vec![])]);
     code.func(vec![(asm(2, |a| a.ret()), RETURN, vec![])]);
     code.take_address(1);
-    assert_eq!(code.live(), [true, true, false]);
+    assert_eq!(live(&mut code), [true, true, false]);
 }
 
 #[test]
@@ -256,16 +143,16 @@ fn flags_are_dead_across_calls_that_keep_to_the_psabi() {
     code.func(vec![(call_then_write, RETURN, vec![])]);
     code.func(vec![(asm(1, |a| a.ret()), RETURN, vec![])]);
     code.take_address(1);
-    assert_eq!(code.live(), [false, false]);
+    assert_eq!(live(&mut code), [false, false]);
 }
 
 #[test]
 fn what_is_not_understood_reads_everything() {
     let mut code = straight(vec![asm(0, |a| a.mov(eax, ecx)), vec![0x06, 0x06]]);
-    assert_eq!(code.live(), [true, true]);
+    assert_eq!(live(&mut code), [true, true]);
     let mut unknown = Code::default();
     unknown.func(vec![(asm(0, |a| a.jmp(rax)), Terminator::Stop(StopKind::Unknown), vec![])]);
-    assert_eq!(unknown.live(), [true]);
+    assert_eq!(live(&mut unknown), [true]);
 }
 
 #[test]
@@ -286,7 +173,7 @@ fn a_table_jump_reads_what_any_of_its_targets_reads() {
         targets: IdRange::from_usize(0..2),
         is_exclusive: true,
     });
-    assert_eq!(code.live(), [true, false, true]);
+    assert_eq!(live(&mut code), [true, false, true]);
 }
 
 #[test]
@@ -300,5 +187,5 @@ fn a_loop_carries_flags_around_its_back_edge() {
         (asm(2, |a| a.jne(at(1))), branch, vec![3, 1]),
         (asm(3, |a| a.ret()), RETURN, vec![]),
     ]);
-    assert_eq!(code.live(), [false, true, true, false]);
+    assert_eq!(live(&mut code), [false, true, true, false]);
 }

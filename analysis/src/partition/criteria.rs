@@ -28,11 +28,20 @@ pub enum Criterion {
 }
 
 impl Partition {
-    /// Takes over what finding out about relevance has shown already.
-    fn with_relevance(mut self, relevance: Relevance, summaries: &Summaries<'_>) -> Self {
-        self.analyses = relevance.analyses;
-        self.known_calls = Some(relevance.into_known_calls(summaries));
-        self
+    /// Sites that matter and from which something can be learned, of relevant procedures alone.
+    fn of_relevant(summaries: &Summaries<'_>, relevance: Relevance, chosen: impl Fn(SiteId) -> bool) -> Self {
+        let tells = relevance.telling_sites(summaries);
+        let settled = relevance.settled_sites(summaries);
+        let mut partition = Partition::new(
+            &summaries.graph,
+            summaries.around.procedures.all.len(),
+            |site| tells[site.index()] && chosen(site),
+            |procedure| !relevance.is_relevant(procedure),
+            |site| settled[site.index()].as_ref(),
+        );
+        partition.analyses = relevance.analyses;
+        partition.wanted = Some(relevance.wanted());
+        partition
     }
 
     /// The partition of a criterion. Without a profile there are but the two ends.
@@ -44,14 +53,12 @@ impl Partition {
             Criterion::Standard => Partition::standard(graph, count),
             Criterion::Frequency { theta } => {
                 let frequent = frequent_sites(summaries, counts, theta);
-                Partition::new(graph, count, |site| frequent[site.index()], |_| false)
+                Partition::new(graph, count, |site| frequent[site.index()], |_| false, |_| None)
             }
             Criterion::Relevance { theta } => {
                 let frequent = frequent_sites(summaries, counts, theta);
                 let relevance = Relevance::compute(summaries, counts);
-                let tells = relevance.telling_sites(summaries);
-                let matters = |site: SiteId| frequent[site.index()] && tells[site.index()];
-                Partition::new(graph, count, matters, |p| !relevance.is_relevant(p)).with_relevance(relevance, summaries)
+                Partition::of_relevant(summaries, relevance, |site| frequent[site.index()])
             }
             Criterion::Conservative => {
                 let hottest = hottest_blocks(summaries, counts);
@@ -61,13 +68,12 @@ impl Partition {
                     let own = u128::from(hottest[callee.index()]) * u128::from(counts.of_site(site)) / u128::from(calls);
                     own >= u128::from(counts.threshold)
                 };
-                Partition::new(graph, count, matters, |_| false)
+                Partition::new(graph, count, matters, |_| false, |_| None)
             }
             Criterion::Budgeted { sites } => {
                 let relevance = Relevance::compute(summaries, counts);
                 let chosen = relevance.best_sites(summaries, counts, sites);
-                Partition::new(graph, count, |site| chosen[site.index()], |p| !relevance.is_relevant(p))
-                    .with_relevance(relevance, summaries)
+                Partition::of_relevant(summaries, relevance, |site| chosen[site.index()])
             }
         }
     }

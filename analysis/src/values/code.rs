@@ -203,6 +203,14 @@ impl ProcedureCode {
     pub fn instructions_of(&self, block: &CodeBlock) -> std::ops::Range<usize> {
         block.instructions.0 as usize..block.instructions.1 as usize
     }
+    /// The blocks that call something, or jump to it in place of a call.
+    pub fn blocks_with_calls(&self) -> impl Iterator<Item = u32> + '_ {
+        let calls = |block: &CodeBlock| {
+            self.instructions[self.instructions_of(block)].iter().any(|i| matches!(i.effect, Effect::Call(_)))
+                || block.exits.iter().any(|exit| matches!(exit, Exit::Tail(_)))
+        };
+        (0u32..).zip(&self.blocks).filter(move |(_, block)| calls(block)).map(|(number, _)| number)
+    }
     pub fn references_of(&self, instruction: &Instruction) -> &[MemoryReference] {
         &self.references[instruction.references.0 as usize..instruction.references.1 as usize]
     }

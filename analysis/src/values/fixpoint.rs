@@ -30,6 +30,8 @@ pub struct Solution {
 
 /// Who wants to see states as they pass.
 pub trait Observer {
+    /// Whether `at_instruction` does anything: states in between are not kept for those who only look at calls.
+    const SEES_INSTRUCTIONS: bool = true;
     /// Before an instruction, with the addresses of its references.
     fn at_instruction(&mut self, number: u32, state: &State, addresses: &[Address]);
     /// At a call or a jump out of the function.
@@ -227,7 +229,7 @@ impl Solver<'_> {
 }
 
 /// Walks a block from its state at the start, showing each instruction and call. False if control does not reach its end.
-pub fn walk(code: &ProcedureCode, knowledge: &Knowledge<'_>, block: u32, start: &State, observer: &mut impl Observer) -> bool {
+pub fn walk<O: Observer>(code: &ProcedureCode, knowledge: &Knowledge<'_>, block: u32, start: &State, observer: &mut O) -> bool {
     let mut state = start.clone();
     // What is kept is known from the solution.
     let mut effects = Effects::default();
@@ -235,10 +237,14 @@ pub fn walk(code: &ProcedureCode, knowledge: &Knowledge<'_>, block: u32, start: 
     let data = &code.blocks[block as usize];
     for number in code.instructions_of(data) {
         let number = number as u32;
-        addresses.clear();
-        let before = state.clone();
-        step(code, &mut state, &mut effects, number, Some(&mut addresses));
-        observer.at_instruction(number, &before, &addresses);
+        if O::SEES_INSTRUCTIONS {
+            addresses.clear();
+            let before = state.clone();
+            step(code, &mut state, &mut effects, number, Some(&mut addresses));
+            observer.at_instruction(number, &before, &addresses);
+        } else {
+            step(code, &mut state, &mut effects, number, None);
+        }
         if let Effect::Call(index) = code.instructions[number as usize].effect {
             let data = &code.calls[index as usize];
             observer.at_call(data, &state, false);

@@ -97,6 +97,8 @@ pub struct State {
     /// Ascending by offset, disjoint.
     pub slots: Vec<Slot>,
     pub has_escaped: bool,
+    /// Whether the function was passed pointers into its callers' frames, which count from its own.
+    pub knows_callers: bool,
 }
 
 impl State {
@@ -107,7 +109,7 @@ impl State {
             *value = Value::exact(Base::entry(register as u8), 0);
         }
         registers[RSP as usize] = Value::exact(Base::FRAME, 0);
-        State { registers, slots: Vec::new(), has_escaped: false }
+        State { registers, slots: Vec::new(), has_escaped: false, knows_callers: false }
     }
     /// Where control comes from outside in the middle of a function. A frame that is older than that may be known elsewhere.
     pub fn at_arrival(block: u32) -> Self {
@@ -115,10 +117,15 @@ impl State {
         for (register, value) in registers.iter_mut().enumerate() {
             *value = Value::exact(Base::arrived(block, register as u8), 0);
         }
-        State { registers, slots: Vec::new(), has_escaped: true }
+        State { registers, slots: Vec::new(), has_escaped: true, knows_callers: false }
     }
     pub fn get(&self, register: Register) -> Value {
         self.registers[register as usize]
+    }
+    /// Whether others may hold an address that lies where a value says. Once it is not known how far from the frame that is, it may be in a
+    /// caller's frame, of which nobody here knows who has its address.
+    pub fn may_be_known_elsewhere(&self, value: &Value) -> bool {
+        self.has_escaped || self.knows_callers && value.base == Base::FRAME && value.offsets.is_full()
     }
     pub fn set(&mut self, register: Register, value: Value) {
         self.registers[register as usize] = value;
@@ -219,6 +226,8 @@ impl State {
             self.escape(effects);
             has_changed = true;
         }
+        has_changed |= other.knows_callers && !self.knows_callers;
+        self.knows_callers |= other.knows_callers;
         has_changed |= self.meet_slots(other, is_widening, effects);
         let had_escaped = self.has_escaped;
         for value in lost.iter().flatten() {

@@ -32,6 +32,22 @@ impl Subject {
         })
     }
 
+    /// The instruction at an address in words, if one byte were another: some bits of an encoding mean nothing.
+    fn text(&self, address: u64, byte: Option<(u64, u8)>) -> String {
+        use capstone::prelude::*;
+        let mut bytes = self.with(|side| side.image.at(address, 15).unwrap().to_vec());
+        if let Some((place, byte)) = byte {
+            bytes[(place - address) as usize] = byte;
+        }
+        let engine = Capstone::new().x86().mode(arch::x86::ArchMode::Mode64).build().unwrap();
+        let found = engine.disasm_count(&bytes, address, 1).unwrap();
+        found
+            .iter()
+            .next()
+            .map(|inst| format!("{:?} {:?} {}", inst.mnemonic(), inst.op_str(), inst.bytes().len()))
+            .unwrap_or_default()
+    }
+
     /// The report if the bytes at `address` are other ones.
     fn changed(&self, address: u64, bytes: &[u8]) -> Report {
         self.changed_in_file(self.offset(address), bytes)
@@ -79,7 +95,7 @@ fn a_condition_that_is_inverted_alone_is_seen() {
         let opcode = subject.with(|side| side.image.at(address, 1).unwrap()[0]);
         let report = subject.changed(address, &[opcode ^ 1]);
         assert_seen(&report, &[ViolationKind::Conflict, ViolationKind::InstructionMismatch, ViolationKind::UnwindRow]);
-        assert_seen(&subject.changed(address, &[opcode ^ 2]), &[ViolationKind::ConditionMismatch]);
+        assert_seen(&subject.changed(address, &[opcode ^ 8]), &[ViolationKind::ConditionMismatch]);
     }
 }
 
@@ -202,6 +218,9 @@ fn any_flipped_bit_of_any_instruction_is_seen() {
         let (address, inst) = places[(random >> 33) as usize % places.len()];
         let place = address + (random >> 20) % u64::from(inst.len);
         let byte = subject.with(|side| side.image.at(place, 1).unwrap()[0]);
+        if subject.text(address, None) == subject.text(address, Some((place, byte ^ 1 << (random >> 50 & 7)))) {
+            continue;
+        }
         let report = subject.changed(place, &[byte ^ 1 << (random >> 50 & 7)]);
         if leads_to_padding(&subject, place, byte ^ 1 << (random >> 50 & 7), (address, inst)) {
             continue;

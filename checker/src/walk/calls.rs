@@ -52,7 +52,7 @@ impl Side<'_> {
 
 impl Walk<'_, '_> {
     /// Whether the input's call leads to a stub and the output calls through the stub's slot.
-    pub(super) fn is_call_past_stub(&self, i: u64, a: Inst, o: u64, b: Inst) -> bool {
+    pub(crate) fn is_call_past_stub(&self, i: u64, a: Inst, o: u64, b: Inst) -> bool {
         if a.kind != Kind::Call || b.kind != Kind::IndirectCall {
             return false;
         }
@@ -62,7 +62,7 @@ impl Walk<'_, '_> {
     }
 
     /// Where the input goes alone from an instruction that the output has no counterpart of: into a callee, or back out of it.
-    pub(super) fn step_of_input(&self, i: u64, a: Inst, b: Inst, within: Option<u64>) -> Option<(u64, Option<u64>)> {
+    pub(crate) fn step_of_input(&self, i: u64, a: Inst, b: Inst, within: Option<u64>) -> Option<(u64, Option<u64>)> {
         match within {
             None if a.kind == Kind::Call && !matches!(b.kind, Kind::Call | Kind::IndirectCall) => {
                 let opcode = Shape::of(self.input.code.bytes(i, a)).opcode;

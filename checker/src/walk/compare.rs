@@ -6,7 +6,7 @@ use crate::report::{Violation, ViolationKind};
 
 /// What an instruction's field refers to, in both programs.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reference {
+pub(crate) enum Reference {
     Code(u64, u64),
     /// Data that may be a jump table of entries of this width.
     Table {
@@ -32,7 +32,7 @@ pub(crate) fn prefixes(bytes: &[u8]) -> impl Iterator<Item = &u8> {
 }
 
 impl Walk<'_, '_> {
-    pub(super) fn compare(&self, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<Reference>, Violation> {
+    pub(crate) fn compare(&self, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<Reference>, Violation> {
         let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
         let fail = |kind, message: &str| {
             Err(Violation::new(kind, o, format!("{message}, unlike the input's {i:#x}: {y:02x?}, not {x:02x?}")))

@@ -22,6 +22,9 @@ impl Walk<'_, '_> {
         if !is_known {
             self.input_row = self.input.unwind.locate(i);
             self.output_row = self.output.unwind.locate(o);
+            if self.touched.last() != Some(&self.input_row.fde) {
+                self.touched.push(self.input_row.fde);
+            }
         }
         self.stats.unwind_rows += 1;
         let (a, b) = (self.input_row, self.output_row);

@@ -15,9 +15,7 @@ impl Walk<'_, '_> {
     pub(crate) fn settle(&mut self) {
         loop {
             while let Some(pair) = self.queue.pop() {
-                if let Err(violation) = self.run(pair) {
-                    self.violations.push(violation);
-                }
+                self.walk_from(pair);
             }
             let Some(table) = self.tables.pop() else { return };
             tables::read(self, table);
@@ -55,7 +53,7 @@ impl Walk<'_, '_> {
         self.relation.begin();
         self.queue.push(pair);
         let mut is_right = true;
-        while let Some(next) = self.queue.pop() {
+        while let Some(next) = self.flows.pop().or_else(|| self.queue.pop()) {
             // Other data is a copied table in code that must correspond, and a wrong guess otherwise.
             let names_other_data = |walk: &Self| {
                 walk.displaced.len() > marks.3
@@ -79,6 +77,7 @@ impl Walk<'_, '_> {
             self.stats = stats;
         }
         self.queue = queue;
+        self.flows.clear();
         is_right
     }
 

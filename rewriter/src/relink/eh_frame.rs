@@ -21,6 +21,8 @@ use lifter::entity::Fde;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
+pub(crate) use rows::FrameRows;
+
 use crate::relink::lsda::{self, LsdaBytes, pointer_len, push_sleb, push_uleb, write_pointer};
 
 const PCREL_SDATA4: u8 = gimli::DW_EH_PE_pcrel.0 | gimli::DW_EH_PE_sdata4.0;

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::relink::space::Overflow;
 
 /// Bytes of an `Elf64_Phdr`.
-const ENTRY: u64 = 56;
+pub(crate) const ENTRY: u64 = 56;
 
 /// How the table gets more entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,10 +40,20 @@ pub(crate) fn find_slots(image: &Image<'_>, count: usize) -> Result<Slots> {
     Ok(Slots { dropped, moves })
 }
 
+/// Whether `count` entries more fit behind the table as it is.
+pub(crate) fn has_room_behind(image: &Image<'_>, count: usize) -> bool {
+    matches!(room_behind(image, count as u64 * ENTRY), Ok(None))
+}
+
+/// Where the table ends in memory.
+pub(crate) fn table_end(image: &Image<'_>) -> Option<Va> {
+    let first = image.loads().find(|s| s.p_offset.0 == 0)?;
+    Some(Va(first.p_vaddr.0 + image.e_phoff.0 + ENTRY * image.segments.len() as u64))
+}
+
 /// What has to move so that the table can grow by `size` bytes; `None` if nothing is there.
 fn room_behind(image: &Image<'_>, size: u64) -> Result<Option<(Va, Va)>> {
-    let first = image.loads().find(|s| s.p_offset.0 == 0).ok_or(Error::NoProgramHeaderSlot)?;
-    let table_end = Va(first.p_vaddr.0 + image.e_phoff.0 + ENTRY * image.segments.len() as u64);
+    let table_end = table_end(image).ok_or(Error::NoProgramHeaderSlot)?;
     let mut behind: Vec<_> =
         image.sections.values().filter(|s| s.is_alloc() && s.sh_addr >= table_end && s.sh_size > 0).collect();
     behind.sort_by_key(|s| s.sh_addr);

@@ -15,7 +15,8 @@ use lifter::ir::{Program, RefTarget, TableBase, TableBound};
 use crate::encode::FragmentCode;
 use crate::materialize::OutProgram;
 use crate::plan::Temperature;
-use crate::relink::space::{Overflow, Space, free_text};
+use crate::relink::space::{Interval, Overflow, Space, free_text};
+use crate::relink::unwind::Places;
 
 /// What becomes of a table.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -80,6 +81,9 @@ pub(crate) fn place(
     Placement { fragments, tables, copies, space }
 }
 
+/// More than the words of any table ask for.
+const COPY_ALIGN: u64 = 8;
+
 /// Copies follow each other where that needs no segment more, and else fill what is left.
 fn place_copies(
     program: &Program,
@@ -87,10 +91,9 @@ fn place_copies(
     places: &mut SecondaryMap<Table, TablePlace>,
     space: &mut Space,
 ) -> Option<(Va, Va)> {
-    const ALIGN: u64 = 8;
-    let size_of = |table: Table| program.tables[table].byte_len().next_multiple_of(ALIGN);
+    let size_of = |table: Table| program.tables[table].byte_len().next_multiple_of(COPY_ALIGN);
     let size: u64 = copied.iter().map(|&table| size_of(table)).sum();
-    let run = if size == 0 { None } else { space.take_together(size, ALIGN) };
+    let run = if size == 0 { None } else { space.take_together(size, COPY_ALIGN) };
     let mut next = run;
     for &table in copied {
         let data = &program.tables[table];
@@ -99,6 +102,35 @@ fn place_copies(
         next = next.map(|at| at + size_of(table));
     }
     run.map(|start| (start, start + size))
+}
+
+/// Brings tables back that alone would be behind the image, if the unwind tables left room for all of them: a segment more is dear.
+pub(crate) fn recall_copies(image: &Image<'_>, program: &Program, placement: &mut Placement, places: &mut Places) {
+    let Overflow { start, end, .. } = placement.space.overflow;
+    let size_of = |table: Table| program.tables[table].byte_len().next_multiple_of(COPY_ALIGN);
+    let is_behind = |place: TablePlace| matches!(place, TablePlace::CopiedTo(va) if va >= start);
+    let behind: Vec<Table> = program.tables.keys().filter(|&table| is_behind(placement.tables[table])).collect();
+    let size: u64 = behind.iter().map(|&table| size_of(table)).sum();
+    let has_code = placement.fragments.iter().any(|&at| at >= start);
+    let has_unwind = places.sections.iter().flatten().any(|&(at, _)| at >= start);
+    if behind.is_empty() || start == end || has_code || has_unwind || placement.copies.is_some_and(|(at, _)| at < start) {
+        return;
+    }
+    let fits = |region: &&mut Interval| {
+        let at = region.start.align_up(COPY_ALIGN);
+        let segment_end = image.segment_at(region.start).map_or(region.start, |segment| segment.end());
+        at + size <= region.end.min(segment_end)
+    };
+    let Some(region) = places.free.iter_mut().find(fits) else { return };
+    let from = region.start.align_up(COPY_ALIGN);
+    let mut at = from;
+    for table in behind {
+        placement.tables[table] = TablePlace::CopiedTo(at);
+        at = at + size_of(table);
+    }
+    region.start = at;
+    placement.copies = Some((from, at));
+    placement.space.overflow.end = start;
 }
 
 /// Small fragments first fill holes; others keep their order.

@@ -279,6 +279,7 @@ fn take_at(start: Va, size: u64, regions: &mut Vec<(Interval, RegionKind)>, plac
 /// Finds room for three sections of the given sizes (0: not there). `named` ones keep their address or leave something harmless there.
 /// With `keeps_tables`, exception tables of the input stay where they are, and new ones go elsewhere.
 pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: &Named, keeps_tables: bool, space: &mut Space) -> Result<Places> {
+    const ALIGN: u64 = 8;
     let mut regions = pools(image, keeps_tables);
     let mut places = Places { keeps_tables, text_end: space.text_end, ..Places::default() };
     if !named.entries.is_empty() && sizes[ENTRIES] > 0 {
@@ -296,7 +297,11 @@ pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: &Named, keeps_tab
     }
     regions.extend(executable_padding(image, keeps_tables));
     let mut order: Vec<usize> = (0..SECTIONS.len()).filter(|&index| places.sections[index].is_none()).collect();
-    order.sort_by_key(|&i| std::cmp::Reverse(sizes[i]));
+    // Where one region takes all of them, those that can still move when the code is fixed come last.
+    let all: u64 = sizes.iter().map(|size| size.next_multiple_of(ALIGN)).sum();
+    let has_room = |(region, _): &(Interval, RegionKind)| region.start.align_up(ALIGN) + all <= region.end;
+    let is_roomy = regions.iter().any(|region| matches!(region.1, RegionKind::Pool(_)) && has_room(region));
+    order.sort_by_key(|&i| (is_roomy && i != EXCEPTION_TABLES, std::cmp::Reverse(sizes[i])));
     for index in order {
         let size = sizes[index];
         if image.section_named(SECTIONS[index]).is_none() {
@@ -306,7 +311,6 @@ pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: &Named, keeps_tab
             }
             continue;
         }
-        const ALIGN: u64 = 8;
         let fits = regions
             .iter_mut()
             .filter(|(region, _)| region.start.align_up(ALIGN) + size <= region.end)

@@ -22,11 +22,12 @@ use lifter::elf::image::{SectionData, Segment};
 use lifter::entity::{EntityId, Section};
 use object::elf;
 
+use super::cuts::{self, Part};
 use crate::error::{Error, Result};
 use crate::relink::{self, headers};
 
 /// What a loader maps at least.
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 /// Bytes of an `Elf64_Shdr`.
 const SECTION_HEADER: u64 = 64;
 /// More than any section's alignment leaves between two.
@@ -47,17 +48,31 @@ pub struct Options {
     pub sharing: Sharing,
     /// Leave out what no loader reads, section headers included.
     pub strip: bool,
+    /// Cut segments where pages are not needed.
+    pub cuts: bool,
+}
+
+/// A file laid out anew.
+#[derive(Clone, Debug)]
+pub struct Packed {
+    pub bytes: Vec<u8>,
+    /// Segments that became two, and how many bytes that spares.
+    pub num_cuts: usize,
+    pub cut_bytes: u64,
 }
 
 /// Lays the file out anew. `free` are loaded bytes that nothing needs, ascending. `None` if the file's offsets have to stay.
-pub fn pack(bytes: &[u8], free: &[(Va, Va)], options: Options) -> Result<Option<Vec<u8>>> {
+pub fn pack(bytes: &[u8], free: &[(Va, Va)], options: Options) -> Result<Option<Packed>> {
     let image =
         Image::parse(bytes).map_err(|error| Error::Inconsistent(format!("what was relinked can't be read again: {error}")))?;
     if !may_move(&image) {
         return Ok(None);
     }
-    let ends = needed_ends(&image, free);
-    lay_out(&image, &ends, options).map(Some)
+    let whole = cuts::whole(&image, &needed_ends(&image, free));
+    let parts = if options.cuts { cuts::parts(&image, free, options) } else { whole.clone() };
+    let bytes = lay_out(&image, &parts, options)?;
+    let cut_bytes = total(&image, &whole, options).saturating_sub(bytes.len() as u64);
+    Ok(Some(Packed { bytes, num_cuts: parts.len() - whole.len(), cut_bytes }))
 }
 
 /// One past the last byte that is needed of each loaded segment, in their order.
@@ -69,13 +84,13 @@ pub(super) fn needed_ends(image: &Image<'_>, free: &[(Va, Va)]) -> Vec<Va> {
     image.loads().map(end).collect()
 }
 
-/// The file with segments that end at `ends`, which may be behind where they end now.
-pub(super) fn lay_out(image: &Image<'_>, ends: &[Va], options: Options) -> Result<Vec<u8>> {
+/// The file with these segments, whose ends may be behind where they are now.
+pub(super) fn lay_out(image: &Image<'_>, parts: &[Part], options: Options) -> Result<Vec<u8>> {
     let bytes = image.bytes;
-    let mut layout = Layout::of(image, ends, options);
+    let mut layout = Layout::of(image, parts, options);
     let image = &image;
     let mut out = layout.loaded(image);
-    let segments: Vec<Segment> = image.segments.iter().map(|segment| layout.moved_segment(segment)).collect();
+    let segments = layout.segments(image);
     let table = headers::encode(&segments);
     let at = image.e_phoff.0 as usize;
     let place = out.get_mut(at..at + table.len());
@@ -86,6 +101,7 @@ pub(super) fn lay_out(image: &Image<'_>, ends: &[Va], options: Options) -> Resul
         None => (0, 0, 0),
     };
     out[40..48].copy_from_slice(&start.to_le_bytes());
+    out[56..58].copy_from_slice(&(segments.len() as u16).to_le_bytes());
     out[60..62].copy_from_slice(&count.to_le_bytes());
     out[62..64].copy_from_slice(&names.to_le_bytes());
     Ok(out)
@@ -97,16 +113,19 @@ fn half(bytes: &[u8], at: usize) -> u16 {
 
 /// Whether offsets may change: no payload counts on them, and the headers are where a loader looks.
 pub(super) fn may_move(image: &Image<'_>) -> bool {
-    let table_end = image.e_phoff.0 + 56 * image.segments.len() as u64;
+    let table_end = image.e_phoff.0 + headers::ENTRY * image.segments.len() as u64;
     let holds_headers = |s: &Segment| s.p_offset.0 == 0 && s.p_filesz >= table_end.max(64);
     let first = image.loads().min_by_key(|s| s.p_vaddr);
     let sorted = image.loads().zip(image.loads().skip(1)).all(|(a, b)| a.end() <= b.p_vaddr);
     relink::payload_behind(image).is_none() && first.is_some_and(holds_headers) && sorted
 }
 
-/// A loaded segment in the output.
+/// A loaded segment of the output.
 #[derive(Copy, Clone, Debug)]
 struct Load {
+    /// The input's, by index among those that are loaded.
+    source: usize,
+    /// The input's, or the part that this is of it.
     old: Segment,
     /// As `old`, in its new place.
     new: Segment,
@@ -121,12 +140,12 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(image: &Image<'_>, ends: &[Va], options: Options) -> Self {
+    fn of(image: &Image<'_>, parts: &[Part], options: Options) -> Self {
         let mut layout = Layout { loads: Vec::new(), holes: Vec::new(), end: 0 };
         let alignment_max = image.sections.values().filter(|s| s.is_alloc()).map(|s| s.sh_addralign).max();
         let needs_page_only = image.has_section_headers && alignment_max.is_some_and(|align| align <= PAGE);
         let mut last_used = None;
-        for (&old, &end) in image.loads().zip(ends) {
+        for &Part { load: source, old, end } in parts {
             let mut new = old;
             if end != old.p_vaddr + old.p_filesz {
                 new.p_filesz = end - old.p_vaddr;
@@ -147,7 +166,7 @@ impl Layout {
                     new.p_align = PAGE;
                 }
             }
-            layout.loads.push(Load { old, new });
+            layout.loads.push(Load { source, old, new });
         }
         layout
     }
@@ -180,10 +199,27 @@ impl Layout {
         Some(next.new.p_offset.0 + (va - next.new.p_vaddr).min(next.new.p_filesz))
     }
 
-    fn moved_segment(&self, segment: &Segment) -> Segment {
-        if let Some(load) = self.loads.iter().find(|load| load.old == *segment) {
-            return load.new;
+    /// The program headers.
+    fn segments(&self, image: &Image<'_>) -> Vec<Segment> {
+        let mut segments = Vec::new();
+        let mut num_loads = 0;
+        for segment in &image.segments {
+            if segment.is_load() {
+                segments.extend(self.loads.iter().filter(|load| load.source == num_loads).map(|load| load.new));
+                num_loads += 1;
+            } else {
+                segments.push(self.moved_segment(segment));
+            }
         }
+        let size = headers::ENTRY * segments.len() as u64;
+        for table in segments.iter_mut().filter(|segment| segment.p_type == elf::PT_PHDR) {
+            (table.p_filesz, table.p_memsz) = (size, size);
+        }
+        segments
+    }
+
+    /// A segment that is not loaded by itself.
+    fn moved_segment(&self, segment: &Segment) -> Segment {
         if [elf::PT_NULL, elf::PT_GNU_STACK].contains(&segment.p_type) || segment.p_memsz == 0 {
             return *segment;
         }
@@ -264,9 +300,9 @@ impl Layout {
     }
 }
 
-/// How long the file becomes if its segments end there.
-pub(super) fn total(image: &Image<'_>, ends: &[Va], options: Options) -> u64 {
-    Layout::of(image, ends, options).total(image, options)
+/// How long the file becomes with these segments.
+pub(super) fn total(image: &Image<'_>, parts: &[Part], options: Options) -> u64 {
+    Layout::of(image, parts, options).total(image, options)
 }
 
 /// Size and alignment of what no loader reads, in the order in which it is placed; the one that is no section is their headers.

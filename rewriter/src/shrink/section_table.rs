@@ -1,4 +1,4 @@
-//! Changes in a section table: sections that get another place, one that goes, one that is new.
+//! Changes in a section table: sections that get another place, one that goes, one that is new, one that becomes several.
 //!
 //! **Method.** Headers stay in order of address; whatever names a section by its index (links, symbols, the header of the file) is
 //! renumbered. The new table and the names go behind the file; `pack` finds them a better place.
@@ -19,6 +19,8 @@ pub(super) struct SectionEdit<'a, 'b> {
     image: &'a Image<'b>,
     /// As in the input, each with its index there; `None` for a new one.
     headers: Vec<(Option<Section>, Vec<u8>)>,
+    /// Where sections go on that were split, by their index in the input; the headers follow that of the first piece.
+    rests: Vec<(Section, Va)>,
     names: Vec<u8>,
     names_section: Section,
 }
@@ -34,7 +36,7 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
         let headers = image.sections.keys().map(header).collect::<Option<Vec<_>>>()?;
         let names_section = Section::new(usize::from(u16::from_le_bytes([*bytes.get(62)?, *bytes.get(63)?])));
         image.sections.get(names_section)?;
-        Some(Self { image, headers, names: image.section_bytes(names_section).to_vec(), names_section })
+        Some(Self { image, headers, rests: Vec::new(), names: image.section_bytes(names_section).to_vec(), names_section })
     }
 
     fn header(&mut self, id: Section) -> Option<&mut Vec<u8>> {
@@ -51,6 +53,30 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
 
     pub(super) fn remove(&mut self, id: Section) {
         self.headers.retain(|(source, _)| *source != Some(id));
+    }
+
+    /// Makes several sections of one: what the holes cover, ascending and inside it, belongs to none. To be done before anything else is added.
+    pub(super) fn split(&mut self, id: Section, holes: &[(Va, Va)], name: &str) -> Option<()> {
+        let section = self.image.sections.get(id)?;
+        let (index, (_, head)) = self.headers.iter_mut().enumerate().find(|(_, (source, _))| *source == Some(id))?;
+        write_word(head, 32, holes.first()?.0 - section.sh_addr);
+        let pattern = head.clone();
+        let name_at = self.names.len() as u32;
+        let ends = holes.iter().skip(1).map(|hole| hole.0).chain([section.end()]);
+        for (number, (&(_, start), end)) in holes.iter().zip(ends).enumerate() {
+            let mut header = pattern.clone();
+            header[..4].copy_from_slice(&name_at.to_le_bytes());
+            write_word(&mut header, 16, start.0);
+            write_word(&mut header, 24, section.sh_offset.0 + (start - section.sh_addr));
+            write_word(&mut header, 32, end - start);
+            // No more than the address has.
+            write_word(&mut header, 48, 1 << start.0.trailing_zeros().min(6));
+            self.headers.insert(index + 1 + number, (None, header));
+            self.rests.push((id, start));
+        }
+        self.names.extend_from_slice(name.as_bytes());
+        self.names.push(0);
+        Some(())
     }
 
     /// A section for packed relocations, behind another one.
@@ -99,10 +125,12 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
             let offset = self.header(id)?.get(24..32)?.try_into().ok().map(u64::from_le_bytes)? as usize;
             let table = out.get_mut(offset..offset + section.sh_size as usize)?;
             for symbol in table.chunks_exact_mut(SYMBOL) {
+                let value = Va(symbol[8..16].try_into().map_or(0, u64::from_le_bytes));
                 let field = &mut symbol[SYMBOL_SECTION..SYMBOL_SECTION + 2];
                 let old = u16::from_le_bytes([field[0], field[1]]);
                 if old < elf::SHN_LORESERVE {
-                    field.copy_from_slice(&remap(usize::from(old))?.to_le_bytes());
+                    let piece = self.rests.iter().filter(|(id, start)| id.index() == usize::from(old) && *start <= value).count();
+                    field.copy_from_slice(&(remap(usize::from(old))? + piece as u16).to_le_bytes());
                 }
             }
         }

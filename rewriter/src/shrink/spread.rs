@@ -8,7 +8,7 @@
 //!
 //! **Why it is right.** See [`super::tables`]: nothing but tags and `PT_GNU_EH_FRAME` says where these tables are, and what code names stays. Bytes of
 //! a table may become executable, as in all files of linkers that put what is only read in one segment with code; with
-//! [`Sharing::Safe`] they don't.
+//! [`Sharing::Safe`] they don't, and without section headers either: nothing would tell them from code.
 //!
 //! **Terminates**: there are at most `SEGMENTS_MAX ^ GROUPS` ways.
 
@@ -20,7 +20,7 @@ use object::elf;
 
 use super::pack::{self, Options, Sharing};
 use super::section_table::SectionEdit;
-use super::{tables, unwind_shift};
+use super::{cuts, tables, unwind_shift};
 use crate::relink::{headers, unwind};
 
 /// As many groups of tables as are told apart.
@@ -47,7 +47,7 @@ pub type Spread = (Vec<u8>, Vec<(Va, Va)>);
 /// Spreads the tables. `None` where the file does not get shorter; else the file with larger and smaller segments, and what is free in it.
 pub fn spread(bytes: &[u8], free: &[(Va, Va)], named: &[Va], options: Options) -> Option<Spread> {
     let image = Image::parse(bytes).ok().filter(|image| image.has_section_headers && pack::may_move(image))?;
-    if image.has_static_relocs() || options.strip {
+    if image.has_static_relocs() {
         return None;
     }
     let (items, bases) = movable(&image, free, named)?;
@@ -117,7 +117,7 @@ impl<'a, 'b> Search<'a, 'b> {
         for (index, load) in loads.iter().enumerate() {
             let next = loads.get(index + 1).map_or(u64::MAX, |next| next.p_vaddr.0 & !(next.p_align.max(4096) - 1));
             let is_open = !load.is_writable() && load.p_filesz == load.p_memsz && load.p_filesz > 0;
-            let is_allowed = options.sharing == Sharing::Tight || !load.is_executable();
+            let is_allowed = options.sharing == Sharing::Tight && !options.strip || !load.is_executable();
             let holds_any = items.iter().any(|item| item.load == index);
             if is_open && (is_allowed || holds_any) && bases[index].0 < next {
                 open.push((index, Va(next)));
@@ -142,6 +142,11 @@ impl<'a, 'b> Search<'a, 'b> {
         Some((plan, ends))
     }
 
+    /// How long the file becomes if its segments end there.
+    fn total(&self, ends: &[Va]) -> u64 {
+        pack::total(self.image, &cuts::whole(self.image, ends), self.options)
+    }
+
     fn best(&self) -> Option<Plan> {
         let mut present = [false; GROUPS];
         let mut home = [0; GROUPS];
@@ -149,13 +154,13 @@ impl<'a, 'b> Search<'a, 'b> {
             present[item.group] = true;
             home[item.group] = self.open.iter().position(|&(load, _)| load == item.load)?;
         }
-        let now = pack::total(self.image, &self.place(&home)?.1, self.options);
+        let now = self.total(&self.place(&home)?.1);
         let mut best: Option<(u64, u64, Plan)> = None;
         let mut choice = home.map(|_| 0);
         (0..GROUPS).filter(|&group| !present[group]).for_each(|group| choice[group] = home[group]);
         loop {
             if let Some((plan, ends)) = self.place(&choice) {
-                let total = pack::total(self.image, &ends, self.options);
+                let total = self.total(&ends);
                 let moved = self.items.iter().zip(&plan).filter(|(item, (load, _))| item.load != *load);
                 let moved: u64 = moved.map(|(item, _)| item.size).sum();
                 if total < now && best.as_ref().is_none_or(|(least, bytes, _)| (total, moved) < (*least, *bytes)) {
@@ -177,7 +182,7 @@ fn apply(image: &Image<'_>, free: &[(Va, Va)], (items, bases): (&[Item], &[Va]),
     for (item, &(load, at)) in items.iter().zip(plan) {
         ends[load] = ends[load].max(at + item.size);
     }
-    let roomy = pack::lay_out(image, &ends, Options::default()).ok()?;
+    let roomy = pack::lay_out(image, &cuts::whole(image, &ends), Options::default()).ok()?;
     let room = Image::parse(&roomy).ok()?;
     let new_place = |index: usize| {
         let found = items.iter().zip(plan).find(|(item, _)| image.section_named(unwind::SECTIONS[index]) == Some(item.section));

@@ -15,14 +15,15 @@
 use std::collections::BTreeMap;
 
 use lifter::Image;
-use lifter::address::Va;
-use lifter::elf::image::{DynRelocPlace, SectionData};
+use lifter::address::{FileOffset, Va};
+use lifter::elf::image::{DynRelocPlace, SectionData, Segment};
 use lifter::entity::Section;
 use object::elf;
 
-use super::relr;
 use super::section_table::SectionEdit;
 use super::versions::{self, Asked, DT_RELR_VERSION};
+use super::{cuts, relr};
+use crate::relink::headers;
 
 /// Dynamic tags of the gABI.
 const DT_RELRSZ: u32 = 35;
@@ -40,6 +41,8 @@ pub struct Options {
     pub relr: bool,
     /// Leave out `DT_HASH` where there is `DT_GNU_HASH`.
     pub hash: bool,
+    /// Make room for the program headers that cuts need.
+    pub cuts: bool,
 }
 
 /// What was made smaller.
@@ -53,15 +56,34 @@ pub struct Repacked {
     pub hash_bytes: u64,
 }
 
-/// Packs the tables of a file; `named` are the addresses of data that its code names, ascending. `None` where nothing is gained or known.
-pub fn repack(bytes: &[u8], named: &[Va], options: Options) -> Option<Repacked> {
+/// Packs the tables of a file; `named` are the addresses of data that its code names, `free` what else nothing needs, both ascending. `None` where
+/// nothing is gained or known.
+pub fn repack(bytes: &[u8], named: &[Va], free: &[(Va, Va)], options: Options) -> Option<Repacked> {
+    let packed = repack_with_room(bytes, named, options, 0);
+    if !options.cuts {
+        return packed;
+    }
+    let image = Image::parse(packed.as_ref().map_or(bytes, |packed| &packed.bytes)).ok()?;
+    let mut free = free.to_vec();
+    free.extend(packed.as_ref().map(|packed| packed.free));
+    free.sort_unstable();
+    let wanted = cuts::wanted(&image, &free);
+    if wanted <= cuts::spare_headers(&image) {
+        return packed;
+    }
+    repack_with_room(bytes, named, options, wanted).or(packed)
+}
+
+/// As `repack`, with room for so many program headers behind their table.
+fn repack_with_room(bytes: &[u8], named: &[Va], options: Options, num_headers: usize) -> Option<Repacked> {
     let image = Image::parse(bytes).ok()?;
     let run = Run::find(&image, named)?;
-    let mut job =
-        Job { image: &image, run, contents: BTreeMap::new(), dynamic: image.dynamic.clone(), added: None, in_place: Vec::new() };
+    let head = if num_headers > 0 { Some(Head::find(&image, &run, named, num_headers)?) } else { None };
+    let (contents, dynamic) = (BTreeMap::new(), image.dynamic.clone());
+    let mut job = Job { image: &image, run, head, contents, dynamic, added: None, in_place: Vec::new() };
     let hash_bytes = if options.hash { job.drop_hash() } else { 0 };
     let num_relocations = if options.relr { job.pack_relocations().unwrap_or(0) } else { 0 };
-    if hash_bytes == 0 && num_relocations == 0 {
+    if hash_bytes == 0 && num_relocations == 0 && job.head.is_none() {
         return None;
     }
     job.finish(bytes, hash_bytes, num_relocations)
@@ -123,9 +145,60 @@ pub(super) fn tag_of(image: &Image<'_>, section: &SectionData<'_>) -> Option<u32
     (is_same(tag, section.sh_addr.0) && size.is_none_or(|size| is_same(size, section.sh_size))).then_some(tag)
 }
 
+/// What lies between the program headers and the run, and is found through them alone.
+struct Head {
+    sections: Vec<Section>,
+    start: Va,
+    end: Va,
+    /// By how much it moves.
+    shift: u64,
+}
+
+impl Head {
+    /// Moves it by the size of so many program headers; `None` if anything else is there.
+    fn find(image: &Image<'_>, run: &Run, named: &[Va], num_headers: usize) -> Option<Head> {
+        const ALIGN_MAX: u64 = 64;
+        // A multiple of all alignments that there are.
+        let shift = (headers::ENTRY * num_headers as u64).next_multiple_of(ALIGN_MAX);
+        let table_end = headers::table_end(image)?;
+        let mut sections: Vec<(Section, &SectionData<'_>)> = image
+            .sections
+            .iter()
+            .filter(|(_, s)| s.is_alloc() && !s.is_tls_bss() && s.end() > table_end && s.sh_addr < run.start)
+            .collect();
+        sections.sort_by_key(|(_, s)| s.sh_addr);
+        let start = sections.first().map_or(run.start, |(_, s)| s.sh_addr);
+        let is_movable = |s: &SectionData<'_>| {
+            let is_found = s.sh_type == elf::SHT_NOTE || s.name == ".interp";
+            is_found && s.sh_addr >= table_end && s.end() <= run.start && s.sh_addralign <= ALIGN_MAX
+        };
+        let is_whole =
+            |s: &Segment| s.is_load() || s.end() <= start || s.p_vaddr >= run.end || start <= s.p_vaddr && s.end() <= run.start;
+        let is_named = named.get(named.partition_point(|&va| va < table_end)).is_some_and(|&va| va < run.start);
+        let ids = sections.iter().map(|&(id, _)| id).collect();
+        (!is_named && sections.iter().all(|(_, s)| is_movable(s)) && image.segments.iter().all(is_whole)).then_some(Head {
+            sections: ids,
+            start,
+            end: run.start,
+            shift,
+        })
+    }
+
+    fn moved_segments(&self, image: &Image<'_>) -> Vec<Segment> {
+        let moves = |s: &Segment| !s.is_load() && s.p_filesz > 0 && self.start <= s.p_vaddr && s.p_vaddr < self.end;
+        let moved = |s: &Segment| {
+            let p_offset = FileOffset(s.p_offset.0 + self.shift);
+            Segment { p_vaddr: s.p_vaddr + self.shift, p_offset, ..*s }
+        };
+        image.segments.iter().map(|s| if moves(s) { moved(s) } else { *s }).collect()
+    }
+}
+
 struct Job<'a, 'b> {
     image: &'a Image<'b>,
     run: Run,
+    /// What makes room for program headers.
+    head: Option<Head>,
     /// New contents, by section; `None` for one that goes.
     contents: BTreeMap<Section, Option<Vec<u8>>>,
     dynamic: Vec<(u64, u64)>,
@@ -229,8 +302,14 @@ impl Job<'_, '_> {
         let image = self.image;
         let mut out = bytes.to_vec();
         let mut edit = SectionEdit::new(image, bytes)?;
-        let mut at = self.run.start;
         let mut written: Vec<(Va, Vec<u8>)> = Vec::new();
+        let (start, shift) = self.head.as_ref().map_or((self.run.start, 0), |head| (head.start, head.shift));
+        for &id in self.head.iter().flat_map(|head| &head.sections) {
+            let section = &image.sections[id];
+            edit.set_place(id, section.sh_addr + shift, section.sh_offset.0 + shift, section.sh_size);
+            written.push((section.sh_addr + shift, image.section_bytes(id).to_vec()));
+        }
+        let mut at = self.run.start + shift;
         for id in self.run.sections.clone() {
             let section = &image.sections[id];
             let Some(content) = self.content(id) else {
@@ -261,7 +340,7 @@ impl Job<'_, '_> {
             out.get_mut(start..start + content.len())?.copy_from_slice(content);
             Some(())
         };
-        write(self.run.start, &vec![0; (self.run.end - self.run.start) as usize])?;
+        write(start, &vec![0; (self.run.end - start) as usize])?;
         written.iter().try_for_each(|(va, content)| write(*va, content))?;
         self.in_place.iter().try_for_each(|(va, addend)| write(*va, &addend.to_le_bytes()))?;
         let segment = image.segments.iter().find(|s| s.p_type == elf::PT_DYNAMIC)?;
@@ -269,6 +348,10 @@ impl Job<'_, '_> {
             self.dynamic.iter().flat_map(|(tag, value)| [tag.to_le_bytes(), value.to_le_bytes()].concat()).collect();
         dynamic.resize(dynamic.len().max(DYN as usize * (image.dynamic.len() + 1)), 0);
         write(segment.p_vaddr, &dynamic)?;
+        if let Some(head) = &self.head {
+            let table = headers::encode(&head.moved_segments(image));
+            write(Va(headers::table_end(image)?.0 - table.len() as u64), &table)?;
+        }
         let free = (at, self.run.end);
         let relr_bytes = (free.1 - free.0).saturating_sub(hash_bytes);
         let bytes = edit.write(out)?;

@@ -13,7 +13,7 @@ use lifter::ir::{BlockFlags, CodeTarget, Program, RefTarget, StopKind, Terminato
 use object::elf;
 
 /// For each block, whether it is reached.
-pub(super) fn reached(image: &Image<'_>, program: &Program) -> SecondaryMap<Block, bool> {
+pub fn reached(image: &Image<'_>, program: &Program) -> SecondaryMap<Block, bool> {
     let mut search = Search { program, reached: SecondaryMap::new(program.blocks.len(), false), open: Vec::new() };
     search.name(image.e_entry);
     program.slots.iter().for_each(|slot| search.push(slot.target));

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use analysis::alias::{Region, Verdict, judge, pairs};
 use analysis::domain::Value;
-use analysis::engine::Contexts;
+use analysis::engine::{Contexts, Summaries};
 use analysis::graph::SiteId;
 use analysis::procedures::Procedure;
 use analysis::values::build;
@@ -31,6 +31,8 @@ pub(super) struct Pair {
     pub(super) second: u32,
     pub(super) insensitive: Verdict,
     pub(super) standard: Verdict,
+    /// By relevance, once the run has shown what is hot.
+    pub(super) partitioned: Verdict,
     /// A look at the block alone shows that it is apart.
     pub(super) is_apart_locally: bool,
     pub(super) executions: u64,
@@ -42,6 +44,7 @@ pub(super) struct Pair {
 pub(super) struct BlockFacts {
     pub(super) references: Vec<Expected>,
     pub(super) pairs: Vec<Pair>,
+    pub(super) executions: u64,
 }
 
 /// A procedure in a context.
@@ -70,6 +73,10 @@ pub(super) struct Facts<'c, 's, 'a> {
 impl<'c, 's, 'a> Facts<'c, 's, 'a> {
     pub(super) fn new(insensitive: &'c Contexts<'s, 'a>, standard: &'c Contexts<'s, 'a>) -> Self {
         Facts { insensitive, standard, known: HashMap::new(), all: Vec::new() }
+    }
+
+    pub(super) fn summaries(&self) -> &'s Summaries<'a> {
+        self.insensitive.summaries
     }
 
     pub(super) fn procedure_at(&self, block: Block) -> Option<Procedure> {
@@ -125,19 +132,57 @@ impl<'c, 's, 'a> Facts<'c, 's, 'a> {
                     })
                     .collect();
                 block_facts.pairs = pairs(&known.references)
-                    .map(|(i, j)| Pair {
-                        first: i as u32,
-                        second: j as u32,
-                        insensitive: judge(&known.symbols, &known.references[i], &known.references[j]),
-                        standard: judge(&better.symbols, &better.references[i], &better.references[j]),
-                        is_apart_locally: known.is_apart_locally(&known.references[i], &known.references[j]),
-                        executions: 0,
-                        overlaps: 0,
+                    .map(|(i, j)| {
+                        let insensitive = judge(&known.symbols, &known.references[i], &known.references[j]);
+                        Pair {
+                            first: i as u32,
+                            second: j as u32,
+                            insensitive,
+                            standard: judge(&better.symbols, &better.references[i], &better.references[j]),
+                            partitioned: insensitive,
+                            is_apart_locally: known.is_apart_locally(&known.references[i], &known.references[j]),
+                            executions: 0,
+                            overlaps: 0,
+                        }
                     })
                     .collect();
             }
             facts.blocks.push((block.block, block_facts));
         }
         facts
+    }
+
+    /// How often each block was executed, in all contexts together.
+    pub(super) fn block_counts(&self) -> Vec<u64> {
+        let mut counts = vec![0; self.insensitive.summaries.around.program.blocks.len()];
+        for (block, facts) in self.all.iter().flat_map(|procedure| &procedure.blocks) {
+            counts[block.index()] += facts.executions;
+        }
+        counts
+    }
+
+    /// Asks another partition about each pair that was seen.
+    pub(super) fn add_partitioned(&mut self, contexts: &Contexts<'_, '_>) {
+        let summaries = self.insensitive.summaries;
+        for (&(procedure, class), &index) in &self.known {
+            let sites = summaries.graph.callers_of(procedure);
+            let site = sites.iter().find(|&&site| self.standard.partition.class_of(site) == class);
+            let own_class = site.map_or(0, |&site| contexts.partition.class_of(site));
+            if contexts.context(procedure, own_class).is_none_or(|context| context.is_empty()) {
+                continue;
+            }
+            let code = build(&summaries.around, procedure);
+            let solution = contexts.solve(&code, own_class);
+            for (number, (_, facts)) in self.all[index].blocks.iter_mut().enumerate().filter(|(_, b)| !b.1.pairs.is_empty()) {
+                let path = [number as u32];
+                let region = Region::build(summaries.around.image, &code, &summaries.knowledge(), &path, &solution.at_start);
+                for pair in facts.pairs.iter_mut().filter(|p| !p.insensitive.is_no_alias()) {
+                    let references = [pair.first, pair.second].map(|r| region.references.get(r as usize));
+                    if let [Some(a), Some(b)] = references {
+                        pair.partitioned = judge(&region.symbols, a, b);
+                    }
+                }
+            }
+        }
     }
 }

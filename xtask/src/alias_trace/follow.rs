@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 
 use analysis::alias::Verdict;
 use analysis::domain::Base;
+use analysis::engine::Contexts;
+use analysis::hot::Counts;
+use analysis::partition::{Criterion, Partition};
 use analysis::procedures::Procedure;
 use lifter::entity::Block;
 use lifter::ir::Program;
@@ -15,6 +18,9 @@ use lifter::x86::decode_block;
 use lifter::{Image, Va};
 
 use super::facts::Facts;
+
+/// The share of executed instructions that hot blocks have.
+const HOT_SHARE: f64 = 0.95;
 
 /// One memory access of the trace.
 #[derive(Copy, Clone, Debug)]
@@ -86,6 +92,8 @@ pub(super) struct Found {
     pub(super) described: u64,
     pub(super) given_up: u64,
     pub(super) contradictions: BTreeMap<(Va, Va, &'static str), (Contradiction, u64)>,
+    /// The blocks that make up `HOT_SHARE` of what was executed, ascending.
+    pub(super) hot: Vec<Block>,
     /// By pair: what is said of it in each context that was executed.
     pub(super) pairs: BTreeMap<(Block, u32, u32), Vec<super::facts::Pair>>,
 }
@@ -228,8 +236,9 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
                     // Called from outside.
                     return self.enter(None, next);
                 }
+                return self.jump_back(&next);
             }
-            Some(Kind::Return) => {}
+            Some(Kind::Return) => return self.jump_back(&next),
             Some(Kind::Other) => {
                 let is_elsewhere = next.position == 0 && !self.is_own_entry(&next);
                 if let (true, Some(last), Some(callee)) = (is_elsewhere, last, self.facts.procedure_at(next.block)) {
@@ -289,6 +298,16 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
         }
     }
 
+    /// Somewhere into the program, not by a call and not by a return to one (`longjmp`). Which activation it is that goes on cannot be told if several have the
+    /// block: so the one that is taken for it has no known frame.
+    fn jump_back(&mut self, next: &Known) {
+        let is_expected = self.is_expected(next);
+        self.advance(next);
+        if let Some(top) = self.stack.last_mut().filter(|_| !is_expected) {
+            top.frame = None;
+        }
+    }
+
     /// The next instruction of the block that is being executed, or the first of another.
     fn advance(&mut self, next: &Known) {
         if self.is_expected(next) {
@@ -341,6 +360,7 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
         let (frame, image) = (top.frame, self.bias);
         self.check_values(&open, frame, image);
         let (_, facts) = &mut self.facts.all[open.facts].blocks[open.block];
+        facts.executions += 1;
         for pair in &mut facts.pairs {
             let (a, b) = (open.spans[pair.first as usize], open.spans[pair.second as usize]);
             if a.2 == 0 || b.2 == 0 {
@@ -393,14 +413,34 @@ impl<'c, 's, 'a> Follower<'c, 's, 'a> {
     }
 
     pub(super) fn finish(mut self) -> Found {
+        let blocks = self.facts.block_counts();
+        self.ask_partitioned(&blocks);
         for procedure in &self.facts.all {
             for (block, facts) in &procedure.blocks {
                 for pair in facts.pairs.iter().filter(|p| p.executions > 0) {
                     self.found.pairs.entry((*block, pair.first, pair.second)).or_default().push(*pair);
+                    if pair.overlaps > 0 && pair.partitioned.is_no_alias() {
+                        let [first, second] = [pair.first, pair.second].map(|r| facts.references[r as usize].at);
+                        let (analysis, claim) = ("partitioned", pair.partitioned.to_string());
+                        let contradiction = Contradiction { first, second, analysis, claim, spans: [(0, 0); 2] };
+                        self.found.contradictions.entry((first, second, analysis)).or_insert((contradiction, 0)).1 +=
+                            pair.overlaps;
+                    }
                 }
             }
         }
         self.found
+    }
+
+    /// What the analysis with contexts at relevant sites alone says, the run itself being the profile.
+    fn ask_partitioned(&mut self, blocks: &[u64]) {
+        let summaries = self.facts.summaries();
+        let around = &summaries.around;
+        let edges = vec![0; around.program.edges.len()];
+        let counts = Counts::new(around.program, &around.procedures, &summaries.graph, (blocks, &edges), HOT_SHARE);
+        let partition = Partition::by(Criterion::Relevance { theta: 1.0 }, summaries, &counts);
+        self.facts.add_partitioned(&Contexts::compute(summaries, partition));
+        self.found.hot = around.program.blocks.keys().filter(|&block| counts.is_hot(block)).collect();
     }
 }
 

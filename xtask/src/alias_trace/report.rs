@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 
+use super::facts::Pair;
 use super::follow::Found;
 use crate::shell::Result;
 
@@ -13,33 +14,40 @@ struct Precision {
     all: u64,
     local: u64,
     insensitive: u64,
+    partitioned: u64,
     standard: u64,
 }
 
 impl Precision {
-    fn add(&mut self, weight: u64, proves: [bool; 3]) {
+    fn add(&mut self, weight: u64, proves: [bool; 4]) {
         self.all += weight;
         self.local += weight * u64::from(proves[0]);
         self.insensitive += weight * u64::from(proves[1]);
-        self.standard += weight * u64::from(proves[2]);
+        self.partitioned += weight * u64::from(proves[2]);
+        self.standard += weight * u64::from(proves[3]);
     }
-    fn shares(&self) -> [f64; 3] {
-        [self.local, self.insensitive, self.standard].map(|n| 100.0 * n as f64 / self.all.max(1) as f64)
+    fn shares(&self) -> [f64; 4] {
+        [self.local, self.insensitive, self.partitioned, self.standard].map(|n| 100.0 * n as f64 / self.all.max(1) as f64)
     }
 }
 
-/// By pairs, where an analysis has to prove one in every context that was executed, and by executions.
+/// Of hot blocks: by pairs, where an analysis has to prove one in every context that was executed, and by executions. What holds whoever calls
+/// holds in each context.
 fn precision(found: &Found) -> (Precision, Precision) {
     let (mut by_pair, mut by_execution) = (Precision::default(), Precision::default());
-    for contexts in found.pairs.values() {
-        if contexts.iter().any(|p| p.overlaps > 0) {
+    let proves = |pair: &Pair| {
+        let always = pair.insensitive.is_no_alias();
+        let in_context = [pair.partitioned, pair.standard].map(|verdict| always || verdict.is_no_alias());
+        [pair.is_apart_locally, always, in_context[0], in_context[1]]
+    };
+    for ((block, _, _), contexts) in &found.pairs {
+        if found.hot.binary_search(block).is_err() || contexts.iter().any(|p| p.overlaps > 0) {
             continue;
         }
-        let all = |proves: fn(&super::facts::Pair) -> bool| contexts.iter().all(proves);
-        by_pair.add(1, [all(|p| p.is_apart_locally), all(|p| p.insensitive.is_no_alias()), all(|p| p.standard.is_no_alias())]);
+        let all = contexts.iter().map(proves).fold([true; 4], |all, own| std::array::from_fn(|i| all[i] && own[i]));
+        by_pair.add(1, all);
         for pair in contexts {
-            let proves = [pair.is_apart_locally, pair.insensitive.is_no_alias(), pair.standard.is_no_alias()];
-            by_execution.add(pair.executions, proves);
+            by_execution.add(pair.executions, proves(pair));
         }
     }
     (by_pair, by_execution)
@@ -58,10 +66,10 @@ pub(super) fn text(name: &str, found: &Found) -> String {
         found.contradictions.values().map(|c| c.1).sum::<u64>()
     );
     let mut row = |what: &str, p: &Precision| {
-        let [local, insensitive, standard] = p.shares();
+        let [local, insensitive, partitioned, standard] = p.shares();
         let _ = writeln!(
             text,
-            "  {what}: {} never overlapped; proven: {local:.1} % block alone, {insensitive:.1} % insensitive, {standard:.1} % standard",
+            "  {what} in hot blocks: {} never overlapped; proven: {local:.1} % block alone, {insensitive:.1} % insensitive, {partitioned:.1} % partitioned, {standard:.1} % standard",
             p.all
         );
     };
@@ -84,14 +92,14 @@ pub(super) fn append(record: &Path, name: &str, found: &Found) -> Result {
     let is_new = !record.exists();
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(record).map_err(fail)?;
     if is_new {
-        let head = "| program | instructions | pairs of accesses | checked | addresses described | contradictions | never overlapped: pairs | proven: block alone | insensitive | standard | by executions: block alone | insensitive | standard |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+        let head = "| program | instructions | pairs of accesses | checked | addresses described | contradictions | hot pairs that never overlapped | proven: block alone | insensitive | partitioned | standard | by executions: block alone | insensitive | partitioned | standard |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
         file.write_all(head.as_bytes()).map_err(fail)?;
     }
     let (pairs, executions) = precision(found);
-    let ([a, b, c], [d, e, f]) = (pairs.shares(), executions.shares());
+    let ([a, b, c, d], [e, f, g, h]) = (pairs.shares(), executions.shares());
     let wrong: u64 = found.contradictions.values().map(|c| c.1).sum();
     let row = format!(
-        "| {name} | {} | {} | {} | {} | {wrong} | {} | {a:.1} % | {b:.1} % | {c:.1} % | {d:.1} % | {e:.1} % | {f:.1} % |\n",
+        "| {name} | {} | {} | {} | {} | {wrong} | {} | {a:.1} % | {b:.1} % | {c:.1} % | {d:.1} % | {e:.1} % | {f:.1} % | {g:.1} % | {h:.1} % |\n",
         found.instructions, found.seen, found.checked, found.described, pairs.all
     );
     file.write_all(row.as_bytes()).map_err(fail)

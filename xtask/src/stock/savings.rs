@@ -13,6 +13,10 @@ struct Shrunk<'a> {
     input: f64,
     output: f64,
     techniques: &'a [Value],
+    /// What would have stayed in the middle of segments.
+    cut: f64,
+    /// Whether a technique was left out because the checker found something.
+    is_less: bool,
 }
 
 /// Adds the table; nothing if no file was shrunk.
@@ -36,6 +40,7 @@ pub(super) fn table(rows: &[Row], text: &mut String) {
     line("the median file", &|files| change(median(files)));
     line("files that are larger", &|files| files.iter().filter(|file| file.output > file.input).count().to_string());
     line("files that are the same", &|files| files.iter().filter(|file| file.output == file.input).count().to_string());
+    line("where the checker stopped a technique", &|files| files.iter().filter(|file| file.is_less).count().to_string());
     let names: BTreeMap<&str, ()> = shrunk.iter().flatten().flat_map(|file| file.techniques).filter_map(name).collect();
     for (technique, ()) in names {
         line(technique, &|files| {
@@ -43,6 +48,7 @@ pub(super) fn table(rows: &[Row], text: &mut String) {
             change(1.0 - saved.filter_map(|saving| saving["bytes"].as_f64()).sum::<f64>() / total(files))
         });
     }
+    line("of these only by cuts", &|files| change(1.0 - files.iter().map(|file| file.cut).sum::<f64>() / total(files)));
 }
 
 fn name(saving: &Value) -> Option<(&str, ())> {
@@ -57,7 +63,14 @@ fn of_kind(rows: &[Row], kind: Option<Kind>) -> Vec<Shrunk<'_>> {
 fn shrunk(row: &Row) -> Option<Shrunk<'_>> {
     let techniques = row.in_order.get("techniques")?.as_array()?;
     let bytes = |what: &str| row.in_order.get(what).and_then(Value::as_f64);
-    Some(Shrunk { input: bytes("input_bytes")?, output: bytes("output_bytes")?, techniques })
+    let warnings = row.in_order.get("warnings").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
+    Some(Shrunk {
+        input: bytes("input_bytes")?,
+        output: bytes("output_bytes")?,
+        techniques,
+        cut: bytes("cut_bytes").unwrap_or(0.0),
+        is_less: warnings.into_iter().any(|warning| warning.contains("the checker")),
+    })
 }
 
 fn median(files: &[Shrunk<'_>]) -> f64 {

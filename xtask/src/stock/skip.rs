@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Program names, `*` at the end for any ending, and why they are not run.
-const SKIPPED: [(&str, &str); 35] = [
+const SKIPPED: [(&str, &str); 36] = [
     ("reboot", "stops the machine"),
     ("halt", "stops the machine"),
     ("shutdown", "stops the machine"),
@@ -39,6 +39,7 @@ const SKIPPED: [(&str, &str); 35] = [
     ("switch_root", "replaces the root folder"),
     ("pivot_root", "replaces the root folder"),
     ("lsfd", "prints its own memory map"),
+    ("df", "tells how full the disk is"),
 ];
 
 /// Why a program is not run, if it is not.

@@ -93,6 +93,35 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// The rows of one frame entry as bytes that can be compared with those of entries with the same common one.
+#[derive(Debug)]
+pub(crate) struct FrameRows<'a> {
+    initial: Row<'a>,
+    rows: Rows<'a>,
+    data_alignment: i64,
+}
+
+impl<'a> FrameRows<'a> {
+    /// `None` for what is not understood.
+    pub(crate) fn evaluate(cie: &'a CieData, fde: &'a FdeData) -> Option<Self> {
+        let (initial, rows) = (Row::initial(cie).ok()?, Rows::evaluate(cie, fde).ok()?);
+        Some(Self { initial, rows, data_alignment: cie.data_alignment })
+    }
+
+    /// The row at `start`, and each other one up to `end` with its distance.
+    pub(crate) fn describe(&self, start: Va, end: Va, out: &mut Vec<u8>) {
+        let changes = self.rows.changes(start, end).filter(|(at, _)| *at < end).map(|(at, row)| (*at, row));
+        for (at, row) in std::iter::once((start, self.rows.at(start))).chain(changes) {
+            out.extend_from_slice(&(at - start).to_le_bytes());
+            let length_at = out.len();
+            out.extend_from_slice(&[0; 8]);
+            self.initial.emit_difference(row, self.data_alignment, out);
+            let length = (out.len() - length_at - 8) as u64;
+            out[length_at..length_at + 8].copy_from_slice(&length.to_le_bytes());
+        }
+    }
+}
+
 impl<'a> Row<'a> {
     /// The row that the common entry's instructions leave. Their register rules are what absence from a row means.
     pub(super) fn initial(cie: &'a CieData) -> Result<Self, UnwindError> {

@@ -1,0 +1,300 @@
+//! Proofs of changed straight-line code.
+//!
+//! **Problem.** A walk in lock-step ([`crate::walk`]) knows one relation: all is the same in both programs. A transform that forwards a store to a load, moves a load, or drops code
+//! that a constant decides leaves instructions without a partner.
+//!
+//! **Method.** Where a walk from a root meets two instructions that differ, the root is proven instead: both programs are followed by *segments*, from a pair of addresses to the
+//! next transfer of control ([`segment`]), on hash-consed values ([`expr`], [`semantics`], [`machine`]). Between segments goes what is known ([`facts`]): which registers and
+//! slots of both programs hold one value. This is a data-flow problem over pairs of addresses, solved to its greatest fixpoint from the root, where all is the same. A value of which nothing is
+//! known hurts only where somebody reads it.
+//!
+//! A root's proof stands for itself: it follows all that flows from the root, through code of other functions too. What a walk that was given up has
+//! recorded proves nothing, so walks that come into such code later are proven too ([`crate::walk`]).
+//!
+//! **What is taken for granted** besides what [`machine`] says of private slots: a call keeps `rbx`, `rbp`, `rsp`, `r12` to `r15`, and reads no flags; nobody reads what calls left below the
+//! stack pointer.
+//!
+//! **Terminates**: each visit of a pair but the first lowers its facts, of which there are chains of bounded length; and the number of
+//! segments is bounded.
+
+mod class;
+mod constant;
+mod decoded;
+mod escape;
+mod expr;
+mod facts;
+mod machine;
+mod segment;
+mod semantics;
+
+use std::rc::Rc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::decode::{Inst, Kind};
+use crate::image::Slot;
+use crate::report::{Stats, Violation, ViolationKind};
+use crate::walk::{Side, Walk};
+use decoded::{Decoded, Engine};
+use facts::{Facts, Value};
+use machine::{BASE, Privacy, STACK};
+pub(crate) use segment::{Effect, Local};
+use segment::{Failure, Run, Segment};
+
+/// Segments of one proof.
+const SEGMENTS_MAX: usize = 200_000;
+/// Functions that return a second time, to a frame of which the registers are old and the slots new.
+const RETURN_TWICE: [&str; 8] = ["setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "vfork", "getcontext", "savectx", "__vfork"];
+
+/// A pair of addresses, and the call in whose place the input's is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+    pub(crate) within: Option<u64>,
+}
+
+/// Keys of operations as numbers.
+#[derive(Default)]
+struct Keys(FxHashMap<Vec<u8>, u32>);
+
+impl Keys {
+    fn number(&mut self, key: &[u8]) -> u32 {
+        let next = self.0.len() as u32;
+        *self.0.entry(key.to_vec()).or_insert(next)
+    }
+}
+
+/// What a proof has found.
+#[derive(Default)]
+pub(crate) struct Proof {
+    pub(crate) effects: Vec<Effect>,
+    pub(crate) input: Vec<(u64, u8)>,
+    pub(crate) output: Vec<(u64, u8)>,
+    pub(crate) stats: Stats,
+}
+
+/// What proofs share.
+pub(crate) struct Prover {
+    engine: Engine,
+    decoded: FxHashMap<(bool, u64), Option<Rc<Decoded>>>,
+    keys: Keys,
+    /// Branches that are decided on both sides are followed, not compared.
+    decides_first: bool,
+    /// What was proven, by pair.
+    proven: FxHashMap<Key, Vec<(Privacy, Facts)>>,
+    /// By group of functions, whether an address of the frame is made.
+    escapes: FxHashMap<u32, bool>,
+}
+
+/// A pair with what is known there, and what came of it.
+struct Visited {
+    facts: Facts,
+    outcome: Option<Result<Segment, Failure>>,
+}
+
+impl Prover {
+    pub(crate) fn new() -> Self {
+        Self {
+            engine: Engine::new(),
+            decoded: FxHashMap::default(),
+            keys: Keys::default(),
+            decides_first: false,
+            proven: FxHashMap::default(),
+            escapes: FxHashMap::default(),
+        }
+    }
+
+    fn decode(&mut self, is_input: bool, side: &Side<'_>, address: u64, inst: Inst) -> Option<Rc<Decoded>> {
+        let known = self.decoded.entry((is_input, address));
+        known.or_insert_with(|| self.engine.decode(side, address, inst).map(Rc::new)).clone()
+    }
+
+    /// Whether a call of the input may return again later.
+    fn returns_twice(&self, walk: &Walk<'_, '_>, address: u64, inst: Inst) -> bool {
+        let slot = match inst.kind {
+            Kind::Call => walk.input.slot_of_stub(walk.input.target(address, inst)),
+            _ if inst.disp != 0 => Some(walk.input.operand(address, inst)),
+            _ => None,
+        };
+        let Some(Slot::Symbol { symbol, .. }) = slot.and_then(|slot| walk.input.image.slot(slot)) else { return false };
+        let name = walk.input.image.dynamic_symbol_name(symbol);
+        RETURN_TWICE.contains(&name.split('@').next().unwrap_or(name))
+    }
+
+    /// Where both programs are in the same state again behind a pair at which they are so and then differ.
+    pub(crate) fn meet_again(
+        &mut self,
+        walk: &Walk<'_, '_>,
+        (input, output): (u64, u64),
+        within: Option<u64>,
+    ) -> Result<Local, Violation> {
+        let nothing = Privacy::Saves(Vec::new());
+        Run::new(self, walk, &nothing).meet_again(input, output, within).map_err(Failure::into_violation)
+    }
+
+    /// Proves what flows from a pair at which all is the same.
+    pub(crate) fn prove(&mut self, walk: &Walk<'_, '_>, input: u64, output: u64) -> Result<Proof, Violation> {
+        let root = Key { input, output, within: None };
+        let start = match identity_at(walk, root) {
+            Ok(start) => start,
+            Err(failure) => return Err(failure.into_violation()),
+        };
+        // Where a frame is made already, an address of it may be known already.
+        let is_hidden = walk.input.unwind.is_as_at_entry(input) || !self.lets_frame_out(walk, input);
+        let mut first = None;
+        for decides_first in [false, true] {
+            self.decides_first = decides_first;
+            let all = [Privacy::Frame, Privacy::Saves(saves_around(walk, root)), Privacy::Saves(Vec::new())];
+            for privacy in all.into_iter().skip(usize::from(!is_hidden)) {
+                match self.prove_with(walk, root, &start, &privacy) {
+                    Ok(proof) => return Ok(proof),
+                    Err(failure) if failure.is_escape => {}
+                    Err(failure) => {
+                        first.get_or_insert(failure);
+                        break;
+                    }
+                }
+            }
+        }
+        let nothing = || Failure::new(output, "nothing is private in the frame");
+        Err(first.unwrap_or_else(nothing).into_violation())
+    }
+
+    fn prove_with(&mut self, walk: &Walk<'_, '_>, root: Key, start: &Facts, privacy: &Privacy) -> Result<Proof, Failure> {
+        if privacy.has_any() && start.stack().is_none() {
+            return Err(Failure::escape(root.output));
+        }
+        let mut visited: FxHashMap<Key, Visited> = FxHashMap::default();
+        let mut work = vec![root];
+        visited.insert(root, Visited { facts: start.clone(), outcome: None });
+        let mut segments = 0;
+        while let Some(key) = work.pop() {
+            let Some(facts) = visited.get(&key).filter(|known| known.outcome.is_none()).map(|known| known.facts.clone()) else {
+                continue;
+            };
+            segments += 1;
+            if segments > SEGMENTS_MAX {
+                return Err(Failure::new(key.output, "too much code to prove at once"));
+            }
+            let mut outcome = Run::new(self, walk, privacy).follow(key, &facts);
+            if matches!(&outcome, Err(failure) if failure.kind == ViolationKind::UnwindRow) {
+                outcome = Run::new(self, walk, privacy).unwinding().follow(key, &facts);
+            }
+            match &outcome {
+                Ok(segment) => {
+                    for (next, facts) in &segment.successors {
+                        self.arrive(&mut visited, &mut work, (*next, privacy), facts)?;
+                    }
+                }
+                Err(failure) if failure.is_escape => return Err(failure.clone()),
+                Err(_) => {}
+            }
+            if let Some(known) = visited.get_mut(&key).filter(|known| known.facts == facts) {
+                known.outcome = Some(outcome);
+            }
+        }
+        self.collect(root, privacy, visited)
+    }
+
+    /// Facts flow to a pair.
+    fn arrive(
+        &self,
+        visited: &mut FxHashMap<Key, Visited>,
+        work: &mut Vec<Key>,
+        (key, privacy): (Key, &Privacy),
+        facts: &Facts,
+    ) -> Result<(), Failure> {
+        if self.is_proven(key, privacy, facts) {
+            return Ok(());
+        }
+        let Some(known) = visited.get_mut(&key) else {
+            visited.insert(key, Visited { facts: facts.clone(), outcome: None });
+            work.push(key);
+            return Ok(());
+        };
+        let Some(met) = known.facts.meet(facts) else { return Ok(()) };
+        // What was known to be an address of the frame must stay so.
+        for place in [STACK, BASE] {
+            for (old, new) in [(&known.facts.input, &met.input), (&known.facts.output, &met.output)] {
+                let is_frame = |value| matches!(value, Value::Frame(_));
+                if privacy.has_any() && is_frame(old.registers[place]) && !is_frame(new.registers[place]) {
+                    return Err(Failure::escape(key.output));
+                }
+            }
+        }
+        *known = Visited { facts: met, outcome: None };
+        work.push(key);
+        Ok(())
+    }
+
+    /// Whether as little was known where the pair was proven.
+    fn is_proven(&self, key: Key, privacy: &Privacy, facts: &Facts) -> bool {
+        let is_enough = |(with, known): &(Privacy, Facts)| with == privacy && known.meet(facts).is_none();
+        self.proven.get(&key).is_some_and(|all| all.iter().any(is_enough))
+    }
+
+    /// Puts together what is reached with the final facts.
+    fn collect(&mut self, root: Key, privacy: &Privacy, mut visited: FxHashMap<Key, Visited>) -> Result<Proof, Failure> {
+        let mut proof = Proof::default();
+        let mut reached: FxHashSet<Key> = FxHashSet::from_iter([root]);
+        let mut work = vec![root];
+        let mut failure: Option<Failure> = None;
+        let mut proven = Vec::new();
+        while let Some(key) = work.pop() {
+            let Some(Visited { facts, outcome: Some(outcome) }) = visited.remove(&key) else { continue };
+            match outcome {
+                Ok(segment) => {
+                    work.extend(segment.successors.iter().map(|&(next, _)| next).filter(|&next| reached.insert(next)));
+                    proof.add(segment);
+                    proven.push((key, facts));
+                }
+                Err(other) => {
+                    if failure.as_ref().is_none_or(|known| other.address < known.address) {
+                        failure = Some(other);
+                    }
+                }
+            }
+        }
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        for (key, facts) in proven {
+            self.proven.entry(key).or_default().push((privacy.clone(), facts));
+        }
+        Ok(proof)
+    }
+}
+
+impl Proof {
+    fn add(&mut self, segment: Segment) {
+        self.effects.extend(segment.effects);
+        self.input.extend(segment.input);
+        self.output.extend(segment.output);
+        self.stats.add_proven(&segment.stats);
+    }
+}
+
+/// The facts at a root: all is the same, and the frame is where its description says.
+fn identity_at(walk: &Walk<'_, '_>, root: Key) -> Result<Facts, Failure> {
+    let located = walk.input.unwind.locate(root.input);
+    let frame = walk.rows.and_then(|rows| rows.frame_of(located.row));
+    match frame.and_then(|frame| frame.address) {
+        Some((7, offset)) => Ok(Facts::identity(Some((STACK, -offset)))),
+        Some((6, offset)) => Ok(Facts::identity(Some((BASE, -offset)))),
+        _ => Err(Failure::new(root.output, "no frame description that says where the frame is")),
+    }
+}
+
+/// The slots in which the input saves registers, anywhere in the function of a root.
+fn saves_around(walk: &Walk<'_, '_>, root: Key) -> Vec<i64> {
+    let mut saves: Vec<i64> = Vec::new();
+    let Some(rows) = walk.rows else { return saves };
+    let Some(fde) = walk.input.unwind.fde_at(root.input) else { return saves };
+    for row in walk.input.unwind.rows_of(fde) {
+        saves.extend(rows.frame_of(row).into_iter().flat_map(|frame| &frame.saves));
+    }
+    saves.sort_unstable();
+    saves.dedup();
+    saves
+}

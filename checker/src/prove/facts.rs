@@ -1,0 +1,357 @@
+//! What is known where a segment begins: which registers, flags and slots of both programs hold the same value.
+//!
+//! Each place of either program has a value: a constant, an address, or a *class*; places of one class hold one value. So "the output's `rbx` is what the
+//! input has at `cfa-0x18`" is one class for two places, and a register of the output of which nothing is known has a class of its own. A slot
+//! that is not listed holds the same in both programs.
+//!
+//! Values keep one operation on a class, because a register is mostly the extension of what a slot has, or goes up with another one.
+//!
+//! **Meeting.** Where ways join, places stay equal that are so on both: a pair of different values becomes a class, the same for the same pair. Each meeting splits
+//! classes or drops an operation, so a chain of them ends.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use super::expr::{Id, Node, Pool};
+use super::machine::{Machine, STACK};
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Value {
+    Const(u64),
+    Image(u64),
+    Frame(i64),
+    Class(u32),
+    Zext(u32),
+    Sext(u32),
+    Trunc(u32),
+    /// The lower 32 bits of 64, zero-extended.
+    Low(u32),
+    Plus(u32, u64),
+    /// In a meeting: of a slot that is not listed.
+    Unlisted(i64),
+}
+
+/// The places of one program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Places {
+    /// 16 general registers, 32 vector registers, 6 flags, the rest.
+    pub(super) registers: [Value; 55],
+    /// By offset: bits and value.
+    pub(super) slots: BTreeMap<i64, (u16, Value)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Facts {
+    pub(super) input: Places,
+    pub(super) output: Places,
+    /// The bits of each class.
+    widths: Vec<u16>,
+}
+
+const WIDTHS: [u16; 55] = {
+    let mut widths = [64; 55];
+    let mut at = 16;
+    while at < 54 {
+        widths[at] = if at < 48 { 512 } else { 1 };
+        at += 1;
+    }
+    widths
+};
+
+pub(super) fn places(machine: &Machine) -> [Id; 55] {
+    let mut all = [machine.rest; 55];
+    all[..16].copy_from_slice(&machine.general);
+    all[16..48].copy_from_slice(&machine.vectors);
+    all[48..54].copy_from_slice(&machine.flags);
+    all
+}
+
+/// The name of a place of [`Places::registers`].
+pub(super) fn name_of(place: usize) -> String {
+    const GENERAL: [&str; 16] =
+        ["rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15"];
+    match place {
+        0..16 => GENERAL[place].into(),
+        16..48 => format!("xmm{}", place - 16),
+        48..54 => "a flag".into(),
+        _ => "the rest of the state".into(),
+    }
+}
+
+impl Facts {
+    /// All is the same in both programs but for the flags, of which nothing is known; `pointer` is at a known distance from the frame address.
+    pub(super) fn identity(pointer: Option<(usize, i64)>) -> Self {
+        let mut widths: Vec<u16> = WIDTHS.to_vec();
+        let mut registers = [Value::Const(0); 55];
+        for (place, value) in registers.iter_mut().enumerate() {
+            *value = Value::Class(place as u32);
+        }
+        if let Some((register, offset)) = pointer {
+            registers[register] = Value::Frame(offset);
+        }
+        let input = Places { registers, slots: BTreeMap::new() };
+        let mut output = input.clone();
+        for value in &mut output.registers[48..54] {
+            *value = Value::Class(widths.len() as u32);
+            widths.push(1);
+        }
+        let mut facts = Self { input, output, widths };
+        facts.renumber();
+        facts
+    }
+
+    /// Classes in the order in which they turn up, so that equal facts are equal data.
+    fn renumber(&mut self) {
+        let mut known: FxHashMap<u32, u32> = FxHashMap::default();
+        let mut widths = Vec::new();
+        let old = std::mem::take(&mut self.widths);
+        let mut number = |class: &mut u32| {
+            *class = *known.entry(*class).or_insert_with(|| {
+                widths.push(old[*class as usize]);
+                widths.len() as u32 - 1
+            });
+        };
+        for places in [&mut self.input, &mut self.output] {
+            let slots = places.slots.values_mut().map(|(_, value)| value);
+            for value in places.registers.iter_mut().chain(slots) {
+                if let Value::Class(class)
+                | Value::Zext(class)
+                | Value::Sext(class)
+                | Value::Trunc(class)
+                | Value::Low(class)
+                | Value::Plus(class, _) = value
+                {
+                    number(class);
+                }
+            }
+        }
+        self.widths = widths;
+    }
+
+    /// The machines of both programs with these facts.
+    pub(super) fn start(&self, pool: &mut Pool, is_fixed: bool) -> (Machine, Machine) {
+        let mut machine = |places: &Places| {
+            let mut make = |value: Value, width: u16| match value {
+                Value::Const(value) if width <= 64 => pool.constant(value, width),
+                Value::Const(_) => pool.make(Node::Const(0), width),
+                Value::Image(address) => pool.image(address, is_fixed),
+                Value::Frame(offset) => pool.frame(offset),
+                Value::Unlisted(at) => pool.make(Node::Slot(at, (width / 8) as u8), width),
+                Value::Class(class) => pool.make(Node::Class(class), self.widths[class as usize]),
+                Value::Zext(class) | Value::Sext(class) | Value::Trunc(class) | Value::Low(class) | Value::Plus(class, _) => {
+                    let inner = pool.make(Node::Class(class), self.widths[class as usize]);
+                    match value {
+                        Value::Zext(_) => pool.zext(inner, width),
+                        Value::Sext(_) => pool.sext(inner, width),
+                        Value::Plus(_, by) => pool.add_const(inner, by),
+                        Value::Low(_) => {
+                            let low = pool.trunc(inner, 32);
+                            pool.zext(low, width)
+                        }
+                        _ => pool.trunc(inner, width),
+                    }
+                }
+            };
+            let mut all = places.registers.iter().zip(WIDTHS).map(|(&value, width)| make(value, width));
+            let mut take = || all.next().unwrap_or_default();
+            let general = std::array::from_fn(|_| take());
+            let vectors = std::array::from_fn(|_| take());
+            let flags = std::array::from_fn(|_| take());
+            let rest = take();
+            let slots = places.slots.iter().map(|(&at, &(width, value))| (at, (width, make(value, width)))).collect();
+            Machine {
+                general,
+                vectors,
+                flags,
+                rest,
+                slots,
+                loads: Vec::new(),
+                stores: Vec::new(),
+                traps: Vec::new(),
+                slot_loads: 0,
+                slot_stores: 0,
+                fixed_loads: 0,
+            }
+        };
+        (machine(&self.input), machine(&self.output))
+    }
+
+    /// What is known behind a segment.
+    pub(super) fn end(pool: &mut Pool, input: &Machine, output: &Machine) -> Self {
+        let (mut input, mut output) = (input.clone(), output.clone());
+        let pieces = common_pieces(&input, &output);
+        let mut classes: FxHashMap<Id, u32> = FxHashMap::default();
+        let mut widths = Vec::new();
+        let mut side = |machine: &mut Machine| {
+            let slots: Vec<(i64, u16, Id)> = pieces
+                .iter()
+                .map(|&(at, end)| {
+                    let size = ((end - at) * 8) as u16;
+                    (at, size, machine.read_slot(pool, at, size))
+                })
+                .collect();
+            let mut class = |pool: &Pool, id: Id| {
+                *classes.entry(id).or_insert_with(|| {
+                    widths.push(pool.width(id));
+                    widths.len() as u32 - 1
+                })
+            };
+            let mut value = |pool: &Pool, id: Id| match pool.node(id) {
+                Node::Const(value) => Value::Const(*value),
+                _ if pool.as_frame(id).is_some() => Value::Frame(pool.as_frame(id).unwrap_or(0)),
+                _ if pool.as_image(id).is_some() => Value::Image(pool.as_image(id).unwrap_or(0)),
+                Node::Zext(inner) => match pool.node(*inner) {
+                    Node::Trunc(whole) if pool.width(*inner) == 32 && pool.width(*whole) == 64 => Value::Low(class(pool, *whole)),
+                    _ => Value::Zext(class(pool, *inner)),
+                },
+                Node::Sext(inner) => Value::Sext(class(pool, *inner)),
+                Node::Trunc(inner) => Value::Trunc(class(pool, *inner)),
+                Node::Linear(by, terms) if terms.len() == 1 && terms[0].1 == 1 => Value::Plus(class(pool, terms[0].0), *by),
+                _ => Value::Class(class(pool, id)),
+            };
+            let registers = places(machine).map(|id| value(pool, id));
+            let slots = slots.into_iter().map(|(at, size, id)| (at, (size, value(pool, id)))).collect();
+            Places { registers, slots }
+        };
+        let (input, output) = (side(&mut input), side(&mut output));
+        let mut facts = Self { input, output, widths };
+        facts.renumber();
+        facts
+    }
+
+    /// What is known where this way joins another; `None` if that is what was known.
+    pub(super) fn meet(&self, other: &Self) -> Option<Self> {
+        let mut meeting = Meeting { classes: FxHashMap::default(), widths: Vec::new(), facts: [self, other] };
+        // A slot that only one of them lists is the same in both programs in the other.
+        let mut boundaries: Vec<(i64, i64)> = Vec::new();
+        for places in [&self.input, &other.input] {
+            boundaries.extend(places.slots.iter().map(|(&at, &(size, _))| (at, at + i64::from(size / 8))));
+        }
+        boundaries.sort_unstable();
+        boundaries.dedup();
+        let overlaps = boundaries.windows(2).any(|pair| pair[1].0 < pair[0].1);
+        if overlaps {
+            return Some(
+                self.refined(&boundaries).meet(&other.refined(&boundaries)).unwrap_or_else(|| self.refined(&boundaries)),
+            )
+            .filter(|met| met != self);
+        }
+        let input = meeting.places(&self.input, &other.input, &boundaries);
+        let output = meeting.places(&self.output, &other.output, &boundaries);
+        let mut met = Self { input, output, widths: meeting.widths };
+        met.renumber();
+        (met != *self).then_some(met)
+    }
+
+    /// The same with slots cut where these ranges begin and end; what a slot that is cut holds is only known to be the same in both programs, if
+    /// it is.
+    fn refined(&self, ranges: &[(i64, i64)]) -> Self {
+        let mut facts = self.clone();
+        let mut cuts: Vec<i64> = ranges.iter().flat_map(|&(start, end)| [start, end]).collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        for (&at, &(size, value)) in &self.input.slots {
+            let end = at + i64::from(size / 8);
+            let inner: Vec<i64> = cuts.iter().copied().filter(|&cut| at < cut && cut < end).collect();
+            if inner.is_empty() {
+                continue;
+            }
+            let other = self.output.slots.get(&at).map(|&(_, value)| value);
+            facts.input.slots.remove(&at);
+            facts.output.slots.remove(&at);
+            let mut start = at;
+            for stop in inner.into_iter().chain([end]) {
+                let bits = ((stop - start) * 8) as u16;
+                let mut fresh = || {
+                    facts.widths.push(bits);
+                    Value::Class(facts.widths.len() as u32 - 1)
+                };
+                let first = fresh();
+                let second = if other == Some(value) { first } else { fresh() };
+                facts.input.slots.insert(start, (bits, first));
+                facts.output.slots.insert(start, (bits, second));
+                start = stop;
+            }
+        }
+        facts.renumber();
+        facts
+    }
+
+    pub(super) fn stack(&self) -> Option<(i64, i64)> {
+        match (self.input.registers[STACK], self.output.registers[STACK]) {
+            (Value::Frame(input), Value::Frame(output)) => Some((input, output)),
+            _ => None,
+        }
+    }
+}
+
+/// The ranges into which the slots of both fall.
+pub(super) fn common_pieces(input: &Machine, output: &Machine) -> Vec<(i64, i64)> {
+    let mut ranges: Vec<(i64, i64)> = input.boundaries().chain(output.boundaries()).collect();
+    ranges.sort_unstable();
+    ranges.dedup();
+    let mut cuts: Vec<i64> = ranges.iter().flat_map(|&(start, end)| [start, end]).collect();
+    cuts.sort_unstable();
+    cuts.dedup();
+    let mut pieces = Vec::new();
+    for (start, end) in ranges {
+        let first = cuts.partition_point(|&cut| cut <= start);
+        let mut at = start;
+        for &cut in cuts[first..].iter().take_while(|&&cut| cut <= end) {
+            pieces.push((at, cut));
+            at = cut;
+        }
+    }
+    pieces.sort_unstable();
+    pieces.dedup();
+    pieces
+}
+
+struct Meeting<'f> {
+    classes: FxHashMap<(Value, Value, u16), u32>,
+    widths: Vec<u16>,
+    facts: [&'f Facts; 2],
+}
+
+impl Meeting<'_> {
+    fn places(&mut self, first: &Places, second: &Places, slots: &[(i64, i64)]) -> Places {
+        let mut registers = first.registers;
+        for (place, value) in registers.iter_mut().enumerate() {
+            *value = self.value(*value, second.registers[place], WIDTHS[place]);
+        }
+        let mut met = BTreeMap::new();
+        for &(at, end) in slots {
+            let size = ((end - at) * 8) as u16;
+            // What is not listed has a class of its own for each slot.
+            let unlisted = Value::Unlisted(at);
+            let find = |places: &Places| places.slots.get(&at).map_or(unlisted, |&(_, value)| value);
+            met.insert(at, (size, self.value(find(first), find(second), size)));
+        }
+        Places { registers, slots: met }
+    }
+
+    fn value(&mut self, first: Value, second: Value, width: u16) -> Value {
+        let of_class = |meeting: &mut Self, x: u32, y: u32| {
+            let widths = [meeting.facts[0].widths[x as usize], meeting.facts[1].widths[y as usize]];
+            (widths[0] == widths[1]).then(|| meeting.class(Value::Class(x), Value::Class(y), widths[0]))
+        };
+        let met = match (first, second) {
+            (Value::Const(_) | Value::Image(_) | Value::Frame(_), _) if first == second => Some(first),
+            (Value::Zext(x), Value::Zext(y)) => of_class(self, x, y).map(Value::Zext),
+            (Value::Sext(x), Value::Sext(y)) => of_class(self, x, y).map(Value::Sext),
+            (Value::Trunc(x), Value::Trunc(y)) => of_class(self, x, y).map(Value::Trunc),
+            (Value::Low(x), Value::Low(y)) => of_class(self, x, y).map(Value::Low),
+            (Value::Plus(x, a), Value::Plus(y, b)) if a == b => of_class(self, x, y).map(|class| Value::Plus(class, a)),
+            _ => None,
+        };
+        met.unwrap_or_else(|| Value::Class(self.class(first, second, width)))
+    }
+
+    fn class(&mut self, first: Value, second: Value, width: u16) -> u32 {
+        *self.classes.entry((first, second, width)).or_insert_with(|| {
+            self.widths.push(width);
+            self.widths.len() as u32 - 1
+        })
+    }
+}

@@ -1,0 +1,541 @@
+//! One segment: both programs from a pair of addresses to the next transfer of control, and what must hold of it.
+//!
+//! Both programs are run on values ([`super::machine`]), the input first. Each goes through direct jumps, and through branches that what is known decides, where the
+//! other has no branch. Then
+//! * the accesses that others see are the same, in number, place, size, value and order, but that a load may stand before a store that it stood
+//!   behind if the two cannot overlap;
+//! * where control leaves, what the next code can read is the same: all registers at calls, returns, and indirect jumps, the condition at a branch,
+//!   everything at an instruction that is not looked into;
+//! * the rules of the frame change in the same order, and say where the tracked stack pointer is; or both programs' rules lead an unwinder to the same values, at each
+//!   instruction ([`unwound`]).
+//!
+//! **Terminates**: a side runs at most [`STEPS_MAX`] instructions.
+
+mod compare;
+mod leave;
+mod local;
+mod unwound;
+mod words;
+
+pub(crate) use local::Local;
+
+use rustc_hash::FxHashSet;
+
+use super::class::Class;
+use super::decoded::{Decoded, Operand};
+use super::expr::{Id, Pool};
+use super::facts::Facts;
+use super::machine::{BASE, Machine, Privacy, STACK, Trouble};
+use super::semantics::Context;
+use super::{Key, Prover};
+use crate::decode::{Inst, Kind};
+use crate::report::{Stats, Violation, ViolationKind};
+use crate::walk::{Pair, Reference, Side, Walk};
+
+/// More than any straight piece has.
+const STEPS_MAX: usize = 20_000;
+/// Classes that are made on the way, apart from those of the facts.
+const FRESH: u32 = 1 << 30;
+
+/// What a proof asks of the rest of the walk.
+#[derive(Copy, Clone, Debug)]
+pub(crate) enum Effect {
+    /// The output's instruction stands for the input's.
+    Record {
+        input: u64,
+        output: u64,
+        within: Option<u64>,
+    },
+    /// Another pair must correspond.
+    Walk(Pair),
+    /// It may.
+    Try(Pair),
+    Reference {
+        reference: Reference,
+        input: u64,
+        output: u64,
+    },
+    /// A call, whose handlers and rules must be the same.
+    CallSite {
+        input: u64,
+        output: u64,
+    },
+    /// A call of the input that the output makes otherwise, or not.
+    Rewritten {
+        input: u64,
+        output: u64,
+    },
+}
+
+/// Why a segment is not proven.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) kind: ViolationKind,
+    pub(super) address: u64,
+    pub(super) message: String,
+    /// The frame is not as private as was taken for granted.
+    pub(super) is_escape: bool,
+}
+
+impl Failure {
+    pub(super) fn new(address: u64, message: &str) -> Self {
+        Self { kind: ViolationKind::InstructionMismatch, address, message: message.into(), is_escape: false }
+    }
+
+    pub(super) fn escape(address: u64) -> Self {
+        Self { is_escape: true, ..Self::new(address, "an address of the frame goes elsewhere") }
+    }
+
+    pub(super) fn into_violation(self) -> Violation {
+        Violation::new(self.kind, self.address, self.message)
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Segment {
+    pub(super) effects: Vec<Effect>,
+    /// Instructions, jumps and padding that were passed.
+    pub(super) input: Vec<(u64, u8)>,
+    pub(super) output: Vec<(u64, u8)>,
+    pub(super) successors: Vec<(Key, Facts)>,
+    pub(super) stats: Stats,
+}
+
+/// One side on its way.
+struct Cursor {
+    at: u64,
+    machine: Machine,
+    passed: Vec<(u64, u8)>,
+    /// Instructions, without jumps and padding.
+    instructions: Vec<(u64, Inst)>,
+    seen: FxHashSet<u64>,
+    /// Rules and kind of frame, as they change.
+    rows: Vec<(u32, u32)>,
+    within: Option<u64>,
+    decided: u64,
+    /// What an unwinder finds; followed only where the rules are others.
+    unwound: unwound::Unwound,
+}
+
+impl Cursor {
+    fn new(at: u64, machine: Machine, within: Option<u64>) -> Self {
+        Self {
+            at,
+            machine,
+            passed: Vec::new(),
+            instructions: Vec::new(),
+            seen: FxHashSet::default(),
+            rows: Vec::new(),
+            within,
+            decided: 0,
+            unwound: unwound::Unwound::default(),
+        }
+    }
+}
+
+pub(super) struct Run<'r, 'w, 'a> {
+    pub(super) prover: &'r mut Prover,
+    pub(super) walk: &'r Walk<'w, 'a>,
+    pub(super) privacy: &'r Privacy,
+    pub(super) pool: Pool,
+    segment: Segment,
+    /// Instructions of the input whose reference one of the output has taken.
+    taken: FxHashSet<u64>,
+    fresh: u32,
+    /// The rules of the frame may be others, if they come to the same.
+    unwinds: bool,
+}
+
+type Step<T> = Result<T, Failure>;
+
+impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
+    pub(super) fn new(prover: &'r mut Prover, walk: &'r Walk<'w, 'a>, privacy: &'r Privacy) -> Self {
+        let segment = Segment::default();
+        Self { prover, walk, privacy, pool: Pool::default(), segment, taken: FxHashSet::default(), fresh: FRESH, unwinds: false }
+    }
+
+    /// The same, where the rules of the frame need not be the same but say the same.
+    pub(super) fn unwinding(self) -> Self {
+        Self { unwinds: true, ..self }
+    }
+
+    fn is_fixed(&self) -> bool {
+        self.walk.input.image.is_position_dependent()
+    }
+
+    fn fail<T>(&self, address: u64, message: impl Into<String>) -> Step<T> {
+        Err(Failure { kind: ViolationKind::InstructionMismatch, address, message: message.into(), is_escape: false })
+    }
+
+    fn trouble(address: u64, trouble: Trouble) -> Failure {
+        let (message, is_escape) = match trouble {
+            Trouble::Escape => ("an address of the frame goes elsewhere".into(), true),
+            Trouble::Other(message) => (message, false),
+        };
+        Failure { kind: ViolationKind::InstructionMismatch, address, message, is_escape }
+    }
+
+    /// Follows both programs from a pair to where control leaves.
+    pub(super) fn follow(mut self, key: Key, facts: &Facts) -> Step<Segment> {
+        let is_fixed = self.is_fixed();
+        let (input, output) = facts.start(&mut self.pool, is_fixed);
+        let mut input = Cursor::new(key.input, input, key.within);
+        let mut output = Cursor::new(key.output, output, None);
+        self.advance_input(&mut input)?;
+        self.advance_output(&mut output, &input)?;
+        loop {
+            let (Some(a), Some(b)) = (self.walk.input.inst(input.at), self.walk.output.inst(output.at)) else {
+                return self.fail(output.at, format!("does not decode, here or at the input's {:#x}", input.at));
+            };
+            if self.decide(&mut input, a, &mut output, b)? || self.step_alone(&mut input, a, &output, b)? {
+                continue;
+            }
+            self.leave(&mut input, a, &mut output, b)?;
+            break;
+        }
+        self.compare_rows(&input, &output)?;
+        self.compare_marks(&input, &output)?;
+        self.record(key, &input, &output);
+        self.count(&input, &output);
+        self.segment.input = input.passed;
+        self.segment.output = output.passed;
+        Ok(self.segment)
+    }
+
+    fn advance_input(&mut self, cursor: &mut Cursor) -> Step<()> {
+        while self.step_input(cursor)? {}
+        Ok(())
+    }
+
+    fn advance_output(&mut self, cursor: &mut Cursor, input: &Cursor) -> Step<()> {
+        while self.step_output(cursor, input)? {}
+        Ok(())
+    }
+
+    /// Runs an instruction of the input, if it does not transfer control and is looked into.
+    fn step_input(&mut self, cursor: &mut Cursor) -> Step<bool> {
+        let Some(inst) = self.pass(true, cursor)? else { return Ok(false) };
+        let decoded = match self.prover.decode(true, self.walk.input, cursor.at, inst) {
+            Some(decoded) if decoded.class() != Class::Opaque => decoded,
+            _ => return Ok(false),
+        };
+        if let Some(call) = cursor.within {
+            self.check_within(call, cursor.at, inst)?;
+        }
+        let place = (inst.disp != 0).then(|| self.walk.input.operand(cursor.at, inst));
+        self.run(true, cursor, &decoded, inst, place)?;
+        Ok(true)
+    }
+
+    /// The same for the output.
+    fn step_output(&mut self, cursor: &mut Cursor, input: &Cursor) -> Step<bool> {
+        let Some(inst) = self.pass(false, cursor)? else { return Ok(false) };
+        let decoded = match self.prover.decode(false, self.walk.output, cursor.at, inst) {
+            Some(decoded) if decoded.class() != Class::Opaque => decoded,
+            _ => return Ok(false),
+        };
+        let place = self.place_of(cursor.at, inst, &decoded, input)?;
+        self.run(false, cursor, &decoded, inst, place)?;
+        Ok(true)
+    }
+
+    /// Goes over jumps and padding; gives an instruction that does not transfer control.
+    fn pass(&mut self, is_input: bool, cursor: &mut Cursor) -> Step<Option<Inst>> {
+        let side: &Side<'_> = if is_input { self.walk.input } else { self.walk.output };
+        loop {
+            let Some(inst) = side.inst(cursor.at) else {
+                return self.fail(cursor.at, "does not decode");
+            };
+            match inst.kind {
+                Kind::Nop | Kind::Jump => {
+                    if inst.kind == Kind::Jump && !cursor.seen.insert(cursor.at) && cursor.decided == 0 {
+                        return self.fail(cursor.at, "a loop without a branch");
+                    }
+                    if cursor.passed.len() > STEPS_MAX {
+                        return self.fail(cursor.at, "too long a piece without a branch");
+                    }
+                    cursor.passed.push((cursor.at, inst.len));
+                    cursor.at =
+                        if inst.kind == Kind::Nop { cursor.at + u64::from(inst.len) } else { side.target(cursor.at, inst) };
+                }
+                Kind::Plain | Kind::Lea | Kind::EndBranch => return Ok(Some(inst)),
+                _ => return Ok(None),
+            }
+        }
+    }
+
+    fn run(&mut self, is_input: bool, cursor: &mut Cursor, decoded: &Decoded, inst: Inst, place: Option<u64>) -> Step<()> {
+        self.note_row(is_input, cursor)?;
+        let mut context = Context {
+            pool: &mut self.pool,
+            privacy: self.privacy,
+            image: &self.walk.input.image,
+            keys: &mut self.prover.keys,
+            at: cursor.at,
+            place,
+        };
+        cursor.machine.step(&mut context, decoded).map_err(|trouble| Self::trouble(cursor.at, trouble))?;
+        cursor.passed.push((cursor.at, inst.len));
+        cursor.instructions.push((cursor.at, inst));
+        cursor.at += u64::from(inst.len);
+        if cursor.passed.len() > STEPS_MAX {
+            return self.fail(cursor.at, "too long a piece without a branch");
+        }
+        Ok(())
+    }
+
+    /// What an instruction of the input must be that stands in the place of a call.
+    fn check_within(&self, call: u64, at: u64, inst: Inst) -> Step<()> {
+        let is_plain = matches!(inst.kind, Kind::Plain | Kind::Lea | Kind::Branch);
+        let is_free = || self.walk.is_free_of_stack(at, inst);
+        if is_plain && is_free() && self.walk.input.unwind.is_as_at_entry(at) {
+            return Ok(());
+        }
+        self.fail(at, format!("the input's instruction cannot stand in the place of the call at {call:#x}"))
+    }
+
+    /// Notes the rules at an instruction; they must say where the frame is.
+    fn note_row(&mut self, is_input: bool, cursor: &mut Cursor) -> Step<()> {
+        if is_input && cursor.within.is_some() {
+            return Ok(());
+        }
+        let side: &Side<'_> = if is_input { self.walk.input } else { self.walk.output };
+        let located = side.unwind.locate(cursor.at);
+        if cursor.rows.last() != Some(&(located.row, located.frame)) {
+            cursor.rows.push((located.row, located.frame));
+        }
+        let rule = self.walk.rows.and_then(|rows| rows.frame_of(located.row)).and_then(|frame| frame.address);
+        let known = match rule {
+            Some((7, offset)) => self.pool.as_frame(cursor.machine.general[STACK]).map(|at| at + offset),
+            Some((6, offset)) => self.pool.as_frame(cursor.machine.general[BASE]).map(|at| at + offset),
+            _ => None,
+        };
+        if known.is_some_and(|distance| distance != 0) {
+            let message = "the frame description does not say where the frame is".to_string();
+            return Err(Failure { kind: ViolationKind::UnwindRow, address: cursor.at, message, is_escape: false });
+        }
+        if self.unwinds {
+            self.unwind(cursor, located.row, known.is_some());
+        }
+        Ok(())
+    }
+
+    /// The place of the input for which the operand of an instruction of the output stands.
+    fn place_of(&mut self, at: u64, inst: Inst, decoded: &Decoded, input: &Cursor) -> Step<Option<u64>> {
+        if inst.disp == 0 {
+            return self.check_numbers(at, inst, decoded, input).map(|()| None);
+        }
+        let place = self.walk.output.operand(at, inst);
+        let mut best: Option<(u32, u64, Reference)> = None;
+        for &(from, other) in input.instructions.iter().filter(|&&(_, other)| other.disp != 0 && other.kind == inst.kind) {
+            if self.taken.contains(&from) {
+                continue;
+            }
+            let there = self.walk.input.operand(from, other);
+            match self.walk.compare(from, other, at, inst) {
+                Ok(None) => {
+                    self.taken.insert(from);
+                    return Ok(Some(place));
+                }
+                Ok(Some(reference)) => {
+                    let is_known = there == place || self.walk.stands_for(place, there);
+                    let rank = u32::from(!is_known);
+                    if best.as_ref().is_none_or(|best| rank < best.0) {
+                        best = Some((rank, from, reference));
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        if let Some((_, from, reference)) = best {
+            self.taken.insert(from);
+            self.segment.effects.push(Effect::Reference { reference, input: from, output: at });
+            let Some(other) = self.walk.input.inst(from) else { return Ok(Some(place)) };
+            return Ok(Some(self.walk.input.operand(from, other)));
+        }
+        self.new_place(at, inst, place, input)
+    }
+
+    /// The same for an instruction that the input does not have.
+    fn new_place(&mut self, at: u64, inst: Inst, place: u64, input: &Cursor) -> Step<Option<u64>> {
+        if !self.walk.output.image.in_code(place) && !self.walk.input.image.in_code(place) {
+            if inst.kind == Kind::Lea {
+                let reference = Reference::Table { input: place, output: place, width: 4 };
+                self.segment.effects.push(Effect::Reference { reference, input: input.at, output: at });
+            }
+            return Ok(Some(place));
+        }
+        if inst.kind != Kind::Lea {
+            return self.fail(at, format!("reads {place:#x}, in the code"));
+        }
+        // The address of code, which the input has from a place that always holds it.
+        let code = self.addresses_of_code(&input.machine);
+        let known = code.iter().copied().find(|&there| self.walk.stands_for(place, there)).or_else(|| code.first().copied());
+        let Some(there) = known else { return self.fail(at, format!("names {place:#x}, which the input does not")) };
+        let reference = Reference::Code(there, place);
+        self.segment.effects.push(Effect::Reference { reference, input: input.at, output: at });
+        Ok(Some(there))
+    }
+
+    fn addresses_of_code(&self, machine: &Machine) -> Vec<u64> {
+        let ids = machine.general.iter().copied().chain(machine.slots.values().map(|&(_, id)| id));
+        let stored = machine.stores.iter().filter_map(|store| store.value);
+        let addresses = ids.chain(stored).filter_map(|id| self.pool.as_image(id));
+        addresses.filter(|&address| self.walk.input.image.in_code(address)).collect()
+    }
+
+    /// In a file at a fixed address any number may be an address: an instruction with one that may be must be the input's too.
+    fn check_numbers(&mut self, at: u64, inst: Inst, decoded: &Decoded, input: &Cursor) -> Step<()> {
+        if !self.is_fixed() {
+            return Ok(());
+        }
+        let is_image = |value: u64| self.walk.input.image.tail(value).is_some() || self.walk.output.image.tail(value).is_some();
+        let may_name = decoded.operands.iter().any(|&(operand, _)| match operand {
+            Operand::Immediate(value) => is_image(value & 0xffff_ffff),
+            Operand::Memory(memory) => is_image(memory.displacement),
+            Operand::Reg(_) => false,
+        });
+        if !may_name {
+            return Ok(());
+        }
+        let same = |&&(from, other): &&(u64, Inst)| {
+            self.walk.input.code.bytes(from, other) == self.walk.output.code.bytes(at, inst) && !self.taken.contains(&from)
+        };
+        let Some(&(from, other)) = input.instructions.iter().find(same) else {
+            return self.fail(at, "a number that may be an address, and that the input does not have");
+        };
+        self.taken.insert(from);
+        match self.walk.compare(from, other, at, inst) {
+            Ok(Some(reference)) => self.segment.effects.push(Effect::Reference { reference, input: from, output: at }),
+            Ok(None) => {}
+            Err(violation) => return self.fail(at, violation.message),
+        }
+        Ok(())
+    }
+
+    fn condition_of(&mut self, side: &Side<'_>, cursor: &Cursor, inst: Inst) -> Id {
+        let number = crate::walk::condition(side.code.bytes(cursor.at, inst));
+        cursor.machine.condition(&mut self.pool, number)
+    }
+
+    /// Goes on where what is known decides a branch that the other side does not have.
+    fn decide(&mut self, input: &mut Cursor, a: Inst, output: &mut Cursor, b: Inst) -> Step<bool> {
+        let (mut of_input, mut of_output) = (None, None);
+        let (mut x, mut y) = (None, None);
+        if a.kind == Kind::Branch {
+            let condition = self.condition_of(self.walk.input, input, a);
+            (x, of_input) = (Some(condition), self.pool.as_const(condition));
+        }
+        if b.kind == Kind::Branch {
+            let condition = self.condition_of(self.walk.output, output, b);
+            (y, of_output) = (Some(condition), self.pool.as_const(condition));
+        }
+        let is_pair = match (x, y) {
+            (Some(x), Some(y)) => {
+                of_input.is_some() == of_output.is_some() && (of_input.is_none() || !self.prover.decides_first)
+                    || x == y && of_input.is_none()
+            }
+            _ => false,
+        };
+        if is_pair {
+            return Ok(false);
+        }
+        if let Some(value) = of_input {
+            if let Some(call) = input.within {
+                self.check_within(call, input.at, a)?;
+            }
+            self.take(true, input, a, value != 0)?;
+            self.advance_input(input)?;
+            return Ok(true);
+        }
+        if let Some(value) = of_output {
+            self.take(false, output, b, value != 0)?;
+            self.advance_output(output, input)?;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    fn take(&mut self, is_input: bool, cursor: &mut Cursor, inst: Inst, is_taken: bool) -> Step<()> {
+        self.note_row(is_input, cursor)?;
+        let side: &Side<'_> = if is_input { self.walk.input } else { self.walk.output };
+        cursor.passed.push((cursor.at, inst.len));
+        cursor.decided += 1;
+        if cursor.decided > 64 {
+            return self.fail(cursor.at, "too many branches that are decided");
+        }
+        cursor.at = if is_taken { side.target(cursor.at, inst) } else { cursor.at + u64::from(inst.len) };
+        Ok(())
+    }
+
+    /// Goes on where the input calls or returns and the output has the callee's body.
+    fn step_alone(&mut self, input: &mut Cursor, a: Inst, output: &Cursor, b: Inst) -> Step<bool> {
+        let Some((at, within)) = self.walk.step_of_input(input.at, a, b, input.within) else { return Ok(false) };
+        if input.within.is_none() {
+            self.note_row(true, input)?;
+            input.passed.push((input.at, a.len));
+            self.segment.effects.push(Effect::Rewritten { input: input.at, output: output.at });
+        }
+        (input.at, input.within) = (at, within);
+        if input.passed.len() + input.instructions.len() > STEPS_MAX {
+            return self.fail(output.at, "too many calls in a row");
+        }
+        self.advance_input(input)?;
+        Ok(true)
+    }
+
+    /// The rules of the frame change in the same way, or say the same all the way.
+    fn compare_rows(&self, input: &Cursor, output: &Cursor) -> Step<()> {
+        if input.rows == output.rows || self.unwinds && unwound::are_same(input, output) {
+            return Ok(());
+        }
+        let message = format!("other rules for the frame or its registers than from the input's {:#x} on", input.at);
+        Err(Failure { kind: ViolationKind::UnwindRow, address: output.at, message, is_escape: false })
+    }
+
+    /// Where an indirect branch may come to one, it may come to the other.
+    fn compare_marks(&self, input: &Cursor, output: &Cursor) -> Step<()> {
+        let marks = |cursor: &Cursor| {
+            let is_mark = |&&(_, inst): &&(u64, Inst)| inst.kind == Kind::EndBranch;
+            let begins = cursor.instructions.first().filter(is_mark).is_some();
+            (begins, cursor.instructions.iter().filter(is_mark).count())
+        };
+        if marks(input) == marks(output) {
+            return Ok(());
+        }
+        self.fail(output.at, format!("other endbr64 than before the input's {:#x}", input.at))
+    }
+
+    /// Which instructions stand for which: all, if nothing differs; otherwise those that begin and end the piece.
+    fn record(&mut self, key: Key, input: &Cursor, output: &Cursor) {
+        let within = key.within;
+        let first = |cursor: &Cursor| cursor.instructions.first().map_or(cursor.at, |&(at, _)| at);
+        let is_same = |(&(i, a), &(o, b)): (&(u64, Inst), &(u64, Inst))| self.walk.compare(i, a, o, b).is_ok();
+        let is_whole = input.within == within
+            && input.decided + output.decided == 0
+            && input.instructions.len() == output.instructions.len()
+            && input.instructions.iter().zip(&output.instructions).all(is_same);
+        let mut pairs = Vec::new();
+        if is_whole {
+            let each = input.instructions.iter().zip(&output.instructions);
+            pairs.extend(each.map(|(&(input, _), &(output, _))| (input, output)));
+        } else {
+            self.segment.stats.changed_pieces += 1;
+            pairs.push((first(input), first(output)));
+        }
+        let each = pairs.into_iter().map(|(input, output)| Effect::Record { input, output, within });
+        self.segment.effects.extend(each);
+        self.segment.effects.push(Effect::Record { input: input.at, output: output.at, within: input.within });
+        self.segment.stats.instructions += input.instructions.len() as u64 + 1;
+    }
+
+    fn count(&mut self, input: &Cursor, output: &Cursor) {
+        let (x, y) = (&input.machine, &output.machine);
+        let stats = &mut self.segment.stats;
+        stats.slot_loads_less += u64::from(x.slot_loads.saturating_sub(y.slot_loads));
+        stats.slot_stores_less += u64::from(x.slot_stores.saturating_sub(y.slot_stores));
+        stats.fixed_loads_less += u64::from(x.fixed_loads.saturating_sub(y.fixed_loads));
+        stats.loads_moved += x.loads.iter().zip(&y.loads).filter(|(a, b)| a.others_before != b.others_before).count() as u64;
+        stats.branches_decided += input.decided;
+    }
+}

@@ -1,0 +1,303 @@
+//! Both programs leave a segment: by a branch, a call, a return, an indirect jump, or at an instruction that is not looked into.
+
+use super::super::Key;
+use super::super::constant;
+use super::super::decoded::{Decoded, Operand, Reg};
+use super::super::expr::{Id, Node};
+use super::super::facts::Facts;
+use super::super::machine::{RED_ZONE, STACK};
+use super::super::semantics::Context;
+use super::{Cursor, Effect, Failure, Run, Step};
+use crate::decode::{Inst, Kind};
+use crate::report::ViolationKind;
+use crate::walk::{CALL_THROUGH, Pair, Reach, Side};
+
+/// Registers that a call keeps: `rbx`, `rsp`, `rbp`, `r12` to `r15`.
+const KEPT: [usize; 7] = [3, 4, 5, 12, 13, 14, 15];
+
+impl Run<'_, '_, '_> {
+    /// Both leave the segment.
+    pub(super) fn leave(&mut self, input: &mut Cursor, a: Inst, output: &mut Cursor, b: Inst) -> Step<()> {
+        self.note_row(true, input)?;
+        self.note_row(false, output)?;
+        let (i, o) = (input.at, output.at);
+        input.passed.push((i, a.len));
+        output.passed.push((o, b.len));
+        let (after_i, after_o) = (i + u64::from(a.len), o + u64::from(b.len));
+        if input.within.is_some() && a.kind != Kind::Branch {
+            return self.fail(o, format!("the body of a call is left at the input's {i:#x}"));
+        }
+        match (a.kind, b.kind) {
+            (Kind::Branch, Kind::Branch) => {
+                if let Some(call) = input.within {
+                    self.check_within(call, i, a)?;
+                }
+                self.compare_events(input, output)?;
+                self.branch(input, a, output, b)
+            }
+            (Kind::Call, Kind::Call) => {
+                let (x, y) = (self.walk.input.target(i, a), self.walk.output.target(o, b));
+                self.compare_events(input, output)?;
+                self.segment.effects.push(Effect::Walk(Pair::new(x, y, o, Reach::Name)));
+                self.call(input, a, output, (after_i, after_o))
+            }
+            (Kind::Call, Kind::IndirectCall) if self.walk.is_call_past_stub(i, a, o, b) => {
+                self.compare_events(input, output)?;
+                self.segment.effects.push(Effect::Rewritten { input: i, output: o });
+                self.call(input, a, output, (after_i, after_o))
+            }
+            (Kind::IndirectCall, Kind::Call) if self.constant_target(i, a).is_some() => {
+                let (x, y) = (self.constant_target(i, a).unwrap_or(0), self.walk.output.target(o, b));
+                self.compare_events(input, output)?;
+                self.segment.effects.push(Effect::Walk(Pair::new(x, y, o, Reach::Name)));
+                self.segment.effects.push(Effect::Rewritten { input: i, output: o });
+                self.call(input, a, output, (after_i, after_o))
+            }
+            (Kind::IndirectCall, Kind::IndirectCall) => {
+                self.compare_targets(input, a, output, b)?;
+                self.compare_events(input, output)?;
+                self.call(input, a, output, (after_i, after_o))
+            }
+            (Kind::IndirectJump, Kind::IndirectJump) => {
+                self.compare_targets(input, a, output, b)?;
+                self.compare_events(input, output)?;
+                self.compare_registers(input, output)?;
+                self.compare_slots(input, output, RED_ZONE)
+            }
+            (Kind::Return, Kind::Return) => {
+                self.compare_bytes(i, a, o, b)?;
+                self.compare_events(input, output)?;
+                self.compare_registers(input, output)
+            }
+            (Kind::Stop, Kind::Stop) => {
+                self.compare_bytes(i, a, o, b)?;
+                self.compare_events(input, output)
+            }
+            (Kind::Trap, Kind::Trap) => {
+                self.compare_bytes(i, a, o, b)?;
+                self.compare_events(input, output)?;
+                self.compare_registers(input, output)?;
+                self.segment.effects.push(Effect::Try(Pair::new(after_i, after_o, o, Reach::Flow)));
+                Ok(())
+            }
+            (Kind::Loop, Kind::Loop) => self.counted_branch(input, a, output, b),
+            (x, y) if x == y => self.opaque(input, a, output, b),
+            _ => self.fail(o, format!("another instruction than the input's {i:#x} ends the piece")),
+        }
+    }
+
+    /// What a call through a word that never changes calls.
+    fn constant_target(&self, i: u64, a: Inst) -> Option<u64> {
+        let is_plain = self.walk.input.code.bytes(i, a).strip_prefix(&CALL_THROUGH).is_some_and(|rest| rest.len() == 4);
+        let place = (is_plain && a.disp != 0).then(|| self.walk.input.operand(i, a))?;
+        let target = constant::address_in(&self.walk.input.image, place)?;
+        self.walk.input.image.in_code(target).then_some(target)
+    }
+
+    fn compare_bytes(&mut self, i: u64, a: Inst, o: u64, b: Inst) -> Step<()> {
+        match self.walk.compare(i, a, o, b) {
+            Ok(None) => Ok(()),
+            Ok(Some(reference)) => {
+                self.segment.effects.push(Effect::Reference { reference, input: i, output: o });
+                Ok(())
+            }
+            Err(violation) => Err(Failure { kind: violation.kind, address: o, message: violation.message, is_escape: false }),
+        }
+    }
+
+    fn branch(&mut self, input: &Cursor, a: Inst, output: &Cursor, b: Inst) -> Step<()> {
+        let (i, o) = (input.at, output.at);
+        let x = self.condition_of(self.walk.input, input, a);
+        let y = self.condition_of(self.walk.output, output, b);
+        let is_same = x == y;
+        if !is_same && self.pool.negate(x) != y {
+            let (x, y) = (self.describe(x), self.describe(y));
+            let message = format!("the condition differs from that of the input's {i:#x}: input {x}, output {y}");
+            return Err(Failure { kind: ViolationKind::ConditionMismatch, address: o, message, is_escape: false });
+        }
+        let prefixes = |side: &Side<'_>, at, inst| crate::walk::prefixes(side.code.bytes(at, inst)).copied().collect::<Vec<u8>>();
+        if prefixes(self.walk.input, i, a) != prefixes(self.walk.output, o, b) {
+            return self.fail(o, format!("other prefixes than the branch at the input's {i:#x}"));
+        }
+        let facts = Facts::end(&mut self.pool, &input.machine, &output.machine);
+        let (taken, next) = (self.walk.output.target(o, b), o + u64::from(b.len));
+        let (with_taken, with_next) = if is_same { (taken, next) } else { (next, taken) };
+        let key = |at, output| Key { input: at, output, within: input.within };
+        self.segment.successors.push((key(self.walk.input.target(i, a), with_taken), facts.clone()));
+        self.segment.successors.push((key(i + u64::from(a.len), with_next), facts));
+        Ok(())
+    }
+
+    /// What is called or jumped to by its address is the same.
+    fn compare_targets(&mut self, input: &mut Cursor, a: Inst, output: &mut Cursor, b: Inst) -> Step<()> {
+        let (i, o) = (input.at, output.at);
+        let (Some(x), Some(y)) =
+            (self.prover.decode(true, self.walk.input, i, a), self.prover.decode(false, self.walk.output, o, b))
+        else {
+            return self.fail(o, "is not known");
+        };
+        let prefixes = |decoded: &Decoded| {
+            decoded.bytes[..decoded.shape.opcode].iter().copied().filter(|byte| byte & 0xf0 != 0x40).collect::<Vec<u8>>()
+        };
+        if prefixes(&x) != prefixes(&y) {
+            return self.fail(o, format!("other prefixes than the input's {i:#x}"));
+        }
+        let mut place_of_output = (b.disp != 0).then(|| self.walk.output.operand(o, b));
+        if a.disp != 0 && b.disp != 0 {
+            self.compare_bytes(i, a, o, b)?;
+            place_of_output = Some(self.walk.input.operand(i, a));
+        } else if a.disp == 0 && x.bytes == y.bytes {
+            self.compare_bytes(i, a, o, b)?;
+        }
+        let place_of_input = (a.disp != 0).then(|| self.walk.input.operand(i, a));
+        let mut targets = [0; 2];
+        for (target, (cursor, decoded, place)) in
+            targets.iter_mut().zip([(&mut *input, &x, place_of_input), (&mut *output, &y, place_of_output)])
+        {
+            let mut context = Context {
+                pool: &mut self.pool,
+                privacy: self.privacy,
+                image: &self.walk.input.image,
+                keys: &mut self.prover.keys,
+                at: cursor.at,
+                place,
+            };
+            *target = cursor.machine.target(&mut context, decoded).map_err(|trouble| Self::trouble(o, trouble))?;
+        }
+        if targets[0] != targets[1] {
+            let (x, y) = (self.describe(targets[0]), self.describe(targets[1]));
+            return self.fail(o, format!("the target differs from that of the input's {i:#x}: input {x}, output {y}"));
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64)) -> Step<()> {
+        self.compare_registers(input, output)?;
+        self.compare_slots(input, output, 0)?;
+        self.segment.effects.push(Effect::CallSite { input: input.at, output: output.at });
+        if self.walk.call_never_returns(input.at, a) {
+            self.segment.effects.push(Effect::Try(Pair::new(after.0, after.1, output.at, Reach::Flow)));
+            return Ok(());
+        }
+        let returns_twice = self.prover.returns_twice(self.walk, input.at, a);
+        let (mut x, mut y) = (input.machine.clone(), output.machine.clone());
+        for place in 0..16 {
+            if !KEPT.contains(&place) || (returns_twice && place != STACK) {
+                let fresh = self.fresh(64);
+                (x.general[place], y.general[place]) = (fresh, fresh);
+            }
+        }
+        for place in 0..32 {
+            let fresh = self.fresh(512);
+            (x.vectors[place], y.vectors[place]) = (fresh, fresh);
+        }
+        for place in 0..6 {
+            (x.flags[place], y.flags[place]) = (self.fresh(1), self.fresh(1));
+        }
+        let rest = self.fresh(64);
+        (x.rest, y.rest) = (rest, rest);
+        let top = x.stack_offset(&self.pool).filter(|_| !returns_twice);
+        for machine in [&mut x, &mut y] {
+            machine.slots.retain(|&at, _| top.is_some_and(|top| at >= top));
+        }
+        let facts = Facts::end(&mut self.pool, &x, &y);
+        self.segment.successors.push((Key { input: after.0, output: after.1, within: None }, facts));
+        Ok(())
+    }
+
+    fn fresh(&mut self, width: u16) -> Id {
+        self.fresh += 1;
+        self.pool.make(Node::Class(self.fresh), width)
+    }
+
+    /// `loop`, `jrcxz` and their like.
+    fn counted_branch(&mut self, input: &Cursor, a: Inst, output: &Cursor, b: Inst) -> Step<()> {
+        let (i, o) = (input.at, output.at);
+        self.compare_bytes(i, a, o, b)?;
+        self.compare_events(input, output)?;
+        self.compare_registers(input, output)?;
+        self.compare_flags(input, output)?;
+        let (mut x, mut y) = (input.machine.clone(), output.machine.clone());
+        for place in [0, 1] {
+            let fresh = self.fresh(64);
+            (x.general[place], y.general[place]) = (fresh, fresh);
+        }
+        let facts = Facts::end(&mut self.pool, &x, &y);
+        let pairs = [(self.walk.input.target(i, a), self.walk.output.target(o, b)), (i + u64::from(a.len), o + u64::from(b.len))];
+        for (input, output) in pairs {
+            self.segment.successors.push((Key { input, output, within: None }, facts.clone()));
+        }
+        Ok(())
+    }
+
+    /// An instruction that is not looked into: the same in both, with the same state.
+    fn opaque(&mut self, input: &Cursor, a: Inst, output: &Cursor, b: Inst) -> Step<()> {
+        let (i, o) = (input.at, output.at);
+        self.compare_bytes(i, a, o, b)?;
+        self.compare_events(input, output)?;
+        self.compare_registers(input, output)?;
+        let decoded = self.prover.decode(true, self.walk.input, i, a);
+        let decoded = decoded.as_deref();
+        let (mut x, mut y) = (input.machine.clone(), output.machine.clone());
+        if decoded.is_none_or(reads_flags) {
+            self.compare_flags(input, output)?;
+        }
+        let memory = decoded.and_then(Decoded::memory);
+        // Without a memory operand, or with one that does not say so, it reaches no private slot but below the stack pointer.
+        let is_stack = !self.walk.is_free_of_stack(i, a);
+        if is_stack && !memory.is_some_and(|(memory, _)| matches!(memory.base, Some(Reg::General(4, 64, false)))) {
+            return self.fail(o, format!("uses the stack pointer in a way that is not followed, like the input's {i:#x}"));
+        }
+        let is_of_frame = memory.is_some_and(|(memory, _)| {
+            [memory.base, memory.index].into_iter().flatten().any(|register| match register {
+                Reg::General(number, ..) => self.pool.is_of_frame(x.general[usize::from(number & 15)]),
+                _ => true,
+            })
+        });
+        let names_stack =
+            |decoded: &Decoded| decoded.operands.iter().any(|(operand, _)| matches!(operand, Operand::Reg(Reg::General(4, ..))));
+        if decoded.is_none_or(names_stack) {
+            return self.fail(o, format!("uses the stack pointer in a way that is not followed, like the input's {i:#x}"));
+        }
+        if is_of_frame {
+            self.compare_slots(input, output, RED_ZONE)?;
+            x.slots.clear();
+            y.slots.clear();
+        }
+        for place in (0..16).filter(|&place| place != STACK && decoded.is_none_or(|decoded| may_write(decoded, place))) {
+            let fresh = self.fresh(64);
+            (x.general[place], y.general[place]) = (fresh, fresh);
+        }
+        for place in 0..32 {
+            let fresh = self.fresh(512);
+            (x.vectors[place], y.vectors[place]) = (fresh, fresh);
+        }
+        for place in 0..6 {
+            let fresh = self.fresh(1);
+            let other = if x.flags[place] == y.flags[place] { fresh } else { self.fresh(1) };
+            (x.flags[place], y.flags[place]) = (fresh, other);
+        }
+        let rest = self.fresh(64);
+        (x.rest, y.rest) = (rest, rest);
+        let facts = Facts::end(&mut self.pool, &x, &y);
+        let key = Key { input: i + u64::from(a.len), output: o + u64::from(b.len), within: None };
+        self.segment.successors.push((key, facts));
+        Ok(())
+    }
+}
+
+/// Whether an instruction that is not looked into may read the flags.
+fn reads_flags(decoded: &Decoded) -> bool {
+    let beginnings = ["pushf", "lahf", "fcmov", "cmc", "set", "cmov", "salc"];
+    decoded.reads.contains(&Reg::Flags) || beginnings.iter().any(|beginning| decoded.name.starts_with(beginning))
+}
+
+/// Whether an instruction that is not looked into may write a general register.
+fn may_write(decoded: &Decoded, place: usize) -> bool {
+    let is_it = |register: Reg| matches!(register, Reg::General(number, ..) if usize::from(number) == place);
+    let is_named = decoded.operands.iter().any(|&(operand, _)| match operand {
+        Operand::Reg(register) => is_it(register),
+        Operand::Memory(_) | Operand::Immediate(_) => false,
+    });
+    is_named || matches!(place, 0..=3 | 11) || decoded.reads.iter().chain(&decoded.writes).any(|&register| is_it(register))
+}

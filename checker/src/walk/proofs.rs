@@ -1,0 +1,220 @@
+//! Roots at which the programs differ, and what a proof of them gives to the walk.
+//!
+//! A root is walked in lock-step first. If anything differs there that no rule of the walk explains, what this walk asked for is put aside and the root is proven
+//! ([`crate::prove`]). A proof replaces what was put aside by what it asks for itself. Without one, what differs is a violation, and what was put aside is asked for after all.
+//!
+//! **Invariant.** What a walk that was given up has recorded holds only under what its proof knows. So the functions that it came to are *proven ground*: a later walk that meets a
+//! known pair there is proven too. Walks that were done before need nothing: all that they met was compared to the end.
+
+use rustc_hash::FxHashSet;
+
+use super::relation::Recorded;
+use super::{Canonical, Pair, Walk};
+use crate::decode::{Inst, Kind};
+use crate::prove::{Effect, Proof, Prover};
+use crate::report::{Stats, Violation, ViolationKind};
+
+#[derive(Default)]
+pub(super) struct Proofs {
+    prover: Option<Box<Prover>>,
+    /// Frame descriptions of the input, those of proven ground.
+    ground: FxHashSet<u32>,
+    /// Roots that were proven, or for which there is no proof.
+    settled: FxHashSet<(u64, u64)>,
+}
+
+/// How much there was before a root was walked.
+struct Marks {
+    queue: usize,
+    tables: usize,
+    tries: usize,
+    unmoved: usize,
+    displaced: usize,
+    violations: usize,
+    stats: Stats,
+}
+
+impl Walk<'_, '_> {
+    /// Walks all that flows from a root.
+    pub(super) fn walk_from(&mut self, root: Pair) {
+        let marks = Marks {
+            queue: self.queue.len(),
+            tables: self.tables.len(),
+            tries: self.tries.len(),
+            unmoved: self.unmoved.len(),
+            displaced: self.displaced.len(),
+            violations: self.violations.len(),
+            stats: self.stats,
+        };
+        self.touched.clear();
+        // What the first instructions belong to is noted with their rules.
+        self.input_row = crate::unwind::Located::nowhere();
+        let mut failures = Vec::new();
+        self.flows.push(root);
+        while let Some(pair) = self.flows.pop() {
+            if let Err(violation) = self.run(pair) {
+                failures.push(violation);
+            }
+        }
+        // What an address stands for does not depend on values.
+        let is_open = failures.iter().all(|failure| failure.kind != ViolationKind::Conflict);
+        let is_proven = failures.is_empty() || (is_open && self.prove(root, &marks, &mut failures));
+        if !is_proven {
+            self.violations.append(&mut failures);
+        }
+    }
+
+    /// A walk comes to a pair that was recorded before.
+    pub(super) fn meet_proven(&self, i: u64, o: u64) -> Result<(), Violation> {
+        if self.proofs.ground.is_empty() {
+            return Ok(());
+        }
+        let fde = self.input.unwind.locate(i).fde;
+        if !self.proofs.ground.contains(&fde) || self.proofs.settled.contains(&(i, o)) {
+            return Ok(());
+        }
+        let message = format!("leads to what differs from the input's {i:#x}");
+        Err(Violation::new(ViolationKind::InstructionMismatch, o, message))
+    }
+
+    /// Passes a few instructions that differ but come to the same; gives where all is as before.
+    pub(super) fn pass_changed(
+        &mut self,
+        (i, a): (u64, Inst),
+        (o, b): (u64, Inst),
+        within: Option<u64>,
+    ) -> Result<Option<(u64, u64)>, Violation> {
+        let is_plain = |inst: Inst| matches!(inst.kind, Kind::Plain | Kind::Lea);
+        if !is_plain(a) && !is_plain(b) {
+            return Ok(None);
+        }
+        let mut prover = self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::new()));
+        let outcome = prover.meet_again(self, (i, o), within);
+        self.proofs.prover = Some(prover);
+        let Ok(local) = outcome else { return Ok(None) };
+        self.stats.changed_pieces += 1;
+        self.stats.instructions += local.output.len() as u64;
+        self.pass_all(within.is_none().then_some(&local.input), &local.output);
+        for effect in local.effects {
+            self.take_effect(effect)?;
+        }
+        Ok(Some(local.end))
+    }
+
+    fn pass_all(&mut self, input: Option<&Vec<(u64, u8)>>, output: &[(u64, u8)]) {
+        for &(address, size) in input.into_iter().flatten() {
+            if let Some(index) = self.input.code.index(address) {
+                self.relation.pass(true, index, size);
+            }
+        }
+        for &(address, size) in output {
+            if let Some(index) = self.output.code.index(address) {
+                self.relation.pass(false, index, size);
+            }
+        }
+    }
+
+    /// Whether there is a proof for a root, of which the rest of the walk then knows.
+    fn prove(&mut self, root: Pair, marks: &Marks, failures: &mut [Violation]) -> bool {
+        let lead = |side, address| match Self::lead(side, address, |_, _| {}) {
+            Canonical::At(address, _) => Some(address),
+            _ => None,
+        };
+        let (Some(input), Some(output)) = (lead(self.input, root.input), lead(self.output, root.output)) else { return false };
+        if self.proofs.settled.contains(&(input, output)) {
+            return true;
+        }
+        let mut prover = self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::new()));
+        let outcome = prover.prove(self, input, output);
+        self.proofs.prover = Some(prover);
+        match outcome {
+            Ok(proof) => {
+                self.queue.truncate(marks.queue);
+                self.tables.truncate(marks.tables);
+                self.tries.truncate(marks.tries);
+                self.unmoved.truncate(marks.unmoved);
+                self.displaced.truncate(marks.displaced);
+                self.violations.truncate(marks.violations);
+                self.stats = marks.stats;
+                self.proofs.settled.insert((input, output));
+                self.proofs.ground.extend(self.touched.drain(..));
+                self.take_over(proof);
+                true
+            }
+            Err(violation) => {
+                if let Some(first) = failures.first_mut() {
+                    let why = format!("; not proven, because at {:#x} {}", violation.address, violation.message);
+                    first.message.push_str(&why);
+                }
+                false
+            }
+        }
+    }
+
+    /// Asks for all that a proof relies on.
+    fn take_over(&mut self, proof: Proof) {
+        self.stats.proven_roots += 1;
+        self.stats.add_proven(&proof.stats);
+        self.pass_all(Some(&proof.input), &proof.output);
+        let came_to = proof.input.iter().filter_map(|&(address, _)| self.input.unwind.fde_at(address));
+        self.proofs.ground.extend(came_to);
+        for effect in proof.effects {
+            if let Err(violation) = self.take_effect(effect) {
+                self.violations.push(violation);
+            }
+        }
+    }
+
+    fn take_effect(&mut self, effect: Effect) -> Result<(), Violation> {
+        match effect {
+            Effect::Walk(pair) => self.queue.push(pair),
+            Effect::Try(pair) => self.tries.push(pair),
+            Effect::Reference { reference, input, output } => self.follow(Some(reference), input, output)?,
+            Effect::CallSite { input, output } => {
+                self.compare_rows(input, output)?;
+                self.compare_call_sites(input, output)?;
+            }
+            Effect::Rewritten { input, output } => {
+                if let (Some(from), Some(to)) = (self.input.code.index(input), self.output.code.index(output)) {
+                    self.relation.rewrite(from, to);
+                }
+            }
+            Effect::Record { input, output, within } => return self.record(input, output, within),
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, input: u64, output: u64, within: Option<u64>) -> Result<(), Violation> {
+        let (Some(from), Some(to)) = (self.input.code.index(input), self.output.code.index(output)) else { return Ok(()) };
+        let len = |inst: Option<Inst>| inst.map_or(0, |inst| inst.len);
+        let sizes = (len(self.input.inst(input)), len(self.output.inst(output)));
+        match self.relation.record(from, to, sizes, within) {
+            Recorded::Known | Recorded::New => Ok(()),
+            Recorded::Conflict(_) => {
+                let message = format!("stands for the input's {input:#x} in place of another call");
+                Err(Violation::new(ViolationKind::Conflict, output, message))
+            }
+        }
+    }
+
+    /// Whether an output address stands for an input one, as far as is known.
+    pub(crate) fn stands_for(&self, output: u64, input: u64) -> bool {
+        let lead = |side, address| match Self::lead(side, address, |_, _| {}) {
+            Canonical::At(address, _) => Some(address),
+            _ => None,
+        };
+        let input = lead(self.input, input).and_then(|address| self.input.code.index(address));
+        let output = lead(self.output, output).and_then(|address| self.output.code.index(address));
+        input.zip(output).is_some_and(|(input, output)| self.relation.is_for(output, input))
+    }
+
+    /// Whether an instruction of the input neither uses the stack pointer nor leaves.
+    pub(crate) fn is_free_of_stack(&self, address: u64, inst: Inst) -> bool {
+        self.stack_use.is_free(self.input.code.bytes(address, inst), address)
+    }
+
+    /// Whether nothing follows a call of the input.
+    pub(crate) fn call_never_returns(&self, address: u64, inst: Inst) -> bool {
+        self.noreturn.ends_at(self.input, address, inst)
+    }
+}

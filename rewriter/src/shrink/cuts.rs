@@ -1,0 +1,151 @@
+//! Segments cut in two where whole pages of them are not needed.
+//!
+//! **Problem.** What is freed in the middle of a segment stays in the file: one program header maps one run of it. Linkers that put
+//! tables, code and constants in one segment (`gold`, `ld -z noseparate-code`) leave all that relocations and code give up in the middle.
+//!
+//! **Method.** A segment becomes two with the same rights, and what lies between them is neither in the file nor in memory. That takes a program
+//! header, for which [`super::tables`] makes room behind the header table; the holes with the most pages get the few that there are. The cut
+//! is where a section starts, so that each section lies in one segment.
+//!
+//! **Why it is right.** What is left out is free or padding (see [`super::pack::needed_end`]), so nothing reads it. Loaders take any number of segments,
+//! in order of address, and leave holes between them (gABI chapter 5). Only segments that are not written are cut: no `PT_GNU_RELRO` lies in one.
+//! Parts share no page of memory, because at least a page lies between them.
+
+use lifter::Image;
+use lifter::address::{FileOffset, Va};
+use lifter::elf::image::{SectionData, Segment};
+
+use super::pack::{self, Options, PAGE};
+use super::section_table::SectionEdit;
+use crate::relink::headers;
+
+/// As many cuts as are worth having: each costs a loader a call of the kernel or two.
+const CUTS_MAX: usize = 4;
+
+/// What becomes a segment of its own.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Part {
+    /// The input's segment, by index among those that are loaded.
+    pub(super) load: usize,
+    /// What it is a part of, from where it starts up to where the next part does.
+    pub(super) old: Segment,
+    /// One past its last byte that is needed.
+    pub(super) end: Va,
+}
+
+/// Each loaded segment whole, up to where it is to end.
+pub(super) fn whole(image: &Image<'_>, ends: &[Va]) -> Vec<Part> {
+    image.loads().zip(ends).enumerate().map(|(load, (&old, &end))| Part { load, old, end }).collect()
+}
+
+/// Makes several sections of those with code that have large holes, so that the holes can be cut out. `None` where there are none.
+///
+/// Code that is pinned near the end of a section keeps everything before it in the file otherwise.
+pub fn split_sections(bytes: &[u8], free: &[(Va, Va)]) -> Option<Vec<u8>> {
+    const NAME: &str = ".text.relift.rest";
+    let image = Image::parse(bytes).ok().filter(may_cut)?;
+    let mut edit = SectionEdit::new(&image, bytes)?;
+    let mut is_split = false;
+    let movable = image.sections.iter().filter(|(id, s)| image.is_movable_code_section(*id) && s.sh_size > 0);
+    for (id, section) in movable {
+        let is_inside = |hole: &&(Va, Va)| section.sh_addr < hole.0 && hole.1 < section.end();
+        let mut holes: Vec<(Va, Va)> = free.iter().filter(is_inside).filter(|hole| hole.1 - hole.0 >= PAGE).copied().collect();
+        holes.sort_by_key(|hole| (std::cmp::Reverse(hole.1 - hole.0), hole.0));
+        holes.truncate(CUTS_MAX);
+        holes.sort_unstable();
+        if !holes.is_empty() {
+            edit.split(id, &holes, NAME)?;
+            is_split = true;
+        }
+    }
+    if is_split { edit.write(bytes.to_vec()) } else { None }
+}
+
+/// A place to cut at: what comes before it is not needed from `from` on.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+struct Cut {
+    load: usize,
+    from: Va,
+    to: Va,
+}
+
+impl Cut {
+    fn num_pages(&self) -> u64 {
+        (self.to - self.from) / PAGE
+    }
+}
+
+/// All places where a cut spares a page, those that spare most first.
+fn candidates(image: &Image<'_>, free: &[(Va, Va)]) -> Vec<Cut> {
+    let mut cuts: Vec<Cut> = Vec::new();
+    let is_open = |segment: &Segment| !segment.is_writable() && segment.p_filesz == segment.p_memsz;
+    for (load, segment) in image.loads().enumerate().filter(|(_, segment)| is_open(segment)) {
+        let needed = pack::needed_end(image, segment, free);
+        let starts = image.sections.values().filter(|s| s.is_alloc() && s.sh_size > 0).map(|s| s.sh_addr);
+        for to in starts.filter(|&start| segment.p_vaddr < start && start < needed) {
+            let head = Segment { p_filesz: to - segment.p_vaddr, p_memsz: to - segment.p_vaddr, ..*segment };
+            let cut = Cut { load, from: pack::needed_end(image, &head, free), to };
+            let is_inside = |s: &SectionData<'_>| s.is_alloc() && s.sh_addr < to && to < s.end();
+            if cut.num_pages() > 0 && segment.p_vaddr < cut.from && !image.sections.values().any(is_inside) {
+                cuts.push(cut);
+            }
+        }
+    }
+    // Of cuts in the same hole the one furthest on.
+    cuts.sort_by_key(|cut| (cut.from, std::cmp::Reverse(cut.to)));
+    cuts.dedup_by_key(|cut| cut.from);
+    cuts.sort_by_key(|cut| (std::cmp::Reverse(cut.num_pages()), cut.from));
+    cuts
+}
+
+/// How many cuts the file is worth.
+pub(super) fn wanted(image: &Image<'_>, free: &[(Va, Va)]) -> usize {
+    if may_cut(image) { candidates(image, free).len().min(CUTS_MAX) } else { 0 }
+}
+
+fn may_cut(image: &Image<'_>) -> bool {
+    image.has_section_headers && pack::may_move(image)
+}
+
+/// How many program headers there is room for behind the table.
+pub(super) fn spare_headers(image: &Image<'_>) -> usize {
+    let has_room = |&count: &usize| headers::has_room_behind(image, count);
+    (1..=CUTS_MAX).rev().find(has_room).unwrap_or(0)
+}
+
+/// The file's segments, cut where that makes it shortest.
+pub(super) fn parts(image: &Image<'_>, free: &[(Va, Va)], options: Options) -> Vec<Part> {
+    let mut best = whole(image, &pack::needed_ends(image, free));
+    let spare = if may_cut(image) { spare_headers(image) } else { 0 };
+    let candidates = if spare > 0 { candidates(image, free) } else { Vec::new() };
+    for cut in candidates.into_iter().take(spare) {
+        let with = cut_at(&best, cut);
+        if pack::total(image, &with, options) < pack::total(image, &best, options) {
+            best = with;
+        }
+    }
+    best
+}
+
+fn cut_at(parts: &[Part], cut: Cut) -> Vec<Part> {
+    let mut all = Vec::with_capacity(parts.len() + 1);
+    for &part in parts {
+        let old = part.old;
+        if part.load != cut.load || cut.to <= old.p_vaddr || old.p_vaddr + old.p_filesz <= cut.to {
+            all.push(part);
+            continue;
+        }
+        let len = cut.to - old.p_vaddr;
+        let head = Segment { p_filesz: len, p_memsz: len, ..old };
+        let tail = Segment {
+            p_vaddr: cut.to,
+            p_offset: FileOffset(old.p_offset.0 + len),
+            p_filesz: old.p_filesz - len,
+            p_memsz: old.p_memsz - len,
+            ..old
+        };
+        all.push(Part { old: head, end: cut.from, ..part });
+        all.push(Part { old: tail, ..part });
+    }
+    all
+}

@@ -1,0 +1,129 @@
+//! What the instructions of a block have to do with the frame: saves, room, their ends, or nothing.
+
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
+use lifter::address::Va;
+
+/// `rbx`, `rbp`, `r12` to `r15`.
+const SAVED: u16 = 1 << 3 | 1 << 5 | 0xf000;
+
+/// A step of a prologue.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Made {
+    Save(u8),
+    /// The stack pointer goes down by so many bytes.
+    Room(i32),
+}
+
+/// A step of a prologue, and the instruction that makes it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    pub(super) made: Made,
+    pub(super) at: Va,
+    /// Whether it sets flags.
+    pub(super) sets_flags: bool,
+}
+
+/// What one instruction is to the frame.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Make(Made),
+    /// The step that it undoes.
+    Undo(Made),
+    /// It has nothing to do with the stack and runs on.
+    Free,
+    /// It returns.
+    Leave,
+    Unfit,
+}
+
+/// Numbers of general registers that an instruction reads, and that it writes at all.
+#[derive(Copy, Clone, Debug, Default)]
+pub(super) struct Used {
+    pub(super) reads: u16,
+    pub(super) writes: u16,
+}
+
+impl Used {
+    pub(super) fn any(self) -> u16 {
+        self.reads | self.writes
+    }
+}
+
+pub(super) fn number(register: Register) -> Option<u8> {
+    register.is_gpr().then(|| (register.full_register() as u32 - Register::RAX as u32) as u8)
+}
+
+pub(super) fn used(instruction: &Instruction, factory: &mut InstructionInfoFactory) -> Used {
+    let mut used = Used::default();
+    for register in factory.info(instruction).used_registers() {
+        let Some(number) = number(register.register()) else { continue };
+        match register.access() {
+            OpAccess::None | OpAccess::NoMemAccess => {}
+            OpAccess::Read | OpAccess::CondRead => used.reads |= 1 << number,
+            OpAccess::Write => used.writes |= 1 << number,
+            _ => {
+                used.reads |= 1 << number;
+                used.writes |= 1 << number;
+            }
+        }
+    }
+    used
+}
+
+fn saved(register: Register) -> Option<u8> {
+    number(register).filter(|&number| SAVED >> number & 1 != 0)
+}
+
+/// What an instruction is to the frame; `is_last` if nothing of its block follows.
+pub(super) fn part_of(instruction: &Instruction, is_last: bool, factory: &mut InstructionInfoFactory) -> Part {
+    const STACK: u16 = 1 << 4;
+    match instruction.code() {
+        Code::Push_r64 => return saved(instruction.op0_register()).map_or(Part::Unfit, |r| Part::Make(Made::Save(r))),
+        Code::Pop_r64 => return saved(instruction.op0_register()).map_or(Part::Unfit, |r| Part::Undo(Made::Save(r))),
+        Code::Retnq if is_last => return Part::Leave,
+        _ => {}
+    }
+    if let Some(down) = moves_stack(instruction) {
+        return match down {
+            1..=0xffff => Part::Make(Made::Room(down)),
+            -0xffff..=-1 => Part::Undo(Made::Room(-down)),
+            _ => Part::Unfit,
+        };
+    }
+    let names_stack = used(instruction, factory).any() & STACK != 0
+        || factory.info(instruction).used_memory().iter().any(|m| [m.base(), m.index()].contains(&Register::RSP));
+    if names_stack || instruction.is_stack_instruction() || instruction.is_privileged() {
+        return Part::Unfit;
+    }
+    match instruction.flow_control() {
+        FlowControl::Next if is_plain(instruction) => Part::Free,
+        _ => Part::Unfit,
+    }
+}
+
+fn is_plain(instruction: &Instruction) -> bool {
+    use Mnemonic::*;
+    let is_strange = matches!(instruction.mnemonic(), Syscall | Sysenter | Hlt | Cpuid | Rdtsc | Rdtscp | Xgetbv | Pause);
+    // A locked access orders all others.
+    !is_strange && !instruction.has_lock_prefix() && instruction.mnemonic() != Endbr64
+}
+
+/// How far an instruction that does nothing else moves the stack pointer down.
+fn moves_stack(instruction: &Instruction) -> Option<i32> {
+    if instruction.op_count() != 2 || instruction.op0_kind() != OpKind::Register || instruction.op0_register() != Register::RSP {
+        return None;
+    }
+    let by = |number: i64| i32::try_from(number).ok();
+    match instruction.code() {
+        Code::Sub_rm64_imm8 | Code::Sub_rm64_imm32 => by(instruction.immediate(1).cast_signed()),
+        Code::Add_rm64_imm8 | Code::Add_rm64_imm32 => by(instruction.immediate(1).cast_signed().wrapping_neg()),
+        Code::Lea_r64_m if instruction.memory_base() == Register::RSP && instruction.memory_index() == Register::None => {
+            by(instruction.memory_displacement64().cast_signed().wrapping_neg())
+        }
+        _ => None,
+    }
+}
+
+pub(super) fn sets_flags(instruction: &Instruction) -> bool {
+    instruction.mnemonic() != Mnemonic::Lea
+}

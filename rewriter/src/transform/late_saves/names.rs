@@ -1,0 +1,140 @@
+//! In which registers the copy keeps what the original keeps in those that it saves.
+//!
+//! **Method.** A saved register that the region uses must only ever be a copy of another register, made in the first block, while that one is never written in the region. Then
+//! the other one is read in its place, and the copy is not made. So no register holds anything else than in the original, but the saved ones, until
+//! they are needed.
+
+use iced_x86::{Code, Instruction, InstructionInfoFactory, OpKind, Register};
+
+use super::frame::{Made, Part, number, used};
+use super::region::Region;
+
+/// Where the value of a saved register is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Name {
+    /// In its own register: the region does not touch it.
+    Own,
+    /// What another one holds since the region began, or its lower half. The instruction that copied it, by its address, is not needed.
+    Copy { from: u8, is_half: bool, made_at: u64 },
+}
+
+/// By number of the register.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Names([Name; 16]);
+
+impl Names {
+    pub(super) fn of(&self, register: u8) -> Name {
+        self.0[usize::from(register & 15)]
+    }
+
+    /// The names that a region can have; `None` if it keeps something in a saved register that no other one holds.
+    pub(super) fn find(region: &Region) -> Option<Self> {
+        let mut factory = InstructionInfoFactory::new();
+        let (mut named, mut written) = (0u16, 0u16);
+        for (instruction, _) in working(region) {
+            let used = used(instruction, &mut factory);
+            named |= used.any();
+            written |= used.writes;
+        }
+        let mut names = Names([Name::Own; 16]);
+        for step in &region.steps {
+            let Made::Save(register) = step.made else { continue };
+            if named >> register & 1 != 0 {
+                names.0[usize::from(register)] = copy_of(region, register, written, &mut factory)?;
+            }
+        }
+        Some(names)
+    }
+
+    /// An instruction as the copy has it; `None` in `Some` if it goes, `None` if it can't be written with these names.
+    pub(super) fn apply(&self, instruction: &Instruction, factory: &mut InstructionInfoFactory) -> Option<Option<Instruction>> {
+        let mut renamed = *instruction;
+        let mut gone = 0u16;
+        for register in 0..16u8 {
+            let (to, is_half) = match self.of(register) {
+                Name::Own => continue,
+                Name::Copy { made_at, .. } if made_at == instruction.ip() => return Some(None),
+                Name::Copy { from, is_half, .. } => (from, is_half),
+            };
+            gone |= 1 << register;
+            for operand in 0..instruction.op_count() {
+                let named = instruction.op_register(operand);
+                if instruction.op_kind(operand) == OpKind::Register && number(named) == Some(register) {
+                    if is_half && named.size() == 8 {
+                        return None;
+                    }
+                    renamed.set_op_register(operand, sized(to, named)?);
+                }
+            }
+            for named in [instruction.memory_base(), instruction.memory_index()] {
+                if number(named) == Some(register) && (is_half || named.size() != 8) {
+                    return None;
+                }
+            }
+            if number(instruction.memory_base()) == Some(register) {
+                renamed.set_memory_base(sized(to, Register::RAX)?);
+            }
+            if number(instruction.memory_index()) == Some(register) {
+                renamed.set_memory_index(sized(to, Register::RAX)?);
+            }
+        }
+        // What is named without an operand can't be renamed.
+        (used(&renamed, factory).any() & gone == 0).then_some(Some(renamed))
+    }
+}
+
+/// The instructions that do the work, not the frame's.
+fn working(region: &Region) -> impl Iterator<Item = &(Instruction, Part)> {
+    let all = region.members.iter().flat_map(|member| &member.body);
+    all.filter(|(_, part)| matches!(part, Part::Free | Part::Leave))
+}
+
+/// Whether a register is only ever a copy of another one, and of which.
+fn copy_of(region: &Region, register: u8, written: u16, factory: &mut InstructionInfoFactory) -> Option<Name> {
+    let writes = |(instruction, _): &&(Instruction, Part)| used(instruction, factory).writes >> register & 1 != 0;
+    let mut writers = working(region).filter(writes);
+    let (copy, _) = writers.next()?;
+    let is_only = writers.next().is_none();
+    let is_first = region.members.first()?.body.iter().any(|(instruction, _)| instruction.ip() == copy.ip());
+    let is_half = match copy.code() {
+        Code::Mov_rm64_r64 | Code::Mov_r64_rm64 => false,
+        Code::Mov_rm32_r32 | Code::Mov_r32_rm32 => true,
+        _ => return None,
+    };
+    let between_registers = copy.op0_kind() == OpKind::Register && copy.op1_kind() == OpKind::Register;
+    let from = number(copy.op1_register()).filter(|&from| from != 4 && written >> from & 1 == 0)?;
+    // A saved register may itself have another name.
+    let is_plain = !region.steps.iter().any(|step| step.made == Made::Save(from));
+    (is_only && is_first && between_registers && is_plain).then_some(Name::Copy { from, is_half, made_at: copy.ip() })
+}
+
+/// The part of a register that another one is of its own.
+fn sized(to: u8, like: Register) -> Option<Register> {
+    use Register::{
+        AH, AL, AX, BH, BL, BP, BPL, BX, CH, CL, CX, DH, DI, DIL, DL, DX, EAX, EBP, EBX, ECX, EDI, EDX, ESI, ESP, R8, R8D, R8L,
+        R8W, R9, R9D, R9L, R9W, R10, R10D, R10L, R10W, R11, R11D, R11L, R11W, R12, R12D, R12L, R12W, R13, R13D, R13L, R13W, R14,
+        R14D, R14L, R14W, R15, R15D, R15L, R15W, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, SI, SIL, SP, SPL,
+    };
+    const BYTES: [Register; 16] = [AL, CL, DL, BL, SPL, BPL, SIL, DIL, R8L, R9L, R10L, R11L, R12L, R13L, R14L, R15L];
+    const WORDS: [Register; 16] = [AX, CX, DX, BX, SP, BP, SI, DI, R8W, R9W, R10W, R11W, R12W, R13W, R14W, R15W];
+    const HALVES: [Register; 16] = [EAX, ECX, EDX, EBX, ESP, EBP, ESI, EDI, R8D, R9D, R10D, R11D, R12D, R13D, R14D, R15D];
+    const WHOLES: [Register; 16] = [RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15];
+    let at = usize::from(to & 15);
+    match like {
+        AH | BH | CH | DH => None,
+        _ => match like.size() {
+            1 => Some(BYTES[at]),
+            2 => Some(WORDS[at]),
+            4 => Some(HALVES[at]),
+            8 => Some(WHOLES[at]),
+            _ => None,
+        },
+    }
+}
+
+/// `mov to, from`, all of it or the lower half.
+pub(super) fn copy(to: u8, from: u8, is_half: bool) -> Option<Instruction> {
+    let like = if is_half { Register::EAX } else { Register::RAX };
+    let code = if is_half { Code::Mov_r32_rm32 } else { Code::Mov_r64_rm64 };
+    Instruction::with2(code, sized(to, like)?, sized(from, like)?).ok()
+}

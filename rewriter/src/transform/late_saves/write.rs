@@ -1,0 +1,300 @@
+//! The copy of a region as bytes: its blocks without the frame, and for each way out of it the frame made late.
+//!
+//! **Method.** Blocks follow each other as they mostly run, the ways out come last. Branches inside begin short and grow where they don't reach.
+//!
+//! **Invariant.** Each piece says at which instruction of the input it stands: the copy where the region begins, each step of a late frame where that step stood, what is behind it
+//! where control goes then.
+//!
+//! **Terminates**: branches only grow.
+
+use iced_x86::{Encoder, Instruction, InstructionInfoFactory};
+use lifter::address::Va;
+use lifter::entity::Block;
+use lifter::ir::{BlockFlags, CodeTarget, Condition, Evidence, RefData, RefKind, RefRole, RefTarget, Terminator};
+
+use super::frame::{Made, Part};
+use super::names::{Name, Names, copy};
+use super::region::Region;
+use crate::edit::NewCode;
+use crate::materialize::block_bytes;
+use crate::transform::Context;
+
+/// A place in the copy.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Label {
+    Member(usize),
+    Exit(Block),
+}
+
+#[derive(Clone, Debug)]
+enum Item {
+    Place(Label),
+    Code { bytes: Vec<u8>, refs: Vec<RefData>, stands: Option<Va>, share: u64 },
+    Jump { condition: Option<Condition>, to: Label, is_long: bool },
+}
+
+pub(super) fn write(context: &Context<'_>, region: &Region, names: &Names) -> Option<NewCode> {
+    let mut writer = Writer { context, region, names, items: Vec::new(), factory: InstructionInfoFactory::new() };
+    let order = writer.order();
+    for (position, &index) in order.iter().enumerate() {
+        writer.member(index, order.get(position + 1).map(|&next| Label::Member(next)))?;
+    }
+    for exit in region.exits(context.program) {
+        writer.exit(exit)?;
+    }
+    let mut code = assemble(writer.items);
+    let others = region.members.iter().skip(1);
+    code.instead_of = others.map(|member| Some((member.block, u32::try_from(member.share).ok()?))).collect::<Option<_>>()?;
+    Some(code)
+}
+
+struct Writer<'a> {
+    context: &'a Context<'a>,
+    region: &'a Region,
+    names: &'a Names,
+    items: Vec<Item>,
+    factory: InstructionInfoFactory,
+}
+
+impl Writer<'_> {
+    /// Members as they mostly follow each other.
+    fn order(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = Vec::new();
+        let mut open = vec![0];
+        while let Some(index) = open.pop() {
+            if order.contains(&index) {
+                continue;
+            }
+            order.push(index);
+            let member = &self.region.members[index];
+            if member.is_frameless {
+                continue;
+            }
+            let targets = match self.context.program.blocks[member.block].terminator {
+                Terminator::Fallthrough { next } | Terminator::Jump { target: CodeTarget::Block(next) } => vec![next],
+                Terminator::Branch { taken: CodeTarget::Block(taken), next, .. } => vec![taken, next],
+                _ => Vec::new(),
+            };
+            let mut inside: Vec<usize> = targets.into_iter().filter_map(|target| self.region.find(target)).collect();
+            // What comes off last is rarer; of equals, what was behind stays behind.
+            inside.sort_by_key(|&index| self.region.members[index].share);
+            open.extend(inside);
+        }
+        order
+    }
+
+    fn label(&self, target: Block) -> Label {
+        self.region.find(target).map_or(Label::Exit(target), Label::Member)
+    }
+
+    fn member(&mut self, index: usize, following: Option<Label>) -> Option<()> {
+        let (context, region) = (self.context, self.region);
+        let member = &region.members[index];
+        let program = context.program;
+        let data = &program.blocks[member.block];
+        self.items.push(Item::Place(Label::Member(index)));
+        let (mut bytes, mut refs) = (Vec::new(), Vec::new());
+        let input = block_bytes(context.image, program, member.block).ok()?;
+        for (at, (instruction, part)) in member.body.iter().enumerate() {
+            let is_marked = at == 0 && data.flags.contains(BlockFlags::ENDBR);
+            match part {
+                Part::Make(_) | Part::Undo(_) => continue,
+                Part::Free | Part::Leave if is_marked => {}
+                Part::Free | Part::Leave => match self.names.apply(instruction, &mut self.factory)? {
+                    None => continue,
+                    Some(renamed) if renamed != *instruction => {
+                        self.renamed(member.block, instruction, &renamed, &mut bytes, &mut refs)?;
+                        continue;
+                    }
+                    Some(_) => {}
+                },
+                Part::Unfit => return None,
+            }
+            let start = (instruction.ip() - data.start.0) as u32;
+            let end = start + instruction.len() as u32;
+            let base = bytes.len() as u32;
+            bytes.extend_from_slice(input.get(start as usize..end as usize)?);
+            let own = program.block_refs(member.block).iter().filter(|r| start <= r.offset && r.offset < end);
+            refs.extend(own.map(|r| RefData { offset: base + r.offset - start, ..*r }));
+        }
+        self.items.push(Item::Code { bytes, refs, stands: None, share: member.share });
+        self.end(index, following)
+    }
+
+    fn end(&mut self, index: usize, following: Option<Label>) -> Option<()> {
+        let member = &self.region.members[index];
+        let mut jump = |condition, to| self.items.push(Item::Jump { condition, to, is_long: false });
+        match self.context.program.blocks[member.block].terminator {
+            Terminator::Stop(_) => {}
+            Terminator::Fallthrough { next } | Terminator::Jump { target: CodeTarget::Block(next) } => {
+                let to = self.label(next);
+                if following != Some(to) {
+                    self.items.push(Item::Jump { condition: None, to, is_long: false });
+                }
+            }
+            Terminator::Branch { condition, taken: CodeTarget::Block(taken), next } => {
+                let label = |target| self.region.find(target).map_or(Label::Exit(target), Label::Member);
+                let (taken, next) = (label(taken), label(next));
+                if following == Some(taken) {
+                    jump(Some(condition.inverted()), next);
+                } else {
+                    jump(Some(condition), taken);
+                    if following != Some(next) {
+                        jump(None, next);
+                    }
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// An instruction with other registers, and its reference, if it has one.
+    fn renamed(
+        &self,
+        block: Block,
+        old: &Instruction,
+        new: &Instruction,
+        bytes: &mut Vec<u8>,
+        refs: &mut Vec<RefData>,
+    ) -> Option<()> {
+        let program = self.context.program;
+        let start = (old.ip() - program.blocks[block].start.0) as u32;
+        let within = |r: &&RefData| start <= r.offset && r.offset < start + old.len() as u32;
+        let mut own = program.block_refs(block).iter().filter(within);
+        let reference = own.next();
+        let mut encoder = Encoder::new(64);
+        let len = encoder.encode(new, old.ip()).ok()? as u32;
+        if let Some(reference) = reference {
+            let constants = encoder.get_constant_offsets();
+            let is_operand = reference.kind == RefKind::Rel32 && old.is_ip_rel_memory_operand();
+            if !is_operand || constants.displacement_size() != 4 || own.next().is_some() {
+                return None;
+            }
+            let at = constants.displacement_offset() as u32;
+            let offset = bytes.len() as u32 + at;
+            refs.push(RefData { offset, to_end: u8::try_from(len - at).ok()?, ..*reference });
+        } else if old.is_ip_rel_memory_operand() {
+            return None;
+        }
+        bytes.extend_from_slice(&encoder.take_buffer());
+        Some(())
+    }
+
+    /// The frame, made late, and what the original's registers then hold.
+    fn exit(&mut self, exit: Block) -> Option<()> {
+        self.items.push(Item::Place(Label::Exit(exit)));
+        let share = self.region.share_of_exit(self.context, exit);
+        for step in &self.region.steps {
+            let bytes = match step.made {
+                Made::Save(register) if register < 8 => vec![0x50 | register],
+                Made::Save(register) => vec![0x41, 0x50 | register & 7],
+                Made::Room(by) => room(by),
+            };
+            self.items.push(Item::Code { bytes, refs: Vec::new(), stands: Some(step.at), share });
+        }
+        let start = self.context.program.blocks[exit].start;
+        for register in 0..16u8 {
+            let (from, is_half) = match self.names.of(register) {
+                Name::Own => continue,
+                Name::Copy { from, is_half, .. } => (from, is_half),
+            };
+            let mut encoder = Encoder::new(64);
+            encoder.encode(&copy(register, from, is_half)?, 0).ok()?;
+            let bytes = encoder.take_buffer();
+            self.items.push(Item::Code { bytes, refs: Vec::new(), stands: Some(start), share });
+        }
+        self.items.push(far_jump(RefTarget::Block(exit), start, share));
+        Some(())
+    }
+}
+
+/// `lea rsp, [rsp - by]`: flags stay.
+fn room(by: i32) -> Vec<u8> {
+    match i8::try_from(-by) {
+        Ok(short) => vec![0x48, 0x8d, 0x64, 0x24, short.cast_unsigned()],
+        Err(_) => [&[0x48, 0x8d, 0xa4, 0x24][..], &(-by).to_le_bytes()].concat(),
+    }
+}
+
+fn far_jump(target: RefTarget, stands: Va, share: u64) -> Item {
+    let evidence = Evidence::Derived;
+    let reference = RefData { offset: 1, to_end: 4, kind: RefKind::Rel32, role: RefRole::Branch, evidence, target };
+    Item::Code { bytes: vec![0xe9, 0, 0, 0, 0], refs: vec![reference], stands: Some(stands), share }
+}
+
+fn size_of(item: &Item) -> u32 {
+    match item {
+        Item::Place(_) => 0,
+        Item::Code { bytes, .. } => bytes.len() as u32,
+        Item::Jump { is_long: false, .. } => 2,
+        Item::Jump { condition, .. } => 5 + u32::from(condition.is_some()),
+    }
+}
+
+/// Gives branches their lengths and all of it its bytes.
+fn assemble(mut items: Vec<Item>) -> NewCode {
+    loop {
+        let (starts, places) = lay_out(&items);
+        let mut has_grown = false;
+        for (item, start) in items.iter_mut().zip(&starts) {
+            if let Item::Jump { to, is_long: is_long @ false, .. } = item {
+                let distance = i64::from(place_of(&places, *to)) - i64::from(start + 2);
+                *is_long = i8::try_from(distance).is_err();
+                has_grown |= *is_long;
+            }
+        }
+        if !has_grown {
+            return emit(items, &places);
+        }
+    }
+}
+
+fn lay_out(items: &[Item]) -> (Vec<u32>, Vec<(Label, u32)>) {
+    let (mut starts, mut places, mut at) = (Vec::with_capacity(items.len()), Vec::new(), 0);
+    for item in items {
+        starts.push(at);
+        if let Item::Place(label) = item {
+            places.push((*label, at));
+        }
+        at += size_of(item);
+    }
+    (starts, places)
+}
+
+fn place_of(places: &[(Label, u32)], label: Label) -> u32 {
+    places.iter().find(|(known, _)| *known == label).map_or(0, |&(_, at)| at)
+}
+
+fn emit(items: Vec<Item>, places: &[(Label, u32)]) -> NewCode {
+    let mut code = NewCode::default();
+    for item in items {
+        let base = code.bytes.len() as u32;
+        match item {
+            Item::Place(_) => {}
+            Item::Code { bytes, refs, stands, share: runs } => {
+                if stands.is_some() && code.stands.last().map(|s| Some(s.1)) != Some(stands) {
+                    code.stands.extend(stands.map(|at| (base, at)));
+                }
+                code.shares.push((base, u32::try_from(runs).unwrap_or(u32::MAX)));
+                code.refs.extend(refs.into_iter().map(|r| RefData { offset: base + r.offset, ..r }));
+                code.bytes.extend_from_slice(&bytes);
+            }
+            Item::Jump { condition, to, is_long } => {
+                let len = size_of(&Item::Jump { condition, to, is_long });
+                let distance = place_of(places, to) as i32 - (base + len) as i32;
+                match (condition, is_long) {
+                    (Some(condition), false) => code.bytes.push(0x70 | condition.0),
+                    (None, false) => code.bytes.push(0xeb),
+                    (Some(condition), true) => code.bytes.extend([0x0f, 0x80 | condition.0]),
+                    (None, true) => code.bytes.push(0xe9),
+                }
+                match is_long {
+                    false => code.bytes.push(distance as i8 as u8),
+                    true => code.bytes.extend(distance.to_le_bytes()),
+                }
+            }
+        }
+    }
+    code
+}

@@ -1,0 +1,151 @@
+//! `relift shrink` cuts a segment in two where pages in its middle are not needed, and the checker sees a cut that is wrong.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{End, SUCCESS, installed, relift, relift_succeeds, run, skipped};
+
+/// Thousands of relocated words, so that packing them frees pages before the code, which is in the same segment.
+const RELOCATED: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#define A(n) "a" #n, "b" #n, "c" #n, "d" #n, "e" #n, "f" #n, "g" #n, "h" #n
+#define B(n) A(n##0), A(n##1), A(n##2), A(n##3), A(n##4), A(n##5), A(n##6), A(n##7)
+#define C(n) B(n##0), B(n##1), B(n##2), B(n##3), B(n##4), B(n##5), B(n##6), B(n##7)
+static const char *volatile names[] = { C(1), C(2), C(3), C(4) };
+static int order(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+int main(int argc, char **argv) {
+    int sum = 0, numbers[4] = { 3, 1, argc, 2 };
+    qsort(numbers, 4, sizeof *numbers, order);
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++) sum += names[i][0] * (int)(i % 7) + names[i][1];
+    printf("%d %d\n", sum, numbers[0]);
+    return 42;
+}
+"#;
+
+fn build(flags: &[&str], folder: &Path) -> PathBuf {
+    support::compile_text(
+        RELOCATED,
+        &[&["-O1", "-w", "-fPIE", "-pie", "-Wl,-z,noseparate-code"], flags].concat(),
+        folder,
+        "input",
+    )
+}
+
+fn shrink(input: &Path, options: &[&str], name: &str, folder: &Path) -> (PathBuf, serde_json::Value) {
+    let output = folder.join(name);
+    let mut command = relift();
+    command.args(["shrink", "--verify", "--json", "--relr", "on"]).args(options).arg(input).arg("-o").arg(&output);
+    let said = relift_succeeds(&mut command, folder);
+    (output, serde_json::from_slice(&said.stdout).expect("--json prints JSON"))
+}
+
+fn size(path: &Path) -> u64 {
+    fs::metadata(path).expect("the output was written").len()
+}
+
+/// Offsets in the file of the headers of loaded segments.
+fn loads(bytes: &[u8]) -> Vec<usize> {
+    let count = usize::from(u16::from_le_bytes([bytes[56], bytes[57]]));
+    (0..count).map(|index| 64 + 56 * index).filter(|&at| bytes[at..at + 4] == [1, 0, 0, 0]).collect()
+}
+
+#[test]
+fn pages_freed_in_the_middle_of_a_segment_leave_the_file() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-s"], folder.path());
+    let expected = run(&mut Command::new(&input), folder.path());
+    assert_eq!(expected.end, End::Exit(SUCCESS));
+    let (cut, report) = shrink(&input, &[], "cut", folder.path());
+    let (whole, without) = shrink(&input, &["--skip", "cuts"], "whole", folder.path());
+    assert!(report["cuts"].as_u64() >= Some(1) && without["cuts"] == 0, "{report:#}");
+    assert!(size(&cut) + 40_000 < size(&whole), "{} and {}", size(&cut), size(&whole));
+    assert_eq!(report["cut_bytes"].as_u64(), Some(size(&whole) - size(&cut)));
+    for output in [&cut, &whole] {
+        assert_eq!(run(&mut Command::new(output), folder.path()), expected);
+        assert_eq!(run(Command::new(output).env("LD_BIND_NOW", "1"), folder.path()), expected);
+    }
+    let (before, after) = (fs::read(&input).expect("it was built"), fs::read(&cut).expect("it was written"));
+    assert_eq!(loads(&after).len() as u64, loads(&before).len() as u64 + report["cuts"].as_u64().unwrap_or(0));
+}
+
+#[test]
+fn a_cut_file_can_be_shrunk_optimized_and_stripped() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-g"], folder.path());
+    let expected = run(&mut Command::new(&input), folder.path());
+    let (cut, report) = shrink(&input, &[], "cut", folder.path());
+    assert!(report["cuts"].as_u64() >= Some(1), "{report:#}");
+    let (again, _) = shrink(&cut, &[], "again", folder.path());
+    assert!(size(&again) <= size(&cut));
+    let optimized = folder.path().join("optimized");
+    relift_succeeds(relift().args(["optimize", "--verify"]).arg(&cut).arg("-o").arg(&optimized), folder.path());
+    let (unnamed, _) = shrink(&input, &["--strip"], "unnamed", folder.path());
+    for output in [&again, &optimized, &unnamed] {
+        assert_eq!(run(&mut Command::new(output), folder.path()), expected, "{}", output.display());
+    }
+    for tool in
+        [&["readelf", "-a", "-W"][..], &["objdump", "-d"], &["ldd"], &["strip", "-o", "stripped"], &["eu-elflint", "--gnu-ld"]]
+    {
+        if !installed(tool[0]) {
+            skipped(&format!("{}: it is not installed", tool[0]));
+            continue;
+        }
+        let found = run(Command::new(tool[0]).args(&tool[1..]).arg(&cut).current_dir(folder.path()), folder.path());
+        assert!(tool[0] == "eu-elflint" || found.end == End::Exit(0), "{tool:?}: {found:?}");
+        assert!(!found.stderr_text().to_lowercase().contains("warning"), "{tool:?}: {found:?}");
+    }
+    let stripped = folder.path().join("stripped");
+    if stripped.is_file() {
+        assert_eq!(run(&mut Command::new(&stripped), folder.path()), expected);
+    }
+}
+
+#[test]
+fn a_segment_that_is_cut_too_short_or_shifted_is_seen() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-s"], folder.path());
+    let (cut, report) = shrink(&input, &[], "cut", folder.path());
+    let whole = fs::read(&cut).expect("it was written");
+    let wrong = folder.path().join("wrong");
+    let headers = loads(&whole);
+    let last_read_only = headers.len() - 1;
+    assert!(report["cuts"].as_u64() >= Some(1) && last_read_only >= 2, "{report:#}");
+    // Of each part in turn: its place in the file, its address, its size, its rights.
+    for &at in &headers[..last_read_only] {
+        for (field, change) in [(8, 0x1000u64), (16, 0x1000), (32, u64::MAX - 15), (40, u64::MAX - 15), (4, 2)] {
+            let mut bytes = whole.clone();
+            let word = u64::from_le_bytes(bytes[at + field..at + field + 8].try_into().expect("eight bytes"));
+            bytes[at + field..at + field + 8].copy_from_slice(&word.wrapping_add(change).to_le_bytes());
+            fs::write(&wrong, &bytes).expect("the scratch folder can be written");
+            let found = run(relift().arg("check").arg(&input).arg(&wrong), folder.path());
+            assert_eq!(found.end, End::Exit(1), "field {field} of the header at {at:#x}: {found:?}");
+        }
+    }
+}
+
+/// Two entries of one table, of which the first leads to nothing but a jump to the second.
+const ADJACENT: &str = r#"
+#include <stdio.h>
+int pick(unsigned);
+__asm__(".text\n.globl pick\n.type pick,@function\npick:\n.cfi_startproc\n cmpl $3, %edi\n ja 9f\n lea 7f(%rip), %rax\n mov %edi, %edi\n"
+    " movslq (%rax,%rdi,4), %rcx\n add %rax, %rcx\n jmp *%rcx\n"
+    "1: jmp 2f\n2: mov $42, %eax\n ret\n3: mov $3, %eax\n ret\n9: xor %eax, %eax\n ret\n.cfi_endproc\n.size pick,.-pick\n"
+    ".section .rodata\n.p2align 2\n7: .long 1b-7b, 2b-7b, 3b-7b, 1b-7b\n.text\n");
+int main(void) { printf("%d %d %d\n", pick(0), pick(1), pick(2)); return pick(3) == 42 ? 42 : 1; }
+"#;
+
+#[test]
+fn entries_of_a_table_stay_apart_where_one_is_a_jump_to_the_other() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = support::compile_text(ADJACENT, &["-O1", "-w", "-fPIE", "-pie"], folder.path(), "input");
+    let expected = run(&mut Command::new(&input), folder.path());
+    let (output, report) = shrink(&input, &[], "output", folder.path());
+    let warnings = report["warnings"].as_array().expect("a list");
+    assert!(!warnings.iter().any(|warning| warning.as_str().is_some_and(|text| text.contains("code stays"))), "{report:#}");
+    assert_eq!(run(&mut Command::new(&output), folder.path()), expected);
+    assert_eq!(expected.end, End::Exit(SUCCESS));
+}
