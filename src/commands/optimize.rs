@@ -14,10 +14,11 @@ use rewriter::fold::Folding;
 use rewriter::layout::LayoutOptions;
 use rewriter::plan::{LayoutPlan, Temperature};
 use rewriter::relink::Relinked;
+use rewriter::specialize::emit::Cloning;
 use rewriter::transform;
 
 use super::{Style, print, print_json, profile};
-use crate::args::{Optimize, Rewrite, Transform, Transforms};
+use crate::args::{CloneMode, Optimize, Rewrite, Transform, Transforms};
 use crate::driver::{self, Lifted, Order};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Draft};
@@ -65,6 +66,11 @@ pub(crate) fn edits(transforms: &Transforms) -> transform::Options {
     transform::Options {
         plt_calls: transforms.is_on(Transform::PltCalls),
         inline_leaves: transforms.is_on(Transform::InlineLeaves),
+        cloning: match transforms.clone {
+            CloneMode::None => Cloning::None,
+            CloneMode::Direct => Cloning::Direct,
+            CloneMode::Full => Cloning::Full,
+        },
         constant_loads: transforms.is_on(Transform::ConstantLoads),
         late_saves: transforms.is_on(Transform::LateSaves),
         everywhere: transforms.edit_everywhere,
@@ -161,6 +167,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
             edits.limit(limit(&lifted, &mut plan, fuel));
             adjusted = edits.adjusted(&lifted.program, &weights);
         }
+        rewriter::clones::place(&lifted.program, &adjusted, &edits, &mut plan);
         let relinked = driver::rewrite(input, &lifted, &adjusted, &plan, &edits, timing)?;
         if !no_check {
             let checked = driver::examine(output, &bytes, &relinked.bytes, timing)?;
