@@ -170,6 +170,28 @@ fn gdb_shows_the_same_backtrace_in_moved_code() {
 }
 
 #[test]
+fn gdb_shows_the_same_backtrace_in_a_shrunk_program() {
+    if !installed("gdb") {
+        return skipped("gdb: it is not installed");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let original = support::compile_text(DEEP, &["-O2", "-fPIE", "-pie"], folder.path(), "deep");
+    let shrunk = folder.path().join("shrunk");
+    relift_succeeds(relift().args(["shrink", "--verify"]).arg(&original).arg("-o").arg(&shrunk), folder.path());
+    let frames = |program: &Path| -> Vec<String> {
+        let text = gdb(program, folder.path(), &["break stop_here", "run", "backtrace"]);
+        let frames = text.lines().filter(|line| line.starts_with('#'));
+        frames.filter_map(|line| line.split_whitespace().nth(1).map(str::to_owned)).collect()
+    };
+    let expected = frames(&original);
+    if expected.is_empty() {
+        return skipped("gdb: it can't run programs here");
+    }
+    assert_eq!(expected, ["stop_here", "inner", "middle", "outer", "main"]);
+    assert_eq!(frames(&shrunk), expected);
+}
+
+#[test]
 fn gdb_stops_where_a_cut_function_begins_and_nowhere_else() {
     if !installed("gdb") {
         return skipped("gdb: it is not installed");

@@ -14,7 +14,7 @@
 //! **Speed.** No jump is added inside a loop, none for a few bytes, and where a profile has counts, nothing that ran is touched. A block that is jumped to
 //! costs nothing elsewhere; one that was run into costs a jump.
 //!
-//! **Termination.** A search in depth visits each block once; settling what goes only ever keeps more.
+//! **Termination.** A search in depth visits each block once; settling first only keeps more, then only drops more.
 
 use lifter::Image;
 use lifter::address::Va;
@@ -71,15 +71,18 @@ impl BlockFolding {
             .collect();
         alike.par_sort_unstable();
         let may_go = may_go(program, weights);
-        let mut stands_for: SecondaryMap<Block, Option<Block>> = SecondaryMap::new(program.blocks.len(), None);
+        let mut goes = SecondaryMap::new(program.blocks.len(), false);
+        let mut groups: Vec<Vec<Block>> = Vec::new();
         for same in alike.chunk_by(|a, b| a.0 == b.0).filter(|same| same.len() > 1) {
-            let blocks = || same.iter().map(|&(_, _, block)| block);
+            let group: Vec<Block> = same.iter().map(|&(_, _, block)| block).collect();
             // One that has to stay anyway, else one that is run into.
-            let stays = blocks().find(|&block| !may_go[block]).or_else(|| blocks().find(|&block| order.before[block].is_some()));
-            let stays = stays.unwrap_or(same[0].2);
-            blocks().filter(|&block| block != stays && may_go[block]).for_each(|block| stands_for[block] = Some(stays));
+            let fixed = group.iter().find(|&&block| !may_go[block]);
+            let stays = fixed.or_else(|| group.iter().find(|&&block| order.before[block].is_some()));
+            let stays = stays.copied().unwrap_or(same[0].2);
+            group.iter().filter(|&&block| block != stays && may_go[block]).for_each(|&block| goes[block] = true);
+            groups.push(group);
         }
-        Settling { program, order: &order, stands_for }.settle()
+        Settling { program, order: &order, may_go: &may_go, groups, goes }.settle()
     }
 
     pub fn pairs(&self) -> &[(Block, Block)] {
@@ -318,32 +321,48 @@ fn successors(program: &Program, block: Block) -> impl Iterator<Item = Block> {
 struct Settling<'a> {
     program: &'a Program,
     order: &'a Order,
-    stands_for: SecondaryMap<Block, Option<Block>>,
+    may_go: &'a SecondaryMap<Block, bool>,
+    /// Blocks that are alike, in the order of the plan. At least one of each stays.
+    groups: Vec<Vec<Block>>,
+    goes: SecondaryMap<Block, bool>,
 }
 
 impl Settling<'_> {
     fn settle(mut self) -> BlockFolding {
         self.keep_slow_ones();
-        let gains = self.gains();
+        let num_ways = self.drop_unreached();
+        let gains = self.gains(&self.stand_ins(&num_ways));
         let mut folding = BlockFolding::default();
-        for (block, stays) in self.stands_for.iter() {
-            if let Some(stays) = *stays
-                && let Some(gain) = gains.get(&block).filter(|(total, _)| *total > 0)
-            {
-                folding.pairs.push((block, stays));
-                folding.saved = folding.saved.saturating_add_signed(gain.1);
+        for block in self.program.blocks.keys() {
+            let gain = gains.get(&block).filter(|(total, _)| *total > 0).map(|(_, own)| *own);
+            self.goes[block] = gain.is_some();
+            folding.saved = folding.saved.saturating_add_signed(gain.unwrap_or(0));
+        }
+        folding.pairs.extend(self.stand_ins(&num_ways));
+        folding.pairs.sort_unstable();
+        folding
+    }
+
+    /// For each block that goes, the one of its group that stays: one that something leads to, if there is such a one.
+    fn stand_ins(&self, num_ways: &SecondaryMap<Block, u32>) -> FxHashMap<Block, Block> {
+        let mut stand_ins = FxHashMap::default();
+        for group in &self.groups {
+            let staying = || group.iter().copied().filter(|&block| !self.goes[block]);
+            let led_to = staying().find(|&block| !self.may_go[block] || num_ways[block] > 0);
+            if let Some(stays) = led_to.or_else(|| staying().next()) {
+                stand_ins.extend(group.iter().filter(|&&block| self.goes[block]).map(|&block| (block, stays)));
             }
         }
-        folding
+        stand_ins
     }
 
     /// Keeps what would cost a jump that is executed, in a loop or for little. What stays runs into what follows, so it goes on until nothing changes.
     fn keep_slow_ones(&mut self) {
         let is_looping = in_loops(self.program);
-        let mut rest: Vec<Block> = self.stands_for.iter().filter(|(_, stays)| stays.is_some()).map(|(block, _)| block).collect();
+        let mut rest: Vec<Block> = self.goes.iter().filter(|(_, goes)| **goes).map(|(block, _)| block).collect();
         loop {
             let is_dear = |&block: &Block| {
-                let is_run_into = self.order.before[block].is_some_and(|before| self.stands_for[before].is_none());
+                let is_run_into = self.order.before[block].is_some_and(|before| !self.goes[before]);
                 is_run_into && (is_looping[block] || self.program.blocks[block].len < RUN_INTO_BYTES_MIN)
             };
             let (kept, left): (Vec<Block>, Vec<Block>) = rest.into_iter().partition(is_dear);
@@ -351,17 +370,44 @@ impl Settling<'_> {
             if kept.is_empty() {
                 return;
             }
-            kept.into_iter().for_each(|block| self.stands_for[block] = None);
+            kept.into_iter().for_each(|block| self.goes[block] = false);
+        }
+    }
+
+    /// Drops what nothing leads to any more because all that led to it went, as long as another of its group stays. How many ways there are to each block.
+    fn drop_unreached(&mut self) -> SecondaryMap<Block, u32> {
+        let program = self.program;
+        let mut num_ways: SecondaryMap<Block, u32> = SecondaryMap::new(program.blocks.len(), 0);
+        let is_there = |block: Block| self.order.position[block].is_some() || !program.funcs[program.func_of(block)].is_movable();
+        for source in program.blocks.keys().filter(|&block| is_there(block) && !self.goes[block]) {
+            successors(program, source).for_each(|target| num_ways[target] += 1);
+        }
+        loop {
+            let mut has_changed = false;
+            for group in &self.groups {
+                let mut num_staying = group.iter().filter(|&&block| !self.goes[block]).count();
+                for &block in group {
+                    if num_staying > 1 && !self.goes[block] && self.may_go[block] && num_ways[block] == 0 {
+                        self.goes[block] = true;
+                        num_staying -= 1;
+                        has_changed = true;
+                        successors(program, block).for_each(|target| num_ways[target] -= 1);
+                    }
+                }
+            }
+            if !has_changed {
+                return num_ways;
+            }
         }
     }
 
     /// By block that goes: bytes saved by all that hang together with it, and by itself.
-    fn gains(&self) -> FxHashMap<Block, (i64, i64)> {
+    fn gains(&self, stand_ins: &FxHashMap<Block, Block>) -> FxHashMap<Block, (i64, i64)> {
         let program = self.program;
-        let goes = |block: Block| self.stands_for[block].is_some();
+        let goes = |block: Block| self.goes[block];
         let mut own: FxHashMap<Block, i64> = FxHashMap::default();
         let mut leaders: FxHashMap<Block, Block> = FxHashMap::default();
-        for (block, _) in self.stands_for.iter().filter(|(_, stays)| stays.is_some()) {
+        for (block, _) in self.goes.iter().filter(|(_, goes)| **goes) {
             own.insert(block, i64::from(program.blocks[block].len));
             leaders.insert(block, block);
         }
@@ -370,7 +416,7 @@ impl Settling<'_> {
                 if goes(source) {
                     join(&mut leaders, source, target);
                 } else if let Some(gain) = own.get_mut(&target) {
-                    *gain -= self.cost(source, target);
+                    *gain -= self.cost(source, target, stand_ins);
                 }
             }
         }
@@ -381,10 +427,10 @@ impl Settling<'_> {
     }
 
     /// What it costs a block that stays to go on elsewhere.
-    fn cost(&self, source: Block, target: Block) -> i64 {
+    fn cost(&self, source: Block, target: Block, stand_ins: &FxHashMap<Block, Block>) -> i64 {
         let program = self.program;
         let is_run_into = self.order.before[target] == Some(source);
-        let stays = self.stands_for[target].unwrap_or(target);
+        let stays = stand_ins.get(&target).copied().unwrap_or(target);
         let distance = program.blocks[stays].start.0.abs_diff(program.blocks[source].end().0);
         let is_far = program.func_of(stays) != program.func_of(source) || distance > SHORT_REACH;
         match (is_run_into, is_far) {
