@@ -27,7 +27,7 @@ fn accesses(program: &Path) -> Vec<(String, Vec<String>)> {
         } else if let Some((_, (_, instruction))) = line.split_once('\t').map(|(at, rest)| (at, ("", rest))).filter(|_| is_inside)
         {
             let is_fence = instruction.contains("fence") || instruction.starts_with("lock");
-            let is_access = instruction.contains("PTR [") && !instruction.starts_with("call") && !instruction.starts_with("nop");
+            let is_access = instruction.contains("PTR [") && !instruction.starts_with("call") && !instruction.contains("nop");
             let is_stack = instruction.contains("[rsp");
             if is_fence || is_access && !is_stack {
                 let name = instruction.split_whitespace().next().unwrap_or("").to_owned();
@@ -61,6 +61,6 @@ fn what_others_see_of_memory_stays_as_it_was() {
         assert_eq!(ran.end, End::Exit(SUCCESS), "{ran:?}");
     }
     let before = accesses(&program);
-    assert!(before.len() >= 9 && before.iter().map(|function| function.1.len()).sum::<usize>() >= 25, "{before:?}");
+    assert!(before.len() >= 8 && before.iter().map(|function| function.1.len()).sum::<usize>() >= 25, "{before:?}");
     assert_eq!(accesses(&output), before);
 }
