@@ -124,9 +124,23 @@ pub(crate) struct Transforms {
     /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
     #[arg(long, value_name = "N")]
     pub(crate) fuel: Option<u64>,
+    /// Clone functions for calling contexts in which arguments are known. The checker does not know clones yet: needs --no-check.
+    #[arg(long, value_enum, default_value_t = CloneMode::None, value_name = "CONTEXTS")]
+    pub(crate) clone: CloneMode,
     /// Change code wherever that is legal, not only where it is hot: a test of relift and of the program.
     #[arg(long, hide = true)]
     pub(crate) edit_everywhere: bool,
+}
+
+/// Which contexts get clones.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CloneMode {
+    #[default]
+    None,
+    /// Those one call deep.
+    Direct,
+    /// All, the functions on the way cloned too.
+    Full,
 }
 
 impl Transforms {

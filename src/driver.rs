@@ -141,17 +141,23 @@ fn apply(
     timing.phase("relink", |_| relink::relink(image, program, &out, codes, payload)).map_err(fail)
 }
 
-/// Re-reads the output with the independent checker.
+/// The independent checker's verdict.
 pub(crate) fn check(output: &Path, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<checker::Report> {
-    let report = timing
+    let report = examine(output, before, after, timing)?;
+    require_no_violations(output, &report)?;
+    Ok(report)
+}
+
+/// What the independent checker finds, good or bad.
+pub(crate) fn examine(output: &Path, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<checker::Report> {
+    timing
         .phase("check", |_| checker::check(before, after))
-        .map_err(|e| Failure::at(output, format!("the checker can't read it: {e}")))?;
-    match report.violations.first() {
-        None => Ok(report),
-        Some(first) => Err(Failure::at(
-            output,
-            format!("not written: the checker found {} violations, the first: {first}", report.violations.len()),
-        )
-        .hint("please report this with the input file")),
-    }
+        .map_err(|e| Failure::at(output, format!("the checker can't read it: {e}")))
+}
+
+pub(crate) fn require_no_violations(output: &Path, report: &checker::Report) -> Result<()> {
+    let Some(first) = report.violations.first() else { return Ok(()) };
+    let number = report.violations.len();
+    Err(Failure::at(output, format!("not written: the checker found {number} violations, the first: {first}"))
+        .hint("please report this with the input file"))
 }

@@ -86,3 +86,33 @@ fn a_mode_that_recursion_hands_down_makes_one_state_for_each_mode() {
         assert!(copy.is_some_and(|copy| copy.ends_with(": 1 state")), "mode {mode}:\n{dump}");
     }
 }
+
+#[test]
+fn clones_for_all_contexts_leave_the_program_what_it_was() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let program = compiled(folder.path(), &[]);
+    let expected = support::run(&mut std::process::Command::new(&program), folder.path());
+    for mode in ["direct", "full"] {
+        let output = folder.path().join(mode);
+        let mut command = relift();
+        // The checker does not know clones yet.
+        command.args(["optimize", "--json", "--no-check", "--verify", "--edit-everywhere", "--clone", mode]);
+        let report = relift_succeeds(command.arg(&program).arg("-o").arg(&output), folder.path());
+        let report: serde_json::Value = serde_json::from_str(&report.stdout_text()).expect("it is JSON");
+        assert!(report["transforms"]["specialize"]["clones"].as_u64() > Some(0), "{report}");
+        let found = support::run(&mut std::process::Command::new(&output), folder.path());
+        assert_eq!((found.end, found.stdout_text()), (expected.end, expected.stdout_text()), "--clone {mode}");
+    }
+}
+
+#[test]
+fn what_the_checker_can_not_follow_is_not_written() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let program = compiled(folder.path(), &[]);
+    let output = folder.path().join("checked");
+    let mut command = relift();
+    command.args(["optimize", "--edit-everywhere", "--clone", "full"]).arg(&program).arg("-o").arg(&output);
+    let refused = support::run(&mut command, folder.path());
+    assert_eq!(refused.end, support::End::Exit(1));
+    assert!(refused.stderr_text().contains("not written") && !output.exists(), "{}", refused.stderr_text());
+}

@@ -10,13 +10,19 @@ use support::{End, SUCCESS};
 
 /// The fixture with small leaves and calls of the C library, built; `None` without a compiler.
 fn built(scratch: &Path) -> Option<PathBuf> {
+    built_from("small_leaves", &[], scratch)
+}
+
+/// A fixture, built as a position-independent program; `None` without a compiler.
+fn built_from(name: &str, options: &[&str], scratch: &Path) -> Option<PathBuf> {
     if !support::installed("gcc") {
         support::skipped("edits of code: there is no gcc");
         return None;
     }
-    let program = scratch.join("small_leaves");
-    let source = support::repository("fixtures/programs/small_leaves/small_leaves.c");
-    let status = Command::new("gcc").args(["-O2", "-fPIE", "-pie", "-w"]).arg(source).arg("-o").arg(&program).status();
+    let program = scratch.join(name);
+    let source = support::repository(&format!("fixtures/programs/{name}/{name}.c"));
+    let status =
+        Command::new("gcc").args(["-O2", "-fPIE", "-pie", "-w"]).arg(source).args(options).arg("-o").arg(&program).status();
     assert!(status.is_ok_and(|status| status.success()), "the fixture can't be built");
     Some(program)
 }
@@ -78,4 +84,64 @@ fn without_a_profile_no_code_is_edited() {
     let said = support::run(&mut command, scratch.path());
     let report: Value = serde_json::from_str(&said.stdout_text()).expect("the report is JSON");
     assert!(report["transforms"].get("plt-calls").is_none() && report["transforms"].get("inline-leaves").is_none());
+}
+
+#[test]
+fn constants_and_addresses_are_put_where_they_are_loaded() {
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let options = ["-fno-plt", "-Wl,--no-relax", "-Wl,-z,relro,-z,now"];
+    let Some(program) = built_from("constant_words", &options, scratch.path()) else { return };
+    let (report, text) = optimized(&program, &["--only", "constant-loads"], scratch.path());
+    assert!(sites(&report, "constant-loads") >= 8, "{text}");
+    let becomes = |bytes: &str| text.lines().any(|line| line.contains(&format!("bytes become {bytes}")));
+    assert!(becomes("e8 00 00 00 00") && text.contains("bytes become 48 c7"), "{text}");
+    let (without, _) = optimized(&program, &["--skip", "constant-loads"], scratch.path());
+    assert_eq!(sites(&without, "constant-loads"), 0);
+}
+
+/// Where a function's code is in a file.
+fn code_of(bytes: &[u8], name: &str) -> std::ops::Range<usize> {
+    use object::{Object, ObjectSection, ObjectSymbol};
+    let file = object::File::parse(bytes).expect("the output is an ELF file");
+    let symbol = file.symbols().find(|symbol| symbol.name() == Ok(name)).expect("the function has a symbol");
+    let holds =
+        |section: &object::Section<'_, '_>| (section.address()..section.address() + section.size()).contains(&symbol.address());
+    let section = file.sections().find(holds).expect("the function is in a section");
+    let start = (section.file_range().expect("it is in the file").0 + symbol.address() - section.address()) as usize;
+    start..start + symbol.size() as usize
+}
+
+#[test]
+fn registers_are_saved_late_and_a_fault_in_that_is_found() {
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let Some(program) = built_from("early_saves", &["-fno-shrink-wrap"], scratch.path()) else { return };
+    let (report, text) = optimized(&program, &["--only", "late-saves"], scratch.path());
+    assert!(sites(&report, "late-saves") >= 2, "{text}");
+    // Each change of a bit is found, or does nothing.
+    let right = std::fs::read(scratch.path().join("output")).expect("the output can be read");
+    let wrong = scratch.path().join("wrong");
+    let mut found = 0;
+    let range = code_of(&right, "lookup");
+    for at in range.clone().take(48) {
+        for bit in [0, 3] {
+            let mut bytes = right.clone();
+            bytes[at] ^= 1 << bit;
+            std::fs::copy(scratch.path().join("output"), &wrong).expect("a file can be copied");
+            std::fs::write(&wrong, bytes).expect("a file can be written");
+            let mut check = support::relift();
+            let said = support::run(check.arg("check").arg(&program).arg(&wrong), scratch.path());
+            if said.end == End::Exit(0) {
+                let ran = support::run(&mut Command::new(&wrong), scratch.path());
+                assert_eq!(
+                    ran.end,
+                    End::Exit(SUCCESS),
+                    "bit {bit} of byte {} was changed, and the check passed",
+                    at - range.start
+                );
+            } else {
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 60, "{found}");
 }

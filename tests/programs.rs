@@ -179,7 +179,8 @@ fn try_variant(source: &Path, directives: &Directives, variant: &Variant, seed: 
     if variant.pie || variant.kept == Kept::Relocations {
         let edited = scratch.join("edited");
         shuffle = support::relift();
-        shuffle.args(["optimize", "--edit-everywhere", "--verify", "--shuffle"]).arg(seed.to_string());
+        shuffle.args(["optimize", "--edit-everywhere", "--with", "constant-loads,late-saves", "--verify", "--shuffle"]);
+        shuffle.arg(seed.to_string());
         shuffle.arg(&input).arg("-o").arg(&edited);
         rewrite_and_compare(&mut shuffle, &input, &edited, &original, scratch)?;
     }

@@ -12,6 +12,7 @@
 mod evaluate;
 pub mod explore;
 mod known;
+pub mod outcome;
 mod prepared;
 pub mod simplify;
 mod solve;
@@ -19,5 +20,6 @@ pub mod uses;
 
 pub use explore::{CaseData, ContextId, Exploration, FoundContext};
 pub use known::{Case, Constant, Facts};
+pub use outcome::{Outcome, Place};
 pub use simplify::{Fate, Simplified};
 pub use uses::EntryUses;

@@ -11,6 +11,8 @@
 //! A root's proof stands for itself: it follows all that flows from the root, through code of other functions too. What a walk that was given up has
 //! recorded proves nothing, so walks that come into such code later are proven too ([`crate::walk`]).
 //!
+//! Registers that differ at a return do no harm if nobody reads them there ([`liveness`]).
+//!
 //! **What is taken for granted** besides what [`machine`] says of private slots: a call keeps `rbx`, `rbp`, `rsp`, `r12` to `r15`, and reads no flags; nobody reads what calls left below the
 //! stack pointer.
 //!
@@ -23,6 +25,7 @@ mod decoded;
 mod escape;
 mod expr;
 mod facts;
+mod liveness;
 mod machine;
 mod segment;
 mod semantics;
@@ -33,10 +36,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::decode::{Inst, Kind};
 use crate::image::Slot;
-use crate::report::{Stats, Violation};
+use crate::report::{Stats, Violation, ViolationKind};
 use crate::walk::{Side, Walk};
+pub(crate) use constant::address_in;
 use decoded::{Decoded, Engine};
 use facts::{Facts, Value};
+use liveness::Liveness;
 use machine::{BASE, Privacy, STACK};
 pub(crate) use segment::{Effect, Local};
 use segment::{Failure, Run, Segment};
@@ -85,6 +90,9 @@ pub(crate) struct Prover {
     proven: FxHashMap<Key, Vec<(Privacy, Facts)>>,
     /// By group of functions, whether an address of the frame is made.
     escapes: FxHashMap<u32, bool>,
+    liveness: Liveness,
+    /// Starts and ends of the frame descriptions of each group of functions.
+    groups: FxHashMap<u32, Vec<(u64, u64)>>,
 }
 
 /// A pair with what is known there, and what came of it.
@@ -102,6 +110,8 @@ impl Prover {
             decides_first: false,
             proven: FxHashMap::default(),
             escapes: FxHashMap::default(),
+            liveness: Liveness::default(),
+            groups: FxHashMap::default(),
         }
     }
 
@@ -130,7 +140,7 @@ impl Prover {
         within: Option<u64>,
     ) -> Result<Local, Violation> {
         let nothing = Privacy::Saves(Vec::new());
-        Run::new(self, walk, &nothing).meet_again(input, output, within).map_err(Failure::into_violation)
+        Run::new(self, walk, &nothing, input).meet_again(input, output, within).map_err(Failure::into_violation)
     }
 
     /// Proves what flows from a pair at which all is the same.
@@ -177,7 +187,10 @@ impl Prover {
             if segments > SEGMENTS_MAX {
                 return Err(Failure::new(key.output, "too much code to prove at once"));
             }
-            let outcome = Run::new(self, walk, privacy).follow(key, &facts);
+            let mut outcome = Run::new(self, walk, privacy, root.input).follow(key, &facts);
+            if matches!(&outcome, Err(failure) if failure.kind == ViolationKind::UnwindRow) {
+                outcome = Run::new(self, walk, privacy, root.input).unwinding().follow(key, &facts);
+            }
             match &outcome {
                 Ok(segment) => {
                     for (next, facts) in &segment.successors {

@@ -116,6 +116,8 @@ pub struct Stats {
     pub loads_moved: u64,
     /// Branches that what is known decides and that are gone.
     pub branches_decided: u64,
+    /// Registers that differ at a return, where nobody reads them.
+    pub dead_registers: u64,
 }
 
 impl Stats {
@@ -128,6 +130,7 @@ impl Stats {
         self.fixed_loads_less += other.fixed_loads_less;
         self.loads_moved += other.loads_moved;
         self.branches_decided += other.branches_decided;
+        self.dead_registers += other.dead_registers;
     }
 }
 

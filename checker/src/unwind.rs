@@ -34,7 +34,8 @@ impl Rows {
         }
         let id = self.rows.len() as u32;
         self.rows.insert(row.clone(), id);
-        self.frames_of.push(FrameOf { address: row.address_of_frame(), saves: row.saves() });
+        let plain_saves = row.plain_saves();
+        self.frames_of.push(FrameOf { address: row.address_of_frame(), saves: row.saves(), plain_saves });
         id
     }
 
@@ -56,6 +57,8 @@ pub(crate) struct FrameOf {
     pub(crate) address: Option<(u64, i64)>,
     /// The slots in which registers are, by distance from the frame address; without the return address.
     pub(crate) saves: Vec<i64>,
+    /// Registers, by the ABI's numbers, and their slots, where the rules say nothing else.
+    pub(crate) plain_saves: Option<Vec<(u64, i64)>>,
 }
 
 /// Stands for any personality in the file's own code; the walk compares which.

@@ -335,7 +335,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                 }
                 self.compare_inlined(call, i, a, o)?;
             }
-            if self.is_call_past_stub(i, a, o, b) {
+            if self.is_call_past_stub(i, a, o, b) || self.is_call_of_constant(i, a, b) {
                 self.relation.rewrite(from, to);
             } else {
                 match self.compare(i, a, o, b) {
@@ -417,6 +417,9 @@ impl<'w, 'a> Walk<'w, 'a> {
             }
             Kind::Call | Kind::IndirectCall => {
                 self.compare_call_sites(i, o)?;
+                if let Some(input) = self.constant_target(i, a).filter(|_| b.kind == Kind::Call) {
+                    self.queue.push(Pair::new(input, self.output.target(o, b), o, Reach::Name));
+                }
                 if a.kind == Kind::Call && b.kind == Kind::Call {
                     let (input, output) = (self.input.target(i, a), self.output.target(o, b));
                     self.queue.push(Pair::new(input, output, o, Reach::Name));

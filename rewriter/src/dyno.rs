@@ -144,7 +144,7 @@ pub fn compute(image: &Image<'_>, program: &Program, weights: &Weights, order: O
             count_body(image, program, layout.replacements(block), block, count, &mut factory, &mut sum);
             if let Order::Output { edits, .. } = order {
                 count_new_code((edits, &vouched), block, count, &mut factory, &mut sum);
-                if edits.replaces_terminator(program, block) {
+                if edits.replaces_terminator(program, None, block) {
                     executed_insts.push((block, sum.instructions - before));
                     continue;
                 }
@@ -181,7 +181,7 @@ impl<'a> Layout<'a> {
         let mut following = SecondaryMap::new(program.blocks.len(), None);
         let mut copies = Vec::new();
         if let Order::Output { plan, .. } = order {
-            for fragment in &plan.fragments {
+            for fragment in plan.fragments.iter().filter(|fragment| fragment.clone.is_none()) {
                 let nexts = fragment.blocks.iter().skip(1).map(|planned| Some(planned.block)).chain([None]);
                 for (planned, next) in fragment.blocks.iter().zip(nexts) {
                     match planned.copy {

@@ -20,6 +20,7 @@ use lifter::ir::{Program, RefData};
 use profiles::Weights;
 use rustc_hash::FxHashMap;
 
+use crate::clones::{CloneData, CloneId};
 use crate::error::{Error, Result};
 
 lifter::define_id!(
@@ -60,6 +61,7 @@ pub struct EdgeInsertion {
 pub enum Change {
     PltCall,
     InlineLeaf,
+    Specialize,
     ConstantLoad,
     LateSave,
 }
@@ -70,6 +72,7 @@ impl Change {
         match self {
             Change::PltCall => "plt-calls",
             Change::InlineLeaf => "inline-leaves",
+            Change::Specialize => "specialize",
             Change::ConstantLoad => "constant-loads",
             Change::LateSave => "late-saves",
         }
@@ -86,6 +89,8 @@ pub struct NewCode {
     pub shares: Vec<(u32, u32)>,
     /// Blocks of the input whose work it does, each with how often, in the same unit: they run so much less themselves.
     pub instead_of: Vec<(Block, u32)>,
+    /// Its calls and jumps to blocks go to the entry of this clone.
+    pub enters: Option<CloneId>,
     /// From an offset on, for the unwinder and for exceptions, the code stands where this instruction of the input does. Ascending; before the first, it stands
     /// where the first replaced instruction did.
     pub stands: Vec<(u32, Va)>,
@@ -130,6 +135,8 @@ pub struct EditPlan {
     /// Ascending by block, then offset.
     pub replacements: Vec<Replacement>,
     pub codes: PrimaryMap<NewCodeId, NewCode>,
+    /// Copies of functions, with edits of their own.
+    pub clones: PrimaryMap<CloneId, CloneData>,
 }
 
 impl EditPlan {
@@ -142,14 +149,16 @@ impl EditPlan {
         self.edges.binary_search_by_key(&edge, |i| i.edge).ok().map(|found| &self.edges[found])
     }
     pub fn replacements_of(&self, block: Block) -> &[Replacement] {
-        let first = self.replacements.partition_point(|r| r.block < block);
-        let count = self.replacements[first..].partition_point(|r| r.block == block);
-        &self.replacements[first..first + count]
+        of_block(&self.replacements, block)
+    }
+    /// Those of a block where it stands: in its function, or in a clone.
+    pub fn replacements_in(&self, clone: Option<CloneId>, block: Block) -> &[Replacement] {
+        clone.map_or_else(|| self.replacements_of(block), |clone| of_block(&self.clones[clone].replacements, block))
     }
     /// Whether new code stands where the block's terminator was.
-    pub fn replaces_terminator(&self, program: &Program, block: Block) -> bool {
+    pub fn replaces_terminator(&self, program: &Program, clone: Option<CloneId>, block: Block) -> bool {
         let data = &program.blocks[block];
-        data.body_len < data.len && self.replacements_of(block).last().is_some_and(|r| r.end() > data.body_len)
+        data.body_len < data.len && self.replacements_in(clone, block).last().is_some_and(|r| r.end() > data.body_len)
     }
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.edges.is_empty() && self.replacements.is_empty()
@@ -174,23 +183,35 @@ impl EditPlan {
 
     /// Whether the invariants hold that materializing relies on.
     pub fn check(&self, program: &Program) -> Result<()> {
-        let fail = |r: &Replacement, what: &str| Err(Error::Inconsistent(format!("a replacement in {}: {what}", r.block)));
-        for (index, r) in self.replacements.iter().enumerate() {
-            let data = &program.blocks[r.block];
-            if r.len == 0 || r.end() > data.len || (r.end() > data.body_len && r.end() != data.len) {
-                return fail(r, "does not end at an instruction of its block");
-            }
-            if !program.funcs[data.func].is_movable() {
-                return fail(r, "is in code that stays");
-            }
-            let next = self.replacements.get(index + 1);
-            if next.is_some_and(|next| (next.block, next.offset) < (r.block, r.end())) {
-                return fail(r, "overlaps the next one");
-            }
-        }
-        Ok(())
+        check_replacements(program, &self.replacements)?;
+        self.clones.values().try_for_each(|clone| check_replacements(program, &clone.replacements))
     }
+}
 
+fn of_block(replacements: &[Replacement], block: Block) -> &[Replacement] {
+    let first = replacements.partition_point(|r| r.block < block);
+    let count = replacements[first..].partition_point(|r| r.block == block);
+    &replacements[first..first + count]
+}
+
+fn check_replacements(program: &Program, replacements: &[Replacement]) -> Result<()> {
+    let fail = |r: &Replacement, what: &str| Err(Error::Inconsistent(format!("a replacement in {}: {what}", r.block)));
+    for (index, r) in replacements.iter().enumerate() {
+        let data = &program.blocks[r.block];
+        if r.len == 0 || r.end() > data.len || (r.end() > data.body_len && r.end() != data.len) {
+            return fail(r, "does not end at an instruction of its block");
+        }
+        if !program.funcs[data.func].is_movable() {
+            return fail(r, "is in code that stays");
+        }
+        let next = replacements.get(index + 1);
+        if next.is_some_and(|next| (next.block, next.offset) < (r.block, r.end())) {
+            return fail(r, "overlaps the next one");
+        }
+    }
+    Ok(())
+}
+impl EditPlan {
     /// The weights when all this is done: what is inlined runs at its new places, so the original runs less.
     pub fn adjusted(&self, program: &Program, weights: &Weights) -> Weights {
         let count_of = |block: Block| weights.blocks.get(block.index()).copied().unwrap_or(0);
@@ -214,7 +235,7 @@ impl EditPlan {
             }
         }
         // New code that leaves a block by itself goes where it says, not along the block's edges.
-        for r in self.replacements.iter().filter(|r| self.replaces_terminator(program, r.block)) {
+        for r in self.replacements.iter().filter(|r| self.replaces_terminator(program, None, r.block)) {
             for edge in program.blocks[r.block].edges.as_usize() {
                 adjusted.edges.get_mut(edge).into_iter().for_each(|count| *count = 0);
             }

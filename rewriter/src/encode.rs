@@ -16,10 +16,11 @@ use std::ops::Range;
 
 use lifter::Image;
 use lifter::address::Va;
-use lifter::entity::Table;
+use lifter::entity::{EntityId, Table};
 use lifter::ir::{BlockFlags, Condition, Program, RefData, RefKind, RefRole, RefTarget};
 use rayon::prelude::*;
 
+use crate::clones::CloneId;
 use crate::edit::Snippet;
 use crate::error::Result;
 use crate::materialize::{Content, Edit, OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
@@ -152,7 +153,7 @@ impl Writer<'_> {
                 }
                 Content::Code(code) => {
                     let code = &out.codes[code];
-                    self.push_fixups(&code.refs, 0, out);
+                    self.push_fixups(&code.refs, 0, code.enters, out);
                     self.code.bytes.extend_from_slice(&code.bytes);
                 }
             }
@@ -188,19 +189,23 @@ impl Writer<'_> {
         let old_start = start + u64::from(part.start);
         self.push_run(Run { old_start, old_len: len, offset: self.here(), len, is_new: false });
         let count = refs.partition_point(|r| r.offset < part.end);
-        self.push_fixups(&refs[..count], part.start, out);
+        self.push_fixups(&refs[..count], part.start, None, out);
         self.code.bytes.extend_from_slice(&body[usize_range(&part)]);
         &refs[count..]
     }
 
-    /// Fixups for references of bytes that come next; `from` is their offset by which the references count.
-    fn push_fixups(&mut self, refs: &[RefData], from: u32, out: &OutProgram) {
+    /// Fixups for references of bytes that come next; `from` is their offset by which the references count, `enters` the clone that is called.
+    fn push_fixups(&mut self, refs: &[RefData], from: u32, enters: Option<CloneId>, out: &OutProgram) {
         let base = self.here();
         for r in refs {
             let target = match r.target {
                 RefTarget::Table(table) => FixupTarget::Table(table),
                 RefTarget::Fixed(va) => FixupTarget::Code(OutTarget::Fixed(va)),
-                RefTarget::Block(block) => FixupTarget::Code(self.ref_target(block, r, out)),
+                RefTarget::Block(block) => {
+                    let clone = enters.filter(|_| matches!(r.role, RefRole::Call | RefRole::Branch));
+                    let entry = clone.map(|clone| OutTarget::Placed(out.clone_entries[clone.index()]));
+                    FixupTarget::Code(entry.unwrap_or_else(|| self.ref_target(block, r, out)))
+                }
             };
             self.code.fixups.push(Fixup { offset: base + r.offset - from, to_end: r.to_end, kind: r.kind, target });
         }

@@ -191,7 +191,7 @@ pub fn packed(program: &Program) -> LayoutPlan {
 
 fn fragment(func: Func, temperature: Temperature, blocks: &[Block]) -> FragmentPlan {
     let blocks = blocks.iter().map(|&block| PlannedBlock { block, align: 1, copy: None }).collect();
-    FragmentPlan { func, temperature, align: 1, blocks }
+    FragmentPlan { func, temperature, align: 1, blocks, clone: None }
 }
 
 fn by_address(program: &Program, mut fragments: Vec<FragmentPlan>) -> Vec<FragmentPlan> {
@@ -216,7 +216,7 @@ fn entries_of(weights: &Weights, fragment: &FragmentPlan) -> u64 {
 }
 
 /// Blocks by unwind class, classes and blocks in the order in which they come.
-fn blocks_by_class(program: &Program, blocks: impl Iterator<Item = Block>) -> Vec<Vec<Block>> {
+pub(crate) fn blocks_by_class(program: &Program, blocks: impl Iterator<Item = Block>) -> Vec<Vec<Block>> {
     let mut classes: Vec<(u32, Vec<Block>)> = Vec::new();
     for block in blocks {
         let class = program.ranges[program.blocks[block].range as usize].unwind_class;

@@ -1,5 +1,6 @@
 //! From a program and what is known of it to the output file: plan, layout, materialize, encode, relink.
 
+pub mod clones;
 pub mod dyno;
 pub mod edit;
 pub mod encode;

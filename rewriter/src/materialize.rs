@@ -6,7 +6,8 @@
 //! copies have them too.
 //!
 //! **Invariants.** Output blocks of a fragment have consecutive ids in output order. The successors of an output block, seen through
-//! edge blocks, are those of its origin. Every block of a movable function is placed exactly once, unless the plan drops the function; copies of a block are not its place: nothing names them, what stands before one runs into it.
+//! edge blocks, are those of its origin. Every block of a movable function is placed exactly once, unless the plan drops the function; copies of a block are not its place: nothing names them, what stands before one runs into it. A clone's blocks are
+//! places for its own code alone (`clones`).
 
 use std::ops::Range;
 
@@ -18,6 +19,7 @@ use profiles::Weights;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
+use crate::clones::CloneId;
 use crate::edit::{EditPlan, NewCode, NewCodeId, Snippet};
 use crate::error::{Error, Result};
 use crate::plan::{LayoutPlan, PlannedBlock, Temperature};
@@ -89,6 +91,8 @@ pub struct OutFragment {
     pub unwind_class: u32,
     /// Ids of output blocks.
     pub blocks: Range<u32>,
+    /// The clone that it is part of.
+    pub clone: Option<CloneId>,
 }
 
 #[derive(Debug)]
@@ -99,6 +103,8 @@ pub struct OutProgram {
     pub codes: PrimaryMap<NewCodeId, NewCode>,
     /// The output block that carries an input block; `None` where it stays in place.
     pub placed: SecondaryMap<Block, Option<Out>>,
+    /// By clone, where it is entered.
+    pub clone_entries: Vec<Out>,
 }
 
 impl OutProgram {
@@ -123,7 +129,12 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         edits: Vec::new(),
         codes: edits.codes.clone(),
         placed: skeleton.placed,
+        clone_entries: Vec::with_capacity(edits.clones.len()),
     };
+    for (clone, data) in edits.clones.iter() {
+        let entry = skeleton.in_clones.get(&(clone, data.entry));
+        out.clone_entries.push(*entry.ok_or(Error::NotPlaced(data.entry, data.func))?);
+    }
     for (plan, span) in layout.fragments.iter().zip(&skeleton.spans) {
         let first = plan.blocks[0].block;
         let unwind_class = program.ranges[program.blocks[first].range as usize].unwind_class;
@@ -136,13 +147,22 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
             align: plan.align,
             unwind_class,
             blocks: span.clone(),
+            clone: plan.clone,
         });
     }
     let mut in_table = SecondaryMap::new(program.blocks.len(), false);
     for table in program.tables.keys() {
         program.targets_of(table).iter().for_each(|&target| in_table[target] = true);
     }
-    let linker = Linker { program, weights, edits, placed: &out.placed, edge_blocks: &skeleton.edge_blocks, in_table: &in_table };
+    let linker = Linker {
+        program,
+        weights,
+        edits,
+        placed: &out.placed,
+        in_clones: &skeleton.in_clones,
+        edge_blocks: &skeleton.edge_blocks,
+        in_table: &in_table,
+    };
     for batch in skeleton.spans.chunks(FRAGMENTS_AT_ONCE) {
         let linked: Vec<(Vec<OutBlock>, Vec<Edit>)> = batch
             .par_iter()
@@ -166,7 +186,7 @@ const FRAGMENTS_AT_ONCE: usize = 4096;
 /// One output block before its targets are known.
 #[derive(Copy, Clone)]
 enum Entry {
-    Body { block: Block, align: u8 },
+    Body { block: Block, align: u8, clone: Option<CloneId> },
     Edge(u32),
 }
 
@@ -175,6 +195,7 @@ struct Skeleton {
     entries: Vec<Entry>,
     spans: Vec<Range<u32>>,
     placed: SecondaryMap<Block, Option<Out>>,
+    in_clones: FxHashMap<(CloneId, Block), Out>,
     edge_blocks: FxHashMap<u32, Out>,
 }
 
@@ -184,14 +205,15 @@ impl Skeleton {
             entries: Vec::with_capacity(program.blocks.len()),
             spans: Vec::with_capacity(layout.fragments.len()),
             placed: SecondaryMap::new(program.blocks.len(), None),
+            in_clones: FxHashMap::default(),
             edge_blocks: FxHashMap::default(),
         };
         for plan in &layout.fragments {
             let start = skeleton.entries.len() as u32;
             let mut out_of_line = Vec::new();
             for planned in &plan.blocks {
-                skeleton.place(program, planned)?;
-                if edits.edges.is_empty() {
+                skeleton.place(program, planned, plan.clone)?;
+                if edits.edges.is_empty() || plan.clone.is_some() {
                     continue;
                 }
                 for edge in program.blocks[planned.block].edges.as_usize() {
@@ -222,19 +244,23 @@ impl Skeleton {
         Ok(skeleton)
     }
 
-    fn place(&mut self, program: &Program, planned: &PlannedBlock) -> Result<()> {
+    fn place(&mut self, program: &Program, planned: &PlannedBlock, clone: Option<CloneId>) -> Result<()> {
         let PlannedBlock { block, align, copy } = *planned;
         let func = program.func_of(block);
         if !program.funcs[func].is_movable() {
             return Err(Error::PlacedPinned(block, func));
         }
-        if copy.is_none() {
+        if let Some(clone) = clone {
+            if self.in_clones.insert((clone, block), Out::new(self.entries.len())).is_some() {
+                return Err(Error::PlacedTwice(block));
+            }
+        } else if copy.is_none() {
             if self.placed[block].is_some() {
                 return Err(Error::PlacedTwice(block));
             }
             self.placed[block] = Some(Out::new(self.entries.len()));
         }
-        self.entries.push(Entry::Body { block, align });
+        self.entries.push(Entry::Body { block, align, clone });
         Ok(())
     }
 
@@ -259,22 +285,25 @@ struct Linker<'a> {
     weights: &'a Weights,
     edits: &'a EditPlan,
     placed: &'a SecondaryMap<Block, Option<Out>>,
+    in_clones: &'a FxHashMap<(CloneId, Block), Out>,
     edge_blocks: &'a FxHashMap<u32, Out>,
     /// Whether an entry of a table names it: the program holds the address for a moment, and the checker takes it for held.
     in_table: &'a SecondaryMap<Block, bool>,
 }
 
 impl Linker<'_> {
-    fn resolve_block(&self, block: Block) -> OutTarget {
-        match self.placed[block] {
+    /// Where a block is for code of the functions, or of a clone.
+    fn resolve_block(&self, clone: Option<CloneId>, block: Block) -> OutTarget {
+        let in_clone = clone.and_then(|clone| self.in_clones.get(&(clone, block)).copied());
+        match in_clone.or(self.placed[block]) {
             Some(out) => OutTarget::Placed(out),
             None => OutTarget::Fixed(self.program.blocks[block].start),
         }
     }
 
-    fn resolve(&self, target: CodeTarget) -> OutTarget {
+    fn resolve(&self, clone: Option<CloneId>, target: CodeTarget) -> OutTarget {
         match target {
-            CodeTarget::Block(block) => self.resolve_block(block),
+            CodeTarget::Block(block) => self.resolve_block(clone, block),
             CodeTarget::Fixed(va) => OutTarget::Fixed(va),
         }
     }
@@ -294,28 +323,33 @@ impl Linker<'_> {
                 let target = self.program.edges[edge as usize].target;
                 edits.extend(self.edits.insertion_on(edge).map(|i| insertion(0, i.len, i.snippet)));
                 let falls = matches!(following, Some(Entry::Body { block, .. }) if block == target);
-                let terminator = if falls { OutTerminator::None } else { OutTerminator::Jump(self.resolve_block(target)) };
+                let terminator = if falls { OutTerminator::None } else { OutTerminator::Jump(self.resolve_block(None, target)) };
                 let edits = first_edit..edits.len() as u32;
                 OutBlock { origin: target, copies_body: false, align: 1, edits, terminator }
             }
-            Entry::Body { block, align } => {
+            Entry::Body { block, align, clone } => {
                 edits.extend(self.edits.insertions_of(block).iter().map(|i| insertion(i.offset, i.len, i.snippet)));
-                edits.extend(self.edits.replacements_of(block).iter().map(|r| {
+                edits.extend(self.edits.replacements_in(clone, block).iter().map(|r| {
                     let len = self.edits.codes[r.code].bytes.len() as u32;
                     Edit { offset: r.offset, replaced: r.len, len, content: Content::Code(r.code) }
                 }));
                 // What is inserted before an instruction that goes stays before what comes in its place.
                 edits[first_edit as usize..].sort_by_key(|edit| (edit.offset, edit.replaced));
-                let replaces_terminator = self.edits.replaces_terminator(self.program, block);
-                let terminator = if replaces_terminator { OutTerminator::None } else { self.terminator(block, following) };
+                let replaces_terminator = self.edits.replaces_terminator(self.program, clone, block);
+                let terminator = if replaces_terminator { OutTerminator::None } else { self.terminator(clone, block, following) };
                 let edits = first_edit..edits.len() as u32;
                 OutBlock { origin: block, copies_body: true, align, edits, terminator }
             }
         }
     }
 
-    fn terminator(&self, block: Block, following: Option<Entry>) -> OutTerminator {
-        let has_edge_blocks = !self.edge_blocks.is_empty()
+    fn terminator(&self, clone: Option<CloneId>, block: Block, following: Option<Entry>) -> OutTerminator {
+        if let Some(target) = clone.and_then(|clone| self.edits.clones[clone].decided(block)) {
+            let follows = matches!(following, Some(Entry::Body { block: next, .. }) if target == CodeTarget::Block(next));
+            return if follows { OutTerminator::None } else { OutTerminator::Jump(self.resolve(clone, target)) };
+        }
+        let has_edge_blocks = clone.is_none()
+            && !self.edge_blocks.is_empty()
             && self.program.blocks[block].edges.as_usize().any(|e| self.edge_blocks.contains_key(&(e as u32)));
         if has_edge_blocks {
             return self.terminator_through_edge_blocks(block, following);
@@ -327,14 +361,17 @@ impl Linker<'_> {
         let counts = SuccessorCounts::of(self.program, self.weights, block);
         match emit_weighted(&self.program.blocks[block].terminator, following, counts) {
             Emitted::None => OutTerminator::None,
-            Emitted::Jump { target } => OutTerminator::Jump(self.resolve(target)),
-            Emitted::Branch { condition, taken } => OutTerminator::Branch { condition, taken: self.resolve(taken), jump: None },
+            Emitted::Jump { target } => OutTerminator::Jump(self.resolve(clone, target)),
+            Emitted::Branch { condition, taken } => {
+                OutTerminator::Branch { condition, taken: self.resolve(clone, taken), jump: None }
+            }
             Emitted::BranchAndJump { condition, taken, next } => {
-                OutTerminator::Branch { condition, taken: self.resolve(taken), jump: Some(self.resolve(next)) }
+                OutTerminator::Branch { condition, taken: self.resolve(clone, taken), jump: Some(self.resolve(clone, next)) }
             }
-            Emitted::Loop { taken, then_jump } => {
-                OutTerminator::Loop { taken: self.resolve_block(taken), jump: then_jump.map(|next| self.resolve_block(next)) }
-            }
+            Emitted::Loop { taken, then_jump } => OutTerminator::Loop {
+                taken: self.resolve_block(clone, taken),
+                jump: then_jump.map(|next| self.resolve_block(clone, next)),
+            },
         }
     }
 
@@ -361,7 +398,7 @@ impl Linker<'_> {
                 None => {
                     let follows =
                         matches!((plain, following), (CodeTarget::Block(b), Some(Entry::Body { block, .. })) if b == block);
-                    (self.resolve(plain), follows)
+                    (self.resolve(None, plain), follows)
                 }
             }
         };

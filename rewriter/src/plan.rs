@@ -3,6 +3,7 @@
 
 use lifter::entity::{Block, Func};
 
+use crate::clones::CloneId;
 use crate::fold::Folding;
 use crate::fold::blocks::BlockFolding;
 
@@ -35,6 +36,8 @@ pub struct FragmentPlan {
     pub align: u8,
     /// In output order, never empty.
     pub blocks: Vec<PlannedBlock>,
+    /// The clone that all of it belongs to; `None` for the functions themselves.
+    pub clone: Option<CloneId>,
 }
 
 /// The order of everything that moves. Each block of each function that moves occurs exactly once, copies and what is folded aside.

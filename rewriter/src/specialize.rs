@@ -7,7 +7,7 @@
 //! * `forest`: which contexts have a body of their own, as trees rooted at any function;
 //! * `machine`: the states of the source's algorithm 2;
 //! * `merge`: states that cannot be told apart become one;
-//! * `contexts`: the forest of what constant propagation finds in a binary; `size`: what each way takes;
+//! * `contexts`: the forest of what constant propagation finds in a binary; `size`: what each way takes; `emit`: clones in the output;
 //! * `copies`: what algorithm 1 makes of a program: clones, at most one tracking copy of a function on the way, and what each of their calls does in each state.
 //!
 //! **Where the state lives.** Not in memory that others see. A transition is a call from one of these copies (or from the function at a root, whose state is
@@ -20,6 +20,7 @@
 
 pub mod contexts;
 pub mod copies;
+pub mod emit;
 pub mod forest;
 pub mod machine;
 pub mod merge;

@@ -26,6 +26,7 @@ use rustc_hash::FxHashSet;
 use crate::edit::EditPlan;
 use crate::fold::Folding;
 use crate::layout::least_count_of_share;
+use crate::specialize::emit::{self, Cloning};
 
 /// Blocks that execute less than this share of all instructions, in hundred thousandths and taken together, are not worth a change.
 const SHARE_LEFT: u64 = 1000;
@@ -35,6 +36,7 @@ const SHARE_LEFT: u64 = 1000;
 pub struct Options {
     pub plt_calls: bool,
     pub inline_leaves: bool,
+    pub cloning: Cloning,
     pub constant_loads: bool,
     pub late_saves: bool,
     /// Every site is hot, whatever the weights say.
@@ -56,6 +58,8 @@ pub(crate) struct Context<'a> {
     reached: &'a SecondaryMap<Block, bool>,
     /// Functions that stand for others too.
     stand_ins: FxHashSet<Func>,
+    /// Functions that others stand for; they are not in the output.
+    folded: FxHashSet<Func>,
 }
 
 impl<'a> Context<'a> {
@@ -66,6 +70,14 @@ impl<'a> Context<'a> {
     /// Whether a function stands for others, whose calls are elsewhere in the input.
     pub(crate) fn is_stand_in(&self, func: Func) -> bool {
         self.stand_ins.contains(&func)
+    }
+
+    pub(crate) fn is_folded(&self, func: Func) -> bool {
+        self.folded.contains(&func)
+    }
+
+    pub(crate) fn is_reached(&self, block: Block) -> bool {
+        self.reached[block]
     }
 
     /// The blocks that may be changed and are worth it, in order.
@@ -97,15 +109,17 @@ impl<'a> Context<'a> {
 
 /// Plans all transforms that are on.
 pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Folding, options: Options) -> EditPlan {
-    let Options { everywhere, plt_calls, inline_leaves, constant_loads, late_saves } = options;
-    let is_idle = !(plt_calls || inline_leaves || constant_loads || late_saves) || !(everywhere || weights.has_counts());
+    let Options { everywhere, plt_calls, inline_leaves, cloning, constant_loads, late_saves } = options;
+    let is_off = !(plt_calls || inline_leaves || constant_loads || late_saves) && cloning == Cloning::None;
+    let is_idle = is_off || !(everywhere || weights.has_counts());
     if is_idle {
         return EditPlan::default();
     }
     let hot_min = least_count_of_share(program, weights, SHARE_LEFT);
     let reached = reached::reached(image, program);
     let stand_ins = folded.pairs().iter().map(|&(_, stays)| stays).collect();
-    let context = Context { image, program, weights, everywhere, hot_min, reached: &reached, stand_ins };
+    let folded = folded.pairs().iter().map(|&(gone, _)| gone).collect();
+    let context = Context { image, program, weights, everywhere, hot_min, reached: &reached, stand_ins, folded };
     let mut edits = EditPlan::default();
     if options.late_saves && (everywhere || program.is_replaceable()) {
         late_saves::plan(&context, &mut edits);
@@ -122,6 +136,10 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Fo
         constant_loads::plan(&context, &mut edits);
     }
     edits.settle();
+    if program.is_replaceable() {
+        emit::plan(&context, cloning, &mut edits);
+        edits.settle();
+    }
     edits
 }
 
@@ -140,6 +158,13 @@ pub fn counts(program: &Program, weights: &Weights, edits: &EditPlan) -> Counts 
         add("bytes added", (edits.codes[r.code].bytes.len() as u64).saturating_sub(u64::from(r.len)));
         add("bytes removed", u64::from(r.len).saturating_sub(edits.codes[r.code].bytes.len() as u64));
         debug_assert!(program.funcs[program.func_of(r.block)].is_movable());
+    }
+    if !edits.clones.is_empty() {
+        let of = counts.entry("specialize").or_default();
+        of.insert("clones", edits.clones.len() as u64);
+        of.insert("entries of clones", edits.clones.values().map(|clone| clone.count).fold(0, u64::saturating_add));
+        let blocks = edits.clones.values().flat_map(|clone| &clone.blocks);
+        of.insert("bytes copied", blocks.map(|&block| u64::from(program.blocks[block].len)).sum());
     }
     counts
 }

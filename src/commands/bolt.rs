@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::{Style, instrument, optimize, print, profile};
-use crate::args::{Instrument, Optimize, Rewrite, TextFormat, Transform, Transforms};
+use crate::args::{CloneMode, Instrument, Optimize, Rewrite, TextFormat, Transform, Transforms};
 use crate::failure::{Failure, Result};
 use crate::timing::Timing;
 use options::Words;
@@ -70,7 +70,8 @@ pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Re
         (!request.no_inlining, Transform::InlineLeaves),
     ];
     let skip = switches.into_iter().filter(|(is_on, _)| !is_on).map(|(_, transform)| transform).collect();
-    let transforms = Transforms { only: Vec::new(), skip, more: Vec::new(), fuel: None, edit_everywhere: false };
+    let transforms =
+        Transforms { only: Vec::new(), skip, more: Vec::new(), fuel: None, clone: CloneMode::None, edit_everywhere: false };
     let args =
         Optimize { rewrite, profile: request.profiles, profile_binary: None, measure_by: Vec::new(), transforms, shuffle: None };
     optimize::run(&args, style, timing)

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
 
 use super::{Style, print, train};
-use crate::args::{Demo, Rewrite, Train, Transforms};
+use crate::args::{CloneMode, Demo, Rewrite, Train, Transforms};
 use crate::failure::{Failure, Result};
 use crate::timing::Timing;
 
@@ -34,7 +34,14 @@ pub(crate) fn run(args: &Demo, style: Style, timing: &mut Timing) -> Result<Exit
     let job = Train {
         rewrite: Rewrite { input: program.clone(), output: output.clone(), verify: true, no_check: false },
         profile: Some(folder.join("demo.rlp")),
-        transforms: Transforms { only: Vec::new(), skip: Vec::new(), more: Vec::new(), fuel: None, edit_everywhere: false },
+        transforms: Transforms {
+            only: Vec::new(),
+            skip: Vec::new(),
+            more: Vec::new(),
+            fuel: None,
+            clone: CloneMode::None,
+            edit_everywhere: false,
+        },
         workload: vec!["{}".to_owned(), training.display().to_string()],
     };
     let status = train::run(&job, style, timing)?;

@@ -1,5 +1,7 @@
 //! `relift optimize`, and the part of `relift train` behind the training run.
 
+mod unproven;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -12,15 +14,17 @@ use rewriter::fold::Folding;
 use rewriter::layout::LayoutOptions;
 use rewriter::plan::{LayoutPlan, Temperature};
 use rewriter::relink::Relinked;
+use rewriter::specialize::emit::Cloning;
 use rewriter::transform;
 
 use super::{Style, print, print_json, profile};
-use crate::args::{Optimize, Rewrite, Transform, Transforms};
+use crate::args::{CloneMode, Optimize, Rewrite, Transform, Transforms};
 use crate::driver::{self, Lifted, Order};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Draft};
 use crate::report::{self, Report};
 use crate::timing::Timing;
+use unproven::Unproven;
 
 pub(crate) fn run(args: &Optimize, style: Style, timing: &mut Timing) -> Result<ExitCode> {
     let order = match args.shuffle {
@@ -62,6 +66,11 @@ pub(crate) fn edits(transforms: &Transforms) -> transform::Options {
     transform::Options {
         plt_calls: transforms.is_on(Transform::PltCalls),
         inline_leaves: transforms.is_on(Transform::InlineLeaves),
+        cloning: match transforms.clone {
+            CloneMode::None => Cloning::None,
+            CloneMode::Direct => Cloning::Direct,
+            CloneMode::Full => Cloning::Full,
+        },
         constant_loads: transforms.is_on(Transform::ConstantLoads),
         late_saves: transforms.is_on(Transform::LateSaves),
         everywhere: transforms.edit_everywhere,
@@ -147,20 +156,32 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     }
     let folded = folded;
     let weights = folded.weights(&lifted.program, &weights);
-    let mut edits = driver::edits(&lifted, &weights, &folded, job.edits, timing);
-    let mut adjusted = edits.adjusted(&lifted.program, &weights);
-    let mut plan = driver::plan(&lifted, &adjusted, &job.order, &folded, timing);
-    if let Some(fuel) = job.fuel {
-        let fuel = fuel - folded.pairs().len() as u64;
-        edits.limit(limit(&lifted, &mut plan, fuel));
-        adjusted = edits.adjusted(&lifted.program, &weights);
-    }
-    let relinked = driver::rewrite(input, &lifted, &adjusted, &plan, &edits, timing)?;
+    let mut unproven = Unproven::default();
+    let (plan, edits, relinked) = loop {
+        let mut edits = driver::edits(&lifted, &weights, &folded, job.edits, timing);
+        unproven.leave_out(&lifted.program, &mut edits);
+        let mut adjusted = edits.adjusted(&lifted.program, &weights);
+        let mut plan = driver::plan(&lifted, &adjusted, &job.order, &folded, timing);
+        if let Some(fuel) = job.fuel {
+            let fuel = fuel - folded.pairs().len() as u64;
+            edits.limit(limit(&lifted, &mut plan, fuel));
+            adjusted = edits.adjusted(&lifted.program, &weights);
+        }
+        rewriter::clones::place(&lifted.program, &adjusted, &edits, &mut plan);
+        let relinked = driver::rewrite(input, &lifted, &adjusted, &plan, &edits, timing)?;
+        if !no_check {
+            let checked = driver::examine(output, &bytes, &relinked.bytes, timing)?;
+            // Whoever asks for every legal edit wants to know.
+            if !job.edits.everywhere && unproven.find(&lifted.program, &edits, &relinked, &checked) {
+                continue;
+            }
+            driver::require_no_violations(output, &checked)?;
+            require_all_functions(output, &checked)?;
+        }
+        break (plan, edits, relinked);
+    };
+    warnings.extend(unproven.warning());
     let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
-    if !no_check {
-        let checked = driver::check(output, &bytes, &relinked.bytes, timing)?;
-        require_all_functions(output, &checked)?;
-    }
     draft.put_in_place()?;
 
     let judge = match job.measure_by {

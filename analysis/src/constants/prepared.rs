@@ -5,7 +5,7 @@ use lifter::x86::{decode_block, is_conditional_move};
 
 use super::evaluate::{is_set, read_flags, written_flags};
 use crate::procedures::Procedure;
-use crate::values::code::{ProcedureCode, RSP, Register, RegisterSet};
+use crate::values::code::{ARGUMENTS, ProcedureCode, RAX, RSP, Register, RegisterSet};
 use crate::values::{Surroundings, build};
 
 /// What an instruction does to registers and flags.
@@ -83,6 +83,10 @@ fn action(factory: &mut InstructionInfoFactory, instruction: &Instruction) -> Ac
     }
     if is_zeroing(instruction) {
         action.reads = 0;
+    }
+    // The kernel reads what the decoder does not tell.
+    if matches!(instruction.mnemonic(), Mnemonic::Syscall | Mnemonic::Sysenter | Mnemonic::Int) {
+        action.reads |= ARGUMENTS | 1 << RAX;
     }
     action.is_computation = is_plain && is_computation(instruction) && action.writes >> RSP & 1 == 0;
     action

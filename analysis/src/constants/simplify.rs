@@ -1,8 +1,7 @@
 //! What is left of a procedure where its case is known: which instructions go, and the rest's length.
 //!
 //! **Method.** In the blocks that are reached, backward: an instruction that does nothing but compute goes if nothing that stays reads a register or flag that it writes. What stays
-//! reads less than it did: one whose result is a constant becomes a move of that constant, a constant operand becomes an immediate or part of an address, a branch that is
-//! decided goes. So what only led there goes too (strong liveness).
+//! reads less than it did: one whose result is a constant becomes a move of that constant, a branch that is decided goes. So what only led there goes too (strong liveness).
 //!
 //! **What is read at the ends.** At a return: `rax`, `rdx`, the stack pointer and what is callee-saved; before a call whose code is not known: all arguments; before one
 //! that is: what a register holds may pass through it, so all that is read behind it and the arguments that its code reads.
@@ -12,11 +11,11 @@
 use iced_x86::{Instruction, Mnemonic, OpKind};
 
 use super::known::Constant;
-use super::prepared::{Prepared, general};
+use super::prepared::Prepared;
 use super::solve::{Knowing, Setting, Solved, advance, is_own_frame, operand_value, ways};
 use super::uses::EntryUses;
 use crate::values::Effects;
-use crate::values::code::{ARGUMENTS, CALLEE_SAVED, Callee, Effect, RAX, RDX, RSP, Register, RegisterSet};
+use crate::values::code::{ARGUMENTS, CALLEE_SAVED, Callee, Effect, RAX, RDX, RSP, Register};
 use crate::values::memory::touch;
 
 /// What becomes of an instruction.
@@ -27,8 +26,6 @@ pub enum Fate {
     Decided(Option<u32>),
     /// Its register becomes a constant.
     Becomes(Register, Constant),
-    /// Of its registers only these are still needed; the others are constants.
-    Needs(RegisterSet),
 }
 
 /// A procedure for one case.
@@ -59,8 +56,6 @@ impl Simplified {
                     None => whole,
                     Some((_, Fate::Removed | Fate::Decided(_))) => 0,
                     Some((_, Fate::Becomes(register, constant))) => move_len(*register, *constant),
-                    // An immediate or a displacement of 32 bits in the place of a register.
-                    Some((_, Fate::Needs(_))) => whole + 4,
                 };
             }
         }
@@ -85,8 +80,6 @@ pub fn move_len(register: Register, constant: Constant) -> u32 {
 struct Form {
     /// Its only register becomes this.
     result: Option<(Register, Constant)>,
-    /// What it reads if it stays as it is or with constants put in.
-    needs: RegisterSet,
     can_go: bool,
     decided: Option<Option<u32>>,
 }
@@ -116,7 +109,6 @@ pub(super) fn simplify(setting: Setting<'_>, prepared: &Prepared, uses: &EntryUs
                 (Kept::Move, _, Some((register, constant))) if !is_constant_move(&prepared.instructions[number]) => {
                     Fate::Becomes(register, constant)
                 }
-                (Kept::Stays, _, None) if form.needs != prepared.actions[number].reads => Fate::Needs(form.needs),
                 _ => return,
             };
             simplified.fates.push((number as u32, fate));
@@ -160,23 +152,19 @@ fn forms_of(setting: Setting<'_>, prepared: &Prepared, block: u32, start: &Knowi
     let ways = ways(setting, prepared, block, before_last.as_ref());
     if let (true, Some(last)) = (ways.is_decided, last) {
         forms[last].decided = Some(ways.successors.first().copied());
-        forms[last].needs = 0;
     }
     (ways.successors, ways.tails)
 }
 
 fn form(setting: Setting<'_>, prepared: &Prepared, number: usize, before: &Knowing, after: &Knowing) -> Form {
-    let (instruction, action) = (&prepared.instructions[number], &prepared.actions[number]);
-    let mut form = Form { needs: action.reads, ..Form::default() };
+    let action = &prepared.actions[number];
+    let mut form = Form::default();
     if action.is_computation {
         form.can_go = loads_are_private(setting, prepared, number, before);
         if form.can_go && action.writes.count_ones() == 1 {
             let register = action.writes.trailing_zeros() as Register;
             form.result = Constant::of(&after.state.get(register)).map(|constant| (register, constant));
         }
-    }
-    if form.result.is_none() {
-        form.needs = needed(setting, instruction, action.reads, before);
     }
     form
 }
@@ -194,56 +182,6 @@ fn loads_are_private(setting: Setting<'_>, prepared: &Prepared, number: usize, b
         || (0..instruction.op_count())
             .filter(|&n| instruction.op_kind(n) == OpKind::Memory)
             .all(|n| operand_value(setting, instruction, &before.state, n).is_some())
-}
-
-/// The registers that an instruction still needs once constants are part of it.
-fn needed(setting: Setting<'_>, instruction: &Instruction, reads: RegisterSet, before: &Knowing) -> RegisterSet {
-    let mut needed = reads;
-    let is_constant = |register: Register| Constant::of(&before.state.get(register));
-    let base = general(instruction.memory_base()).filter(|_| instruction.memory_base().size() == 8);
-    let index = general(instruction.memory_index()).filter(|_| instruction.memory_index().size() == 8);
-    let operands = (0..instruction.op_count()).filter(|&n| instruction.op_kind(n) == OpKind::Register);
-    let in_operands = operands.filter_map(|n| general(instruction.op_register(n))).fold(0, |set: RegisterSet, r| set | 1 << r);
-    let has_plain_memory = (0..instruction.op_count()).any(|n| instruction.op_kind(n) == OpKind::Memory)
-        && !instruction.is_vsib()
-        && instruction.segment_prefix() == iced_x86::Register::None;
-    if has_plain_memory && base != index {
-        // Only what has no other part in the instruction.
-        let goes = |register: &Register| in_operands >> register & 1 == 0;
-        let small = |register: Register| is_constant(register).and_then(Constant::number).is_some_and(|n| n < 1 << 24);
-        if let Some(index) = index.filter(|&r| goes(&r) && small(r)) {
-            needed &= !(1 << index);
-        }
-        let is_only = instruction.memory_index() == iced_x86::Register::None;
-        let is_base = |r: Register| small(r) || is_only && matches!(is_constant(r), Some(Constant::Address(_)));
-        if let Some(base) = base.filter(|&r| goes(&r) && is_base(r)) {
-            needed &= !(1 << base);
-        }
-    }
-    let takes_immediate = matches!(
-        instruction.mnemonic(),
-        Mnemonic::Mov
-            | Mnemonic::Add
-            | Mnemonic::Sub
-            | Mnemonic::And
-            | Mnemonic::Or
-            | Mnemonic::Xor
-            | Mnemonic::Cmp
-            | Mnemonic::Test
-    );
-    if takes_immediate && instruction.op_count() == 2 && instruction.op1_kind() == OpKind::Register {
-        let value = operand_value(setting, instruction, &before.state, 1).and_then(Constant::number);
-        let fits = value.is_some_and(|n| n <= i32::MAX as u64 || instruction.op1_register().size() < 8);
-        let is_target = instruction.op0_kind() == OpKind::Register
-            && general(instruction.op0_register()) == general(instruction.op1_register());
-        if let (true, false, Some(register)) = (fits, is_target, general(instruction.op1_register())) {
-            let in_address = base == Some(register) || index == Some(register);
-            if !in_address {
-                needed &= !(1 << register);
-            }
-        }
-    }
-    needed
 }
 
 /// Registers and, above them, the flags.
@@ -327,9 +265,9 @@ impl Liveness<'_> {
             if kept == Kept::Move {
                 continue;
             }
-            let reads = if form.result.is_some() { action.reads } else { form.needs };
-            let is_decided = form.decided.is_some();
-            live |= Live::from(reads) | if is_decided { 0 } else { flags_bits(action.reads_flags) };
+            if form.decided.is_none() {
+                live |= Live::from(action.reads) | flags_bits(action.reads_flags);
+            }
         }
         live
     }

@@ -130,7 +130,13 @@ fn apply(state: &mut State, effects: &mut Effects, behavior: &Behavior<'_>, numb
     if callee.returns_twice {
         forget_executions(state, effects, number);
     }
-    let results = results(state, behavior.results, number, is_tail);
+    let mut results = results(state, behavior.results, number, is_tail);
+    if callee.returns_twice {
+        // What it returns the second time is another's to say.
+        for register in (0..16u8).filter(|&r| r != RSP && CALLEE_SAVED >> r & 1 == 0) {
+            results[register as usize] = Value::exact(Base::defined(number, register), 0);
+        }
+    }
     drop_below(state, effects, &top);
     state.registers = results;
 }

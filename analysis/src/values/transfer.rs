@@ -58,7 +58,7 @@ fn apply(instruction: &Instruction, state: &mut State, effects: &mut Effects, nu
             state.set(to, if is_32 { value.truncated() } else { value });
         }
         Effect::Bounded { to, low, high } => state.set(to, Value::bounded(low, high)),
-        Effect::Load { to } => load(state, number, to, first),
+        Effect::Load { to } => load(state, effects, number, to, first),
         Effect::Store { from } => {
             let value = state.get(from);
             put(state, effects, first, value);
@@ -73,12 +73,12 @@ fn apply(instruction: &Instruction, state: &mut State, effects: &mut Effects, nu
         }
         Effect::Pop { to } => {
             let top = state.get(RSP);
-            load(state, number, to, Some(top));
+            load(state, effects, number, to, Some(top));
             state.set(RSP, top.add_constant(8));
         }
         Effect::Leave => {
             let top = state.get(RBP);
-            load(state, number, RBP, Some(top));
+            load(state, effects, number, RBP, Some(top));
             state.set(RSP, top.add_constant(8));
         }
         Effect::Exchange { a, b } => {
@@ -145,8 +145,10 @@ fn subtract(
 }
 
 /// `to` becomes what is at an address: the slot there, or a new base, which then is what the slot holds.
-fn load(state: &mut State, number: u32, to: Register, address: Option<Value>) {
+fn load(state: &mut State, effects: &mut Effects, number: u32, to: Register, address: Option<Value>) {
     let offset = address.filter(|a| a.base == Base::FRAME).and_then(|a| a.offset());
+    // It takes its own return address: it may be what returns twice.
+    effects.returns_twice |= offset == Some(0);
     if let Some(slot) = offset.and_then(|offset| state.slot(offset)) {
         let value = slot.value;
         return state.set(to, value);

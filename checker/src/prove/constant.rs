@@ -33,6 +33,17 @@ pub(super) fn load(context: &mut Context<'_, '_>, address: Id, size: u16) -> Opt
     }
 }
 
+/// The place of the file whose address a word always holds.
+pub(crate) fn address_in(image: &Image, place: u64) -> Option<u64> {
+    if !never_changes(image, place, 8) {
+        return None;
+    }
+    match image.slot(place) {
+        Some(Slot::Relative(target)) => Some(target),
+        _ => None,
+    }
+}
+
 fn never_changes(image: &Image<'_>, place: u64, bytes: u64) -> bool {
     let Some(end) = place.checked_add(bytes).filter(|_| !image.in_code(place)) else { return false };
     let within = |start: u64, size: u64| start <= place && end <= start.saturating_add(size);

@@ -16,25 +16,27 @@ impl Prover {
         if let Some(&known) = self.escapes.get(&group) {
             return known;
         }
-        let members: Vec<(u32, (u64, u64))> = walk
-            .input
-            .unwind
-            .fdes
-            .iter()
-            .zip(0..)
-            .filter(|&(_, fde)| walk.survey.group_of(fde) == group)
-            .map(|(fde, number)| (number, (fde.start, fde.end)))
-            .collect();
-        let counts_from_base = members.iter().any(|&(fde, _)| {
-            let mut rows = walk.input.unwind.rows_of(fde);
+        let members = self.members_of(walk, group);
+        let counts_from_base = members.iter().any(|&(start, _)| {
+            let mut rows = walk.input.unwind.fde_at(start).into_iter().flat_map(|fde| walk.input.unwind.rows_of(fde));
             rows.any(|row| {
                 let frame = walk.rows.and_then(|rows| rows.frame_of(row));
                 frame.is_none_or(|frame| frame.address.is_none_or(|(register, _)| register != 7))
             })
         });
-        let found = members.iter().any(|&(_, (start, end))| self.lets_out(walk, start, end, counts_from_base));
+        let found = members.iter().any(|&(start, end)| self.lets_out(walk, start, end, counts_from_base));
         self.escapes.insert(group, found);
         found
+    }
+
+    /// The starts and ends of the frame descriptions of a group.
+    pub(super) fn members_of(&mut self, walk: &Walk<'_, '_>, group: u32) -> Vec<(u64, u64)> {
+        if self.groups.is_empty() {
+            for (fde, number) in walk.input.unwind.fdes.iter().zip(0..) {
+                self.groups.entry(walk.survey.group_of(number)).or_default().push((fde.start, fde.end));
+            }
+        }
+        self.groups.get(&group).cloned().unwrap_or_default()
     }
 
     fn lets_out(&mut self, walk: &Walk<'_, '_>, start: u64, end: u64, counts_from_base: bool) -> bool {

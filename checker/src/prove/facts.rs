@@ -26,6 +26,9 @@ pub(super) enum Value {
     Sext(u32),
     Trunc(u32),
     Plus(u32, u64),
+    /// The low bits of a class, the rest zeros or copies of the sign.
+    Low(u32, u16),
+    SignedLow(u32, u16),
     /// In a meeting: of a slot that is not listed.
     Unlisted(i64),
 }
@@ -117,7 +120,9 @@ impl Facts {
                 | Value::Zext(class)
                 | Value::Sext(class)
                 | Value::Trunc(class)
-                | Value::Plus(class, _) = value
+                | Value::Plus(class, _)
+                | Value::Low(class, _)
+                | Value::SignedLow(class, _) = value
                 {
                     number(class);
                 }
@@ -136,12 +141,25 @@ impl Facts {
                 Value::Frame(offset) => pool.frame(offset),
                 Value::Unlisted(at) => pool.make(Node::Slot(at, (width / 8) as u8), width),
                 Value::Class(class) => pool.make(Node::Class(class), self.widths[class as usize]),
-                Value::Zext(class) | Value::Sext(class) | Value::Trunc(class) | Value::Plus(class, _) => {
+                Value::Zext(class)
+                | Value::Sext(class)
+                | Value::Trunc(class)
+                | Value::Plus(class, _)
+                | Value::Low(class, _)
+                | Value::SignedLow(class, _) => {
                     let inner = pool.make(Node::Class(class), self.widths[class as usize]);
                     match value {
                         Value::Zext(_) => pool.zext(inner, width),
                         Value::Sext(_) => pool.sext(inner, width),
                         Value::Plus(_, by) => pool.add_const(inner, by),
+                        Value::Low(_, bits) => {
+                            let low = pool.trunc(inner, bits);
+                            pool.zext(low, width)
+                        }
+                        Value::SignedLow(_, bits) => {
+                            let low = pool.trunc(inner, bits);
+                            pool.sext(low, width)
+                        }
                         _ => pool.trunc(inner, width),
                     }
                 }
@@ -162,6 +180,7 @@ impl Facts {
                 loads: Vec::new(),
                 stores: Vec::new(),
                 traps: Vec::new(),
+                popped: Vec::new(),
                 slot_loads: 0,
                 slot_stores: 0,
                 fixed_loads: 0,
@@ -173,6 +192,7 @@ impl Facts {
     /// What is known behind a segment.
     pub(super) fn end(pool: &mut Pool, input: &Machine, output: &Machine) -> Self {
         let (mut input, mut output) = (input.clone(), output.clone());
+        drop_popped(&mut input, &mut output);
         let pieces = common_pieces(&input, &output);
         let mut classes: FxHashMap<Id, u32> = FxHashMap::default();
         let mut widths = Vec::new();
@@ -194,8 +214,14 @@ impl Facts {
                 Node::Const(value) => Value::Const(*value),
                 _ if pool.as_frame(id).is_some() => Value::Frame(pool.as_frame(id).unwrap_or(0)),
                 _ if pool.as_image(id).is_some() => Value::Image(pool.as_image(id).unwrap_or(0)),
-                Node::Zext(inner) => Value::Zext(class(pool, *inner)),
-                Node::Sext(inner) => Value::Sext(class(pool, *inner)),
+                Node::Zext(inner) => match pool.node(*inner) {
+                    Node::Trunc(whole) => Value::Low(class(pool, *whole), pool.width(*inner)),
+                    _ => Value::Zext(class(pool, *inner)),
+                },
+                Node::Sext(inner) => match pool.node(*inner) {
+                    Node::Trunc(whole) => Value::SignedLow(class(pool, *whole), pool.width(*inner)),
+                    _ => Value::Sext(class(pool, *inner)),
+                },
                 Node::Trunc(inner) => Value::Trunc(class(pool, *inner)),
                 Node::Linear(by, terms) if terms.len() == 1 && terms[0].1 == 1 => Value::Plus(class(pool, terms[0].0), *by),
                 _ => Value::Class(class(pool, id)),
@@ -276,6 +302,15 @@ impl Facts {
     }
 }
 
+/// Nothing is known any more of what was on the stack of the input and is taken off: nobody reads it before it is written again.
+pub(super) fn drop_popped(input: &mut Machine, output: &mut Machine) {
+    for (start, end) in std::mem::take(&mut input.popped) {
+        for machine in [&mut *input, &mut *output] {
+            machine.slots.retain(|&at, &mut (size, _)| at + i64::from(size / 8) <= start || end <= at);
+        }
+    }
+}
+
 /// The ranges into which the slots of both fall.
 pub(super) fn common_pieces(input: &Machine, output: &Machine) -> Vec<(i64, i64)> {
     let mut ranges: Vec<(i64, i64)> = input.boundaries().chain(output.boundaries()).collect();
@@ -331,6 +366,10 @@ impl Meeting<'_> {
             (Value::Zext(x), Value::Zext(y)) => of_class(self, x, y).map(Value::Zext),
             (Value::Sext(x), Value::Sext(y)) => of_class(self, x, y).map(Value::Sext),
             (Value::Trunc(x), Value::Trunc(y)) => of_class(self, x, y).map(Value::Trunc),
+            (Value::Low(x, a), Value::Low(y, b)) if a == b => of_class(self, x, y).map(|class| Value::Low(class, a)),
+            (Value::SignedLow(x, a), Value::SignedLow(y, b)) if a == b => {
+                of_class(self, x, y).map(|class| Value::SignedLow(class, a))
+            }
             (Value::Plus(x, a), Value::Plus(y, b)) if a == b => of_class(self, x, y).map(|class| Value::Plus(class, a)),
             _ => None,
         };

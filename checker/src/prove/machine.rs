@@ -32,7 +32,7 @@ impl Privacy {
     }
 
     /// `None` if a part is and a part is not.
-    fn covers(&self, offset: i64, bytes: i64) -> Option<bool> {
+    pub(super) fn covers(&self, offset: i64, bytes: i64) -> Option<bool> {
         let end = offset.checked_add(bytes)?;
         match self {
             Self::Frame if end <= OWN_END => Some(true),
@@ -82,6 +82,8 @@ pub(super) struct Machine {
     pub(super) stores: Vec<Event>,
     /// Instructions that may trap for their values: key and inputs, and how many loads and stores came before.
     pub(super) traps: Vec<(Id, u32, u32)>,
+    /// Ranges of the frame that the stack pointer went up over, and that were not written again.
+    pub(super) popped: Vec<(i64, i64)>,
     pub(super) slot_loads: u32,
     pub(super) slot_stores: u32,
     pub(super) fixed_loads: u32,
@@ -121,6 +123,9 @@ impl Machine {
             return Err(Trouble::Escape);
         }
         if let Some(top) = pool.as_frame(value).filter(|_| at == STACK) {
+            if let Some(from) = pool.as_frame(old).filter(|&from| from < top) {
+                self.popped.push((from, top));
+            }
             self.slots.retain(|&offset, _| offset >= top - RED_ZONE);
         }
         self.general[at] = value;
@@ -221,6 +226,11 @@ impl Machine {
     pub(super) fn write_slot(&mut self, pool: &mut Pool, offset: i64, value: Id) {
         let size = pool.width(value);
         let end = offset + i64::from(size / 8);
+        for (start, stop) in std::mem::take(&mut self.popped) {
+            // What is left of it on both sides.
+            let rest = [(start, stop.min(offset)), (start.max(end), stop)];
+            self.popped.extend(rest.into_iter().filter(|&(start, stop)| start < stop));
+        }
         for (start, width, old) in self.touched(offset, end) {
             self.slots.remove(&start);
             let stop = start + i64::from(width / 8);

@@ -6,13 +6,15 @@
 //!   behind if the two cannot overlap;
 //! * where control leaves, what the next code can read is the same: all registers at calls, returns, and indirect jumps, the condition at a branch,
 //!   everything at an instruction that is not looked into;
-//! * the rules of the frame change in the same order, and say where the tracked stack pointer is.
+//! * the rules of the frame change in the same order, and say where the tracked stack pointer is; or both programs' rules lead an unwinder to the same values, at each
+//!   instruction ([`unwound`]).
 //!
 //! **Terminates**: a side runs at most [`STEPS_MAX`] instructions.
 
 mod compare;
 mod leave;
 mod local;
+mod unwound;
 mod words;
 
 pub(crate) use local::Local;
@@ -109,6 +111,8 @@ struct Cursor {
     seen: FxHashSet<u64>,
     /// Rules and kind of frame, as they change.
     rows: Vec<(u32, u32)>,
+    /// What an unwinder finds; followed only where the rules are others.
+    unwound: unwound::Unwound,
     within: Option<u64>,
     decided: u64,
 }
@@ -122,6 +126,7 @@ impl Cursor {
             instructions: Vec::new(),
             seen: FxHashSet::default(),
             rows: Vec::new(),
+            unwound: unwound::Unwound::default(),
             within,
             decided: 0,
         }
@@ -133,6 +138,10 @@ pub(super) struct Run<'r, 'w, 'a> {
     pub(super) walk: &'r Walk<'w, 'a>,
     pub(super) privacy: &'r Privacy,
     pub(super) pool: Pool,
+    /// Where the proof began in the input.
+    root: u64,
+    /// The rules of the frame may be others, if they come to the same.
+    unwinds: bool,
     segment: Segment,
     /// Instructions of the input whose reference one of the output has taken.
     taken: FxHashSet<u64>,
@@ -142,9 +151,24 @@ pub(super) struct Run<'r, 'w, 'a> {
 type Step<T> = Result<T, Failure>;
 
 impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
-    pub(super) fn new(prover: &'r mut Prover, walk: &'r Walk<'w, 'a>, privacy: &'r Privacy) -> Self {
+    pub(super) fn new(prover: &'r mut Prover, walk: &'r Walk<'w, 'a>, privacy: &'r Privacy, root: u64) -> Self {
         let segment = Segment::default();
-        Self { prover, walk, privacy, pool: Pool::default(), segment, taken: FxHashSet::default(), fresh: FRESH }
+        Self {
+            prover,
+            walk,
+            privacy,
+            pool: Pool::default(),
+            root,
+            unwinds: false,
+            segment,
+            taken: FxHashSet::default(),
+            fresh: FRESH,
+        }
+    }
+
+    /// The same, where the rules of the frame need not be the same but say the same.
+    pub(super) fn unwinding(self) -> Self {
+        Self { unwinds: true, ..self }
     }
 
     fn is_fixed(&self) -> bool {
@@ -301,6 +325,9 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         if known.is_some_and(|distance| distance != 0) {
             let message = "the frame description does not say where the frame is".to_string();
             return Err(Failure { kind: ViolationKind::UnwindRow, address: cursor.at, message, is_escape: false });
+        }
+        if self.unwinds {
+            self.unwind(cursor, located.row, known.is_some());
         }
         Ok(())
     }
@@ -469,9 +496,9 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         Ok(true)
     }
 
-    /// The rules of the frame change in the same way.
+    /// The rules of the frame change in the same way, or say the same all the way.
     fn compare_rows(&self, input: &Cursor, output: &Cursor) -> Step<()> {
-        if input.rows == output.rows {
+        if input.rows == output.rows || self.unwinds && unwound::are_same(input, output) {
             return Ok(());
         }
         let message = format!("other rules for the frame or its registers than from the input's {:#x} on", input.at);

@@ -13,7 +13,7 @@ _start:
     .cfi_undefined rip
     mov $2, %edi
     call work
-    mov %eax, %edi
+@BEHIND@
     call other
     mov $60, %eax
     syscall
@@ -68,8 +68,18 @@ fn framed(body: &str) -> String {
     )
 }
 
+/// A caller that reads all that a function may leave in registers.
+const READER: &str = "    mov %rcx, shared(%rip)
+    mov %rsi, shared(%rip)
+    mov %rdi, shared(%rip)
+    mov %r8, shared(%rip)
+    mov %r9, shared(%rip)
+    mov %r10, shared(%rip)
+    mov %r11, shared(%rip)
+    mov %eax, %edi";
+
 fn program(work: &str, kind: &str) -> Option<Vec<u8>> {
-    link(&PROGRAM.replace("@WORK@", work), kind)
+    link(&PROGRAM.replace("@WORK@", work).replace("@BEHIND@", READER), kind)
 }
 
 fn report_of(input: &str, output: &str) -> Option<Report> {
@@ -315,4 +325,87 @@ fn an_escape_elsewhere_in_the_function_counts_where_a_walk_begins_in_its_middle(
     let input = "lea 8(%rsp), %rax; mov %rax, shared(%rip); lea 3f(%rip), %rcx; mov %rcx, shared+8(%rip); ud2;
         3: mov %rdi, %rbx; mov %rdi, 8(%rsp); call other; mov 8(%rsp), %rcx";
     assert_different(input, &input.replace("mov 8(%rsp), %rcx", "mov %rbx, %rcx"));
+}
+
+/// A function with a frame on one of two ways; it may keep its argument in another register where it makes no frame.
+const EARLY: &str = "    push %rbx
+    .cfi_def_cfa_offset 16
+    .cfi_offset rbx, -16
+    mov %rdi, %rbx
+    test %edi, %edi
+    je 1f
+    lea 3(%rbx), %rax
+    pop %rbx
+    .cfi_def_cfa_offset 8
+    ret
+1:
+    .cfi_def_cfa_offset 16
+    call other
+    add %rbx, %rax
+    pop %rbx
+    .cfi_def_cfa_offset 8
+    ret";
+/// The frame is made on the way that needs it.
+const LATE: &str = "    mov %rdi, @FREE@
+    test %edi, %edi
+    je 1f
+    lea 3(@FREE@), %rax
+    ret
+1:
+    push %rbx
+    .cfi_def_cfa_offset 16
+    .cfi_offset rbx, -16
+    mov %rdi, %rbx
+    call other
+    add %rbx, %rax
+    pop %rbx
+    .cfi_def_cfa_offset 8
+    ret";
+
+#[test]
+fn a_frame_may_be_made_late_if_unwinders_find_the_same() {
+    let late = LATE.replace("    mov %rdi, @FREE@\n", "").replace("@FREE@", "%rdi");
+    let Some(report) = report_of(EARLY, &late) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let wrong = [
+        ("    push %rbx\n    .cfi_def_cfa_offset 16\n    .cfi_offset rbx, -16", "    push %rbx"),
+        (".cfi_offset rbx, -16", ".cfi_offset r12, -16"),
+        (".cfi_def_cfa_offset 16", ".cfi_def_cfa_offset 24"),
+        ("push %rbx", "push %rcx"),
+        ("    mov %rdi, %rbx\n", ""),
+        ("    test %edi", "    .cfi_offset rbx, -16\n    test %edi"),
+        ("    test %edi", "    mov %rdi, %rbx\n    test %edi"),
+        ("lea 3(%rdi)", "lea 3(%rbx)"),
+        ("je 1f", "jne 1f"),
+    ];
+    for (from, to) in wrong {
+        assert!(late.contains(from));
+        let Some(report) = report_of(EARLY, &late.replacen(from, to, 1)) else { return };
+        assert!(!report.is_ok(), "{from} became {to}");
+    }
+}
+
+#[test]
+fn a_register_may_differ_at_a_return_if_no_caller_reads_it() {
+    let late = |register: &str| LATE.replace("@FREE@", register);
+    let Some(input) = program(EARLY, "-pie") else { return };
+    let check_with = |start: &str, register: &str| {
+        let build = |work: &str| link(&PROGRAM.replace("@WORK@", work).replace("@BEHIND@", start), "-pie").unwrap();
+        check(&build(EARLY), &build(&late(register))).unwrap()
+    };
+    assert!(!input.is_empty());
+    // `other`, which is called next, reads no `r11`, and the system call overwrites it.
+    for (start, register, is_right) in [
+        ("    mov %eax, %edi\n    mov $1, %r11d\n", "%r11", true),
+        ("    mov %eax, %edi\n    mov $1, %r11d\n", "%r10", false),
+        ("    mov %r11d, %edi\n", "%r11", false),
+        ("    test %esi, %esi\n    je 5f\n    mov $1, %r11d\n5:\n    mov %r11d, %edi\n", "%r11", false),
+        ("    mov $1, %r11b\n    mov %r11d, %edi\n", "%r11", false),
+        ("    mov (%rax,%r11), %r11\n", "%r11", false),
+        ("    mov %eax, %edi\n    mov $1, %r11d\n", "%rdx", false),
+        ("    mov %eax, %edi\n    mov $1, %r11d\n", "%r12", false),
+    ] {
+        let report = check_with(start, register);
+        assert_eq!(report.is_ok(), is_right, "{start} {register}: {}", report.summary(10));
+    }
 }

@@ -63,6 +63,20 @@ impl Row {
         self.rules.iter().filter_map(offset).collect()
     }
 
+    /// Which registers are saved where, if nothing else is said of any but that the return address is where calls put it.
+    pub(super) fn plain_saves(&self) -> Option<Vec<(u64, i64)>> {
+        let mut saves = Vec::new();
+        for (register, rule) in &self.rules {
+            match rule {
+                Rule::Offset(-8) if *register == RETURN_ADDRESS => {}
+                Rule::Offset(offset) if *register != RETURN_ADDRESS => saves.push((*register, *offset)),
+                _ => return None,
+            }
+        }
+        let has_return = self.rules.iter().any(|(register, _)| *register == RETURN_ADDRESS);
+        (has_return && self.arguments_size == 0).then_some(saves)
+    }
+
     fn set(&mut self, register: u64, rule: Option<Rule>) {
         match (self.rules.binary_search_by_key(&register, |&(known, _)| known), rule) {
             (Ok(at), Some(rule)) => self.rules[at].1 = rule,

@@ -4,6 +4,8 @@
 //! jump the input does nothing that can be seen, so both push a return address and go to what the slot holds then. A stub whose jump has any other prefix
 //! (`notrack`) is none: its target might lack `endbr64`.
 //!
+//! **Through a constant.** `call *slot(%rip)` against `call target`, where the slot never changes and holds the address of what stands at the target.
+//!
 //! **The body in the call's place.** Where the input calls and the output does not, the input steps into the callee alone, past an `endbr64`, and from then on pairs
 //! stand *within* that call, until the input's `ret`, which it steps over alone too. In between the two states are the same but for the stack pointer,
 //! which is 8 lower in the input, the word that it points to, and who is asked to unwind. So within a call
@@ -59,6 +61,19 @@ impl Walk<'_, '_> {
         let is_plain = self.output.code.bytes(o, b).strip_prefix(&CALL_THROUGH).is_some_and(|rest| rest.len() == 4);
         let slot = self.input.slot_of_stub(self.input.target(i, a));
         is_plain && slot == Some(self.output.operand(o, b)) && slot.is_some_and(|slot| !self.input.image.in_code(slot))
+    }
+
+    /// Whether the input calls through a word that never changes and the output calls directly.
+    pub(super) fn is_call_of_constant(&self, i: u64, a: Inst, b: Inst) -> bool {
+        b.kind == Kind::Call && self.constant_target(i, a).is_some()
+    }
+
+    /// What an instruction of the input calls, if it calls through a word that never changes.
+    pub(crate) fn constant_target(&self, i: u64, a: Inst) -> Option<u64> {
+        let is_through = a.kind == Kind::IndirectCall && a.disp != 0;
+        let is_plain = is_through && self.input.code.bytes(i, a).strip_prefix(&CALL_THROUGH).is_some_and(|rest| rest.len() == 4);
+        let target = crate::prove::address_in(&self.input.image, is_plain.then(|| self.input.operand(i, a))?)?;
+        self.input.image.in_code(target).then_some(target)
     }
 
     /// Where the input goes alone from an instruction that the output has no counterpart of: into a callee, or back out of it.

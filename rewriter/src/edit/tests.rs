@@ -99,7 +99,9 @@ fn code_that_takes_the_terminators_place_is_the_end_of_its_block() {
     let (program, bytes) = program();
     let mut edits = EditPlan::default();
     replace(&mut edits, 1, (0, 2), through_slot([0xff, 0x25]));
-    assert!(edits.replaces_terminator(&program, Block::new(1)) && !edits.replaces_terminator(&program, Block::new(0)));
+    assert!(
+        edits.replaces_terminator(&program, None, Block::new(1)) && !edits.replaces_terminator(&program, None, Block::new(0))
+    );
     let codes = encoded(&program, &bytes, &layout::original(&program), &edits);
     let kinds: Vec<Code> = instructions(&codes[0]).iter().map(Instruction::code).collect();
     assert_eq!(kinds[7..], [Code::Jmp_rm64, Code::Call_rel32_64, Code::Retnq]);

@@ -59,7 +59,7 @@ pub fn shuffle(program: &Program, seed: u64) -> LayoutPlan {
                     |&block| PlannedBlock { block, align: random.align().max(align::demanded(program, block)), copy: None };
                 let planned: Vec<PlannedBlock> = rest[..len].iter().map(planned).collect();
                 let align = planned.iter().map(|planned| planned.align).max().unwrap_or(1);
-                fragments.push(FragmentPlan { func, temperature: Temperature::Hot, align, blocks: planned });
+                fragments.push(FragmentPlan { func, temperature: Temperature::Hot, align, blocks: planned, clone: None });
                 rest = &rest[len..];
             }
         }

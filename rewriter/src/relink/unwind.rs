@@ -441,6 +441,7 @@ mod tests {
             align: 1,
             unwind_class: 0,
             blocks: 0..1,
+            clone: None,
         };
         let fragment = |&(start, len, _): &(u64, u32, Temperature)| UnwindFragment {
             len,

@@ -2,7 +2,7 @@
 //!
 //! | it was | it becomes |
 //! | --- | --- |
-//! | `mov reg, [rip + word]`, where the loader puts an address of this file | `lea reg, [rip + address]` |
+//! | `mov reg, [rip + word]`, where the loader puts an address of this file's data | `lea reg, [rip + address]` |
 //! | `mov`, `movzx`, `movsx`, `movsxd reg, [rip + constant]` | `mov reg, number` |
 //! | `add`, `sub`, `and`, `or`, `xor`, `cmp reg, [rip + constant]` | the same with a number |
 //! | `call [rip + word]`, where the loader puts the address of a function of this file | `call function` |
@@ -90,7 +90,8 @@ fn replaced(words: &Words<'_>, load: &Instruction, at: Va) -> Option<NewCode> {
     }
     let signed = |bits: u64, number: u64| ((number << (64 - bits)).cast_signed() >> (64 - bits)).cast_unsigned();
     match (load.mnemonic(), known()?) {
-        (Mnemonic::Mov, Known::Address(target)) if to.size() == 8 => Some(address(to, target)),
+        // Which function an address of code is that of, who checks the output has to guess.
+        (Mnemonic::Mov, Known::Address(target @ RefTarget::Fixed(_))) if to.size() == 8 => Some(address(to, target)),
         (Mnemonic::Mov | Mnemonic::Movzx, Known::Number(number)) => number_into(to, number),
         (Mnemonic::Movsx | Mnemonic::Movsxd, Known::Number(number)) => number_into(to, signed(size * 8, number)),
         (_, Known::Number(number)) => operation(load, signed(size * 8, number)),

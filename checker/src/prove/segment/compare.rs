@@ -5,6 +5,7 @@ use super::super::facts;
 use super::super::machine::Event;
 use super::words::slot_name;
 use super::{Cursor, Run, Step};
+use crate::decode::Inst;
 
 impl Run<'_, '_, '_> {
     pub(super) fn compare_flags(&self, input: &Cursor, output: &Cursor) -> Step<()> {
@@ -12,6 +13,34 @@ impl Run<'_, '_, '_> {
             return Ok(());
         }
         self.fail(output.at, format!("the flags may differ from those at the input's {:#x}", input.at))
+    }
+
+    /// All registers that somebody may read after a return hold the same.
+    pub(super) fn compare_returned(&mut self, input: &Cursor, output: &Cursor) -> Step<()> {
+        let mut same = output.machine.clone();
+        for place in 0..16 {
+            let is_other = input.machine.general[place] != same.general[place];
+            if is_other && self.prover.is_dead_at_return(self.walk, self.root, place as u8) {
+                same.general[place] = input.machine.general[place];
+                self.segment.stats.dead_registers += 1;
+            }
+        }
+        let output = Cursor::new(output.at, same, None);
+        self.compare_registers(input, &output)
+    }
+
+    /// All registers that somebody may read from a call on hold the same.
+    pub(super) fn compare_called(&mut self, input: &Cursor, call: Inst, output: &Cursor) -> Step<()> {
+        let mut same = output.machine.clone();
+        for place in 0..16 {
+            let is_other = input.machine.general[place] != same.general[place];
+            if is_other && self.prover.is_dead_at_call(self.walk, input.at, call, place as u8) {
+                same.general[place] = input.machine.general[place];
+                self.segment.stats.dead_registers += 1;
+            }
+        }
+        let output = Cursor::new(output.at, same, None);
+        self.compare_registers(input, &output)
     }
 
     /// All registers hold the same.
@@ -31,6 +60,7 @@ impl Run<'_, '_, '_> {
     pub(super) fn compare_slots(&mut self, input: &Cursor, output: &Cursor, below: i64) -> Step<()> {
         let top = input.machine.stack_offset(&self.pool).map_or(i64::MIN, |top| top - below);
         let (mut x, mut y) = (input.machine.clone(), output.machine.clone());
+        facts::drop_popped(&mut x, &mut y);
         for (at, end) in facts::common_pieces(&x, &y).into_iter().filter(|&(_, end)| end > top) {
             let size = ((end - at) * 8) as u16;
             let (x, y) = (x.read_slot(&mut self.pool, at, size), y.read_slot(&mut self.pool, at, size));

@@ -45,6 +45,13 @@ impl Run<'_, '_, '_> {
                 self.segment.effects.push(Effect::Rewritten { input: i, output: o });
                 self.call(input, a, output, (after_i, after_o))
             }
+            (Kind::IndirectCall, Kind::Call) if self.walk.constant_target(i, a).is_some() => {
+                let (x, y) = (self.walk.constant_target(i, a).unwrap_or(0), self.walk.output.target(o, b));
+                self.compare_events(input, output)?;
+                self.segment.effects.push(Effect::Walk(Pair::new(x, y, o, Reach::Name)));
+                self.segment.effects.push(Effect::Rewritten { input: i, output: o });
+                self.call(input, a, output, (after_i, after_o))
+            }
             (Kind::IndirectCall, Kind::IndirectCall) => {
                 self.compare_targets(input, a, output, b)?;
                 self.compare_events(input, output)?;
@@ -59,7 +66,7 @@ impl Run<'_, '_, '_> {
             (Kind::Return, Kind::Return) => {
                 self.compare_bytes(i, a, o, b)?;
                 self.compare_events(input, output)?;
-                self.compare_registers(input, output)
+                self.compare_returned(input, output)
             }
             (Kind::Stop, Kind::Stop) => {
                 self.compare_bytes(i, a, o, b)?;
@@ -156,7 +163,7 @@ impl Run<'_, '_, '_> {
     }
 
     fn call(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64)) -> Step<()> {
-        self.compare_registers(input, output)?;
+        self.compare_called(input, a, output)?;
         self.compare_slots(input, output, 0)?;
         self.segment.effects.push(Effect::CallSite { input: input.at, output: output.at });
         if self.walk.call_never_returns(input.at, a) {
@@ -168,7 +175,9 @@ impl Run<'_, '_, '_> {
         for place in 0..16 {
             if !KEPT.contains(&place) || (returns_twice && place != STACK) {
                 let fresh = self.fresh(64);
-                (x.general[place], y.general[place]) = (fresh, fresh);
+                // What differed before the call may differ behind it.
+                let other = if x.general[place] == y.general[place] { fresh } else { self.fresh(64) };
+                (x.general[place], y.general[place]) = (fresh, other);
             }
         }
         for place in 0..32 {

@@ -31,7 +31,7 @@ pub(super) enum Part {
     Undo(Made),
     /// It has nothing to do with the stack and runs on.
     Free,
-    /// It leaves: `ret`, or a jump through a register or memory.
+    /// It returns.
     Leave,
     Unfit,
 }
@@ -96,7 +96,6 @@ pub(super) fn part_of(instruction: &Instruction, is_last: bool, factory: &mut In
         return Part::Unfit;
     }
     match instruction.flow_control() {
-        FlowControl::IndirectBranch if is_last && instruction.code() == Code::Jmp_rm64 => Part::Leave,
         FlowControl::Next if is_plain(instruction) => Part::Free,
         _ => Part::Unfit,
     }

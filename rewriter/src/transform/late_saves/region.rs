@@ -23,14 +23,16 @@ const WHOLE: u64 = NewCode::WHOLE as u64;
 const ENTRY_ROW: [u8; 5] = [0x0c, 7, 8, 0x90, 1];
 const RETURN_ADDRESS_COLUMN: u64 = 16;
 
+/// Instructions of a block, each with what it is to the frame.
+pub(super) type Parts = Vec<(Instruction, Part)>;
+
 /// A copied block.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) block: Block,
     /// How often it runs for each time that the first does, in the unit of `NewCode::shares`.
     pub(super) share: u64,
-    /// The body, each with what it is to the frame.
-    pub(super) body: Vec<(Instruction, Part)>,
+    pub(super) body: Parts,
     /// Whether the frame is gone at its end.
     pub(super) is_frameless: bool,
 }
@@ -175,7 +177,7 @@ fn body(context: &Context<'_>, block: Block) -> Option<Vec<Instruction>> {
     let (refs, ends) = (program.block_refs(block), data.terminator);
     let is_fit = match ends {
         Terminator::Fallthrough { .. } | Terminator::Jump { .. } | Terminator::Branch { .. } => true,
-        Terminator::Stop(kind) => matches!(kind, StopKind::Return | StopKind::IndirectTailCall),
+        Terminator::Stop(kind) => kind == StopKind::Return,
         Terminator::Loop { .. } => false,
     };
     if !is_fit || refs.iter().any(is_bound) {
@@ -186,11 +188,7 @@ fn body(context: &Context<'_>, block: Block) -> Option<Vec<Instruction>> {
 }
 
 /// The first block: it makes the frame, and has steps of that only.
-fn prologue(
-    context: &Context<'_>,
-    block: Block,
-    factory: &mut InstructionInfoFactory,
-) -> Option<(Vec<(Instruction, Part)>, Vec<Step>)> {
+fn prologue(context: &Context<'_>, block: Block, factory: &mut InstructionInfoFactory) -> Option<(Parts, Vec<Step>)> {
     let mut parts = Vec::new();
     let mut steps = Vec::new();
     for (index, instruction) in body(context, block)?.into_iter().enumerate() {
@@ -255,15 +253,15 @@ fn member(
         return None;
     }
     let own = |target: &Block| program.func_of(*target) == data.func;
+    // Of what is called by a jump, who checks the output can't know that it reads nothing that saves have left below the stack pointer.
     let is_fit = match data.terminator {
-        Terminator::Stop(_) => is_frameless,
-        Terminator::Jump { target: CodeTarget::Fixed(_) } => is_frameless,
-        Terminator::Jump { target: CodeTarget::Block(target) } => is_frameless != own(&target),
+        Terminator::Stop(kind) => is_frameless && kind == StopKind::Return,
+        Terminator::Jump { target: CodeTarget::Block(target) } => !is_frameless && own(&target),
         Terminator::Fallthrough { .. } | Terminator::Branch { .. } => {
             let is_fixed = matches!(data.terminator, Terminator::Branch { taken: CodeTarget::Fixed(_), .. });
             !is_frameless && !is_fixed && inside(program, block).iter().all(own)
         }
-        Terminator::Loop { .. } => false,
+        Terminator::Jump { .. } | Terminator::Loop { .. } => false,
     };
     is_fit.then_some(Member { block, share, body: parts, is_frameless })
 }

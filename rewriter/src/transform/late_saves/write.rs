@@ -43,8 +43,12 @@ pub(super) fn write(context: &Context<'_>, region: &Region, names: &Names) -> Op
         writer.exit(exit)?;
     }
     let mut code = assemble(writer.items);
+    // The first block runs as often as before, here; by its count the executions of the copy are vouched for.
+    code.instead_of = vec![(region.members.first()?.block, 0)];
     let others = region.members.iter().skip(1);
-    code.instead_of = others.map(|member| Some((member.block, u32::try_from(member.share).ok()?))).collect::<Option<_>>()?;
+    let others: Vec<(Block, u32)> =
+        others.map(|member| Some((member.block, u32::try_from(member.share).ok()?))).collect::<Option<_>>()?;
+    code.instead_of.extend(others);
     Some(code)
 }
 
@@ -126,13 +130,6 @@ impl Writer<'_> {
         let mut jump = |condition, to| self.items.push(Item::Jump { condition, to, is_long: false });
         match self.context.program.blocks[member.block].terminator {
             Terminator::Stop(_) => {}
-            Terminator::Jump { target } if member.is_frameless => {
-                let target = match target {
-                    CodeTarget::Block(block) => RefTarget::Block(block),
-                    CodeTarget::Fixed(va) => RefTarget::Fixed(va),
-                };
-                self.items.push(far_jump(target, None, member.share));
-            }
             Terminator::Fallthrough { next } | Terminator::Jump { target: CodeTarget::Block(next) } => {
                 let to = self.label(next);
                 if following != Some(to) {
@@ -204,7 +201,6 @@ impl Writer<'_> {
         for register in 0..16u8 {
             let (from, is_half) = match self.names.of(register) {
                 Name::Own => continue,
-                Name::Other(from) => (from, false),
                 Name::Copy { from, is_half, .. } => (from, is_half),
             };
             let mut encoder = Encoder::new(64);
@@ -212,7 +208,7 @@ impl Writer<'_> {
             let bytes = encoder.take_buffer();
             self.items.push(Item::Code { bytes, refs: Vec::new(), stands: Some(start), share });
         }
-        self.items.push(far_jump(RefTarget::Block(exit), Some(start), share));
+        self.items.push(far_jump(RefTarget::Block(exit), start, share));
         Some(())
     }
 }
@@ -225,10 +221,10 @@ fn room(by: i32) -> Vec<u8> {
     }
 }
 
-fn far_jump(target: RefTarget, stands: Option<Va>, share: u64) -> Item {
+fn far_jump(target: RefTarget, stands: Va, share: u64) -> Item {
     let evidence = Evidence::Derived;
     let reference = RefData { offset: 1, to_end: 4, kind: RefKind::Rel32, role: RefRole::Branch, evidence, target };
-    Item::Code { bytes: vec![0xe9, 0, 0, 0, 0], refs: vec![reference], stands, share }
+    Item::Code { bytes: vec![0xe9, 0, 0, 0, 0], refs: vec![reference], stands: Some(stands), share }
 }
 
 fn size_of(item: &Item) -> u32 {

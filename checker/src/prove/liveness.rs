@@ -1,0 +1,267 @@
+//! Which general registers nobody reads once a function of the input has returned, or from a call on.
+//!
+//! A register that only one of the programs leaves with a certain value does no harm if it is written before it is read. Calls inside one file need not
+//! follow the psABI: a caller that knows the callee's code may keep a value in a register that the callee does not write. So the code behind each call of the function is followed.
+//!
+//! * Behind a call of code of this file, its code is followed too, and what it passes on.
+//! * A call of what the compiler could not see (through a stub, a slot, a register) reads what the psABI passes arguments in and writes all other registers that calls do not keep.
+//! * At a return, the code behind all calls of the function in this file is followed; of callers elsewhere, the psABI says that they read `rax` and `rdx` alone. These two
+//!   always count as read.
+//! * An indirect jump leads to all that the jump tables of its function name, and may be a tail call. With a frame and without tables it counts as a read.
+//!
+//! A function here is the group of frame descriptions that jumps connect, which is never too little.
+//!
+//! **Terminates**: each address is visited once a question.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::Prover;
+use super::class::{Class, effect_of};
+use super::decoded::{Decoded, Operand, Reg};
+use crate::decode::{Inst, Kind};
+use crate::tables::TableReference;
+use crate::walk::Walk;
+
+/// Registers that calls keep, and those that return values or pass arguments.
+const KEPT: u16 = 1 << 3 | 1 << 4 | 1 << 5 | 0xf000;
+const RETURNED: u16 = 1 | 1 << 2;
+const ARGUMENTS: u16 = 1 | 1 << 1 | 1 << 2 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10;
+/// Instructions that one question looks at.
+const STEPS_MAX: usize = 100_000;
+
+#[derive(Default)]
+pub(super) struct Liveness {
+    /// Targets and places of the input's direct calls, ascending.
+    calls: Option<Vec<(u64, u64)>>,
+    /// By group of functions and register, whether nobody reads it after a return.
+    answers: FxHashMap<(u32, u8), bool>,
+    /// The same from what is called on, by its address.
+    called: FxHashMap<(u64, u8), bool>,
+    /// By frame description, where its jump tables lead.
+    targets: FxHashMap<u32, Vec<u64>>,
+}
+
+/// What an instruction does with a register.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Use {
+    Reads,
+    Writes,
+    Passes,
+}
+
+/// Where a question leads.
+#[derive(Default)]
+struct Question {
+    seen: FxHashSet<u64>,
+    work: Vec<u64>,
+    /// Groups of functions whose returns were followed.
+    returned: FxHashSet<u32>,
+}
+
+impl Prover {
+    /// Whether nobody reads a register after a return from the function around an address of the input.
+    pub(super) fn is_dead_at_return(&mut self, walk: &Walk<'_, '_>, address: u64, register: u8) -> bool {
+        let is_scratch = (KEPT | RETURNED) >> register & 1 == 0;
+        let Some(fde) = walk.input.unwind.fde_at(address).filter(|_| is_scratch) else { return false };
+        let group = walk.survey.group_of(fde);
+        if let Some(&known) = self.liveness.answers.get(&(group, register)) {
+            return known;
+        }
+        let mut question = Question::default();
+        self.follow_return(walk, fde, &mut question);
+        let is_dead = self.is_read_nowhere(walk, register, question);
+        self.liveness.answers.insert((group, register), is_dead);
+        is_dead
+    }
+
+    /// Whether nobody reads a register from a call of the input on.
+    pub(super) fn is_dead_at_call(&mut self, walk: &Walk<'_, '_>, place: u64, inst: Inst, register: u8) -> bool {
+        if (KEPT | RETURNED) >> register & 1 == 1 {
+            return false;
+        }
+        let Some(target) = self.own_callee(walk, place, inst) else {
+            return self.is_free_for_others(walk, place, inst, register);
+        };
+        if let Some(&known) = self.liveness.called.get(&(target, register)) {
+            return known;
+        }
+        let question = Question { work: vec![target], ..Question::default() };
+        let is_dead = self.is_read_nowhere(walk, register, question);
+        self.liveness.called.insert((target, register), is_dead);
+        is_dead
+    }
+
+    fn is_read_nowhere(&mut self, walk: &Walk<'_, '_>, register: u8, mut question: Question) -> bool {
+        while let Some(at) = question.work.pop() {
+            if !self.follow_use(walk, at, register, &mut question) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Goes on behind all direct calls of a function.
+    fn follow_return(&mut self, walk: &Walk<'_, '_>, fde: u32, question: &mut Question) {
+        let group = walk.survey.group_of(fde);
+        if !question.returned.insert(group) {
+            return;
+        }
+        let members = self.members_of(walk, group);
+        let calls = self.liveness.calls.get_or_insert_with(|| direct_calls(walk));
+        for (start, end) in members {
+            let first = calls.partition_point(|&(target, _)| target < start);
+            for &(_, place) in calls[first..].iter().take_while(|&&(target, _)| target < end) {
+                if let Some(inst) = walk.input.inst(place).filter(|&inst| !walk.call_never_returns(place, inst)) {
+                    question.work.push(place + u64::from(inst.len));
+                }
+            }
+        }
+    }
+
+    /// Follows code as long as it passes a register on; `false` if it reads it.
+    fn follow_use(&mut self, walk: &Walk<'_, '_>, mut at: u64, register: u8, question: &mut Question) -> bool {
+        while question.seen.insert(at) {
+            let Some(inst) = walk.input.inst(at).filter(|_| question.seen.len() < STEPS_MAX) else { return false };
+            let after = at + u64::from(inst.len);
+            match inst.kind {
+                Kind::Nop | Kind::EndBranch => at = after,
+                Kind::Jump => at = walk.input.target(at, inst),
+                Kind::Branch => {
+                    question.work.push(walk.input.target(at, inst));
+                    at = after;
+                }
+                Kind::IndirectJump => {
+                    let targets = self.targets_around(walk, at);
+                    let is_known = !targets.is_empty() || walk.input.unwind.is_as_at_entry(at);
+                    let is_free = is_known && self.is_free_for_others(walk, at, inst, register);
+                    question.work.extend(targets);
+                    return is_free;
+                }
+                Kind::Loop => return false,
+                Kind::Stop | Kind::Trap => return true,
+                Kind::Return => {
+                    let Some(fde) = walk.input.unwind.fde_at(at) else { return false };
+                    self.follow_return(walk, fde, question);
+                    return true;
+                }
+                Kind::Call | Kind::IndirectCall => match self.own_callee(walk, at, inst) {
+                    Some(target) => at = target,
+                    None => return self.is_free_for_others(walk, at, inst, register),
+                },
+                Kind::Plain | Kind::Lea => {
+                    let Some(decoded) = self.decode(true, walk.input, at, inst) else { return false };
+                    match use_of(&decoded, register) {
+                        Use::Reads => return false,
+                        Use::Writes => return true,
+                        Use::Passes => at = after,
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Where the jump tables that a function of the input names lead.
+    fn targets_around(&mut self, walk: &Walk<'_, '_>, address: u64) -> Vec<u64> {
+        let Some(fde) = walk.input.unwind.fde_at(address) else { return Vec::new() };
+        if let Some(known) = self.liveness.targets.get(&fde) {
+            return known.clone();
+        }
+        let mut targets = Vec::new();
+        for (start, end) in self.members_of(walk, walk.survey.group_of(fde)) {
+            let mut at = start;
+            while let Some(inst) = walk.input.inst(at).filter(|_| at < end) {
+                if inst.kind == Kind::Lea && inst.disp != 0 {
+                    let place = walk.input.operand(at, inst);
+                    let table = TableReference { input: place, output: place, width: 4, from: at, origin: at };
+                    targets.extend(crate::tables::targets(walk, table).into_iter().flatten());
+                }
+                at += u64::from(inst.len);
+            }
+        }
+        targets.sort_unstable();
+        targets.dedup();
+        self.liveness.targets.insert(fde, targets.clone());
+        targets
+    }
+
+    /// The code of this file that a call enters; its return is followed to all of its callers.
+    fn own_callee(&self, walk: &Walk<'_, '_>, at: u64, inst: Inst) -> Option<u64> {
+        let target = (inst.kind == Kind::Call).then(|| walk.input.target(at, inst))?;
+        walk.input.slot_of_stub(target).is_none().then_some(target)
+    }
+
+    /// Whether a call of what the compiler could not see reads no such register: it writes it, by the psABI.
+    fn is_free_for_others(&mut self, walk: &Walk<'_, '_>, at: u64, inst: Inst, register: u8) -> bool {
+        let decoded = self.decode(true, walk.input, at, inst);
+        ARGUMENTS >> register & 1 == 0 && decoded.is_some_and(|decoded| inst.kind == Kind::Call || !names(&decoded, register))
+    }
+}
+
+/// The input's direct calls: target and place.
+fn direct_calls(walk: &Walk<'_, '_>) -> Vec<(u64, u64)> {
+    let mut calls = Vec::new();
+    crate::leftover::each_instruction(walk.input, |address, inst| {
+        if inst.kind == Kind::Call {
+            calls.push((walk.input.target(address, inst), address));
+        }
+    });
+    calls.sort_unstable();
+    calls
+}
+
+fn names(decoded: &Decoded, register: u8) -> bool {
+    let is_it = |found: Reg| matches!(found, Reg::General(number, ..) if number == register);
+    let in_operands = decoded.operands.iter().any(|&(operand, _)| match operand {
+        Operand::Reg(found) => is_it(found),
+        Operand::Memory(memory) => memory.base.is_some_and(is_it) || memory.index.is_some_and(is_it),
+        Operand::Immediate(_) => false,
+    });
+    in_operands || decoded.reads.iter().chain(&decoded.writes).any(|&found| is_it(found))
+}
+
+/// What an instruction does with a register. A write counts only where all of it is known to be written.
+fn use_of(decoded: &Decoded, register: u8) -> Use {
+    let class = decoded.class();
+    // It overwrites `rcx` and `r11`.
+    if decoded.name == "syscall" && matches!(register, 1 | 11) {
+        return Use::Writes;
+    }
+    // Another system call, or another instruction of which too little is known.
+    if class == Class::Opaque {
+        let reads = decoded.is_special || decoded.reads.iter().chain(&decoded.writes).any(|found| *found == Reg::Other);
+        return if reads || names(decoded, register) { Use::Reads } else { Use::Passes };
+    }
+    // `rax` and `rdx` are named by no operand here.
+    if matches!(decoded.name.as_str(), "cdqe" | "cwde" | "cdq" | "cqo" | "cbw" | "cwd") {
+        return match register {
+            0 => Use::Reads,
+            2 => Use::Writes,
+            _ => Use::Passes,
+        };
+    }
+    if effect_of(&decoded.name).is_some() && decoded.operands.len() < 2 && register <= 2 && register != 1 {
+        return Use::Reads;
+    }
+    if !names(decoded, register) {
+        return Use::Passes;
+    }
+    let is_it =
+        |operand: &Operand| matches!(*operand, Operand::Reg(Reg::General(number, width, _)) if number == register && width >= 32);
+    let writes_first = ["mov", "movabs", "movzx", "movsx", "movsxd", "lea", "pop"].contains(&decoded.name.as_str());
+    let of_rest = |operand: &Operand| match *operand {
+        Operand::Reg(Reg::General(number, ..)) => number == register,
+        Operand::Memory(memory) => [memory.base, memory.index]
+            .into_iter()
+            .flatten()
+            .any(|found| matches!(found, Reg::General(number, ..) if number == register)),
+        _ => false,
+    };
+    match &*decoded.operands {
+        [(first, _), (second, _)] if decoded.name == "xor" && first == second && is_it(first) => Use::Writes,
+        [(first, _), rest @ ..] if writes_first && is_it(first) && !rest.iter().any(|(operand, _)| of_rest(operand)) => {
+            Use::Writes
+        }
+        _ => Use::Reads,
+    }
+}
