@@ -137,7 +137,8 @@ impl Walk<'_, '_> {
                 self.violations.truncate(marks.violations);
                 self.stats = marks.stats;
                 self.proofs.settled.insert((input, output));
-                self.proofs.ground.extend(self.touched.drain(..));
+                let came_to: Vec<u32> = self.touched.drain(..).collect();
+                self.add_ground(came_to);
                 self.take_over(proof);
                 true
             }
@@ -157,12 +158,22 @@ impl Walk<'_, '_> {
         self.stats.add_proven(&proof.stats);
         self.pass_all(Some(&proof.input), &proof.output);
         let came_to = proof.input.iter().filter_map(|&(address, _)| self.input.unwind.fde_at(address));
-        self.proofs.ground.extend(came_to);
+        self.add_ground(came_to);
         for effect in proof.effects {
             if let Err(violation) = self.take_effect(effect) {
                 self.violations.push(violation);
             }
         }
+    }
+
+    /// Notes functions that hold only under what a proof knows. Stubs are none of them: they do the same whatever holds.
+    fn add_ground(&mut self, came_to: impl IntoIterator<Item = u32>) {
+        let has_frame = |&fde: &u32| {
+            let frame_of = |row| self.rows.and_then(|rows| rows.frame_of(row));
+            self.input.unwind.rows_of(fde).all(|row| frame_of(row).is_some_and(|frame| frame.address.is_some()))
+        };
+        let functions: Vec<u32> = came_to.into_iter().filter(has_frame).collect();
+        self.proofs.ground.extend(functions);
     }
 
     fn take_effect(&mut self, effect: Effect) -> Result<(), Violation> {

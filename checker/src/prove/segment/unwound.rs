@@ -12,49 +12,50 @@ use super::{Cursor, Run};
 /// `rbx`, `rbp`, `r12` to `r15`: by the ABI's numbers for unwinders, and by those of the encoding.
 const KEPT: [(u64, usize); 6] = [(3, 3), (6, 5), (12, 12), (13, 13), (14, 14), (15, 15)];
 
-/// What was found so far.
+/// What was found under each of the rules that a piece came by, in order; none where it is not the same throughout, or not known.
 #[derive(Clone, Debug, Default)]
-pub(super) enum Unwound {
-    #[default]
-    Nothing,
-    Always([Id; 6]),
-    /// Not the same everywhere, or not known.
-    Unknown,
-}
+pub(super) struct Unwound(Vec<Option<[Id; 6]>>);
 
 impl Run<'_, '_, '_> {
-    /// Takes in what an unwinder finds at an instruction; `has_address` if the rules were seen to give the frame address.
+    /// Takes in what an unwinder finds at an instruction under the latest rules; `has_address` if they were seen to give the frame address.
     pub(super) fn unwind(&mut self, cursor: &mut Cursor, row: u32, has_address: bool) {
-        let found = self.walk.rows.and_then(|rows| rows.frame_of(row)).and_then(|frame| frame.plain_saves.as_ref());
-        let Some(saves) = found.filter(|_| has_address) else {
-            cursor.unwound = Unwound::Unknown;
-            return;
-        };
+        let found = if has_address { self.kept_by(cursor, row) } else { None };
+        let (known, count) = (&mut cursor.unwound.0, cursor.rows.len());
+        if known.len() < count {
+            known.resize(count - 1, None);
+            known.push(found);
+        } else if let Some(last) = known.last_mut().filter(|last| **last != found) {
+            *last = None;
+        }
+    }
+
+    fn kept_by(&mut self, cursor: &mut Cursor, row: u32) -> Option<[Id; 6]> {
+        let saves = self.walk.rows?.frame_of(row)?.plain_saves.as_ref()?;
         let is_known = |&(register, _): &(u64, i64)| KEPT.iter().any(|&(number, _)| number == register);
         let is_private = |&(_, slot): &(u64, i64)| self.privacy.covers(slot, 8) == Some(true);
         if !saves.iter().all(|save| is_known(save) && is_private(save)) {
-            cursor.unwound = Unwound::Unknown;
-            return;
+            return None;
         }
-        let values = KEPT.map(|(number, register)| match saves.iter().find(|save| save.0 == number) {
+        Some(KEPT.map(|(number, register)| match saves.iter().find(|save| save.0 == number) {
             Some(&(_, slot)) => cursor.machine.read_slot(&mut self.pool, slot, 64),
             None => cursor.machine.general[register],
-        });
-        cursor.unwound = match &cursor.unwound {
-            Unwound::Nothing => Unwound::Always(values),
-            Unwound::Always(known) if *known == values => return,
-            _ => Unwound::Unknown,
-        };
+        }))
     }
 }
 
-/// Whether unwinders find the same in both pieces.
+/// Whether unwinders find the same in both pieces. Where both end under the same rules, those are compared as anywhere else: by being the same.
 pub(super) fn are_same(input: &Cursor, output: &Cursor) -> bool {
-    let mut frames = input.rows.iter().chain(&output.rows).map(|&(_, frame)| frame);
-    let first = frames.next();
-    let is_one = frames.all(|frame| Some(frame) == first);
-    match (&input.unwound, &output.unwound) {
-        (Unwound::Always(x), Unwound::Always(y)) => is_one && x == y,
-        _ => false,
-    }
+    let common = input.rows.iter().rev().zip(output.rows.iter().rev()).take_while(|(x, y)| x == y).count();
+    let differing = |cursor: &Cursor| {
+        let count = cursor.rows.len() - common;
+        cursor.unwound.0.get(..count).map(<[_]>::to_vec)
+    };
+    let own = |cursor: &Cursor| cursor.rows[..cursor.rows.len() - common].to_vec();
+    let frames: Vec<u32> = own(input).into_iter().chain(own(output)).map(|(_, frame)| frame).collect();
+    let is_one = frames.windows(2).all(|pair| pair[0] == pair[1]);
+    let (Some(x), Some(y)) = (differing(input), differing(output)) else { return false };
+    // What the rules that differ give is the same under all of them, and what the common ones give to begin with.
+    let value = |cursor: &Cursor| cursor.unwound.0.iter().copied().flatten().next();
+    let wanted = value(input);
+    is_one && wanted.is_some() && wanted == value(output) && x.into_iter().chain(y).all(|found| found == wanted)
 }
