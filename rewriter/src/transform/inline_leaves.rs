@@ -19,8 +19,7 @@
 //!
 //! **Profit.** A call and a return less where the copy returns, the jump of a tail call where it leaves by one, nothing where it calls the rest; at
 //! the cost of bytes. Only in hot blocks, the best first (executed instructions saved by byte added), until [`BYTES_PER_MILLE_MAX`] of the
-//! movable code is spent or [`SAVED_PERCENT`] of what there is to save is saved: in CPython the last tenth costs two thirds of the bytes and saves
-//! 0.1 % of the executed instructions.
+//! movable code is spent.
 
 mod copy;
 mod region;
@@ -37,8 +36,6 @@ use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
 
 /// What copies may add to the movable code.
 const BYTES_PER_MILLE_MAX: u64 = 10;
-/// The share of all executed instructions that could be saved after which no more is copied.
-const SAVED_PERCENT: u128 = 90;
 /// Executed instructions that a copy must save each time it runs, in the unit of `NewCode::shares`.
 const SAVED_MIN: i64 = NewCode::WHOLE as i64 / 2;
 
@@ -71,16 +68,8 @@ pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
     let movable = context.program.funcs.iter().filter(|(_, data)| data.is_movable());
     let movable_bytes: u64 = movable.map(|(func, _)| context.program.func_size(func)).sum();
     let mut left = if context.everywhere { u64::MAX } else { movable_bytes * BYTES_PER_MILLE_MAX / 1000 };
-    let worth =
-        |site: &Site| u128::from(context.count(site.block)) * u128::from(copies[&site.callee].saved.max(0).cast_unsigned());
-    let all: u128 = sites.iter().map(worth).sum();
-    let mut sum = 0u128;
     let mut codes: FxHashMap<Block, NewCodeId> = FxHashMap::default();
     for site in sites {
-        if !context.everywhere && sum * 100 >= all * SAVED_PERCENT {
-            break;
-        }
-        sum += worth(&site);
         let cost = added(&site);
         if cost > left {
             continue;
