@@ -101,7 +101,11 @@ pub fn relink(
         false => [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len],
     };
     let mut places = unwind::place(image, sizes, &unwind::named(image, program), tables.keeps_tables(), &mut placement.space)?;
-    place::recall_copies(image, program, &mut placement, &mut places);
+    // Functions that nothing reaches are matched by their content, and by that no table is found where another one was. So only where they are gone.
+    let drops_functions = program.funcs.values().any(|data| data.is_movable() && out.placed[data.entry].is_none());
+    if drops_functions {
+        place::recall_copies(image, program, &mut placement, &mut places);
+    }
     let addresses = Addresses::new(program, out, &codes, &placement);
     let mut overflow = placement.space.overflow;
     let adds_code = overflow.extends.is_none() && (payload.is_some() || !overflow.is_empty());
