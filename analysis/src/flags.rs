@@ -30,6 +30,7 @@ use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{BlockFlags, CodeTarget, Program, StopKind, Terminator};
 use rayon::prelude::*;
 
+use crate::dependents::Dependents;
 use summary::{BlockSummary, Callee, summarize};
 
 /// A set of flags, as `iced_x86::RflagsBits`.
@@ -117,7 +118,7 @@ impl<'p> Solver<'p> {
             at_taken: 0,
             after_unknown: 0,
             has_taken_block,
-            dependents: Dependents::build(program, summaries),
+            dependents: dependents(program, summaries),
             asks_taken: program.blocks.keys().filter(asks_taken).collect(),
             // The last block first comes off the stack last: most edges lead forward, so most blocks are looked at after their
             // successors.
@@ -134,8 +135,8 @@ impl<'p> Solver<'p> {
                 continue;
             }
             self.live_in[block.index()] |= live_in;
-            for index in self.dependents.range(block) {
-                self.enqueue(self.dependents.blocks[index]);
+            for index in 0..self.dependents.of(block).len() {
+                self.enqueue(self.dependents.of(block)[index]);
             }
             if self.is_taken_label(block) && self.at_taken | live_in != self.at_taken {
                 self.at_taken |= live_in;
@@ -261,58 +262,38 @@ impl<'p> Solver<'p> {
     }
 }
 
-/// Who asks for what is live at the start of each block, flattened.
-struct Dependents {
-    starts: Vec<u32>,
-    blocks: Vec<Block>,
-}
-
-impl Dependents {
-    fn build(program: &Program, summaries: &[BlockSummary]) -> Self {
-        let mut pairs: Vec<(Block, Block)> = Vec::with_capacity(program.edges.len() * 2);
-        for block in program.blocks.keys() {
-            let mut push = |target: Block| pairs.push((target, block));
-            let mut push_code = |target: CodeTarget| {
-                if let CodeTarget::Block(target) = target {
-                    push(target);
-                }
-            };
-            match program.blocks[block].terminator {
-                Terminator::Fallthrough { next } => push(next),
-                Terminator::Jump { target } => push_code(target),
-                Terminator::Branch { taken, next, .. } => {
-                    push_code(taken);
-                    push(next);
-                }
-                Terminator::Loop { taken, next } => {
-                    push(taken);
-                    push(next);
-                }
-                Terminator::Stop(StopKind::TableJump(table)) => program.targets_of(table).iter().for_each(|&t| push(t)),
-                Terminator::Stop(StopKind::ComputedJump) => {
-                    program.block_edges(block).iter().for_each(|edge| push(edge.target));
-                }
-                Terminator::Stop(_) => {}
+/// Who asks for what is live at the start of each block.
+fn dependents(program: &Program, summaries: &[BlockSummary]) -> Dependents {
+    let mut pairs: Vec<(Block, Block)> = Vec::with_capacity(program.edges.len() * 2);
+    for block in program.blocks.keys() {
+        let mut push = |target: Block| pairs.push((target, block));
+        let mut push_code = |target: CodeTarget| {
+            if let CodeTarget::Block(target) = target {
+                push(target);
             }
-            for callee in summaries[block.index()].calls() {
-                if let Callee::Entry(entry) = callee {
-                    pairs.push((entry, block));
-                }
+        };
+        match program.blocks[block].terminator {
+            Terminator::Fallthrough { next } => push(next),
+            Terminator::Jump { target } => push_code(target),
+            Terminator::Branch { taken, next, .. } => {
+                push_code(taken);
+                push(next);
+            }
+            Terminator::Loop { taken, next } => {
+                push(taken);
+                push(next);
+            }
+            Terminator::Stop(StopKind::TableJump(table)) => program.targets_of(table).iter().for_each(|&t| push(t)),
+            Terminator::Stop(StopKind::ComputedJump) => {
+                program.block_edges(block).iter().for_each(|edge| push(edge.target));
+            }
+            Terminator::Stop(_) => {}
+        }
+        for callee in summaries[block.index()].calls() {
+            if let Callee::Entry(entry) = callee {
+                pairs.push((entry, block));
             }
         }
-        pairs.par_sort_unstable();
-        pairs.dedup();
-        let mut starts = vec![0u32; program.blocks.len() + 1];
-        for (target, _) in &pairs {
-            starts[target.index() + 1] += 1;
-        }
-        for index in 0..program.blocks.len() {
-            starts[index + 1] += starts[index];
-        }
-        Dependents { starts, blocks: pairs.into_iter().map(|(_, block)| block).collect() }
     }
-
-    fn range(&self, block: Block) -> std::ops::Range<usize> {
-        self.starts[block.index()] as usize..self.starts[block.index() + 1] as usize
-    }
+    Dependents::from_pairs(program.blocks.len(), pairs)
 }

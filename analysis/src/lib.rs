@@ -4,6 +4,7 @@ pub mod alias;
 pub mod census;
 pub mod constants;
 pub mod context;
+mod dependents;
 pub mod domain;
 pub mod engine;
 pub mod flags;

@@ -8,6 +8,7 @@
 //! gathered in order.
 
 pub mod constant_loads;
+mod entry_row;
 pub mod inline_leaves;
 pub mod late_saves;
 pub mod plt_calls;

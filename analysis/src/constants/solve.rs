@@ -20,7 +20,7 @@ use super::known::Constant;
 use super::prepared::{Prepared, general};
 use crate::domain::{Base, Value};
 use crate::values::calls::{Knowledge, call};
-use crate::values::code::{CALLEE_SAVED, Effect, Exit, RSP};
+use crate::values::code::{Effect, Exit};
 use crate::values::memory::{Address, sum_value};
 use crate::values::transfer::step;
 use crate::values::{Effects, State, Surroundings};
@@ -293,12 +293,7 @@ impl<'a> Solver<'a> {
             return;
         }
         let landing = code.blocks.len() as u32;
-        let mut thrown = after.clone();
-        for register in 0..16u8 {
-            let is_kept = register == RSP || CALLEE_SAVED >> register & 1 != 0;
-            let arrived = Value::exact(Base::arrived(landing, register), 0);
-            thrown.set(register, if is_kept { before[register as usize] } else { arrived });
-        }
+        let thrown = after.thrown(before, landing);
         let has_changed = match &mut self.landing {
             Some(known) => {
                 let is_widening = self.landing_visits >= VISITS_BEFORE_WIDENING;

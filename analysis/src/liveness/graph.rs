@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use super::effects::{Callee, Step, step};
 use super::{Passage, RegisterLiveness, Registers, Saves, needed_by_unseen};
+use crate::dependents::Dependents;
 use crate::values::code::CALLEE_SAVED;
 use crate::values::state::is_save;
 
@@ -49,7 +50,7 @@ impl<'p> Solver<'p> {
             }
         }
         let pads: Vec<SmallVec<[Block; 1]>> = blocks.iter().map(|&block| landing_pads(program, block)).collect();
-        let dependents = Dependents::build(program, &pieces, &pads);
+        let dependents = dependents(program, &pieces, &pads);
         let by_unseen: Vec<Registers> = program.funcs.keys().map(|func| needed_by_unseen(program, func)).collect();
         // What is not understood may call anything; what compilers make is understood, so it keeps to the psABI.
         let has_unseen = by_unseen.contains(&Registers::ALL);
@@ -300,37 +301,17 @@ fn landing_pads(program: &Program, block: Block) -> SmallVec<[Block; 1]> {
     pads
 }
 
-/// Who asks for what each block makes, flattened.
-struct Dependents {
-    starts: Vec<u32>,
-    blocks: Vec<Block>,
-}
-
-impl Dependents {
-    fn build(program: &Program, pieces: &[Pieces], pads: &[SmallVec<[Block; 1]>]) -> Self {
-        let mut pairs: Vec<(Block, Block)> = Vec::with_capacity(program.edges.len() * 2);
-        for block in program.blocks.keys() {
-            pairs.extend(successors(program, block).into_iter().map(|target| (target, block)));
-            pairs.extend(pads[block.index()].iter().map(|&pad| (pad, block)));
-            for &(_, callee) in &pieces[block.index()].calls {
-                if let Callee::Entry(entry) = callee {
-                    pairs.push((entry, block));
-                }
+/// Who asks for what each block makes.
+fn dependents(program: &Program, pieces: &[Pieces], pads: &[SmallVec<[Block; 1]>]) -> Dependents {
+    let mut pairs: Vec<(Block, Block)> = Vec::with_capacity(program.edges.len() * 2);
+    for block in program.blocks.keys() {
+        pairs.extend(successors(program, block).into_iter().map(|target| (target, block)));
+        pairs.extend(pads[block.index()].iter().map(|&pad| (pad, block)));
+        for &(_, callee) in &pieces[block.index()].calls {
+            if let Callee::Entry(entry) = callee {
+                pairs.push((entry, block));
             }
         }
-        pairs.par_sort_unstable();
-        pairs.dedup();
-        let mut starts = vec![0u32; program.blocks.len() + 1];
-        for (target, _) in &pairs {
-            starts[target.index() + 1] += 1;
-        }
-        for index in 0..program.blocks.len() {
-            starts[index + 1] += starts[index];
-        }
-        Dependents { starts, blocks: pairs.into_iter().map(|(_, block)| block).collect() }
     }
-
-    fn of(&self, block: Block) -> &[Block] {
-        &self.blocks[self.starts[block.index()] as usize..self.starts[block.index() + 1] as usize]
-    }
+    Dependents::from_pairs(program.blocks.len(), pairs)
 }

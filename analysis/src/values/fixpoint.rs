@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::calls::{Knowledge, call};
-use super::code::{CALLEE_SAVED, Call, Callee, Effect, Exit, ProcedureCode, RSP};
+use super::code::{Call, Callee, Effect, Exit, ProcedureCode, RSP};
 use super::memory::Address;
 use super::state::{Effects, State};
 use super::summary::Summary;
@@ -156,12 +156,7 @@ impl<'a> Solver<'a> {
             return;
         }
         let landing = self.code.blocks.len() as u32;
-        let mut thrown = after.clone();
-        for register in 0..16u8 {
-            let is_kept = register == RSP || CALLEE_SAVED >> register & 1 != 0;
-            let value = if is_kept { before[register as usize] } else { Value::exact(Base::arrived(landing, register), 0) };
-            thrown.set(register, value);
-        }
+        let thrown = after.thrown(before, landing);
         let has_changed = match &mut self.landing {
             Some(known) => {
                 let is_widening = self.landing_visits >= VISITS_BEFORE_WIDENING;

@@ -119,6 +119,18 @@ impl State {
         }
         State { registers, slots: Vec::new(), has_escaped: true, knows_callers: false }
     }
+    /// What a landing pad finds when an exception leaves a call: this is the state behind the call, `before` what registers held there. Callee-saved ones are given
+    /// back; what others hold is the landing's.
+    #[must_use]
+    pub fn thrown(&self, before: &[Value; 16], landing: u32) -> Self {
+        let mut thrown = self.clone();
+        for register in 0..16u8 {
+            let is_kept = register == RSP || CALLEE_SAVED >> register & 1 != 0;
+            let arrived = Value::exact(Base::arrived(landing, register), 0);
+            thrown.set(register, if is_kept { before[register as usize] } else { arrived });
+        }
+        thrown
+    }
     pub fn get(&self, register: Register) -> Value {
         self.registers[register as usize]
     }

@@ -11,9 +11,9 @@ use lifter::ir::{BlockFlags, CodeTarget, Program, RefData, RefRole, RefTarget, S
 use lifter::x86::decode_block;
 
 use crate::edit::NewCode;
-use crate::relink::eh_frame::keeps_initial_row;
 use crate::terminator::SuccessorCounts;
 use crate::transform::Context;
+use crate::transform::entry_row;
 
 const BLOCKS_MAX: usize = 12;
 /// Bytes of a region: all branches of its copy are short.
@@ -24,9 +24,6 @@ const EXIT_LEN: u32 = 7;
 const RARE: u64 = NewCode::WHOLE as u64 / 50;
 /// A `ret` alone, which goes when it is copied.
 const RET_LEN_MAX: u32 = 2;
-/// The rows of an entry: the frame address is 8 above the stack pointer, the return address below it (DWARF 5, 6.4.2).
-const ENTRY_ROW: [u8; 5] = [0x0c, 7, 8, 0x90, 1];
-const RETURN_ADDRESS_COLUMN: u64 = 16;
 
 /// A place of a region.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -149,18 +146,7 @@ fn ways(context: &Context<'_>, block: Block, share: u64, is_copied: impl Fn(Bloc
 
 /// Whether the frame description of a block says at each place what it says at an entry, and names no exception table.
 fn has_entry_row(program: &Program, block: Block) -> bool {
-    let data = &program.blocks[block];
-    let Some(fde) = program.ranges[data.range as usize].fde else { return false };
-    let described = &program.unwind.fdes[fde];
-    let cie = &program.unwind.cies[described.cie as usize];
-    let is_standard = cie.instructions.strip_prefix(&ENTRY_ROW).is_some_and(|rest| rest.iter().all(|&byte| byte == 0))
-        && cie.data_alignment == -8
-        && cie.return_register == RETURN_ADDRESS_COLUMN
-        && !cie.is_signal_frame;
-    is_standard
-        && described.lsda.is_none()
-        && described.opaque_lsda.is_none()
-        && keeps_initial_row(&program.unwind, fde, data.start, data.end())
+    !entry_row::has_exception_table(program, block) && entry_row::has_entry_row(program, block, program.blocks[block].end())
 }
 
 /// Whether the instructions of a block leave the stack pointer and what it points to alone and run on, but for the one that leaves at its end.

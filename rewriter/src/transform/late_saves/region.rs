@@ -12,16 +12,13 @@ use lifter::x86::decode_block;
 
 use super::frame::{Made, Part, Step, part_of, sets_flags};
 use crate::edit::NewCode;
-use crate::relink::eh_frame::keeps_initial_row;
 use crate::terminator::SuccessorCounts;
 use crate::transform::Context;
+use crate::transform::entry_row;
 
 const BLOCKS_MAX: usize = 24;
 const BYTES_MAX: u32 = 512;
 const WHOLE: u64 = NewCode::WHOLE as u64;
-/// The rows of an entry: the frame address is 8 above the stack pointer, the return address below it (DWARF 5, 6.4.2).
-const ENTRY_ROW: [u8; 5] = [0x0c, 7, 8, 0x90, 1];
-const RETURN_ADDRESS_COLUMN: u64 = 16;
 
 /// Instructions of a block, each with what it is to the frame.
 pub(super) type Parts = Vec<(Instruction, Part)>;
@@ -145,18 +142,7 @@ fn prune(program: &Program, region: &mut Region) {
 
 /// Whether a block begins with the row of an entry.
 fn begins_like_an_entry(program: &Program, block: Block) -> bool {
-    let data = &program.blocks[block];
-    let Some(fde) = program.ranges[data.range as usize].fde else { return false };
-    let described = &program.unwind.fdes[fde];
-    let cie = &program.unwind.cies[described.cie as usize];
-    let is_standard = cie.instructions.strip_prefix(&ENTRY_ROW).is_some_and(|rest| rest.iter().all(|&byte| byte == 0))
-        && cie.data_alignment == -8
-        && cie.return_register == RETURN_ADDRESS_COLUMN
-        && !cie.is_signal_frame;
-    is_standard
-        && described.opaque_lsda.is_none()
-        && !has_handlers(program, block)
-        && keeps_initial_row(&program.unwind, fde, data.start, data.start)
+    !has_handlers(program, block) && entry_row::has_entry_row(program, block, program.blocks[block].start)
 }
 
 /// Whether an exception that leaves an instruction of a block may be handled.

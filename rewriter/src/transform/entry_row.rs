@@ -1,0 +1,30 @@
+//! Whether an unwinder finds at a place what it finds at a function's entry: the return address on top of the stack, no register saved (psABI, DWARF section 6.4).
+
+use lifter::address::Va;
+use lifter::entity::Block;
+use lifter::ir::Program;
+
+use crate::relink::eh_frame::keeps_initial_row;
+
+/// `DW_CFA_def_cfa rsp, 8` and `DW_CFA_offset` of the return address: the state at an entry, as every compiler's CIE has it.
+const ENTRY_ROW: [u8; 5] = [0x0c, 7, 8, 0x90, 1];
+const RETURN_ADDRESS_COLUMN: u64 = 16;
+
+/// Whether the frame description of a block says so from its start up to `end`, an address in it.
+pub(super) fn has_entry_row(program: &Program, block: Block, end: Va) -> bool {
+    let data = &program.blocks[block];
+    let Some(fde) = program.ranges[data.range as usize].fde else { return false };
+    let described = &program.unwind.fdes[fde];
+    let cie = &program.unwind.cies[described.cie as usize];
+    let is_standard = cie.instructions.strip_prefix(&ENTRY_ROW).is_some_and(|rest| rest.iter().all(|&byte| byte == 0))
+        && cie.data_alignment == -8
+        && cie.return_register == RETURN_ADDRESS_COLUMN
+        && !cie.is_signal_frame;
+    is_standard && described.opaque_lsda.is_none() && keeps_initial_row(&program.unwind, fde, data.start, end)
+}
+
+/// Whether a block's frame description names an exception table.
+pub(super) fn has_exception_table(program: &Program, block: Block) -> bool {
+    let fde = program.ranges[program.blocks[block].range as usize].fde;
+    fde.is_some_and(|fde| program.unwind.fdes[fde].lsda.is_some())
+}
