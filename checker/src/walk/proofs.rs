@@ -74,7 +74,7 @@ impl Walk<'_, '_> {
             return Ok(());
         }
         let message = format!("leads to what differs from the input's {i:#x}");
-        Err(Violation::new(ViolationKind::InstructionMismatch, o, message))
+        Err(Violation::new(ViolationKind::InstructionMismatch, o, message).about(i))
     }
 
     /// Passes a few instructions that differ but come to the same; gives where all is as before.

@@ -102,12 +102,13 @@ fn site(context: &Context<'_>, live: &RegisterLiveness, flags: &FlagLiveness, bl
 
 /// What a region gains and loses.
 fn saved(context: &Context<'_>, region: &Region, names: &Names) -> i64 {
-    let steps = region.steps.len() as i64;
-    let saves = region.steps.iter().filter(|step| matches!(step.made, Made::Save(_))).count() as i64;
+    let late = &region.steps[names.early..];
+    let saves = late.iter().filter(|step| matches!(step.made, Made::Save(_))).count() as i64;
     let copies = (0..16).filter(|&register| names.of(register) != names::Name::Own).count() as i64;
+    let loads = i64::from(names.lent.count_ones());
     let exits: i64 = region.exits(context.program).iter().map(|&exit| region.share_of_exit(context, exit) as i64).sum();
     let whole = i64::from(NewCode::WHOLE);
-    (whole - exits).max(0) * (2 * saves + 2 * steps) - exits * (1 + copies)
+    (whole - exits).max(0) * (2 * saves + 2 * late.len() as i64) - exits * (1 + copies + loads)
 }
 
 /// Whether nobody reads the flags that the steps of the frame set.
