@@ -64,12 +64,12 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// A walk comes to a pair that was recorded before.
-    pub(super) fn meet_proven(&self, i: u64, o: u64) -> Result<(), Violation> {
+    /// A walk comes to a pair that was recorded before. What is in the place of a call was recorded by walks of the function that calls.
+    pub(super) fn meet_proven(&self, i: u64, o: u64, within: Option<u64>) -> Result<(), Violation> {
         if self.proofs.ground.is_empty() {
             return Ok(());
         }
-        let fde = self.input.unwind.locate(i).fde;
+        let fde = self.input.unwind.locate(within.unwrap_or(i)).fde;
         if !self.proofs.ground.contains(&fde) || self.proofs.settled.contains(&(i, o)) {
             return Ok(());
         }

@@ -46,7 +46,7 @@ impl Run<'_, '_, '_> {
         }
         self.compare_events(input, output)?;
         self.compare_flags(input, output)?;
-        self.compare_registers(input, output)?;
+        self.compare_jumped(input, output)?;
         self.return_from(input, output, call)
     }
 

@@ -12,7 +12,7 @@ use lifter::ir::{CodeTarget, StopKind, Terminator};
 
 use super::frame::{Made, Part, number, used};
 use super::region::Region;
-use crate::transform::Context;
+use crate::transform::{Context, entry_row};
 
 /// Caller-saved registers, those that calls pass least first.
 const CANDIDATES: [u8; 9] = [11, 10, 9, 8, 1, 6, 7, 2, 0];
@@ -74,7 +74,7 @@ impl Names {
             let others: Vec<u8> = homeless.iter().copied().filter(|register| !is_early(register)).collect();
             let unused = saves[..early].iter().copied().filter(|&register| (named | stored) >> register & 1 == 0);
             let homes: Vec<u8> = free.iter().copied().chain(unused).collect();
-            if others.len() > homes.len() {
+            if others.len() > homes.len() || !is_described(context, region, &saves[..early]) {
                 continue;
             }
             names.early = early;
@@ -129,6 +129,16 @@ impl Names {
 fn working(region: &Region) -> impl Iterator<Item = &(Instruction, Part)> {
     let all = region.members.iter().flat_map(|member| &member.body);
     all.filter(|(_, part)| matches!(part, Part::Free | Part::Leave))
+}
+
+/// Whether unwinders know of the first saves where only these are made, and in between. Some compilers describe all saves behind the last.
+fn is_described(context: &Context<'_>, region: &Region, early: &[u8]) -> bool {
+    let Some(first) = region.members.first() else { return false };
+    let has_row = |count: usize| {
+        let at = region.steps.get(count).map(|step| step.at);
+        at.is_some_and(|at| entry_row::has_pushed_row(context.program, first.block, at, &early[..count]))
+    };
+    (1..=early.len()).all(has_row)
 }
 
 /// Registers that are stored to the frame.
