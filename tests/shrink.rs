@@ -77,7 +77,9 @@ fn each_technique_can_be_left_out_and_done_alone() {
     let input = build(&["-fPIE", "-pie", "-s", "-Wl,--hash-style=both"], folder.path());
     let expected = run(&mut Command::new(&input), folder.path());
     let (_, everything) = shrink(&input, &["--relr", "on"], "all", folder.path());
-    for technique in ["dead-code", "fold", "tails", "padding", "unwind-entries", "relr", "hash", "spread", "cuts", "holes"] {
+    for technique in
+        ["dead-code", "fold", "tails", "order", "padding", "unwind-entries", "relr", "hash", "spread", "cuts", "holes"]
+    {
         let (output, report) = shrink(&input, &["--relr", "on", "--skip", technique], "without", folder.path());
         assert!(["holes", "unwind-entries"].contains(&technique) || saving(&report, technique).0 == 0, "{technique}: {report:#}");
         assert!(report["output_bytes"].as_u64() >= everything["output_bytes"].as_u64(), "{technique}");
