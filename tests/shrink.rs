@@ -81,7 +81,11 @@ fn each_technique_can_be_left_out_and_done_alone() {
         ["dead-code", "fold", "tails", "order", "padding", "unwind-entries", "relr", "hash", "spread", "cuts", "holes"]
     {
         let (output, report) = shrink(&input, &["--relr", "on", "--skip", technique], "without", folder.path());
-        assert!(["holes", "unwind-entries"].contains(&technique) || saving(&report, technique).0 == 0, "{technique}: {report:#}");
+        // Padding is what is free besides; what other techniques save is known to some bytes only.
+        assert!(
+            ["holes", "unwind-entries", "padding"].contains(&technique) || saving(&report, technique).0 == 0,
+            "{technique}: {report:#}"
+        );
         assert!(report["output_bytes"].as_u64() >= everything["output_bytes"].as_u64(), "{technique}");
         assert_eq!(run(&mut Command::new(&output), folder.path()), expected, "without {technique}");
         let only = format!("{technique},holes");

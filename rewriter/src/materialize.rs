@@ -105,6 +105,8 @@ pub struct OutProgram {
     pub placed: SecondaryMap<Block, Option<Out>>,
     /// By clone, where it is entered.
     pub clone_entries: Vec<Out>,
+    /// As in the plan.
+    pub fills_from_end: bool,
 }
 
 impl OutProgram {
@@ -130,6 +132,7 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         codes: edits.codes.clone(),
         placed: skeleton.placed,
         clone_entries: Vec::with_capacity(edits.clones.len()),
+        fills_from_end: layout.fills_from_end,
     };
     for (clone, data) in edits.clones.iter() {
         let entry = skeleton.in_clones.get(&(clone, data.entry));

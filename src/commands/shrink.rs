@@ -306,7 +306,13 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
     if args.is_on(Technique::UnwindEntries) {
         plan.share_unwind_entries();
     }
-    let relinked = match driver::rewrite(input, lifted, &weights, &plan, &EditPlan::default(), timing) {
+    plan.fills_from_end = args.is_on(Technique::Cuts) && args.is_on(Technique::Holes) && !weights.has_counts();
+    let mut rewritten = driver::rewrite(input, lifted, &weights, &plan, &EditPlan::default(), timing);
+    if plan.fills_from_end && !rewritten.as_ref().is_ok_and(|relinked| relinked.overflow_bytes == 0) {
+        plan.fills_from_end = false;
+        rewritten = driver::rewrite(input, lifted, &weights, &plan, &EditPlan::default(), timing);
+    }
+    let relinked = match rewritten {
         Ok(relinked) => relinked,
         Err(failure) => {
             warnings.push(format!("code stays as it is: {failure}"));
