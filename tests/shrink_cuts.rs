@@ -184,7 +184,7 @@ fn files_of_lld_lose_the_front_of_their_code_and_pack_relocations_into_a_moved_d
         let Some(input) = lld_program(flags, folder.path()) else { return };
         let expected = run(&mut Command::new(&input), folder.path());
         assert_eq!(expected.end, End::Exit(SUCCESS));
-        let (output, report) = shrink(&input, &["--relr", "on"], "output", folder.path());
+        let (output, report) = shrink(&input, &[], "output", folder.path());
         let techniques = report["techniques"].as_array().expect("a list");
         let packed = techniques.iter().find(|t| t["technique"] == "relr").map(|t| t["count"].as_u64());
         assert!(packed.flatten() >= Some(400), "{flags:?}: {report:#}");
@@ -197,7 +197,7 @@ fn files_of_lld_lose_the_front_of_their_code_and_pack_relocations_into_a_moved_d
         };
         assert!(code(&input) < code(&output), "{flags:?}: the segment starts later");
         // Again, with entries to spare now.
-        let (again, _) = shrink(&output, &["--relr", "on"], "again", folder.path());
+        let (again, _) = shrink(&output, &[], "again", folder.path());
         assert_eq!(run(&mut Command::new(&again), folder.path()), expected, "{flags:?}");
     }
 }
