@@ -15,10 +15,10 @@ use rewriter::layout::LayoutOptions;
 use rewriter::plan::{LayoutPlan, Temperature};
 use rewriter::relink::Relinked;
 use rewriter::specialize::emit::Cloning;
-use rewriter::transform;
+use rewriter::transform::{self, schedule};
 
 use super::{Style, print, print_json, profile};
-use crate::args::{CloneMode, Optimize, Rewrite, Transform, Transforms};
+use crate::args::{Assumption, CloneMode, Optimize, Rewrite, Transform, Transforms};
 use crate::driver::{self, Lifted, Order};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Draft};
@@ -73,6 +73,11 @@ pub(crate) fn edits(transforms: &Transforms) -> transform::Options {
         },
         constant_loads: transforms.is_on(Transform::ConstantLoads),
         late_saves: transforms.is_on(Transform::LateSaves),
+        schedule: transforms.is_on(Transform::Schedule).then(|| schedule::Options {
+            no_races: transforms.assumes(Assumption::NoRaces),
+            is_insensitive: transforms.without_contexts,
+            takes_any: transforms.edit_everywhere,
+        }),
         everywhere: transforms.edit_everywhere,
     }
 }

@@ -29,7 +29,7 @@ impl Unproven {
 
     /// Whether an edit is of the kind that the checker proves piece by piece, which may be beyond it.
     fn is_in_question(change: Change) -> bool {
-        matches!(change, Change::LateSave | Change::ConstantLoad)
+        matches!(change, Change::LateSave | Change::ConstantLoad | Change::Schedule)
     }
 
     pub(super) fn leave_out(&mut self, program: &Program, edits: &mut EditPlan) {
