@@ -5,7 +5,7 @@
 //!
 //! **Method.** Where an output does not pass, the edits in question are taken out of the functions that violations are about, and all is made and checked again; of all functions, if no
 //! violation is about one of them. What is written is what passed, and the report says how many edits were left out. Each round leaves out at least one function that had
-//! an edit, and the rounds are limited.
+//! an edit, and the rounds are limited. Of a function that was scheduled the schedule goes first: it is the edit that is worth least.
 
 use std::collections::BTreeSet;
 
@@ -18,6 +18,8 @@ use rewriter::relink::Relinked;
 #[derive(Debug, Default)]
 pub(super) struct Unproven {
     functions: BTreeSet<Func>,
+    /// The same of their schedule alone.
+    schedules: BTreeSet<Func>,
     /// How many edits went that way.
     num_edits: usize,
     tries: u32,
@@ -34,7 +36,11 @@ impl Unproven {
 
     pub(super) fn leave_out(&mut self, program: &Program, edits: &mut EditPlan) {
         let count = edits.replacements.len();
-        edits.replacements.retain(|r| !Self::is_in_question(r.change) || !self.functions.contains(&program.func_of(r.block)));
+        edits.replacements.retain(|r| {
+            let func = program.func_of(r.block);
+            let is_out = self.functions.contains(&func) || r.change == Change::Schedule && self.schedules.contains(&func);
+            !(is_out && Self::is_in_question(r.change))
+        });
         self.num_edits = count - edits.replacements.len();
     }
 
@@ -55,12 +61,17 @@ impl Unproven {
         };
         let found: Vec<Func> = edited.iter().copied().filter(is_about).collect();
         let all = if found.is_empty() || self.tries >= Self::TRIES_MAX { edited } else { found };
-        self.functions.extend(all);
+        let mut scheduled: Vec<Func> =
+            edits.replacements.iter().filter(|r| r.change == Change::Schedule).map(|r| program.func_of(r.block)).collect();
+        scheduled.sort_unstable();
+        let (scheduled, others): (Vec<Func>, Vec<Func>) = all.into_iter().partition(|func| scheduled.binary_search(func).is_ok());
+        self.schedules.extend(scheduled);
+        self.functions.extend(others);
         true
     }
 
     pub(super) fn warning(&self) -> Option<String> {
-        let (functions, edits) = (self.functions.len(), self.num_edits);
+        let (functions, edits) = (self.functions.union(&self.schedules).count(), self.num_edits);
         (functions > 0)
             .then(|| format!("{edits} edits in {functions} functions were left out: the checker could not follow them"))
     }
