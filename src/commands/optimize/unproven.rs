@@ -44,13 +44,15 @@ impl Unproven {
         self.num_edits = count - edits.replacements.len();
     }
 
-    /// Finds the edited functions that violations are about. False if there is none, so that the check stands as it is.
+    /// Finds the edited functions that violations are about, or because of which others are not found. False if there is none, so that the check stands as it is.
     pub(super) fn find(&mut self, program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
         let mut edited: Vec<Func> =
             edits.replacements.iter().filter(|r| Self::is_in_question(r.change)).map(|r| program.func_of(r.block)).collect();
         edited.sort_unstable();
         edited.dedup();
-        if checked.violations.is_empty() || edited.is_empty() {
+        // Code that nothing leads to is found by its contents, which an edit of what it leads to changes.
+        let is_whole = checked.violations.is_empty() && checked.stats.dropped_functions == 0;
+        if is_whole || edited.is_empty() {
             return false;
         }
         self.tries += 1;

@@ -1,19 +1,28 @@
 //! In which registers the copy keeps what the original keeps in those that it saves.
 //!
-//! **Method.** A saved register that the region uses must only ever be a copy of another register, made in the first block, while that one is never written in the region. Then
-//! the other one is read in its place, and the copy is not made. So no register holds anything else than in the original, but the saved ones, until
-//! they are needed.
+//! **Method.** For each saved register that the region uses: if it is only ever a copy of another register, made in the first block, and that one is never written in the region,
+//! the other one is read in its place and the copy is not made. Else a free register: one that no instruction of the region names, that holds
+//! nothing at its start, and that nobody needs behind any way out of it.
 
+use analysis::liveness::{RegisterLiveness, Registers};
 use iced_x86::{Code, Instruction, InstructionInfoFactory, OpKind, Register};
+use lifter::entity::Block;
+use lifter::ir::{CodeTarget, StopKind, Terminator};
 
 use super::frame::{Made, Part, number, used};
 use super::region::Region;
+use crate::transform::Context;
+
+/// Caller-saved registers, those that calls pass least first.
+const CANDIDATES: [u8; 9] = [11, 10, 9, 8, 1, 6, 7, 2, 0];
 
 /// Where the value of a saved register is.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Name {
     /// In its own register: the region does not touch it.
     Own,
+    /// In another one, which the copy writes in its place.
+    Other(u8),
     /// What another one holds since the region began, or its lower half. The instruction that copied it, by its address, is not needed.
     Copy { from: u8, is_half: bool, made_at: u64 },
 }
@@ -27,8 +36,8 @@ impl Names {
         self.0[usize::from(register & 15)]
     }
 
-    /// The names that a region can have; `None` if it keeps something in a saved register that no other one holds.
-    pub(super) fn find(region: &Region) -> Option<Self> {
+    /// The names that a region can have; `None` if it needs more registers than are free.
+    pub(super) fn find(context: &Context<'_>, live: &RegisterLiveness, region: &Region) -> Option<Self> {
         let mut factory = InstructionInfoFactory::new();
         let (mut named, mut written) = (0u16, 0u16);
         for (instruction, _) in working(region) {
@@ -36,12 +45,23 @@ impl Names {
             named |= used.any();
             written |= used.writes;
         }
+        let wanted = wanted(context, live, region);
+        let mut taken = named;
         let mut names = Names([Name::Own; 16]);
         for step in &region.steps {
             let Made::Save(register) = step.made else { continue };
-            if named >> register & 1 != 0 {
-                names.0[usize::from(register)] = copy_of(region, register, written, &mut factory)?;
+            if named >> register & 1 == 0 {
+                continue;
             }
+            names.0[usize::from(register)] = match copy_of(region, register, written, &mut factory) {
+                Some(copy) => copy,
+                None => {
+                    let is_free = |&&c: &&u8| taken >> c & 1 == 0 && !wanted.contains(Registers::general(c));
+                    let other = *CANDIDATES.iter().find(is_free)?;
+                    taken |= 1 << other;
+                    Name::Other(other)
+                }
+            };
         }
         Some(names)
     }
@@ -53,6 +73,7 @@ impl Names {
         for register in 0..16u8 {
             let (to, is_half) = match self.of(register) {
                 Name::Own => continue,
+                Name::Other(to) => (to, false),
                 Name::Copy { made_at, .. } if made_at == instruction.ip() => return Some(None),
                 Name::Copy { from, is_half, .. } => (from, is_half),
             };
@@ -87,6 +108,27 @@ impl Names {
 fn working(region: &Region) -> impl Iterator<Item = &(Instruction, Part)> {
     let all = region.members.iter().flat_map(|member| &member.body);
     all.filter(|(_, part)| matches!(part, Part::Free | Part::Leave))
+}
+
+/// Whatever may be needed when the region begins, or behind it.
+fn wanted(context: &Context<'_>, live: &RegisterLiveness, region: &Region) -> Registers {
+    let program = context.program;
+    let mut wanted = Registers::NONE;
+    let mut want = |more: Registers| wanted = wanted.union(more);
+    let at = |block: Block| live.at_start(program, block);
+    region.members.first().into_iter().for_each(|member| want(at(member.block)));
+    region.exits(program).into_iter().for_each(|exit| want(at(exit)));
+    for member in region.members.iter().filter(|member| member.is_frameless) {
+        want(live.at_return(program.func_of(member.block)));
+        match program.blocks[member.block].terminator {
+            Terminator::Jump { target: CodeTarget::Block(target) } => want(at(target)),
+            Terminator::Jump { target: CodeTarget::Fixed(_) } | Terminator::Stop(StopKind::IndirectTailCall) => {
+                want(Registers::PASSED);
+            }
+            _ => {}
+        }
+    }
+    wanted
 }
 
 /// Whether a register is only ever a copy of another one, and of which.

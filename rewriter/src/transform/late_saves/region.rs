@@ -66,7 +66,7 @@ impl Region {
 }
 
 /// The blocks that a terminator without a frame of its own leads to.
-fn inside(program: &Program, block: Block) -> Vec<Block> {
+pub(super) fn inside(program: &Program, block: Block) -> Vec<Block> {
     let target_of = |target: CodeTarget| match target {
         CodeTarget::Block(block) => Some(block),
         CodeTarget::Fixed(_) => None,

@@ -12,6 +12,7 @@ use lifter::address::Va;
 use lifter::entity::Block;
 use lifter::ir::{BlockFlags, CodeTarget, Condition, Evidence, RefData, RefKind, RefRole, RefTarget, Terminator};
 
+use super::assigned;
 use super::frame::{Made, Part};
 use super::names::{Name, Names, copy};
 use super::region::Region;
@@ -39,8 +40,8 @@ pub(super) fn write(context: &Context<'_>, region: &Region, names: &Names) -> Op
     for (position, &index) in order.iter().enumerate() {
         writer.member(index, order.get(position + 1).map(|&next| Label::Member(next)))?;
     }
-    for exit in region.exits(context.program) {
-        writer.exit(exit)?;
+    for (exit, written) in assigned::at_exits(region, context.program, names)? {
+        writer.exit(exit, written)?;
     }
     let mut code = assemble(writer.items);
     // The first block runs as often as before, here; by its count the executions of the copy are vouched for.
@@ -185,8 +186,8 @@ impl Writer<'_> {
         Some(())
     }
 
-    /// The frame, made late, and what the original's registers then hold.
-    fn exit(&mut self, exit: Block) -> Option<()> {
+    /// The frame, made late, and what the original's registers then hold; of those that the region keeps elsewhere, it has written some.
+    fn exit(&mut self, exit: Block, written: u16) -> Option<()> {
         self.items.push(Item::Place(Label::Exit(exit)));
         let share = self.region.share_of_exit(self.context, exit);
         for step in &self.region.steps {
@@ -201,6 +202,8 @@ impl Writer<'_> {
         for register in 0..16u8 {
             let (from, is_half) = match self.names.of(register) {
                 Name::Own => continue,
+                Name::Other(_) if written >> register & 1 == 0 => continue,
+                Name::Other(from) => (from, false),
                 Name::Copy { from, is_half, .. } => (from, is_half),
             };
             let mut encoder = Encoder::new(64);
