@@ -360,6 +360,9 @@ pub(crate) enum CriterionName {
 pub(crate) struct Check {
     pub(crate) input: PathBuf,
     pub(crate) output: PathBuf,
+    /// What the output was made under.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
+    pub(crate) assume: Vec<Assumption>,
 }
 
 #[derive(Debug, Args)]

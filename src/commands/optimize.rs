@@ -98,6 +98,12 @@ pub(crate) struct Job<'a> {
     pub(crate) fuel: Option<u64>,
 }
 
+impl Job<'_> {
+    fn assumptions(&self) -> checker::Assumptions {
+        checker::Assumptions { no_races: self.edits.schedule.is_some_and(|options| options.no_races) }
+    }
+}
+
 /// What an optimization did.
 #[derive(Debug)]
 pub(crate) struct Done {
@@ -175,7 +181,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         rewriter::clones::place(&lifted.program, &adjusted, &edits, &mut plan);
         let relinked = driver::rewrite(input, &lifted, &adjusted, &plan, &edits, timing)?;
         if !no_check {
-            let checked = driver::examine(output, &bytes, &relinked.bytes, timing)?;
+            let checked = driver::examine(output, &bytes, &relinked.bytes, job.assumptions(), timing)?;
             if unproven.find(&lifted.program, &edits, &relinked, &checked) {
                 continue;
             }

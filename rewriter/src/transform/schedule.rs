@@ -311,3 +311,6 @@ impl Cuts {
         self.handled.iter().any(|&(start, end)| start <= va && va < end)
     }
 }
+
+#[cfg(test)]
+mod tests;

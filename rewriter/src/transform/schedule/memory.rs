@@ -30,10 +30,10 @@ use super::graph::LENGTH_MAX;
 
 /// What is known of two accesses.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-struct Pair {
-    is_apart: bool,
+pub(super) struct Pair {
+    pub(super) is_apart: bool,
     /// Nobody else can see one of them.
-    is_private: bool,
+    pub(super) is_private: bool,
 }
 
 impl Pair {
@@ -50,6 +50,11 @@ pub(super) struct BlockMemory {
 }
 
 impl BlockMemory {
+    #[cfg(test)]
+    pub(super) fn of_pair(instructions: (Va, Va), pair: Pair) -> Self {
+        Self { pairs: FxHashMap::from_iter([(instructions, pair)]), constants: Vec::new() }
+    }
+
     /// What holds by two solutions.
     fn both(&self, other: &Self) -> Self {
         let pair = |(key, pair): (&(Va, Va), &Pair)| {
