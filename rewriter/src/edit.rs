@@ -64,6 +64,7 @@ pub enum Change {
     Specialize,
     ConstantLoad,
     LateSave,
+    Schedule,
 }
 
 impl Change {
@@ -75,6 +76,7 @@ impl Change {
             Change::Specialize => "specialize",
             Change::ConstantLoad => "constant-loads",
             Change::LateSave => "late-saves",
+            Change::Schedule => "schedule",
         }
     }
 }
