@@ -118,7 +118,7 @@ pub(crate) struct Transforms {
     /// Leave these transforms out.
     #[arg(long, value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) skip: Vec<Transform>,
-    /// Run these transforms too, which are off by default: align-loops, fold, constant-loads, late-saves, schedule.
+    /// Run these transforms too, which are off by default: align-loops, fold, constant-loads, schedule.
     #[arg(long = "with", value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) more: Vec<Transform>,
     /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
@@ -199,8 +199,7 @@ pub(crate) enum Transform {
 impl Transform {
     /// Whether it has shown that it pays.
     fn is_default(self) -> bool {
-        use Transform::*;
-        !matches!(self, AlignLoops | Fold | ConstantLoads | LateSaves | Schedule)
+        !matches!(self, Transform::AlignLoops | Transform::Fold | Transform::ConstantLoads | Transform::Schedule)
     }
 }
 

@@ -168,8 +168,9 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let folded = folded;
     let weights = folded.weights(&lifted.program, &weights);
     let mut unproven = Unproven::default();
+    let planned = driver::edits(&lifted, &weights, &folded, job.edits, timing);
     let (plan, edits, relinked) = loop {
-        let mut edits = driver::edits(&lifted, &weights, &folded, job.edits, timing);
+        let mut edits = planned.clone();
         unproven.leave_out(&lifted.program, &mut edits);
         let mut adjusted = edits.adjusted(&lifted.program, &weights);
         let mut plan = driver::plan(&lifted, &adjusted, &job.order, &folded, timing);

@@ -69,7 +69,13 @@ impl Unproven {
         let is_about = |&func: &Func| {
             let ranges = program.funcs[func].blocks.iter().map(|block| relinked.blocks[block.index()]);
             let mut spans = ranges.map(|(start, len)| (start.0, start.0 + u64::from(len)));
-            spans.any(|(start, end)| checked.violations.iter().any(|v| (start..end.max(start + 1)).contains(&v.address)))
+            let is_at =
+                spans.any(|(start, end)| checked.violations.iter().any(|v| (start..end.max(start + 1)).contains(&v.address)));
+            let owns = |address: u64| {
+                let mut blocks = program.funcs[func].blocks.iter();
+                blocks.any(|block| (program.blocks[block].start.0..program.blocks[block].end().0).contains(&address))
+            };
+            is_at || checked.violations.iter().filter_map(|v| v.input).any(owns)
         };
         let found: Vec<Func> = edited.iter().copied().filter(is_about).collect();
         let all = if found.is_empty() || self.tries >= Self::TRIES_MAX { edited } else { found };
