@@ -35,6 +35,8 @@ pub struct CloneData {
     pub decided: Vec<(Block, CodeTarget)>,
     /// How often it is entered.
     pub count: u64,
+    /// By how many bytes the stack pointer is lower in it than in the function, where its edits don't say otherwise.
+    pub deeper: u8,
 }
 
 impl CloneData {

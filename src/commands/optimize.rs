@@ -14,7 +14,7 @@ use rewriter::fold::Folding;
 use rewriter::layout::LayoutOptions;
 use rewriter::plan::{LayoutPlan, Temperature};
 use rewriter::relink::Relinked;
-use rewriter::specialize::emit::Cloning;
+use rewriter::specialize::emit::{Cloning, Dispatch, Form};
 use rewriter::transform;
 
 use super::{Style, print, print_json, profile};
@@ -66,10 +66,19 @@ pub(crate) fn edits(transforms: &Transforms) -> transform::Options {
     transform::Options {
         plt_calls: transforms.is_on(Transform::PltCalls),
         inline_leaves: transforms.is_on(Transform::InlineLeaves),
-        cloning: match transforms.clone {
-            CloneMode::None => Cloning::None,
-            CloneMode::Direct => Cloning::Direct,
-            CloneMode::Full => Cloning::Full,
+        cloning: Cloning {
+            form: match transforms.clone {
+                CloneMode::None => Form::None,
+                CloneMode::Direct => Form::Direct,
+                CloneMode::Machine | CloneMode::All => Form::Machine(Dispatch::Cheaper),
+                CloneMode::Inline => Form::Machine(Dispatch::Inline),
+                CloneMode::Table => Form::Machine(Dispatch::Table),
+                CloneMode::Shared => Form::Shared,
+                CloneMode::Full => Form::Full,
+            },
+            everywhere: transforms.clone_everywhere || transforms.clone == CloneMode::All,
+            max_contexts: transforms.clone_contexts,
+            least: transforms.clone_least.max(1),
         },
         constant_loads: transforms.is_on(Transform::ConstantLoads),
         late_saves: transforms.is_on(Transform::LateSaves),
@@ -308,5 +317,8 @@ fn transforms(lifted: &Lifted<'_>, plan: &LayoutPlan, relinked: &Relinked, mut c
         layout.insert("old addresses kept by a jump", relinked.num_anchors as u64);
     }
     counts.insert("layout", layout);
+    if let Some(specialize) = counts.get_mut("specialize").filter(|_| relinked.clone_bytes > 0) {
+        specialize.insert("bytes of copies", relinked.clone_bytes);
+    }
     counts
 }
