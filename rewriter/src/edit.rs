@@ -10,7 +10,7 @@
 //!
 //! **Invariants** (checked by [`EditPlan::check`]): replacements ascend, lie in one block each, at boundaries of instructions, and don't overlap.
 //! For the unwinder and for exceptions, new code stands where the first replaced instruction did, or where it says: so it must not move the stack pointer but from
-//! one such place to the next.
+//! one such place to the next. In clones it may stand lower on the stack, by as much as it says (`NewCode::deeper`).
 
 use std::fmt::Write as _;
 

@@ -189,6 +189,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         break (plan, edits, relinked);
     };
     warnings.extend(unproven.warning());
+    warnings.extend(nothing_cloned(&lifted, &weights, job.edits.cloning, &edits));
     let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
     draft.put_in_place()?;
 
@@ -269,6 +270,21 @@ fn limit(lifted: &Lifted<'_>, plan: &mut LayoutPlan, fuel: u64) -> u64 {
     let rest = rewriter::layout::original(&lifted.program);
     plan.fragments.extend(rest.fragments.into_iter().filter(|f| seen[f.func.index()] && !is_kept[f.func.index()]));
     left
+}
+
+/// Why there are no clones, if some were asked for.
+fn nothing_cloned(lifted: &Lifted<'_>, weights: &Weights, cloning: Cloning, edits: &EditPlan) -> Option<String> {
+    if cloning.is_off() || !edits.clones.is_empty() {
+        return None;
+    }
+    let why = if !lifted.program.is_replaceable() {
+        "in a file that is bound to fixed addresses and has no relocations none are made"
+    } else if !cloning.everywhere && !weights.has_counts() {
+        "without a profile nobody knows which contexts run"
+    } else {
+        "no calling context saves enough"
+    };
+    Some(format!("no function was cloned: {why}"))
 }
 
 /// The checker lets functions be missing that nothing can reach, for `shrink`'s sake. Here all of them have to be there.

@@ -68,7 +68,12 @@ impl Wanted {
             candidates[index].saved += u128::from(found.saved_in(id));
         }
         if !is_everything {
-            let best = best(context, candidates);
+            candidates = best(context, candidates);
+        }
+        let taken = candidates.iter().map(|c| c.saved).sum::<u128>();
+        wanted.tally.insert("saving taken", u64::try_from(taken).unwrap_or(u64::MAX));
+        if !is_everything {
+            let best: FxHashSet<Case> = candidates.into_iter().flat_map(|c| c.cases).collect();
             let is_best = |id: ContextId| best.contains(&found.contexts[id].case);
             for id in found.contexts.keys() {
                 wanted.contexts[id.index()] &= is_best(id);
@@ -93,8 +98,8 @@ impl Wanted {
     }
 }
 
-/// Cases whose bodies save most for their bytes, until the bytes are spent.
-fn best(context: &Context<'_>, mut candidates: Vec<Candidate>) -> FxHashSet<Case> {
+/// Bodies that save most for their bytes, until the bytes are spent.
+fn best(context: &Context<'_>, mut candidates: Vec<Candidate>) -> Vec<Candidate> {
     let program = context.program;
     let executed: u128 = program.blocks.iter().map(|(id, data)| u128::from(context.count(id)) * u128::from(data.num_insts)).sum();
     candidates.retain(|c| c.saved * SAVED_SHARE_MIN >= executed && c.saved > 0);
@@ -106,7 +111,7 @@ fn best(context: &Context<'_>, mut candidates: Vec<Candidate>) -> FxHashSet<Case
         left = rest.unwrap_or(left);
         rest.is_some()
     });
-    candidates.into_iter().flat_map(|c| c.cases).collect()
+    candidates
 }
 
 /// Which procedures and cases can be copied, found when it is first asked for.
