@@ -118,7 +118,7 @@ pub(crate) struct Transforms {
     /// Leave these transforms out.
     #[arg(long, value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) skip: Vec<Transform>,
-    /// Run these transforms too, which are off by default: align-loops, fold, constant-loads, late-saves.
+    /// Run these transforms too, which are off by default: align-loops, fold, constant-loads.
     #[arg(long = "with", value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) more: Vec<Transform>,
     /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
@@ -200,7 +200,7 @@ pub(crate) enum Transform {
 impl Transform {
     /// Whether it has shown that it pays.
     fn is_default(self) -> bool {
-        !matches!(self, Transform::AlignLoops | Transform::Fold | Transform::ConstantLoads | Transform::LateSaves)
+        !matches!(self, Transform::AlignLoops | Transform::Fold | Transform::ConstantLoads)
     }
 }
 

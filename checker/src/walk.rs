@@ -314,7 +314,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             }
             alone = 0;
             match self.relation.record(from, to, (a.len, b.len), within) {
-                Recorded::Known => return self.meet_proven(i, o),
+                Recorded::Known => return self.meet_proven(i, o, within),
                 Recorded::Conflict(Some(other)) => {
                     let other = self.input.code.address(other);
                     return fail(ViolationKind::Conflict, o, format!("stands for the input's {other:#x} and for its {i:#x}"));

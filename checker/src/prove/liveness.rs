@@ -3,15 +3,23 @@
 //! A register that only one of the programs leaves with a certain value does no harm if it is written before it is read. Calls inside one file need not
 //! follow the psABI: a caller that knows the callee's code may keep a value in a register that the callee does not write. So the code behind each call of the function is followed.
 //!
-//! * Behind a call of code of this file, its code is followed too, and what it passes on.
-//! * A call of what the compiler could not see (through a stub, a slot, a register) reads what the psABI passes arguments in and writes all other registers that calls do not keep.
-//! * At a return, the code behind all calls of the function in this file is followed; of callers elsewhere, the psABI says that they read `rax` and `rdx` alone. These two
-//!   always count as read.
-//! * An indirect jump leads to all that the jump tables of its function name, and may be a tail call. With a frame and without tables it counts as a read.
+//! * A call of code of this file is followed into it, and behind the call where some way through it passes the register on.
+//! * A call of what the compiler could not see (through a stub, a slot, a register) reads what the psABI passes arguments in and writes all other registers that calls do not keep. But
+//!   what may be a call of a descriptor of thread-local storage keeps them all; and of a file with the profiling calls, which do so too, nothing is claimed.
+//! * At a return, the code behind all calls of the function in this file is followed, and of those that end in a jump to it; of callers elsewhere, the psABI says that they
+//!   read `rax` and `rdx` alone. These two always count as read.
+//! * An indirect jump leads to all that the jump tables of its function name and to all of the function that data point to, and may be a tail call. It counts as a read where neither
+//!   is known: with a frame and without targets, in a function that computes with addresses of its own code, in a file at a fixed address.
 //!
-//! A function here is the group of frame descriptions that jumps connect, which is never too little.
+//! What is one function here is said in [`bodies`].
 //!
-//! **Terminates**: each address is visited once a question.
+//! Code is visited by *context*: in a function that was entered by a call on the way, a return leads behind that call alone; else behind all calls of the function.
+//!
+//! **Terminates**: each address is visited once a question and context.
+
+mod bodies;
+
+use std::rc::Rc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -21,24 +29,77 @@ use super::decoded::{Decoded, Operand, Reg};
 use crate::decode::{Inst, Kind};
 use crate::tables::TableReference;
 use crate::walk::Walk;
+use bodies::{Bodies, Body};
 
 /// Registers that calls keep, and those that return values or pass arguments.
 const KEPT: u16 = 1 << 3 | 1 << 4 | 1 << 5 | 0xf000;
 const RETURNED: u16 = 1 | 1 << 2;
+/// `rcx`.
+const COUNTER: u8 = 1;
 const ARGUMENTS: u16 = 1 | 1 << 1 | 1 << 2 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10;
+/// What functions call first in a file that is made for profiling.
+const PROFILING: [&str; 3] = ["mcount", "_mcount", "__fentry__"];
+/// Instructions that write their first operand and only read the others.
+const WRITE_FIRST: [&str; 14] = [
+    "mov",
+    "movabs",
+    "movzx",
+    "movsx",
+    "movsxd",
+    "movd",
+    "movq",
+    "lea",
+    "pop",
+    "popcnt",
+    "lzcnt",
+    "tzcnt",
+    "cvttsd2si",
+    "cvttss2si",
+];
 /// Instructions that one question looks at.
-const STEPS_MAX: usize = 100_000;
+const STEPS_MAX: usize = 2_000_000;
+
+/// Whose return is next.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+enum Context {
+    /// That of a body, to anyone that calls it.
+    Open(u32),
+    /// That of a function that was called on the way, by its entry.
+    Called(u64),
+}
+
+/// Where a register is asked for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    context: Context,
+    at: u64,
+    /// Whether the low byte has been written: it may be read then.
+    has_low: bool,
+}
+
+impl Place {
+    fn new(context: Context, at: u64) -> Self {
+        Self { context, at, has_low: false }
+    }
+}
 
 #[derive(Default)]
 pub(super) struct Liveness {
-    /// Targets and places of the input's direct calls, ascending.
-    calls: Option<Vec<(u64, u64)>>,
-    /// By group of functions and register, whether nobody reads it after a return.
+    bodies: Option<Rc<Bodies>>,
+    /// By body and register, whether nobody reads it after a return.
     answers: FxHashMap<(u32, u8), bool>,
-    /// The same from what is called on, by its address.
+    /// The same from a call or an indirect jump on, by its address.
     called: FxHashMap<(u64, u8), bool>,
-    /// By frame description, where its jump tables lead.
-    targets: FxHashMap<u32, Vec<u64>>,
+    /// By register, what is known of code from which on nobody reads it.
+    free: FxHashMap<u8, Free>,
+}
+
+/// Code from which on nobody reads a register.
+#[derive(Default)]
+struct Free {
+    places: FxHashSet<Place>,
+    /// Entries of functions that pass it on.
+    passing: FxHashSet<u64>,
 }
 
 /// What an instruction does with a register.
@@ -46,31 +107,36 @@ pub(super) struct Liveness {
 enum Use {
     Reads,
     Writes,
+    /// The low byte alone.
+    WritesLow,
     Passes,
 }
 
 /// Where a question leads.
 #[derive(Default)]
 struct Question {
-    seen: FxHashSet<u64>,
-    work: Vec<u64>,
-    /// Groups of functions whose returns were followed.
+    seen: FxHashSet<Place>,
+    work: Vec<Place>,
+    /// Entries of functions that pass the register on.
+    passing: FxHashSet<u64>,
+    /// What is behind calls of functions of which that is not known yet, by their entries.
+    waiting: FxHashMap<u64, Vec<Place>>,
+    /// Bodies whose returns were followed.
     returned: FxHashSet<u32>,
 }
 
 impl Prover {
     /// Whether nobody reads a register after a return from the function around an address of the input.
     pub(super) fn is_dead_at_return(&mut self, walk: &Walk<'_, '_>, address: u64, register: u8) -> bool {
+        let bodies = self.bodies(walk);
         let is_scratch = (KEPT | RETURNED) >> register & 1 == 0;
-        let Some(fde) = walk.input.unwind.fde_at(address).filter(|_| is_scratch) else { return false };
-        let group = walk.survey.group_of(fde);
-        if let Some(&known) = self.liveness.answers.get(&(group, register)) {
+        let Some(body) = bodies.at(walk, address).filter(|_| is_scratch) else { return false };
+        if let Some(&known) = self.liveness.answers.get(&(body, register)) {
             return known;
         }
         let mut question = Question::default();
-        self.follow_return(walk, fde, &mut question);
-        let is_dead = self.is_read_nowhere(walk, register, question);
-        self.liveness.answers.insert((group, register), is_dead);
+        let is_dead = question.leave(walk, &bodies, body) && self.is_read_nowhere(walk, register, question);
+        self.liveness.answers.insert((body, register), is_dead);
         is_dead
     }
 
@@ -82,107 +148,170 @@ impl Prover {
         let Some(target) = self.own_callee(walk, place, inst) else {
             return self.is_free_for_others(walk, place, inst, register);
         };
-        if let Some(&known) = self.liveness.called.get(&(target, register)) {
+        if let Some(&known) = self.liveness.called.get(&(place, register)) {
             return known;
         }
-        let question = Question { work: vec![target], ..Question::default() };
+        let Some(body) = self.bodies(walk).at(walk, place) else { return false };
+        let after = Place::new(Context::Open(body), place + u64::from(inst.len));
+        let mut question = Question::default();
+        question.call(target, (!walk.call_never_returns(place, inst)).then_some(after), &Free::default());
         let is_dead = self.is_read_nowhere(walk, register, question);
-        self.liveness.called.insert((target, register), is_dead);
+        self.liveness.called.insert((place, register), is_dead);
         is_dead
     }
 
-    fn is_read_nowhere(&mut self, walk: &Walk<'_, '_>, register: u8, mut question: Question) -> bool {
-        while let Some(at) = question.work.pop() {
-            if !self.follow_use(walk, at, register, &mut question) {
-                return false;
-            }
+    /// Whether nobody reads a register from an indirect jump of the input on.
+    pub(super) fn is_dead_at_jump(&mut self, walk: &Walk<'_, '_>, place: u64, register: u8) -> bool {
+        if (KEPT | RETURNED) >> register & 1 == 1 {
+            return false;
         }
-        true
+        if let Some(&known) = self.liveness.called.get(&(place, register)) {
+            return known;
+        }
+        let Some(body) = self.bodies(walk).at(walk, place) else { return false };
+        let question = Question { work: vec![Place::new(Context::Open(body), place)], ..Question::default() };
+        let is_dead = self.is_read_nowhere(walk, register, question);
+        self.liveness.called.insert((place, register), is_dead);
+        is_dead
     }
 
-    /// Goes on behind all direct calls of a function.
-    fn follow_return(&mut self, walk: &Walk<'_, '_>, fde: u32, question: &mut Question) {
-        let group = walk.survey.group_of(fde);
-        if !question.returned.insert(group) {
-            return;
+    fn bodies(&mut self, walk: &Walk<'_, '_>) -> Rc<Bodies> {
+        self.liveness.bodies.get_or_insert_with(|| Rc::new(Bodies::find(walk))).clone()
+    }
+
+    fn is_read_nowhere(&mut self, walk: &Walk<'_, '_>, register: u8, mut question: Question) -> bool {
+        if is_profiled(walk) {
+            return false;
         }
-        let members = self.members_of(walk, group);
-        let calls = self.liveness.calls.get_or_insert_with(|| direct_calls(walk));
-        for (start, end) in members {
-            let first = calls.partition_point(|&(target, _)| target < start);
-            for &(_, place) in calls[first..].iter().take_while(|&&(target, _)| target < end) {
-                if let Some(inst) = walk.input.inst(place).filter(|&inst| !walk.call_never_returns(place, inst)) {
-                    question.work.push(place + u64::from(inst.len));
-                }
+        let mut free = self.liveness.free.remove(&register).unwrap_or_default();
+        let mut is_read = false;
+        while let Some(place) = question.work.pop() {
+            if !self.follow_use(walk, place, register, &free, &mut question) {
+                is_read = true;
+                break;
             }
         }
+        if !is_read {
+            free.places.extend(question.seen);
+            free.passing.extend(question.passing);
+        }
+        self.liveness.free.insert(register, free);
+        !is_read
     }
 
     /// Follows code as long as it passes a register on; `false` if it reads it.
-    fn follow_use(&mut self, walk: &Walk<'_, '_>, mut at: u64, register: u8, question: &mut Question) -> bool {
-        while question.seen.insert(at) {
+    fn follow_use(&mut self, walk: &Walk<'_, '_>, from: Place, register: u8, free: &Free, question: &mut Question) -> bool {
+        let Place { context, mut at, mut has_low } = from;
+        while !free.places.contains(&Place { context, at, has_low }) && question.seen.insert(Place { context, at, has_low }) {
             let Some(inst) = walk.input.inst(at).filter(|_| question.seen.len() < STEPS_MAX) else { return false };
             let after = at + u64::from(inst.len);
             match inst.kind {
                 Kind::Nop | Kind::EndBranch => at = after,
-                Kind::Jump => at = walk.input.target(at, inst),
-                Kind::Branch => {
-                    question.work.push(walk.input.target(at, inst));
+                Kind::Jump => {
+                    let target = walk.input.target(at, inst);
+                    if walk.input.slot_of_stub(target).is_some() {
+                        return ARGUMENTS >> register & 1 == 0;
+                    }
+                    at = target;
+                }
+                Kind::Loop if register == COUNTER => return false,
+                Kind::Branch | Kind::Loop => {
+                    question.work.push(Place { context, at: walk.input.target(at, inst), has_low });
                     at = after;
                 }
+                Kind::IndirectJump if walk.input.slot_of_stub(at).is_some() => return ARGUMENTS >> register & 1 == 0,
                 Kind::IndirectJump => {
-                    let targets = self.targets_around(walk, at);
-                    let is_known = !targets.is_empty() || walk.input.unwind.is_as_at_entry(at);
-                    let is_free = is_known && self.is_free_for_others(walk, at, inst, register);
-                    question.work.extend(targets);
-                    return is_free;
+                    let Some(targets) = self.targets_of(walk, at) else { return false };
+                    question.work.extend(targets.into_iter().map(|at| Place { context, at, has_low }));
+                    return self.is_free_for_others(walk, at, inst, register);
                 }
-                Kind::Loop => return false,
                 Kind::Stop | Kind::Trap => return true,
-                Kind::Return => {
-                    let Some(fde) = walk.input.unwind.fde_at(at) else { return false };
-                    self.follow_return(walk, fde, question);
+                Kind::Return => match context {
+                    Context::Open(body) => {
+                        let bodies = self.bodies(walk);
+                        return question.leave(walk, &bodies, body);
+                    }
+                    Context::Called(entry) => {
+                        if question.passing.insert(entry) {
+                            question.work.extend(question.waiting.remove(&entry).into_iter().flatten());
+                        }
+                        return true;
+                    }
+                },
+                Kind::IndirectCall if self.may_keep_all(walk, at, inst) => at = after,
+                Kind::Call | Kind::IndirectCall => {
+                    let Some(target) = self.own_callee(walk, at, inst) else {
+                        return self.is_free_for_others(walk, at, inst, register);
+                    };
+                    let behind = (!walk.call_never_returns(at, inst)).then_some(Place::new(context, after));
+                    question.call(target, behind, free);
                     return true;
                 }
-                Kind::Call | Kind::IndirectCall => match self.own_callee(walk, at, inst) {
-                    Some(target) => at = target,
-                    None => return self.is_free_for_others(walk, at, inst, register),
-                },
                 Kind::Plain | Kind::Lea => {
                     let Some(decoded) = self.decode(true, walk.input, at, inst) else { return false };
-                    match use_of(&decoded, register) {
+                    match use_of(&decoded, register, has_low) {
                         Use::Reads => return false,
                         Use::Writes => return true,
-                        Use::Passes => at = after,
+                        Use::WritesLow => has_low = true,
+                        Use::Passes => {}
                     }
+                    at = after;
                 }
             }
         }
         true
     }
 
-    /// Where the jump tables that a function of the input names lead.
-    fn targets_around(&mut self, walk: &Walk<'_, '_>, address: u64) -> Vec<u64> {
-        let Some(fde) = walk.input.unwind.fde_at(address) else { return Vec::new() };
-        if let Some(known) = self.liveness.targets.get(&fde) {
-            return known.clone();
+    /// Where an indirect jump of the input may lead inside its function; none if it is but a tail call, `None` if that is not known.
+    fn targets_of(&mut self, walk: &Walk<'_, '_>, address: u64) -> Option<Vec<u64>> {
+        // Its tables are words that nothing marks as addresses.
+        if walk.input.image.is_position_dependent() {
+            return None;
         }
-        let mut targets = Vec::new();
-        for (start, end) in self.members_of(walk, walk.survey.group_of(fde)) {
-            let mut at = start;
-            while let Some(inst) = walk.input.inst(at).filter(|_| at < end) {
-                if inst.kind == Kind::Lea && inst.disp != 0 {
-                    let place = walk.input.operand(at, inst);
-                    let table = TableReference { input: place, output: place, width: 4, from: at, origin: at };
-                    targets.extend(crate::tables::targets(walk, table).into_iter().flatten());
+        let bodies = self.bodies(walk);
+        let body = bodies.at(walk, address).and_then(|body| bodies.body(body)).filter(|body| !body.is_unclear)?;
+        if let Some(table) = self.table_of(walk, &bodies, body, address) {
+            return Some(crate::tables::targets(walk, table).into_iter().flatten().collect());
+        }
+        (!body.targets.is_empty() || bodies::is_at_return_address(walk, address)).then(|| body.targets.clone())
+    }
+
+    /// The jump table that an indirect jump goes through, where the instructions right before it, to which nothing jumps, say so.
+    fn table_of(&mut self, walk: &Walk<'_, '_>, bodies: &Bodies, body: &Body, address: u64) -> Option<TableReference> {
+        let side = walk.input;
+        let fde = side.unwind.fdes.get(side.unwind.fde_at(address)? as usize)?;
+        let mut before: Vec<(u64, Inst)> = Vec::new();
+        let mut at = fde.start;
+        while at <= address {
+            let inst = side.inst(at)?;
+            let is_plain = matches!(inst.kind, Kind::Plain | Kind::Lea | Kind::Nop) || at == address;
+            if bodies.is_jumped_to(at) || body.targets.binary_search(&at).is_ok() || !is_plain {
+                before.clear();
+            }
+            if is_plain {
+                before.push((at, inst));
+            }
+            at += u64::from(inst.len);
+        }
+        let mut registers = [TableWord::Unknown; 16];
+        for (at, inst) in before {
+            let decoded = self.decode(true, side, at, inst)?;
+            if at == address {
+                let &(Operand::Reg(Reg::General(number, 64, _)), _) = decoded.operands.first()? else { return None };
+                let TableWord::Target(input, from) = registers[usize::from(number & 15)] else { return None };
+                return Some(TableReference { input, output: input, width: 4, from, origin: from });
+            }
+            let word = word_of(&decoded, inst, &registers, at);
+            for (number, register) in (0..).zip(&mut registers) {
+                if decoded.may_use(number) && !(word.is_some() && decoded.only_reads(number)) {
+                    *register = TableWord::Unknown;
                 }
-                at += u64::from(inst.len);
+            }
+            if let (Some(word), Some(&(Operand::Reg(Reg::General(number, 64, _)), _))) = (word, decoded.operands.first()) {
+                registers[usize::from(number & 15)] = word;
             }
         }
-        targets.sort_unstable();
-        targets.dedup();
-        self.liveness.targets.insert(fde, targets.clone());
-        targets
+        None
     }
 
     /// The code of this file that a call enters; its return is followed to all of its callers.
@@ -191,46 +320,106 @@ impl Prover {
         walk.input.slot_of_stub(target).is_none().then_some(target)
     }
 
+    /// Whether a call may be that of a descriptor of thread-local storage, `call *(%rax)`, which keeps all registers but `rax`.
+    fn may_keep_all(&mut self, walk: &Walk<'_, '_>, at: u64, inst: Inst) -> bool {
+        let decoded = self.decode(true, walk.input, at, inst);
+        decoded.and_then(|decoded| decoded.memory()).is_some_and(|(memory, _)| {
+            memory.base == Some(Reg::General(0, 64, false)) && memory.index.is_none() && memory.displacement == 0
+        })
+    }
+
     /// Whether a call of what the compiler could not see reads no such register: it writes it, by the psABI.
     fn is_free_for_others(&mut self, walk: &Walk<'_, '_>, at: u64, inst: Inst, register: u8) -> bool {
         let decoded = self.decode(true, walk.input, at, inst);
-        ARGUMENTS >> register & 1 == 0 && decoded.is_some_and(|decoded| inst.kind == Kind::Call || !names(&decoded, register))
+        ARGUMENTS >> register & 1 == 0 && decoded.is_some_and(|decoded| inst.kind == Kind::Call || !decoded.names(register))
     }
 }
 
-/// The input's direct calls: target and place.
-fn direct_calls(walk: &Walk<'_, '_>) -> Vec<(u64, u64)> {
-    let mut calls = Vec::new();
-    crate::leftover::each_instruction(walk.input, |address, inst| {
-        if inst.kind == Kind::Call {
-            calls.push((walk.input.target(address, inst), address));
+impl Question {
+    /// Goes into a function, and behind the call of it where it passes the register on.
+    fn call(&mut self, target: u64, behind: Option<Place>, free: &Free) {
+        let is_known = free.places.contains(&Place::new(Context::Called(target), target));
+        let passes = self.passing.contains(&target) || is_known && free.passing.contains(&target);
+        match behind {
+            Some(place) if passes => self.work.push(place),
+            Some(place) if !is_known => self.waiting.entry(target).or_default().push(place),
+            _ => {}
         }
-    });
-    calls.sort_unstable();
-    calls
+        self.work.push(Place::new(Context::Called(target), target));
+    }
+
+    /// Goes on behind all calls that a return from a body may return to; `false` if they are not known.
+    fn leave(&mut self, walk: &Walk<'_, '_>, bodies: &Bodies, body: u32) -> bool {
+        let mut open = vec![body];
+        while let Some(number) = open.pop() {
+            if !self.returned.insert(number) {
+                continue;
+            }
+            let Some(body) = bodies.body(number).filter(|body| !body.is_unclear) else { return false };
+            for &at in &body.behind_calls {
+                let Some(caller) = bodies.at(walk, at) else { return false };
+                self.work.push(Place::new(Context::Open(caller), at));
+            }
+            open.extend(&body.entered_from);
+        }
+        true
+    }
 }
 
-fn names(decoded: &Decoded, register: u8) -> bool {
-    let is_it = |found: Reg| matches!(found, Reg::General(number, ..) if number == register);
-    let in_operands = decoded.operands.iter().any(|&(operand, _)| match operand {
-        Operand::Reg(found) => is_it(found),
-        Operand::Memory(memory) => memory.base.is_some_and(is_it) || memory.index.is_some_and(is_it),
-        Operand::Immediate(_) => false,
-    });
-    in_operands || decoded.reads.iter().chain(&decoded.writes).any(|&found| is_it(found))
+/// Whether functions of the input may begin with calls that keep all registers.
+fn is_profiled(walk: &Walk<'_, '_>) -> bool {
+    let symbols = 0..walk.input.image.elf.dynsyms.len();
+    symbols.into_iter().any(|symbol| PROFILING.contains(&walk.input.image.dynamic_symbol_name(symbol)))
+}
+
+/// What a register has to do with a jump table: the address of the table, and of the instruction that names it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum TableWord {
+    Unknown,
+    Table(u64, u64),
+    /// An entry of it.
+    Entry(u64, u64),
+    /// Where the entry leads.
+    Target(u64, u64),
+}
+
+/// What an instruction puts into its first operand, if it is a step on the way through a table.
+fn word_of(decoded: &Decoded, inst: Inst, registers: &[TableWord; 16], at: u64) -> Option<TableWord> {
+    let of = |register: Reg| match register {
+        Reg::General(number, 64, _) => registers[usize::from(number & 15)],
+        _ => TableWord::Unknown,
+    };
+    match (decoded.name.as_str(), &*decoded.operands) {
+        ("lea", [_, (Operand::Memory(memory), _)]) => memory.place.map(|place| TableWord::Table(place, at)),
+        ("movsxd", [_, (Operand::Memory(memory), 32)]) if inst.disp == 0 => {
+            let is_entry = memory.scale == 4 && memory.displacement == 0 && memory.segment == 0 && memory.index.is_some();
+            match of(memory.base?) {
+                TableWord::Table(table, from) if is_entry => Some(TableWord::Entry(table, from)),
+                _ => None,
+            }
+        }
+        ("add", [(Operand::Reg(first), _), (Operand::Reg(second), _)]) => match (of(*first), of(*second)) {
+            (TableWord::Table(table, from), TableWord::Entry(of, _))
+            | (TableWord::Entry(of, _), TableWord::Table(table, from))
+                if of == table =>
+            {
+                Some(TableWord::Target(table, from))
+            }
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 /// What an instruction does with a register. A write counts only where all of it is known to be written.
-fn use_of(decoded: &Decoded, register: u8) -> Use {
+fn use_of(decoded: &Decoded, register: u8, has_low: bool) -> Use {
     let class = decoded.class();
     // It overwrites `rcx` and `r11`.
     if decoded.name == "syscall" && matches!(register, 1 | 11) {
         return Use::Writes;
     }
-    // Another system call, or another instruction of which too little is known.
     if class == Class::Opaque {
-        let reads = decoded.is_special || decoded.reads.iter().chain(&decoded.writes).any(|found| *found == Reg::Other);
-        return if reads || names(decoded, register) { Use::Reads } else { Use::Passes };
+        return if decoded.may_use(register) { Use::Reads } else { Use::Passes };
     }
     // `rax` and `rdx` are named by no operand here.
     if matches!(decoded.name.as_str(), "cdqe" | "cwde" | "cdq" | "cqo" | "cbw" | "cwd") {
@@ -243,25 +432,29 @@ fn use_of(decoded: &Decoded, register: u8) -> Use {
     if effect_of(&decoded.name).is_some() && decoded.operands.len() < 2 && register <= 2 && register != 1 {
         return Use::Reads;
     }
-    if !names(decoded, register) {
+    if !decoded.names(register) {
         return Use::Passes;
     }
     let is_it =
         |operand: &Operand| matches!(*operand, Operand::Reg(Reg::General(number, width, _)) if number == register && width >= 32);
-    let writes_first = ["mov", "movabs", "movzx", "movsx", "movsxd", "lea", "pop"].contains(&decoded.name.as_str());
-    let of_rest = |operand: &Operand| match *operand {
-        Operand::Reg(Reg::General(number, ..)) => number == register,
+    let is_low = |operand: &Operand| matches!(*operand, Operand::Reg(Reg::General(number, 8, false)) if number == register);
+    let reads = |operand: &Operand| match *operand {
+        Operand::Reg(Reg::General(number, ..)) => number == register && !(has_low && is_low(operand)),
         Operand::Memory(memory) => [memory.base, memory.index]
             .into_iter()
             .flatten()
             .any(|found| matches!(found, Reg::General(number, ..) if number == register)),
         _ => false,
     };
-    match &*decoded.operands {
-        [(first, _), (second, _)] if decoded.name == "xor" && first == second && is_it(first) => Use::Writes,
-        [(first, _), rest @ ..] if writes_first && is_it(first) && !rest.iter().any(|(operand, _)| of_rest(operand)) => {
-            Use::Writes
-        }
-        _ => Use::Reads,
+    let writes_first = WRITE_FIRST.contains(&decoded.name.as_str());
+    let [(first, _), rest @ ..] = &*decoded.operands else { return Use::Reads };
+    let is_read = rest.iter().any(|(operand, _)| reads(operand));
+    let clears = decoded.name == "xor" && rest.first().is_some_and(|(second, _)| first == second);
+    match () {
+        () if clears && is_it(first) || writes_first && is_it(first) && !is_read => Use::Writes,
+        () if is_low(first) && (writes_first && !is_read || decoded.name.starts_with("set")) => Use::WritesLow,
+        // The low byte may be read and written again, once it was written.
+        () if !is_read && !reads(first) => Use::Passes,
+        () => Use::Reads,
     }
 }

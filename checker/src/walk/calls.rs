@@ -118,7 +118,7 @@ impl Walk<'_, '_> {
     }
 
     /// `jmp` and `call` (`ff /4` and `ff /2`) through the same register or memory, which is not the stack's.
-    fn is_call_for_jump(&self, (i, a, x): (u64, Inst, &[u8]), (o, b, y): (u64, Inst, &[u8])) -> bool {
+    pub(crate) fn is_call_for_jump(&self, (i, a, x): (u64, Inst, &[u8]), (o, b, y): (u64, Inst, &[u8])) -> bool {
         let shape = Shape::of(x);
         let is_through = |bytes: &[u8], group: u8| {
             let opcode = bytes.get(shape.opcode) == Some(&0xff);

@@ -38,20 +38,28 @@ impl Unproven {
         self.num_edits = count - edits.replacements.len();
     }
 
-    /// Finds the edited functions that violations are about. False if there is none, so that the check stands as it is.
+    /// Finds the edited functions that violations are about, or because of which others are not found. False if there is none, so that the check stands as it is.
     pub(super) fn find(&mut self, program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
         let mut edited: Vec<Func> =
             edits.replacements.iter().filter(|r| Self::is_in_question(r.change)).map(|r| program.func_of(r.block)).collect();
         edited.sort_unstable();
         edited.dedup();
-        if checked.violations.is_empty() || edited.is_empty() {
+        // Code that nothing leads to is found by its contents, which an edit of what it leads to changes.
+        let is_whole = checked.violations.is_empty() && checked.stats.dropped_functions == 0;
+        if is_whole || edited.is_empty() {
             return false;
         }
         self.tries += 1;
         let is_about = |&func: &Func| {
             let ranges = program.funcs[func].blocks.iter().map(|block| relinked.blocks[block.index()]);
             let mut spans = ranges.map(|(start, len)| (start.0, start.0 + u64::from(len)));
-            spans.any(|(start, end)| checked.violations.iter().any(|v| (start..end.max(start + 1)).contains(&v.address)))
+            let is_at =
+                spans.any(|(start, end)| checked.violations.iter().any(|v| (start..end.max(start + 1)).contains(&v.address)));
+            let owns = |address: u64| {
+                let mut blocks = program.funcs[func].blocks.iter();
+                blocks.any(|block| (program.blocks[block].start.0..program.blocks[block].end().0).contains(&address))
+            };
+            is_at || checked.violations.iter().filter_map(|v| v.input).any(owns)
         };
         let found: Vec<Func> = edited.iter().copied().filter(is_about).collect();
         let all = if found.is_empty() || self.tries >= Self::TRIES_MAX { edited } else { found };

@@ -1,8 +1,9 @@
 //! What must be the same where both programs leave a segment.
 
+use super::super::decoded::Decoded;
 use super::super::expr::{Id, Pool};
 use super::super::facts;
-use super::super::machine::Event;
+use super::super::machine::{Event, STACK};
 use super::words::slot_name;
 use super::{Cursor, Run, Step};
 use crate::decode::Inst;
@@ -37,6 +38,33 @@ impl Run<'_, '_, '_> {
             if is_other && self.prover.is_dead_at_call(self.walk, input.at, call, place as u8) {
                 same.general[place] = input.machine.general[place];
                 self.segment.stats.dead_registers += 1;
+            }
+        }
+        let output = Cursor::new(output.at, same, None);
+        self.compare_registers(input, &output)
+    }
+
+    /// All registers that somebody may read from an indirect jump on hold the same.
+    pub(super) fn compare_jumped(&mut self, input: &Cursor, output: &Cursor) -> Step<()> {
+        let mut same = output.machine.clone();
+        for place in 0..16 {
+            let is_other = input.machine.general[place] != same.general[place];
+            if is_other && self.prover.is_dead_at_jump(self.walk, input.at, place as u8) {
+                same.general[place] = input.machine.general[place];
+                self.segment.stats.dead_registers += 1;
+            }
+        }
+        let output = Cursor::new(output.at, same, None);
+        self.compare_registers(input, &output)
+    }
+
+    /// All registers that an instruction which is not looked into may use hold the same.
+    pub(super) fn compare_used(&self, input: &Cursor, inst: Inst, decoded: Option<&Decoded>, output: &Cursor) -> Step<()> {
+        let mut same = output.machine.clone();
+        for place in 0..16 {
+            let is_free = place != STACK || self.walk.is_free_of_stack(input.at, inst);
+            if is_free && decoded.is_some_and(|decoded| !decoded.may_use(place as u8)) {
+                same.general[place] = input.machine.general[place];
             }
         }
         let output = Cursor::new(output.at, same, None);

@@ -19,16 +19,16 @@ pub(crate) struct Local {
 }
 
 /// A cursor as it was behind some instructions.
-struct Mark {
-    at: u64,
-    machine: Machine,
+pub(super) struct Mark {
+    pub(super) at: u64,
+    pub(super) machine: Machine,
     passed: usize,
-    instructions: usize,
+    pub(super) instructions: usize,
     rows: usize,
 }
 
 impl Mark {
-    fn of(cursor: &Cursor) -> Self {
+    pub(super) fn of(cursor: &Cursor) -> Self {
         Self {
             at: cursor.at,
             machine: cursor.machine.clone(),
@@ -38,9 +38,13 @@ impl Mark {
         }
     }
 
-    fn has_same_state(&self, other: &Machine) -> bool {
+    pub(super) fn has_same_events(&self, other: &Machine) -> bool {
         let counts = |machine: &Machine| (machine.loads.len(), machine.stores.len(), machine.traps.len());
-        facts::places(&self.machine) == facts::places(other) && counts(&self.machine) == counts(other)
+        counts(&self.machine) == counts(other)
+    }
+
+    fn has_same_state(&self, other: &Machine) -> bool {
+        facts::places(&self.machine) == facts::places(other) && self.has_same_events(other)
     }
 }
 

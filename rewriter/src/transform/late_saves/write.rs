@@ -12,8 +12,9 @@ use lifter::address::Va;
 use lifter::entity::Block;
 use lifter::ir::{BlockFlags, CodeTarget, Condition, Evidence, RefData, RefKind, RefRole, RefTarget, Terminator};
 
+use super::assigned::{self, Exit};
 use super::frame::{Made, Part};
-use super::names::{Name, Names, copy};
+use super::names::{Name, Names, copy, load};
 use super::region::Region;
 use crate::edit::NewCode;
 use crate::materialize::block_bytes;
@@ -34,13 +35,14 @@ enum Item {
 }
 
 pub(super) fn write(context: &Context<'_>, region: &Region, names: &Names) -> Option<NewCode> {
+    let stores = assigned::stores(region, context.program)?;
     let mut writer = Writer { context, region, names, items: Vec::new(), factory: InstructionInfoFactory::new() };
     let order = writer.order();
     for (position, &index) in order.iter().enumerate() {
         writer.member(index, order.get(position + 1).map(|&next| Label::Member(next)))?;
     }
-    for exit in region.exits(context.program) {
-        writer.exit(exit)?;
+    for exit in assigned::exits(region, context.program, names, &stores)? {
+        writer.exit(exit, &stores)?;
     }
     let mut code = assemble(writer.items);
     // The first block runs as often as before, here; by its count the executions of the copy are vouched for.
@@ -99,11 +101,24 @@ impl Writer<'_> {
         self.items.push(Item::Place(Label::Member(index)));
         let (mut bytes, mut refs) = (Vec::new(), Vec::new());
         let input = block_bytes(context.image, program, member.block).ok()?;
+        let is_marked = data.flags.contains(BlockFlags::ENDBR);
+        let early = if index == 0 { self.names.early } else { 0 };
+        let mut stands = self.stands();
         for (at, (instruction, part)) in member.body.iter().enumerate() {
-            let is_marked = at == 0 && data.flags.contains(BlockFlags::ENDBR);
+            if early > 0 && at == usize::from(is_marked) {
+                let bytes = std::mem::take(&mut bytes);
+                self.items.push(Item::Code { bytes, refs: std::mem::take(&mut refs), stands: None, share: member.share });
+                self.steps(0..early, member.share);
+            }
+            if *part == Part::Leave && self.names.early > 0 {
+                let bytes = std::mem::take(&mut bytes);
+                self.items.push(Item::Code { bytes, refs: std::mem::take(&mut refs), stands, share: member.share });
+                self.undo(member.share);
+                stands = self.region.steps.first().map(|step| step.at);
+            }
             match part {
-                Part::Make(_) | Part::Undo(_) => continue,
-                Part::Free | Part::Leave if is_marked => {}
+                Part::Make(_) | Part::Undo(_) | Part::Store => continue,
+                Part::Free | Part::Leave if at == 0 && is_marked => {}
                 Part::Free | Part::Leave => match self.names.apply(instruction, &mut self.factory)? {
                     None => continue,
                     Some(renamed) if renamed != *instruction => {
@@ -121,7 +136,7 @@ impl Writer<'_> {
             let own = program.block_refs(member.block).iter().filter(|r| start <= r.offset && r.offset < end);
             refs.extend(own.map(|r| RefData { offset: base + r.offset - start, ..*r }));
         }
-        self.items.push(Item::Code { bytes, refs, stands: None, share: member.share });
+        self.items.push(Item::Code { bytes, refs, stands, share: member.share });
         self.end(index, following)
     }
 
@@ -185,32 +200,72 @@ impl Writer<'_> {
         Some(())
     }
 
-    /// The frame, made late, and what the original's registers then hold.
-    fn exit(&mut self, exit: Block) -> Option<()> {
-        self.items.push(Item::Place(Label::Exit(exit)));
-        let share = self.region.share_of_exit(self.context, exit);
-        for step in &self.region.steps {
+    /// Where the copy stands while what is made early of the frame is there.
+    fn stands(&self) -> Option<Va> {
+        (self.names.early > 0).then(|| self.region.steps.get(self.names.early).map(|step| step.at)).flatten()
+    }
+
+    /// Steps of the frame, each standing where the original makes it.
+    fn steps(&mut self, steps: std::ops::Range<usize>, share: u64) {
+        for step in &self.region.steps[steps] {
             let bytes = match step.made {
-                Made::Save(register) if register < 8 => vec![0x50 | register],
-                Made::Save(register) => vec![0x41, 0x50 | register & 7],
+                Made::Save(register) => pushed(0x50, register),
                 Made::Room(by) => room(by),
             };
             self.items.push(Item::Code { bytes, refs: Vec::new(), stands: Some(step.at), share });
         }
-        let start = self.context.program.blocks[exit].start;
+    }
+
+    /// What was made early is taken down, and the return that comes next stands where nothing is made.
+    fn undo(&mut self, share: u64) {
+        for index in (0..self.names.early).rev() {
+            if let Made::Save(register) = self.region.steps[index].made {
+                let stands = self.region.steps.get(index + 1).map(|step| step.at);
+                self.items.push(Item::Code { bytes: pushed(0x58, register), refs: Vec::new(), stands, share });
+            }
+        }
+    }
+
+    /// The frame, made late, and what the original's registers and stores have put where by then.
+    fn exit(&mut self, exit: Exit, stores: &[(usize, Instruction)]) -> Option<()> {
+        self.items.push(Item::Place(Label::Exit(exit.block)));
+        let share = self.region.share_of_exit(self.context, exit.block);
+        self.steps(self.names.early..self.region.steps.len(), share);
+        let start = self.context.program.blocks[exit.block].start;
+        let mut last: Vec<Instruction> = Vec::new();
         for register in 0..16u8 {
-            let (from, is_half) = match self.names.of(register) {
-                Name::Own => continue,
-                Name::Copy { from, is_half, .. } => (from, is_half),
-            };
+            match self.names.of(register) {
+                Name::Own => {}
+                Name::Other(_) if !exit.has_written(register) => {}
+                Name::Other(from) => last.push(copy(register, from, false)?),
+                Name::Copy { from, is_half, .. } => last.push(copy(register, from, is_half)?),
+            }
+        }
+        let mut below: i64 = self.region.steps.iter().map(|step| step.made.size()).sum();
+        for (index, step) in self.region.steps.iter().enumerate() {
+            below -= step.made.size();
+            if let Made::Save(register) = step.made
+                && index < self.names.early
+                && self.names.lent >> register & 1 == 1
+            {
+                last.push(load(register, below)?);
+            }
+        }
+        last.extend(stores.iter().enumerate().filter(|&(at, _)| exit.has_stored(at)).map(|(_, (_, store))| *store));
+        for instruction in last {
             let mut encoder = Encoder::new(64);
-            encoder.encode(&copy(register, from, is_half)?, 0).ok()?;
+            encoder.encode(&instruction, 0).ok()?;
             let bytes = encoder.take_buffer();
             self.items.push(Item::Code { bytes, refs: Vec::new(), stands: Some(start), share });
         }
-        self.items.push(far_jump(RefTarget::Block(exit), start, share));
+        self.items.push(far_jump(RefTarget::Block(exit.block), start, share));
         Some(())
     }
+}
+
+/// `push` or `pop` of a register.
+fn pushed(opcode: u8, register: u8) -> Vec<u8> {
+    if register < 8 { vec![opcode | register] } else { vec![0x41, opcode | register & 7] }
 }
 
 /// `lea rsp, [rsp - by]`: flags stay.
