@@ -7,7 +7,7 @@ use std::process::Command;
 
 use support::{End, SUCCESS};
 
-const TRANSFORMS: &str = "plt-calls,inline-leaves,constant-loads,late-saves";
+const TRANSFORMS: &str = "plt-calls,inline-leaves,constant-loads,late-saves,schedule";
 /// More runs than one, so that a wrong order has its chance.
 const RUNS: usize = 5;
 

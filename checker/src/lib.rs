@@ -35,11 +35,26 @@ use image::Image;
 use unwind::Rows;
 use walk::{Side, Walk};
 
+/// What somebody says of a program, and what no file shows.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Assumptions {
+    /// No thread and no signal handler sees in which order accesses to memory are made that don't overlap.
+    pub no_races: bool,
+}
+
 /// Compares two ELF files. `Err` only if one of them cannot be read at all; everything else is collected in the report.
 ///
 /// # Errors
 /// If the input or the output is not a 64-bit little-endian x86-64 ELF file with sane tables.
 pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
+    check_assuming(input, output, Assumptions::default())
+}
+
+/// The same, for a program of which something is known besides.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_assuming(input: &[u8], output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
     let input = Image::parse(input).map_err(Error::Input)?;
     let output = Image::parse(output).map_err(Error::Output)?;
     let mut rows = Rows::default();
@@ -48,6 +63,7 @@ pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
 
     let mut walk = Walk::new(&input, &output);
     walk.rows = Some(&rows);
+    walk.assumptions = assumptions;
     data::seed(&mut walk);
     walk.settle();
     data::seed_symbols(&mut walk);

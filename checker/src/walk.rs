@@ -134,6 +134,8 @@ pub(crate) struct Walk<'w, 'a> {
     input_row: Located,
     output_row: Located,
     pub(crate) has_ibt: bool,
+    /// What is said of the program.
+    pub(crate) assumptions: crate::Assumptions,
 }
 
 /// Where following jumps and padding leads.
@@ -175,6 +177,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             input_row: Located::nowhere(),
             output_row: Located::nowhere(),
             has_ibt: crate::structure::claims_ibt(&input.image),
+            assumptions: crate::Assumptions::default(),
         }
     }
 

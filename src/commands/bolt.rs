@@ -80,6 +80,8 @@ pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Re
         clone_contexts: 0,
         clone_least: 1,
         edit_everywhere: false,
+        assume: Vec::new(),
+        without_contexts: false,
     };
     let args =
         Optimize { rewrite, profile: request.profiles, profile_binary: None, measure_by: Vec::new(), transforms, shuffle: None };

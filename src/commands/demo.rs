@@ -44,6 +44,8 @@ pub(crate) fn run(args: &Demo, style: Style, timing: &mut Timing) -> Result<Exit
             clone_contexts: 0,
             clone_least: 1,
             edit_everywhere: false,
+            assume: Vec::new(),
+            without_contexts: false,
         },
         workload: vec!["{}".to_owned(), training.display().to_string()],
     };

@@ -184,6 +184,7 @@ impl Facts {
                 slot_loads: 0,
                 slot_stores: 0,
                 fixed_loads: 0,
+                no_races: false,
             }
         };
         (machine(&self.input), machine(&self.output))

@@ -26,7 +26,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::Prover;
 use super::class::{Class, effect_of};
 use super::decoded::{Decoded, Operand, Reg};
-use crate::decode::{Inst, Kind};
+use crate::decode::{Inst, Kind, Shape};
 use crate::tables::TableReference;
 use crate::walk::Walk;
 use bodies::{Bodies, Body};
@@ -247,6 +247,7 @@ impl Prover {
                     question.call(target, behind, free);
                     return true;
                 }
+                Kind::Plain | Kind::Lea if !may_name(walk.input.code.bytes(at, inst), register) => at = after,
                 Kind::Plain | Kind::Lea => {
                     let Some(decoded) = self.decode(true, walk.input, at, inst) else { return false };
                     match use_of(&decoded, register, has_low) {
@@ -408,6 +409,19 @@ fn word_of(decoded: &Decoded, inst: Inst, registers: &[TableWord; 16], at: u64) 
             _ => None,
         },
         _ => None,
+    }
+}
+
+/// Whether an instruction may name one of `r8` to `r15` at all, by its encoding; always, for others. Nothing but `syscall` uses these without naming them.
+fn may_name(bytes: &[u8], register: u8) -> bool {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    let shape = Shape::of(bytes);
+    if register < 8 || shape.vector || bytes.ends_with(&SYSCALL) {
+        return true;
+    }
+    match shape.registers(bytes) {
+        Some(named) => named.contains(&Some(register)),
+        None => bytes.get(shape.opcode).is_none_or(|opcode| opcode & 7 == register & 7),
     }
 }
 

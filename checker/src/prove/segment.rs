@@ -14,6 +14,7 @@
 mod compare;
 mod leave;
 mod local;
+mod raceless;
 mod unwound;
 mod words;
 
@@ -221,7 +222,9 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     /// Follows both programs from a pair to where control leaves.
     pub(super) fn follow(mut self, key: Key, facts: &Facts) -> Step<Segment> {
         let is_fixed = self.is_fixed();
-        let (input, output) = facts.start(&mut self.pool, is_fixed);
+        let (mut input, mut output) = facts.start(&mut self.pool, is_fixed);
+        let no_races = self.walk.assumptions.no_races;
+        (input.no_races, output.no_races) = (no_races, no_races);
         let mut input = Cursor::new(key.input, input, key.within);
         let mut output = Cursor::new(key.output, output, None);
         self.run_both(&mut input, &mut output)?;

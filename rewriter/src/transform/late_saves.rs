@@ -41,6 +41,9 @@ const BYTES_PER_MILLE_MAX: u64 = 10;
 /// Regions are tried with blocks that run at least so often, as shares of the first, more and more of the usual way only.
 const RARE: [u64; 3] = [NewCode::WHOLE as u64 / 50, NewCode::WHOLE as u64 / 8, NewCode::WHOLE as u64 / 3];
 
+/// What a jump out of a region costs, in accesses and instructions.
+const JUMP_COST: i64 = 4;
+
 /// A block that saves registers, and what may stand there.
 struct Site {
     block: Block,
@@ -108,7 +111,7 @@ fn saved(context: &Context<'_>, region: &Region, names: &Names) -> i64 {
     let loads = i64::from(names.lent.count_ones());
     let exits: i64 = region.exits(context.program).iter().map(|&exit| region.share_of_exit(context, exit) as i64).sum();
     let whole = i64::from(NewCode::WHOLE);
-    (whole - exits).max(0) * (2 * saves + 2 * late.len() as i64) - exits * (1 + copies + loads)
+    (whole - exits).max(0) * (2 * saves + 2 * late.len() as i64) - exits * (JUMP_COST + copies + loads)
 }
 
 /// Whether nobody reads the flags that the steps of the frame set.

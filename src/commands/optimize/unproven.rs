@@ -5,11 +5,12 @@
 //!
 //! **Method.** Where an output does not pass, the edits in question are taken out of the functions that violations are about, and all is made and checked again; of all functions, if no
 //! violation is about one of them. What is written is what passed, and the report says how many edits were left out. Each round leaves out at least one function that had
-//! an edit, and the rounds are limited.
+//! an edit, and the rounds are limited. Schedules go first, in the first rounds block by block: there are many in a function, and one is worth least of all edits.
 
 use std::collections::BTreeSet;
 
-use lifter::entity::{EntityId, Func};
+use checker::ViolationKind;
+use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::Program;
 use rewriter::edit::{Change, EditPlan};
 use rewriter::relink::Relinked;
@@ -18,6 +19,10 @@ use rewriter::relink::Relinked;
 #[derive(Debug, Default)]
 pub(super) struct Unproven {
     functions: BTreeSet<Func>,
+    /// The same of their schedule alone.
+    schedules: BTreeSet<Func>,
+    /// The same of single blocks.
+    blocks: BTreeSet<Block>,
     /// How many edits went that way.
     num_edits: usize,
     tries: u32,
@@ -25,16 +30,24 @@ pub(super) struct Unproven {
 
 impl Unproven {
     /// Outputs that are checked before none of the edits in question is made.
-    const TRIES_MAX: u32 = 4;
+    const TRIES_MAX: u32 = 6;
+    /// Those of them in which schedules are left out block by block.
+    const TRIES_BY_BLOCK: u32 = 3;
 
     /// Whether an edit is of the kind that the checker proves piece by piece, which may be beyond it.
     fn is_in_question(change: Change) -> bool {
-        matches!(change, Change::LateSave | Change::ConstantLoad)
+        matches!(change, Change::LateSave | Change::ConstantLoad | Change::Schedule)
     }
 
     pub(super) fn leave_out(&mut self, program: &Program, edits: &mut EditPlan) {
         let count = edits.replacements.len();
-        edits.replacements.retain(|r| !Self::is_in_question(r.change) || !self.functions.contains(&program.func_of(r.block)));
+        edits.replacements.retain(|r| {
+            let func = program.func_of(r.block);
+            let is_scheduled = r.change == Change::Schedule;
+            let is_out = self.functions.contains(&func)
+                || is_scheduled && (self.schedules.contains(&func) || self.blocks.contains(&r.block));
+            !(is_out && Self::is_in_question(r.change))
+        });
         self.num_edits = count - edits.replacements.len();
     }
 
@@ -50,6 +63,9 @@ impl Unproven {
             return false;
         }
         self.tries += 1;
+        if self.tries <= Self::TRIES_BY_BLOCK && self.find_blocks(edits, relinked, checked) {
+            return true;
+        }
         let is_about = |&func: &Func| {
             let ranges = program.funcs[func].blocks.iter().map(|block| relinked.blocks[block.index()]);
             let mut spans = ranges.map(|(start, len)| (start.0, start.0 + u64::from(len)));
@@ -63,13 +79,39 @@ impl Unproven {
         };
         let found: Vec<Func> = edited.iter().copied().filter(is_about).collect();
         let all = if found.is_empty() || self.tries >= Self::TRIES_MAX { edited } else { found };
-        self.functions.extend(all);
+        let mut scheduled: Vec<Func> =
+            edits.replacements.iter().filter(|r| r.change == Change::Schedule).map(|r| program.func_of(r.block)).collect();
+        scheduled.sort_unstable();
+        let (scheduled, others): (Vec<Func>, Vec<Func>) = all.into_iter().partition(|func| scheduled.binary_search(func).is_ok());
+        self.schedules.extend(scheduled);
+        self.functions.extend(others);
         true
     }
 
+    /// Finds the scheduled blocks that violations are about.
+    fn find_blocks(&mut self, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
+        let seen = checked.violations.iter().filter(|v| v.kind != ViolationKind::Unexplained);
+        let mut places: Vec<u64> = seen.map(|v| v.address).collect();
+        places.sort_unstable();
+        let is_about = |&block: &Block| {
+            let (start, len) = relinked.blocks[block.index()];
+            let first = places.partition_point(|&place| place < start.0);
+            places.get(first).is_some_and(|&place| place < start.0 + u64::from(len))
+        };
+        let scheduled = edits.replacements.iter().filter(|r| r.change == Change::Schedule).map(|r| r.block);
+        let found: Vec<Block> = scheduled.filter(is_about).collect();
+        self.blocks.extend(&found);
+        !found.is_empty()
+    }
+
     pub(super) fn warning(&self) -> Option<String> {
-        let (functions, edits) = (self.functions.len(), self.num_edits);
-        (functions > 0)
-            .then(|| format!("{edits} edits in {functions} functions were left out: the checker could not follow them"))
+        let (functions, blocks, edits) = (self.functions.union(&self.schedules).count(), self.blocks.len(), self.num_edits);
+        let places = match (functions, blocks) {
+            (0, 0) => return None,
+            (_, 0) => format!("{functions} functions"),
+            (0, _) => format!("{blocks} blocks"),
+            _ => format!("{functions} functions and {blocks} blocks"),
+        };
+        Some(format!("{edits} edits in {places} were left out: the checker could not follow them"))
     }
 }

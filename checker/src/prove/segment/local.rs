@@ -51,8 +51,10 @@ impl Mark {
 impl Run<'_, '_, '_> {
     /// Where both programs are in the same state again.
     pub(in super::super) fn meet_again(mut self, input: u64, output: u64, within: Option<u64>) -> Step<Local> {
-        let (x, mut y) = Facts::identity(None).start(&mut self.pool, false);
+        let (mut x, mut y) = Facts::identity(None).start(&mut self.pool, false);
         y.flags = x.flags;
+        let no_races = self.walk.assumptions.no_races;
+        (x.no_races, y.no_races) = (no_races, no_races);
         let mut input = Cursor::new(input, x, within);
         let mut output = Cursor::new(output, y, None);
         let mut marks = vec![Mark::of(&input)];

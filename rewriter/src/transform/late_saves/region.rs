@@ -121,7 +121,7 @@ pub(super) fn of(context: &Context<'_>, first: Block, rare: u64) -> Option<Regio
 }
 
 /// Where a block goes inside its function, each with how often, rare ones first.
-fn ways(context: &Context<'_>, block: Block, share: u64) -> Vec<(Block, u64)> {
+pub(super) fn ways(context: &Context<'_>, block: Block, share: u64) -> Vec<(Block, u64)> {
     let targets = inside(context.program, block);
     let counts = SuccessorCounts::of(context.program, context.weights, block);
     let whole = u128::from(counts.taken) + u128::from(counts.next);

@@ -15,7 +15,7 @@ use lifter::ir::{BlockFlags, CodeTarget, Condition, Evidence, RefData, RefKind, 
 use super::assigned::{self, Exit};
 use super::frame::{Made, Part};
 use super::names::{Name, Names, copy, load};
-use super::region::Region;
+use super::region::{Region, ways};
 use crate::edit::NewCode;
 use crate::materialize::block_bytes;
 use crate::transform::Context;
@@ -30,19 +30,31 @@ enum Label {
 #[derive(Clone, Debug)]
 enum Item {
     Place(Label),
-    Code { bytes: Vec<u8>, refs: Vec<RefData>, stands: Option<Va>, share: u64 },
-    Jump { condition: Option<Condition>, to: Label, is_long: bool },
+    Code {
+        bytes: Vec<u8>,
+        refs: Vec<RefData>,
+        stands: Option<Va>,
+        share: u64,
+    },
+    /// `share` is how often it jumps.
+    Jump {
+        condition: Option<Condition>,
+        to: Label,
+        is_long: bool,
+        share: u64,
+    },
 }
 
 pub(super) fn write(context: &Context<'_>, region: &Region, names: &Names) -> Option<NewCode> {
     let stores = assigned::stores(region, context.program)?;
     let mut writer = Writer { context, region, names, items: Vec::new(), factory: InstructionInfoFactory::new() };
+    let exits = assigned::exits(region, context.program, names, &stores)?;
     let order = writer.order();
-    for (position, &index) in order.iter().enumerate() {
-        writer.member(index, order.get(position + 1).map(|&next| Label::Member(next)))?;
-    }
-    for exit in assigned::exits(region, context.program, names, &stores)? {
-        writer.exit(exit, &stores)?;
+    for (position, &label) in order.iter().enumerate() {
+        match label {
+            Label::Member(index) => writer.member(index, order.get(position + 1).copied())?,
+            Label::Exit(block) => writer.exit(*exits.iter().find(|exit| exit.block == block)?, &stores)?,
+        }
     }
     let mut code = assemble(writer.items);
     // The first block runs as often as before, here; by its count the executions of the copy are vouched for.
@@ -63,30 +75,31 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Members as they mostly follow each other.
-    fn order(&self) -> Vec<usize> {
-        let mut order: Vec<usize> = Vec::new();
-        let mut open = vec![0];
-        while let Some(index) = open.pop() {
-            if order.contains(&index) {
+    /// Members and ways out as they mostly follow each other.
+    fn order(&self) -> Vec<Label> {
+        let mut order: Vec<Label> = Vec::new();
+        let mut open = vec![Label::Member(0)];
+        while let Some(label) = open.pop() {
+            if order.contains(&label) {
                 continue;
             }
-            order.push(index);
-            let member = &self.region.members[index];
-            if member.is_frameless {
-                continue;
+            order.push(label);
+            if let Label::Member(index) = label {
+                // What comes off last is rarer.
+                open.extend(self.ways(index).into_iter().map(|(label, _)| label));
             }
-            let targets = match self.context.program.blocks[member.block].terminator {
-                Terminator::Fallthrough { next } | Terminator::Jump { target: CodeTarget::Block(next) } => vec![next],
-                Terminator::Branch { taken: CodeTarget::Block(taken), next, .. } => vec![taken, next],
-                _ => Vec::new(),
-            };
-            let mut inside: Vec<usize> = targets.into_iter().filter_map(|target| self.region.find(target)).collect();
-            // What comes off last is rarer; of equals, what was behind stays behind.
-            inside.sort_by_key(|&index| self.region.members[index].share);
-            open.extend(inside);
         }
         order
+    }
+
+    /// Where a member leads, rare ways first, each with how often.
+    fn ways(&self, index: usize) -> Vec<(Label, u64)> {
+        let member = &self.region.members[index];
+        if member.is_frameless {
+            return Vec::new();
+        }
+        let ways = ways(self.context, member.block, member.share);
+        ways.into_iter().map(|(target, share)| (self.label(target), share)).collect()
     }
 
     fn label(&self, target: Block) -> Label {
@@ -142,17 +155,20 @@ impl Writer<'_> {
 
     fn end(&mut self, index: usize, following: Option<Label>) -> Option<()> {
         let member = &self.region.members[index];
-        let mut jump = |condition, to| self.items.push(Item::Jump { condition, to, is_long: false });
+        let ways = self.ways(index);
+        let mut jump = |condition, to| {
+            let share = ways.iter().filter(|way| way.0 == to).map(|way| way.1).sum();
+            self.items.push(Item::Jump { condition, to, is_long: false, share });
+        };
+        let label = |target| self.region.find(target).map_or(Label::Exit(target), Label::Member);
         match self.context.program.blocks[member.block].terminator {
             Terminator::Stop(_) => {}
             Terminator::Fallthrough { next } | Terminator::Jump { target: CodeTarget::Block(next) } => {
-                let to = self.label(next);
-                if following != Some(to) {
-                    self.items.push(Item::Jump { condition: None, to, is_long: false });
+                if following != Some(label(next)) {
+                    jump(None, label(next));
                 }
             }
             Terminator::Branch { condition, taken: CodeTarget::Block(taken), next } => {
-                let label = |target| self.region.find(target).map_or(Label::Exit(target), Label::Member);
                 let (taken, next) = (label(taken), label(next));
                 if following == Some(taken) {
                     jump(Some(condition.inverted()), next);
@@ -202,7 +218,7 @@ impl Writer<'_> {
 
     /// Where the copy stands while what is made early of the frame is there.
     fn stands(&self) -> Option<Va> {
-        (self.names.early > 0).then(|| self.region.steps.get(self.names.early).map(|step| step.at)).flatten()
+        self.region.steps.get(self.names.early).map(|step| step.at)
     }
 
     /// Steps of the frame, each standing where the original makes it.
@@ -335,12 +351,15 @@ fn emit(items: Vec<Item>, places: &[(Label, u32)]) -> NewCode {
                 if stands.is_some() && code.stands.last().map(|s| Some(s.1)) != Some(stands) {
                     code.stands.extend(stands.map(|at| (base, at)));
                 }
-                code.shares.push((base, u32::try_from(runs).unwrap_or(u32::MAX)));
+                let share = u32::try_from(runs).unwrap_or(u32::MAX);
+                code.shares.push((base, share));
+                code.taken.extend(refs.iter().filter(|r| r.role == RefRole::Branch).map(|_| (base, share)));
                 code.refs.extend(refs.into_iter().map(|r| RefData { offset: base + r.offset, ..r }));
                 code.bytes.extend_from_slice(&bytes);
             }
-            Item::Jump { condition, to, is_long } => {
-                let len = size_of(&Item::Jump { condition, to, is_long });
+            Item::Jump { condition, to, is_long, share } => {
+                let len = size_of(&Item::Jump { condition, to, is_long, share });
+                code.taken.push((base, u32::try_from(share).unwrap_or(u32::MAX)));
                 let distance = place_of(places, to) as i32 - (base + len) as i32;
                 match (condition, is_long) {
                     (Some(condition), false) => code.bytes.push(0x70 | condition.0),
