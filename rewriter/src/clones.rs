@@ -6,8 +6,8 @@
 //!
 //! **Decided blocks** end in one way only, and with nothing but a jump there.
 //!
-//! **Unwinding.** A clone's rows are those of the blocks that it copies, like those of all copies. What lands by an exception lands in the function itself, so who makes a clone sees to it
-//! that its blocks have no landing pads.
+//! **Unwinding.** A clone's rows are those of the blocks that it copies, told for a deeper stack where it has one (`deeper`). Exceptions land in the clone if it has the block; so who
+//! makes one that has a call site sees to it that it has the landing pad. Jump tables that it names it has a copy of, which leads into the clone.
 
 use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{CodeTarget, Program};
@@ -35,6 +35,8 @@ pub struct CloneData {
     pub decided: Vec<(Block, CodeTarget)>,
     /// How often it is entered.
     pub count: u64,
+    /// By how many bytes the stack pointer is lower in it than in the function, where its edits don't say otherwise.
+    pub deeper: u8,
 }
 
 impl CloneData {

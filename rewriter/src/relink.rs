@@ -73,6 +73,8 @@ pub struct Relinked {
     pub num_anchors: usize,
     /// Loaded bytes that nothing needs: from, and up to. Ascending, apart from each other.
     pub free: Vec<(Va, Va)>,
+    /// Bytes of code that clones take.
+    pub clone_bytes: u64,
     /// Bytes of the three unwind sections, before and after.
     pub unwind_bytes: (u64, u64),
 }
@@ -92,7 +94,7 @@ pub fn relink(
     let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, growth));
     let addresses = Addresses::new(program, out, &codes, &placement);
     let fragments = unwind::fragments(program, out, &mut codes, &placement);
-    let pad = |va: Va| unwind::landing_pad(program, &addresses, va);
+    let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
     drop(fragments);
     // A table without entries is but a terminator, which no one needs where there was none.
@@ -180,6 +182,8 @@ pub fn relink(
         None => {}
     }
     let dropped_sections = table.dropped.clone();
+    let of_clones = out.fragments.iter().zip(&codes).filter(|(fragment, _)| fragment.clone.is_some());
+    let clone_bytes = of_clones.map(|(_, code)| code.bytes.len() as u64).sum();
     let blocks = block_places(program, out, &codes, &addresses);
     let build_id = image.build_id.map(|(offset, len)| (build_id_offset(image, offset, &moved_address, &file), len));
     let mut bytes = finish(image, file.bytes, &segments, table, entry)?;
@@ -197,6 +201,7 @@ pub fn relink(
         overflow_bytes: overflow.len(),
         num_anchors,
         free: space::joined(free),
+        clone_bytes,
         unwind_bytes: (old, new),
     })
 }
@@ -283,7 +288,9 @@ fn overflow_sections(
         place::TablePlace::CopiedTo(va) => Some(va + data.byte_len()),
         place::TablePlace::Untouched | place::TablePlace::InPlace => None,
     });
-    let end = code_ends.chain(table_ends).filter(|&end| end > overflow.start).max();
+    let of_clones = placement.clone_tables.iter().filter(|_| placement.copies.is_none());
+    let clone_table_ends = of_clones.map(|(&(_, table), &at)| at + program.tables[table].byte_len());
+    let end = code_ends.chain(table_ends).chain(clone_table_ends).filter(|&end| end > overflow.start).max();
     if let Some(end) = end.filter(|_| image.has_section_headers) {
         sections.push(section(".text.relift", overflow.start, end));
     }
