@@ -289,6 +289,7 @@ behaviors! {
     private_calls,
     published_local,
     qsort_callbacks,
+    rare_ways,
     relative_vtables,
     retpoline,
     return_address,

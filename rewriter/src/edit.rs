@@ -6,13 +6,14 @@
 //! **Replacements** put code of our own ([`NewCode`]: bytes, and the fields in them that name places) where whole instructions of a block were.
 //! Nothing in them is an output address: references are those of level 1 and are resolved with all others. One that reaches the end of its
 //! block takes the terminator's place too and then has to leave by itself. A body is replaced whole by one from 0 to its end; a call
-//! is led elsewhere by one whose reference names another block.
+//! is led elsewhere by one whose reference names another block. What of it seldom runs may lie apart (`NewCode::apart`).
 //!
 //! **Invariants** (checked by [`EditPlan::check`]): replacements ascend, lie in one block each, at boundaries of instructions, and don't overlap.
 //! For the unwinder and for exceptions, new code stands where the first replaced instruction did, or where it says: so it must not move the stack pointer but from
 //! one such place to the next. In clones it may stand lower on the stack, by as much as it says (`NewCode::deeper`).
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use lifter::Va;
 use lifter::entity::{Block, EntityId, PrimaryMap};
@@ -102,10 +103,26 @@ pub struct NewCode {
     /// From an offset on, by how many bytes the stack pointer is lower than in the input. Ascending; before the first, by as many as in the code around it
     /// (`CloneData::deeper`).
     pub deeper: Vec<(u32, u8)>,
+    /// From this offset on it lies apart, with what seldom runs of the function. Control goes there and comes back by `crossings` alone.
+    pub apart: Option<u32>,
+    /// Displacements of four bytes at the ends of jumps into the other part: where they are, and the offset that they lead to. `apart` stands for what follows
+    /// the first part if it is named from the second. Ascending.
+    pub crossings: Vec<(u32, u32)>,
 }
 
 impl NewCode {
     pub const WHOLE: u32 = 1 << 16;
+
+    /// The bytes that stand where the replaced ones did.
+    pub fn in_place(&self) -> Range<u32> {
+        0..self.apart.unwrap_or(self.bytes.len() as u32)
+    }
+
+    /// The bytes that lie apart.
+    pub fn apart(&self) -> Range<u32> {
+        let len = self.bytes.len() as u32;
+        self.apart.unwrap_or(len)..len
+    }
 
     /// How often the branch at `offset` is taken if all of this runs `count` times.
     pub fn taken_at(&self, offset: u32, count: u64) -> u64 {
@@ -287,6 +304,9 @@ impl EditPlan {
             let mut text = format!("{} {at} in {func} {}: {} bytes become", r.change.transform(), r.block, r.len);
             for byte in &code.bytes {
                 let _ = write!(text, " {byte:02x}");
+            }
+            if let Some(apart) = code.apart {
+                let _ = write!(text, ", apart from +{apart} on");
             }
             for reference in &code.refs {
                 let _ = write!(text, ", +{} {:?} {:?}", reference.offset, reference.role, reference.target);

@@ -21,9 +21,9 @@ use lifter::ir::{BlockFlags, Condition, Program, RefData, RefKind, RefRole, RefT
 use rayon::prelude::*;
 
 use crate::clones::CloneId;
-use crate::edit::Snippet;
+use crate::edit::{NewCode, Snippet};
 use crate::error::Result;
-use crate::materialize::{Content, Edit, OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
+use crate::materialize::{Content, Edit, Out, OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
 use crate::relink::eh_frame::Deeper;
 use relax::Shape;
 
@@ -31,6 +31,8 @@ use relax::Shape;
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum FixupTarget {
     Code(OutTarget),
+    /// So many bytes behind the start of an output block.
+    Within(Out, u32),
     Table(Table),
     /// A clone's own copy of a table.
     TableOf(CloneId, Table),
@@ -155,33 +157,61 @@ impl Writer<'_> {
                     self.code.lates.push(Late { offset: self.here(), len: edit.len, snippet });
                     self.code.bytes.resize(self.code.bytes.len() + edit.len as usize, 0xcc);
                 }
-                Content::Code(code) => {
-                    let code = &out.codes[code];
-                    self.push_fixups(&code.refs, 0, &code.enters, out);
-                    self.code.bytes.extend_from_slice(&code.bytes);
+                Content::Code(code, apart) => {
+                    let crosses = |code: &NewCode, to: u32| apart.map(|apart| (apart, to - code.in_place().end));
+                    self.new_code(&out.codes[code], NewCode::in_place, crosses, out);
+                }
+                Content::Apart(code, of) => {
+                    let start = start_of(edit.offset, of, out);
+                    self.new_code(&out.codes[code], NewCode::apart, |_, to| Some((of, start? + to)), out);
                 }
             }
         }
         self.copy(data.start, body, at.min(end)..end, refs, out);
     }
 
+    /// One part of new code. `crosses` says where what is at an offset of the other part is.
+    fn new_code(
+        &mut self,
+        code: &NewCode,
+        part: impl Fn(&NewCode) -> Range<u32>,
+        crosses: impl Fn(&NewCode, u32) -> Option<(Out, u32)>,
+        out: &OutProgram,
+    ) {
+        let part = part(code);
+        let base = self.here();
+        let refs = &code.refs[code.refs.partition_point(|r| r.offset < part.start)..];
+        let refs = &refs[..refs.partition_point(|r| r.offset < part.end)];
+        self.push_fixups(refs, part.start, &code.enters, out);
+        for &(at, to) in code.crossings.iter().filter(|(at, _)| part.contains(at)) {
+            if let Some((block, offset)) = crosses(code, to) {
+                let target = FixupTarget::Within(block, offset);
+                self.code.fixups.push(Fixup { offset: base + at - part.start, to_end: 4, kind: RefKind::Rel32, target });
+            }
+        }
+        self.code.bytes.extend_from_slice(&code.bytes[usize_range(&part)]);
+    }
+
     /// The pieces of an edit: all of it stands in one place, or as its code says.
     fn push_edit_runs(&mut self, edit: &Edit, old_start: Va, out: &OutProgram) {
-        let is_new = edit.replaced != 0;
-        let (stands, deeper) = match edit.content {
-            Content::Code(code) => (&out.codes[code].stands[..], &out.codes[code].deeper[..]),
-            Content::Snippet(_) => (&[][..], &[][..]),
+        let (code, part) = match edit.content {
+            Content::Code(code, _) => (Some(&out.codes[code]), 0..edit.len),
+            Content::Apart(code, _) => (Some(&out.codes[code]), out.codes[code].apart()),
+            Content::Snippet(_) => (None, 0..edit.len),
         };
-        let mut starts: Vec<u32> = stands.iter().map(|s| s.0).chain(deeper.iter().map(|d| d.0)).chain([0]).collect();
+        let is_new = edit.replaced != 0 || matches!(edit.content, Content::Apart(..));
+        let (stands, deeper) = code.map_or((&[][..], &[][..]), |code| (&code.stands[..], &code.deeper[..]));
+        let inner = stands.iter().map(|s| s.0).chain(deeper.iter().map(|d| d.0)).filter(|start| part.contains(start));
+        let mut starts: Vec<u32> = inner.chain([part.start]).collect();
         starts.sort_unstable();
         starts.dedup();
         let base = self.here();
         for (index, &start) in starts.iter().enumerate() {
-            let end = starts.get(index + 1).copied().unwrap_or(edit.len);
+            let end = starts.get(index + 1).copied().unwrap_or(part.end);
             let old_len = if index == 0 { edit.replaced } else { 0 };
             let old_start = last_at(stands, start).unwrap_or(old_start);
             let deeper = Deeper { stack: last_at(deeper, start).unwrap_or(self.fragment.deeper), saves: self.fragment.deeper };
-            self.push_run(Run { old_start, old_len, offset: base + start, len: end - start, is_new, deeper });
+            self.push_run(Run { old_start, old_len, offset: base + start - part.start, len: end - start, is_new, deeper });
         }
     }
 
@@ -303,6 +333,15 @@ impl Writer<'_> {
         debug_assert!(i8::try_from(displacement).is_ok(), "a short branch that does not reach");
         self.code.bytes.push(displacement as i8 as u8);
     }
+}
+
+/// Where in an output block the new code begins that is at an offset of its origin and has a part elsewhere.
+fn start_of(offset: u32, block: Out, out: &OutProgram) -> Option<u32> {
+    let edits = out.edits_of(&out.blocks[block]);
+    let index = edits.iter().position(|edit| edit.offset == offset && matches!(edit.content, Content::Code(_, Some(_))))?;
+    let before: u32 = edits[..index].iter().map(|edit| edit.len).sum();
+    let gone: u32 = edits[..index].iter().map(|edit| edit.replaced).sum();
+    Some(edits[index].offset + before - gone)
 }
 
 /// What holds at an offset, of what holds from offsets on.
