@@ -284,6 +284,7 @@ behaviors! {
     longjmp,
     memory_contract,
     mutual_recursion,
+    no_return_pointer,
     ordered_pointers,
     pointer_into_padding,
     private_calls,

@@ -103,25 +103,35 @@ pub struct NewCode {
     /// From an offset on, by how many bytes the stack pointer is lower than in the input. Ascending; before the first, by as many as in the code around it
     /// (`CloneData::deeper`).
     pub deeper: Vec<(u32, u8)>,
-    /// From this offset on it lies apart, with what seldom runs of the function. Control goes there and comes back by `crossings` alone.
-    pub apart: Option<u32>,
-    /// Displacements of four bytes at the ends of jumps into the other part: where they are, and the offset that they lead to. `apart` stands for what follows
-    /// the first part if it is named from the second. Ascending.
+    /// Where parts begin that lie apart: what runs of them behind the code around it, the rest with what never runs. Control goes from part to part, and back,
+    /// by `crossings` alone. Ascending.
+    pub apart: Vec<u32>,
+    /// Displacements of four bytes at the ends of jumps into other parts: where they are, and the offset that they lead to, [`NewCode::END`] for what
+    /// follows the code in its place. Ascending.
     pub crossings: Vec<(u32, u32)>,
 }
 
 impl NewCode {
     pub const WHOLE: u32 = 1 << 16;
 
-    /// The bytes that stand where the replaced ones did.
-    pub fn in_place(&self) -> Range<u32> {
-        0..self.apart.unwrap_or(self.bytes.len() as u32)
+    pub const END: u32 = u32::MAX;
+
+    /// The bytes of a part: of 0, which stands where the replaced bytes did, or of one that lies apart.
+    pub fn part(&self, part: usize) -> Range<u32> {
+        let start = |part: usize| self.apart.get(part).copied().unwrap_or(self.bytes.len() as u32);
+        part.checked_sub(1).map_or(0, start)..start(part)
     }
 
-    /// The bytes that lie apart.
-    pub fn apart(&self) -> Range<u32> {
-        let len = self.bytes.len() as u32;
-        self.apart.unwrap_or(len)..len
+    /// The part that an offset lies in.
+    pub fn part_of(&self, offset: u32) -> usize {
+        self.apart.partition_point(|&start| start <= offset)
+    }
+
+    /// Whether anything of a part is known to run.
+    pub fn runs(&self, part: usize) -> bool {
+        let part = self.part(part);
+        let first = self.runs_at(part.start, Self::WHOLE.into()) != 0;
+        first || self.shares.iter().any(|(start, share)| part.contains(start) && *share != 0)
     }
 
     /// How often the branch at `offset` is taken if all of this runs `count` times.
@@ -305,7 +315,7 @@ impl EditPlan {
             for byte in &code.bytes {
                 let _ = write!(text, " {byte:02x}");
             }
-            if let Some(apart) = code.apart {
+            for apart in &code.apart {
                 let _ = write!(text, ", apart from +{apart} on");
             }
             for reference in &code.refs {

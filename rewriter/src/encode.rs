@@ -23,7 +23,7 @@ use rayon::prelude::*;
 use crate::clones::CloneId;
 use crate::edit::{NewCode, Snippet};
 use crate::error::Result;
-use crate::materialize::{Content, Edit, Out, OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
+use crate::materialize::{Content, Edit, Out, OutBlock, OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
 use crate::relink::eh_frame::Deeper;
 use relax::Shape;
 
@@ -109,10 +109,10 @@ fn encode_fragment(image: &Image<'_>, program: &Program, out: &OutProgram, fragm
     let layout = relax::relax(&shapes, &fragment.blocks);
     let mut writer = Writer { program, fragment, code: FragmentCode::default(), layout: &layout };
     writer.code.bytes.reserve(layout.len as usize);
-    for (index, (_, block)) in out.fragment_blocks(fragment).enumerate() {
+    for (index, (id, block)) in out.fragment_blocks(fragment).enumerate() {
         writer.align_to(layout.offsets[index]);
         let input = block_bytes(image, program, block.origin)?;
-        writer.body(block.origin, block.copies_body, input, out.edits_of(block), out);
+        writer.body(id, input, out);
         writer.terminator(index, block.terminator, input, &program.blocks[block.origin]);
     }
     writer.code.offsets = layout.offsets.clone();
@@ -140,7 +140,9 @@ impl Writer<'_> {
         push_nops(&mut self.code.bytes, padding);
     }
 
-    fn body(&mut self, origin: lifter::entity::Block, copies_body: bool, input: &[u8], edits: &[Edit], out: &OutProgram) {
+    fn body(&mut self, id: Out, input: &[u8], out: &OutProgram) {
+        let OutBlock { origin, copies_body, .. } = out.blocks[id];
+        let edits = out.edits_of(&out.blocks[id]);
         let data = &self.program.blocks[origin];
         let body = &input[..if copies_body { data.body_len as usize } else { 0 }];
         let end = body.len() as u32;
@@ -157,49 +159,36 @@ impl Writer<'_> {
                     self.code.lates.push(Late { offset: self.here(), len: edit.len, snippet });
                     self.code.bytes.resize(self.code.bytes.len() + edit.len as usize, 0xcc);
                 }
-                Content::Code(code, apart) => {
-                    let crosses = |code: &NewCode, to: u32| apart.map(|apart| (apart, to - code.in_place().end));
-                    self.new_code(&out.codes[code], NewCode::in_place, crosses, out);
-                }
-                Content::Apart(code, of) => {
-                    let start = start_of(edit.offset, of, out);
-                    self.new_code(&out.codes[code], NewCode::apart, |_, to| Some((of, start? + to)), out);
-                }
+                Content::Code(code) => self.new_code(&out.codes[code], 0, (id, edit.offset), out),
+                Content::Apart { code, part, of } => self.new_code(&out.codes[code], part, (of, edit.offset), out),
             }
         }
         self.copy(data.start, body, at.min(end)..end, refs, out);
     }
 
-    /// One part of new code. `crosses` says where what is at an offset of the other part is.
-    fn new_code(
-        &mut self,
-        code: &NewCode,
-        part: impl Fn(&NewCode) -> Range<u32>,
-        crosses: impl Fn(&NewCode, u32) -> Option<(Out, u32)>,
-        out: &OutProgram,
-    ) {
-        let part = part(code);
+    /// One part of new code; `first` is the block that has the first one, and where that is in the block's origin.
+    fn new_code(&mut self, code: &NewCode, part: usize, first: (Out, u32), out: &OutProgram) {
         let base = self.here();
-        let refs = &code.refs[code.refs.partition_point(|r| r.offset < part.start)..];
-        let refs = &refs[..refs.partition_point(|r| r.offset < part.end)];
-        self.push_fixups(refs, part.start, &code.enters, out);
-        for &(at, to) in code.crossings.iter().filter(|(at, _)| part.contains(at)) {
-            if let Some((block, offset)) = crosses(code, to) {
-                let target = FixupTarget::Within(block, offset);
-                self.code.fixups.push(Fixup { offset: base + at - part.start, to_end: 4, kind: RefKind::Rel32, target });
-            }
+        let range = code.part(part);
+        let refs = &code.refs[code.refs.partition_point(|r| r.offset < range.start)..];
+        let refs = &refs[..refs.partition_point(|r| r.offset < range.end)];
+        self.push_fixups(refs, range.start, &code.enters, out);
+        for &(at, to) in code.crossings.iter().filter(|(at, _)| range.contains(at)) {
+            let target = place_of(code, to, first, out).map(|(block, offset)| FixupTarget::Within(block, offset));
+            let offset = base + at - range.start;
+            self.code.fixups.extend(target.map(|target| Fixup { offset, to_end: 4, kind: RefKind::Rel32, target }));
         }
-        self.code.bytes.extend_from_slice(&code.bytes[usize_range(&part)]);
+        self.code.bytes.extend_from_slice(&code.bytes[usize_range(&range)]);
     }
 
     /// The pieces of an edit: all of it stands in one place, or as its code says.
     fn push_edit_runs(&mut self, edit: &Edit, old_start: Va, out: &OutProgram) {
         let (code, part) = match edit.content {
-            Content::Code(code, _) => (Some(&out.codes[code]), 0..edit.len),
-            Content::Apart(code, _) => (Some(&out.codes[code]), out.codes[code].apart()),
+            Content::Code(code) => (Some(&out.codes[code]), 0..edit.len),
+            Content::Apart { code, part, .. } => (Some(&out.codes[code]), out.codes[code].part(part)),
             Content::Snippet(_) => (None, 0..edit.len),
         };
-        let is_new = edit.replaced != 0 || matches!(edit.content, Content::Apart(..));
+        let is_new = edit.replaced != 0 || matches!(edit.content, Content::Apart { .. });
         let (stands, deeper) = code.map_or((&[][..], &[][..]), |code| (&code.stands[..], &code.deeper[..]));
         let inner = stands.iter().map(|s| s.0).chain(deeper.iter().map(|d| d.0)).filter(|start| part.contains(start));
         let mut starts: Vec<u32> = inner.chain([part.start]).collect();
@@ -335,13 +324,19 @@ impl Writer<'_> {
     }
 }
 
-/// Where in an output block the new code begins that is at an offset of its origin and has a part elsewhere.
-fn start_of(offset: u32, block: Out, out: &OutProgram) -> Option<u32> {
+/// Where an offset of new code is: an output block, and bytes from its start.
+fn place_of(code: &NewCode, offset: u32, (block, origin_offset): (Out, u32), out: &OutProgram) -> Option<(Out, u32)> {
+    let part = if offset == NewCode::END { 0 } else { code.part_of(offset) };
+    if part > 0 {
+        let apart = out.apart.get(&(block, origin_offset))?.get(part - 1)?;
+        return Some((*apart, offset - code.part(part).start));
+    }
     let edits = out.edits_of(&out.blocks[block]);
-    let index = edits.iter().position(|edit| edit.offset == offset && matches!(edit.content, Content::Code(_, Some(_))))?;
+    let is_first = |edit: &Edit| edit.offset == origin_offset && matches!(edit.content, Content::Code(_));
+    let index = edits.iter().position(is_first)?;
     let before: u32 = edits[..index].iter().map(|edit| edit.len).sum();
     let gone: u32 = edits[..index].iter().map(|edit| edit.replaced).sum();
-    Some(edits[index].offset + before - gone)
+    Some((block, origin_offset + before - gone + offset.min(code.part(0).end)))
 }
 
 /// What holds at an offset, of what holds from offsets on.

@@ -3,8 +3,8 @@
 //! **Method.** Every planned block becomes one `OutBlock`, every insertion on an edge one more, which holds nothing but the insertion. A
 //! code target resolves to the output block that carries it, or, where the plan leaves a block in place, to its old address. Terminators
 //! are made by `terminator::emit`, with the block that follows in the fragment in view. Edits belong to the block that they are in, so that its
-//! copies have them too. What of new code lies apart becomes an output block of its own, in the function's cold fragment or, if it has none, in one
-//! that is added behind all others.
+//! copies have them too. Each part of new code that lies apart becomes an output block of its own: what runs of them at the end of the fragment,
+//! the rest in the function's cold fragment or, if it has none, in one that is added behind all others.
 //!
 //! **Invariants.** Output blocks of a fragment have consecutive ids in output order. The successors of an output block, seen through
 //! edge blocks, are those of its origin. Every block of a movable function is placed exactly once, unless the plan drops the function; copies of a block are not its place: nothing names them, what stands before one runs into it. A clone's blocks are
@@ -70,10 +70,13 @@ pub struct Edit {
 pub enum Content {
     /// Made when addresses are known.
     Snippet(Snippet),
-    /// With the output block that has the part which lies apart.
-    Code(NewCodeId, Option<Out>),
-    /// The part of code that lies apart, with the output block that has the rest.
-    Apart(NewCodeId, Out),
+    Code(NewCodeId),
+    /// A part of code that lies apart, with the output block that has the first one.
+    Apart {
+        code: NewCodeId,
+        part: usize,
+        of: Out,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -114,6 +117,8 @@ pub struct OutProgram {
     pub clone_entries: Vec<Out>,
     /// The blocks of clones.
     pub in_clones: FxHashMap<(CloneId, Block), Out>,
+    /// By the output block that has the first part of new code and the edit's offset in it: the blocks that have the parts which lie apart.
+    pub apart: FxHashMap<(Out, u32), Vec<Out>>,
     /// As in the plan.
     pub fills_from_end: bool,
 }
@@ -142,6 +147,7 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         placed: skeleton.placed,
         clone_entries: Vec::with_capacity(edits.clones.len()),
         in_clones: skeleton.in_clones,
+        apart: skeleton.apart,
         fills_from_end: layout.fills_from_end,
     };
     for (clone, data) in edits.clones.iter() {
@@ -174,13 +180,12 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         placed: &out.placed,
         in_clones: &out.in_clones,
         edge_blocks: &skeleton.edge_blocks,
-        apart: &skeleton.apart,
         in_table: &in_table,
     };
     for batch in skeleton.spans.chunks(FRAGMENTS_AT_ONCE) {
         let linked: Vec<(Vec<OutBlock>, Vec<Edit>)> = batch
             .par_iter()
-            .map(|span| linker.link_fragment(&skeleton.entries[span.start as usize..span.end as usize], span.start))
+            .map(|span| linker.link_fragment(&skeleton.entries[span.start as usize..span.end as usize]))
             .collect();
         for (blocks, edits) in linked {
             let base = out.edits.len() as u32;
@@ -210,9 +215,10 @@ enum Entry {
         clone: Option<CloneId>,
     },
     Edge(u32),
-    /// The part of a replacement's code that lies apart from the block it is in.
+    /// A part of a replacement's code that lies apart from the block it is in.
     Apart {
         replacement: Replacement,
+        part: usize,
         of: Out,
     },
 }
@@ -236,9 +242,10 @@ struct Skeleton {
     placed: SecondaryMap<Block, Option<Out>>,
     in_clones: FxHashMap<(CloneId, Block), Out>,
     edge_blocks: FxHashMap<u32, Out>,
-    /// By the output block and the offset of an edit in it, what carries the part of it that lies apart.
-    apart: FxHashMap<(Out, u32), Out>,
-    /// Parts that lie apart and have no output block yet.
+    /// As in `OutProgram`.
+    apart: FxHashMap<(Out, u32), Vec<Out>>,
+    /// Parts that lie apart and have no output block yet: those for the end of the fragment, and those that never run.
+    running: Vec<Entry>,
     pending: BTreeMap<PartOf, Vec<Entry>>,
     /// The fragments that are added to those of the plan.
     added: Vec<PartOf>,
@@ -253,10 +260,11 @@ impl Skeleton {
             in_clones: FxHashMap::default(),
             edge_blocks: FxHashMap::default(),
             apart: FxHashMap::default(),
+            running: Vec::new(),
             pending: BTreeMap::new(),
             added: Vec::new(),
         };
-        let has_apart = edits.codes.values().any(|code| code.apart.is_some());
+        let has_apart = edits.codes.values().any(|code| !code.apart.is_empty());
         for plan in &layout.fragments {
             let start = skeleton.entries.len() as u32;
             let mut out_of_line = Vec::new();
@@ -282,6 +290,8 @@ impl Skeleton {
                 }
             }
             out_of_line.into_iter().for_each(|edge| skeleton.push_edge(edge));
+            let running = std::mem::take(&mut skeleton.running);
+            skeleton.push_apart(running);
             let part = PartOf { func: plan.func, unwind_class: class_of(program, plan.blocks[0].block), clone: plan.clone };
             if plan.temperature == Temperature::Cold
                 && let Some(parts) = skeleton.pending.remove(&part)
@@ -331,17 +341,23 @@ impl Skeleton {
     /// Notes what lies apart of the code in the block that is placed next.
     fn note_apart(&mut self, program: &Program, edits: &EditPlan, block: Block, clone: Option<CloneId>) {
         let of = Out::new(self.entries.len());
-        let part = PartOf { func: program.func_of(block), unwind_class: class_of(program, block), clone };
-        let replacements = edits.replacements_in(clone, block).iter().filter(|r| edits.codes[r.code].apart.is_some());
-        for &replacement in replacements {
-            self.pending.entry(part).or_default().push(Entry::Apart { replacement, of });
+        let part_of = PartOf { func: program.func_of(block), unwind_class: class_of(program, block), clone };
+        for &replacement in edits.replacements_in(clone, block) {
+            let code = &edits.codes[replacement.code];
+            for part in 1..=code.apart.len() {
+                let entry = Entry::Apart { replacement, part, of };
+                if code.runs(part) { self.running.push(entry) } else { self.pending.entry(part_of).or_default().push(entry) }
+            }
         }
     }
 
     fn push_apart(&mut self, parts: Vec<Entry>) {
         for entry in parts {
-            if let Entry::Apart { replacement, of } = entry {
-                self.apart.insert((of, replacement.offset), Out::new(self.entries.len()));
+            if let Entry::Apart { replacement, part, of } = entry {
+                // The parts of one edit come in any order.
+                let parts = self.apart.entry((of, replacement.offset)).or_default();
+                parts.resize(parts.len().max(part), of);
+                parts[part - 1] = Out::new(self.entries.len());
             }
             self.entries.push(entry);
         }
@@ -370,7 +386,6 @@ struct Linker<'a> {
     placed: &'a SecondaryMap<Block, Option<Out>>,
     in_clones: &'a FxHashMap<(CloneId, Block), Out>,
     edge_blocks: &'a FxHashMap<u32, Out>,
-    apart: &'a FxHashMap<(Out, u32), Out>,
     /// Whether an entry of a table names it: the program holds the address for a moment, and the checker takes it for held.
     in_table: &'a SecondaryMap<Block, bool>,
 }
@@ -392,16 +407,15 @@ impl Linker<'_> {
         }
     }
 
-    /// The blocks of a fragment, of which `first` is the first, and their edits, which they name from 0 on.
-    fn link_fragment(&self, entries: &[Entry], first: u32) -> (Vec<OutBlock>, Vec<Edit>) {
+    /// The blocks of a fragment, and their edits, which they name from 0 on.
+    fn link_fragment(&self, entries: &[Entry]) -> (Vec<OutBlock>, Vec<Edit>) {
         let mut edits = Vec::new();
-        let out = |index: usize| Out::new(first as usize + index);
-        let link = |(index, entry): (usize, &Entry)| self.link(out(index), *entry, entries.get(index + 1).copied(), &mut edits);
+        let link = |(index, entry): (usize, &Entry)| self.link(*entry, entries.get(index + 1).copied(), &mut edits);
         let blocks = entries.iter().enumerate().map(link).collect();
         (blocks, edits)
     }
 
-    fn link(&self, out: Out, entry: Entry, following: Option<Entry>, edits: &mut Vec<Edit>) -> OutBlock {
+    fn link(&self, entry: Entry, following: Option<Entry>, edits: &mut Vec<Edit>) -> OutBlock {
         let first_edit = edits.len() as u32;
         match entry {
             Entry::Edge(edge) => {
@@ -412,18 +426,17 @@ impl Linker<'_> {
                 let edits = first_edit..edits.len() as u32;
                 OutBlock { origin: target, copies_body: false, align: 1, edits, terminator }
             }
-            Entry::Apart { replacement: Replacement { block, offset, code, .. }, of } => {
-                let len = self.edits.codes[code].apart().len() as u32;
-                edits.push(Edit { offset, replaced: 0, len, content: Content::Apart(code, of) });
+            Entry::Apart { replacement: Replacement { block, offset, code, .. }, part, of } => {
+                let len = self.edits.codes[code].part(part).len() as u32;
+                edits.push(Edit { offset, replaced: 0, len, content: Content::Apart { code, part, of } });
                 let edits = first_edit..edits.len() as u32;
                 OutBlock { origin: block, copies_body: false, align: 1, edits, terminator: OutTerminator::None }
             }
             Entry::Body { block, align, clone } => {
                 edits.extend(self.edits.insertions_of(block).iter().map(|i| insertion(i.offset, i.len, i.snippet)));
                 edits.extend(self.edits.replacements_in(clone, block).iter().map(|r| {
-                    let len = self.edits.codes[r.code].in_place().end;
-                    let content = Content::Code(r.code, self.apart.get(&(out, r.offset)).copied());
-                    Edit { offset: r.offset, replaced: r.len, len, content }
+                    let len = self.edits.codes[r.code].part(0).end;
+                    Edit { offset: r.offset, replaced: r.len, len, content: Content::Code(r.code) }
                 }));
                 // What is inserted before an instruction that goes stays before what comes in its place.
                 edits[first_edit as usize..].sort_by_key(|edit| (edit.offset, edit.replaced));

@@ -38,7 +38,7 @@ pub(super) struct Copied {
 pub(super) fn of(context: &Context<'_>, region: &Region) -> Option<Copied> {
     let orders = order::candidates(context, region)?;
     let copies = orders.iter().filter_map(|order| Writer::write(context, region, order));
-    copies.max_by_key(|copy| (copy.saved - copy.taken, std::cmp::Reverse((copy.code.in_place().end, copy.code.bytes.len()))))
+    copies.max_by_key(|copy| (copy.saved - copy.taken, std::cmp::Reverse((copy.code.part(0).end, copy.code.bytes.len()))))
 }
 
 /// Where a jump of a copy leads.
@@ -56,7 +56,7 @@ struct Writer<'a> {
     copied: Copied,
     /// Where each place begins.
     starts: Vec<u32>,
-    /// Displacements: where they are, and what they name; those of four bytes lead from the one part to the other.
+    /// Displacements: where they are, and what they name; those of four bytes lead from one part to another.
     short: Vec<(u32, Target)>,
     crossing: Vec<(u32, Target)>,
 }
@@ -68,8 +68,8 @@ impl<'a> Writer<'a> {
         let mut writer = Writer { context, order, copied, starts, short: Vec::new(), crossing: Vec::new() };
         for (index, &node) in order.nodes.iter().enumerate() {
             let here = writer.here();
-            if index == order.in_place {
-                writer.copied.code.apart = Some(here);
+            if index > 0 && order.part(index) != order.part(index - 1) {
+                writer.copied.code.apart.push(here);
             }
             writer.starts.push(here);
             match node {
@@ -163,15 +163,18 @@ impl<'a> Writer<'a> {
         self.order.nodes.iter().position(|&known| known == node).map(Target::Place)
     }
 
-    fn is_apart(&self, target: Target) -> bool {
-        matches!(target, Target::Place(index) if index >= self.order.in_place)
+    fn part(&self, target: Target) -> usize {
+        match target {
+            Target::Place(index) => self.order.part(index),
+            Target::End => 0,
+        }
     }
 
     /// Whether a target is what follows a place.
     fn is_next(&self, index: usize, target: Target) -> bool {
         match target {
             Target::End => index + 1 == self.order.in_place,
-            Target::Place(next) => next == index + 1 && next != self.order.in_place,
+            Target::Place(next) => next == index + 1 && self.order.part(next) == self.order.part(index),
         }
     }
 
@@ -195,7 +198,7 @@ impl<'a> Writer<'a> {
     }
 
     fn jump(&mut self, index: usize, target: Target, short: &[u8], long: &[u8]) {
-        if self.is_apart(Target::Place(index)) == self.is_apart(target) {
+        if self.order.part(index) == self.part(target) {
             self.copied.code.bytes.extend_from_slice(short);
             self.short.push((self.here(), target));
             self.copied.code.bytes.push(0);
@@ -208,8 +211,8 @@ impl<'a> Writer<'a> {
 
     /// Fills in the displacements.
     fn finish(mut self) -> Option<Copied> {
-        let end = self.copied.code.in_place().end;
-        let starts = &self.starts;
+        let end = self.copied.code.part(0).end;
+        let (starts, order) = (&self.starts, self.order);
         let offset = |target: Target| match target {
             Target::Place(index) => starts[index],
             Target::End => end,
@@ -218,7 +221,13 @@ impl<'a> Writer<'a> {
             let displacement = i8::try_from(i64::from(offset(target)) - i64::from(at) - 1).ok()?;
             self.copied.code.bytes[at as usize] = displacement.cast_unsigned();
         }
-        self.copied.code.crossings = self.crossing.iter().map(|&(at, target)| (at, offset(target))).collect();
+        // A place without code at the end of the first part is that end.
+        let is_end = |target: Target| match target {
+            Target::Place(index) => order.part(index) == 0 && starts[index] == end,
+            Target::End => true,
+        };
+        let crossing = |&(at, target): &(u32, Target)| (at, if is_end(target) { NewCode::END } else { offset(target) });
+        self.copied.code.crossings = self.crossing.iter().map(crossing).collect();
         // A call in the place of a call is that call led elsewhere, which is another thing to prove.
         let mut instructions = Vec::new();
         decode_bytes(&self.copied.code.bytes, Va(0), &mut instructions);

@@ -19,6 +19,15 @@ pub(super) struct Order {
     pub(super) nodes: Vec<Node>,
     /// How many of them stand where the call was; the others lie apart.
     pub(super) in_place: usize,
+    /// From here on, places lie apart from these too: they never run.
+    idle_from: usize,
+}
+
+impl Order {
+    /// The number of the part that a place is in.
+    pub(super) fn part(&self, index: usize) -> usize {
+        usize::from(index >= self.in_place) + usize::from(index >= self.idle_from && self.idle_from > self.in_place)
+    }
 }
 
 /// Where control goes from a place.
@@ -38,6 +47,7 @@ pub(super) fn candidates(context: &Context<'_>, region: &Region) -> Option<Vec<O
     for least in shares {
         let stays = |index: usize| index == 0 || places[index].share >= least;
         let (in_place, apart): (Vec<usize>, Vec<usize>) = (0..places.len()).partition(|&index| stays(index));
+        let (running, idle): (Vec<usize>, Vec<usize>) = apart.into_iter().partition(|&index| places[index].share > 0);
         let paths = if in_place.len() <= PLACES_MAX {
             vec![cheapest(&places, &in_place)]
         } else {
@@ -45,8 +55,8 @@ pub(super) fn candidates(context: &Context<'_>, region: &Region) -> Option<Vec<O
             vec![in_place, last]
         };
         for path in paths {
-            let nodes = path.iter().chain(&apart).map(|&index| places[index].node).collect();
-            let order = Order { nodes, in_place: path.len() };
+            let nodes = path.iter().chain(&running).chain(&idle).map(|&index| places[index].node).collect();
+            let order = Order { nodes, in_place: path.len(), idle_from: path.len() + running.len() };
             if !orders.contains(&order) {
                 orders.push(order);
             }
