@@ -99,12 +99,18 @@ pub(crate) fn fold(lifted: &Lifted<'_>, timing: &mut Timing) -> Folding {
 }
 
 /// The plan for an order.
-pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, folded: &Folding, timing: &mut Timing) -> LayoutPlan {
+pub(crate) fn plan(
+    lifted: &Lifted<'_>,
+    weights: &Weights,
+    order: &Order,
+    (edits, folded): (&EditPlan, &Folding),
+    timing: &mut Timing,
+) -> LayoutPlan {
     timing.phase("lay out", |_| {
         let mut plan = match order {
             Order::ByWeights(options) => {
                 let options = LayoutOptions { folded: folded.clone(), ..options.clone() };
-                return layout::compute(&lifted.program, weights, &options);
+                return layout::compute(&lifted.program, weights, edits, &options);
             }
             Order::Original => layout::original(&lifted.program),
             Order::Shuffled(seed) => layout::shuffle(&lifted.program, *seed),
@@ -118,7 +124,8 @@ pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, folded
 pub(crate) fn instrument(path: &Path, lifted: &Lifted<'_>, profile: &Path, timing: &mut Timing) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
     let fail = |e: rewriter::Error| from_rewriter(path, &e);
-    let plan = plan(lifted, &Weights::default(), &Order::Original, &Folding::default(), timing);
+    let unchanged = (&EditPlan::default(), &Folding::default());
+    let plan = plan(lifted, &Weights::default(), &Order::Original, unchanged, timing);
     let mut instrumentation =
         timing.phase("place counters", |_| instrument::Instrumentation::plan(image, program, profile)).map_err(fail)?;
     let edits = instrumentation.edits().map_err(fail)?;

@@ -269,7 +269,7 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
         paths => timing.phase("attribute the profile", |timing| profile::load(paths, None, input, lifted, timing))?.0,
     };
     let mut plan = timing.phase("lay out", |_| match (weights.has_counts(), args.is_on(Technique::Padding)) {
-        (true, _) => layout::compute(program, &weights, &layout_options()),
+        (true, _) => layout::compute(program, &weights, &EditPlan::default(), &layout_options()),
         (false, true) => layout::packed(program),
         (false, false) => layout::original(program),
     });

@@ -34,6 +34,7 @@ use rustc_hash::FxHashMap;
 use self::copy::Copied;
 use super::Context;
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
+use crate::layout::saved_min_per_byte;
 
 /// What copies may add to the movable code.
 const BYTES_PER_MILLE_MAX: u64 = 10;
@@ -65,6 +66,9 @@ pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
         let saved = copies[&site.callee].saved.max(0).cast_unsigned();
         u128::from(context.count(site.block)) * u128::from(saved) / u128::from(added(site).max(1))
     };
+    // What is seldom run is not worth the room among what is busy.
+    let density_min = u128::from(saved_min_per_byte(context.program, context.weights)) * u128::from(NewCode::WHOLE);
+    sites.retain(|site| context.everywhere || density(site) >= density_min);
     sites.sort_by_cached_key(|site| (std::cmp::Reverse(density(site)), site.block, site.offset));
     let movable = context.program.funcs.iter().filter(|(_, data)| data.is_movable());
     let movable_bytes: u64 = movable.map(|(func, _)| context.program.func_size(func)).sum();
