@@ -295,5 +295,5 @@ fn dependents(program: &Program, summaries: &[BlockSummary]) -> Dependents {
             }
         }
     }
-    Dependents::from_pairs(program.blocks.len(), pairs)
+    Dependents::from_pairs(program.blocks.len(), &pairs)
 }

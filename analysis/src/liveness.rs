@@ -183,7 +183,7 @@ impl RegisterLiveness {
         for instruction in decode_block(image, program, block).into_iter().rev() {
             live = live.union(pads);
             list.push((instruction, live));
-            live = graph::passage_of(program, &step(program, &instruction, &mut factory), &self.calls).apply(live);
+            live = graph::passage_of(&step(program, &instruction, &mut factory), &self.calls).apply(live);
         }
         list.reverse();
         list
