@@ -31,6 +31,9 @@ mod walk;
 pub use error::Error;
 pub use report::{Report, Stats, Violation, ViolationKind};
 
+use std::sync::Arc;
+
+use decode::Memo;
 use image::Image;
 use unwind::Rows;
 use walk::{Side, Walk};
@@ -58,8 +61,9 @@ pub fn check_assuming(input: &[u8], output: &[u8], assumptions: Assumptions) -> 
     let input = Image::parse(input).map_err(Error::Input)?;
     let output = Image::parse(output).map_err(Error::Output)?;
     let mut rows = Rows::default();
-    let input = Side::new(input, &mut rows).map_err(Error::Input)?;
-    let output = Side::new(output, &mut rows).map_err(Error::Output)?;
+    let memo = Arc::new(Memo::new());
+    let input = Side::new(input, &mut rows, &memo).map_err(Error::Input)?;
+    let output = Side::new(output, &mut rows, &memo).map_err(Error::Output)?;
 
     let mut walk = Walk::new(&input, &output);
     walk.rows = Some(&rows);

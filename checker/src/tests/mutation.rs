@@ -17,7 +17,7 @@ impl Subject {
 
     fn with<T>(&self, look: impl FnOnce(&Side<'_>) -> T) -> T {
         let image = Image::parse(&self.file).unwrap();
-        look(&Side::new(image, &mut Rows::default()).unwrap())
+        look(&Side::new(image, &mut Rows::default(), &Arc::new(Memo::new())).unwrap())
     }
 
     fn offset(&self, address: u64) -> usize {
