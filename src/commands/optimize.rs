@@ -175,6 +175,8 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         folded.limit(fuel);
     }
     let folded = folded;
+    // They have told the lifter all; a megabyte for each 40,000.
+    lifted.image.static_relocs = Vec::new();
     let weights = folded.weights(&lifted.program, weights);
     let (mut unproven, mut examiner) = (Unproven::default(), Examiner::default());
     let planned = driver::edits(&lifted, &weights, &folded, job.edits, timing);

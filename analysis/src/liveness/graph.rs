@@ -3,7 +3,7 @@
 use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, OpAccess, Register};
 use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{BlockFlags, CodeTarget, Program, StopKind, Terminator};
-use lifter::x86::decode_block;
+use lifter::x86::decode_block_into;
 use lifter::{Image, Va};
 use rayon::prelude::*;
 use smallvec::SmallVec;
@@ -16,7 +16,7 @@ use crate::values::state::is_save;
 
 /// A block between its calls: what stands before each call, the calls, and what is behind the last.
 #[derive(Clone, Debug)]
-struct Pieces {
+pub(super) struct Pieces {
     calls: SmallVec<[(Passage, Callee); 2]>,
     rest: Passage,
 }
@@ -36,9 +36,8 @@ pub(super) struct Solver<'p> {
 }
 
 impl<'p> Solver<'p> {
-    pub(super) fn new(image: &Image<'_>, program: &'p Program, saves: Saves<'_>) -> Self {
+    pub(super) fn new(program: &'p Program, pieces: Vec<Pieces>, saves: Saves<'_>) -> Self {
         let blocks: Vec<Block> = program.blocks.keys().collect();
-        let pieces: Vec<Pieces> = blocks.par_iter().with_min_len(64).map(|&block| pieces(image, program, block, saves)).collect();
         let mut handed_back = vec![Registers::NONE; blocks.len()];
         if let Saves::Passed(procedures, summaries) = saves {
             for (procedure, data) in procedures.all.iter() {
@@ -72,24 +71,41 @@ impl<'p> Solver<'p> {
         }
     }
 
-    pub(super) fn run_up(&mut self) {
-        // The last block comes off the stack first: most edges lead forward.
-        let mut worklist: Vec<Block> = self.program.blocks.keys().collect();
-        let mut is_queued = vec![true; worklist.len()];
-        while let Some(block) = worklist.pop() {
-            is_queued[block.index()] = false;
-            let grown = self.passage(block).union(self.passages[block.index()]);
-            if grown == self.passages[block.index()] {
-                continue;
-            }
-            self.passages[block.index()] = grown;
-            let handed_back = self.handed_back[block.index()];
-            self.calls[block.index()] = Passage { passes: grown.passes.union(handed_back), ..grown };
-            for &dependent in self.dependents.of(block) {
-                if !std::mem::replace(&mut is_queued[dependent.index()], true) {
-                    worklist.push(dependent);
+    pub(super) fn solve(mut self) -> RegisterLiveness {
+        self.run_up();
+        self.run_down();
+        self.finish()
+    }
+
+    /// Sweeps over the blocks that have to be looked at, the last first: most edges lead forward.
+    fn run_up(&mut self) {
+        let count = self.program.blocks.len();
+        let mut waiting: Vec<u64> = vec![u64::MAX; count.div_ceil(64)];
+        if let Some(last) = waiting.last_mut().filter(|_| !count.is_multiple_of(64)) {
+            *last = (1 << (count % 64)) - 1;
+        }
+        let mut is_changing = true;
+        while std::mem::take(&mut is_changing) {
+            for word in (0..waiting.len()).rev() {
+                while let Some(bit) = waiting[word].checked_ilog2() {
+                    waiting[word] &= !(1 << bit);
+                    is_changing = true;
+                    self.look_again(Block::new(word * 64 + bit as usize), &mut waiting);
                 }
             }
+        }
+    }
+
+    fn look_again(&mut self, block: Block, waiting: &mut [u64]) {
+        let grown = self.passage(block).union(self.passages[block.index()]);
+        if grown == self.passages[block.index()] {
+            return;
+        }
+        self.passages[block.index()] = grown;
+        let handed_back = self.handed_back[block.index()];
+        self.calls[block.index()] = Passage { passes: grown.passes.union(handed_back), ..grown };
+        for dependent in self.dependents.of(block) {
+            waiting[dependent.index() / 64] |= 1 << (dependent.index() % 64);
         }
     }
 
@@ -109,7 +125,7 @@ impl<'p> Solver<'p> {
         way_out_to(self.program, block, self.successors.of(block), &self.passages, &self.calls)
     }
 
-    pub(super) fn run_down(&mut self) {
+    fn run_down(&mut self) {
         let program = self.program;
         // What is up is settled by now, so what comes behind a call does not change any more.
         let mut starts = vec![0usize];
@@ -172,7 +188,7 @@ impl<'p> Solver<'p> {
         }
     }
 
-    pub(super) fn finish(self) -> RegisterLiveness {
+    fn finish(self) -> RegisterLiveness {
         let at_pads = self.program.blocks.keys().map(|block| {
             let at_return = self.at_return[self.program.func_of(block).index()];
             let pads = self.pads[block.index()].iter();
@@ -236,15 +252,35 @@ fn successors(program: &Program, block: Block) -> SmallVec<[Block; 4]> {
     list
 }
 
-fn pieces(image: &Image<'_>, program: &Program, block: Block, saves: Saves<'_>) -> Pieces {
+/// The pieces of all blocks, and what else is asked of their instructions.
+pub(super) fn all_pieces<T: Send>(
+    image: &Image<'_>,
+    program: &Program,
+    saves: Saves<'_>,
+    other: impl Fn(Block, &[Instruction]) -> T + Sync,
+) -> (Vec<Pieces>, Vec<T>) {
+    let blocks: Vec<Block> = program.blocks.keys().collect();
+    let scratch = || (InstructionInfoFactory::new(), Vec::new());
+    let of_block = |(factory, instructions): &mut (InstructionInfoFactory, Vec<Instruction>), &block: &Block| {
+        decode_block_into(image, program, block, instructions);
+        (pieces(program, block, saves, instructions, factory), other(block, instructions))
+    };
+    blocks.par_iter().with_min_len(64).map_init(scratch, of_block).unzip()
+}
+
+fn pieces(
+    program: &Program,
+    block: Block,
+    saves: Saves<'_>,
+    instructions: &[Instruction],
+    factory: &mut InstructionInfoFactory,
+) -> Pieces {
     let data = &program.blocks[block];
-    let mut factory = InstructionInfoFactory::new();
     let mut pieces = Pieces { calls: SmallVec::new(), rest: Passage::IDENTITY };
     let mut end = data.start;
-    let instructions = decode_block(image, program, block);
-    for instruction in &instructions {
+    for instruction in instructions {
         end = Va(instruction.next_ip());
-        let mut step = step(program, instruction, &mut factory);
+        let mut step = step(program, instruction, factory);
         if let (Saves::Passed(..), Some(register)) = (saves, step.pushes)
             && CALLEE_SAVED >> register & 1 != 0
         {
@@ -257,7 +293,7 @@ fn pieces(image: &Image<'_>, program: &Program, block: Block, saves: Saves<'_>) 
         }
     }
     let is_unknown = end != data.end() || data.terminator == Terminator::Stop(StopKind::Unknown);
-    if is_unknown || data.terminator == Terminator::Stop(StopKind::Return) && !returns_to_caller(&instructions, &mut factory) {
+    if is_unknown || data.terminator == Terminator::Stop(StopKind::Return) && !returns_to_caller(instructions, factory) {
         pieces.rest = pieces.rest.before(Passage::ANYTHING);
     }
     pieces
