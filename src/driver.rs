@@ -143,7 +143,7 @@ fn apply(
 
 /// The independent checker's verdict.
 pub(crate) fn check(output: &Path, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<checker::Report> {
-    let report = Examiner::default().examine(output, before, after, checker::Assumptions::default(), timing)?;
+    let report = Examiner::default().examine(output, (before, after), checker::Assumptions::default(), false, timing)?;
     require_no_violations(output, &report)?;
     Ok(report)
 }
@@ -153,13 +153,13 @@ pub(crate) fn check(output: &Path, before: &[u8], after: &[u8], timing: &mut Tim
 pub(crate) struct Examiner<'a>(Option<checker::Original<'a>>);
 
 impl<'a> Examiner<'a> {
-    /// What the checker finds, good or bad.
+    /// What the checker finds, good or bad; what differs in code may be enough.
     pub(crate) fn examine(
         &mut self,
         output: &Path,
-        before: &'a [u8],
-        after: &[u8],
+        (before, after): (&'a [u8], &[u8]),
         assumptions: checker::Assumptions,
+        stops_early: bool,
         timing: &mut Timing,
     ) -> Result<checker::Report> {
         let mut check = || {
@@ -167,7 +167,11 @@ impl<'a> Examiner<'a> {
                 Some(original) => original,
                 None => checker::Original::read(before)?,
             };
-            self.0.insert(original).check(after, assumptions)
+            let original = self.0.insert(original);
+            match stops_early {
+                true => original.check_until_code_differs(after, assumptions),
+                false => original.check(after, assumptions),
+            }
         };
         timing.phase("check", |_| check()).map_err(|e| Failure::at(output, format!("the checker can't read it: {e}")))
     }

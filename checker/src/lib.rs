@@ -93,6 +93,18 @@ impl<'a> Original<'a> {
     /// # Errors
     /// If the output is not a 64-bit little-endian x86-64 ELF file with sane tables.
     pub fn check(&mut self, output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
+        self.check_as_far_as(output, assumptions, false)
+    }
+
+    /// The same, but if code that must correspond does not, nothing else is looked at: for who makes another output then.
+    ///
+    /// # Errors
+    /// As [`Original::check`].
+    pub fn check_until_code_differs(&mut self, output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
+        self.check_as_far_as(output, assumptions, true)
+    }
+
+    fn check_as_far_as(&mut self, output: &[u8], assumptions: Assumptions, stops_early: bool) -> Result<Report, Error> {
         let output = Image::parse(output).map_err(Error::Output)?;
         let output = Side::new(output, &mut self.rows, &self.memo).map_err(Error::Output)?;
         let mut walk = Walk::new(&self.known, &output);
@@ -103,6 +115,11 @@ impl<'a> Original<'a> {
         walk.settle();
         data::seed_symbols(&mut walk);
         walk.settle();
+        if stops_early && !walk.violations.is_empty() {
+            let report = Report::new(std::mem::take(&mut walk.violations), walk.stats);
+            self.liveness = walk.into_liveness();
+            return Ok(Report { is_whole: false, ..report });
+        }
         walk.cover_metadata();
         leftover::settle(&mut walk);
         let mut report = walk.finish();

@@ -41,6 +41,10 @@ impl Walk<'_, '_> {
         self.proofs = Proofs::with(liveness);
     }
 
+    pub(crate) fn into_liveness(self) -> Liveness {
+        self.proofs.into_liveness()
+    }
+
     /// Notes a guess for later.
     pub(crate) fn try_later(&mut self, pair: Pair) {
         self.tries.push(pair);
