@@ -115,8 +115,12 @@ fn encode_fragment(image: &Image<'_>, program: &Program, out: &OutProgram, fragm
         writer.body(id, input, out);
         writer.terminator(index, block.terminator, input, &program.blocks[block.origin]);
     }
-    writer.code.offsets = layout.offsets.clone();
-    Ok(writer.code)
+    let Writer { mut code, .. } = writer;
+    code.offsets = layout.offsets;
+    // All fragments wait for the last one.
+    code.fixups.shrink_to_fit();
+    code.runs.shrink_to_fit();
+    Ok(code)
 }
 
 fn usize_range(range: &Range<u32>) -> Range<usize> {

@@ -284,7 +284,7 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
         true => driver::fold(lifted, timing).among(is_open),
         false => Folding::default(),
     };
-    let weights = folded.weights(program, &weights);
+    let weights = folded.weights(program, weights);
     let mut gone = Gone {
         num_dead: dropped.len() as u64,
         dead_bytes: dropped.iter().map(|&func| program.func_size(func)).sum(),

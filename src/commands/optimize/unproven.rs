@@ -5,7 +5,8 @@
 //!
 //! **Method.** Where an output does not pass, the edits in question are taken out of the functions that violations are about, and all is made and checked again; of all functions, if no
 //! violation is about one of them. What is written is what passed, and the report says how many edits were left out. Each round leaves out at least one function that had
-//! an edit, and the rounds are limited. Schedules go first, in the first rounds block by block: there are many in a function, and one is worth least of all edits.
+//! an edit, and the rounds are limited. Where violations in code that must correspond tell which edits these are, the rest of such an output is not looked at.
+//! Schedules go first, in the first rounds block by block: there are many in a function, and one is worth least of all edits.
 //! A function that nothing leads to any more, since its callers do its work, is found by its contents: so it goes without edits of any kind. If nothing else helps, no edit
 //! is made at all, which the user is asked to report.
 
@@ -63,8 +64,8 @@ impl Unproven {
     /// Finds the edited functions that violations are about, or because of which others are not found. False if there is none, so that the check stands as it is.
     pub(super) fn find(&mut self, program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
         // Code that nothing leads to is found by its contents, which an edit of what it leads to changes.
-        let is_whole = checked.violations.is_empty() && checked.stats.dropped_functions == 0;
-        if is_whole || edits.replacements.is_empty() {
+        let is_right = checked.violations.is_empty() && checked.stats.dropped_functions == 0;
+        if is_right || edits.replacements.is_empty() {
             return false;
         }
         self.tries += 1;
@@ -84,18 +85,7 @@ impl Unproven {
         if self.tries <= Self::TRIES_BY_BLOCK && self.find_blocks(edits, relinked, checked) {
             return true;
         }
-        let is_about = |&func: &Func| {
-            let ranges = program.funcs[func].blocks.iter().map(|block| relinked.blocks[block.index()]);
-            let mut spans = ranges.map(|(start, len)| (start.0, start.0 + u64::from(len)));
-            let is_at =
-                spans.any(|(start, end)| checked.violations.iter().any(|v| (start..end.max(start + 1)).contains(&v.address)));
-            let owns = |address: u64| {
-                let mut blocks = program.funcs[func].blocks.iter();
-                blocks.any(|block| (program.blocks[block].start.0..program.blocks[block].end().0).contains(&address))
-            };
-            is_at || checked.violations.iter().filter_map(|v| v.input).any(owns)
-        };
-        let found: Vec<Func> = edited.iter().copied().filter(is_about).collect();
+        let found: Vec<Func> = edited.iter().copied().filter(|&func| Self::is_about(func, program, relinked, checked)).collect();
         let all = if found.is_empty() || self.tries >= Self::TRIES_MAX { edited } else { found };
         let scheduled = functions_with(program, edits, |change| change == Change::Schedule);
         let (scheduled, others): (Vec<Func>, Vec<Func>) = all.into_iter().partition(|func| scheduled.binary_search(func).is_ok());
@@ -118,6 +108,24 @@ impl Unproven {
         };
         let edited = functions_with(program, edits, |_| true);
         self.unreached.extend(edited.into_iter().filter(is_about));
+    }
+
+    /// Whether any violation is about an edited function; if none is, more of them may be.
+    pub(super) fn are_about(program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
+        functions_with(program, edits, Self::is_in_question)
+            .into_iter()
+            .any(|func| Self::is_about(func, program, relinked, checked))
+    }
+
+    fn is_about(func: Func, program: &Program, relinked: &Relinked, checked: &checker::Report) -> bool {
+        let ranges = program.funcs[func].blocks.iter().map(|block| relinked.blocks[block.index()]);
+        let mut spans = ranges.map(|(start, len)| (start.0, start.0 + u64::from(len)));
+        let is_at = spans.any(|(start, end)| checked.violations.iter().any(|v| (start..end.max(start + 1)).contains(&v.address)));
+        let owns = |address: u64| {
+            let mut blocks = program.funcs[func].blocks.iter();
+            blocks.any(|block| (program.blocks[block].start.0..program.blocks[block].end().0).contains(&address))
+        };
+        is_at || checked.violations.iter().filter_map(|v| v.input).any(owns)
     }
 
     /// Finds the scheduled blocks that violations are about.
