@@ -40,11 +40,7 @@ const NEAR_KIN: usize = 2;
 
 /// Orders the blocks of all fragments anew; returns how many bytes that saves, as far as is known before addresses are.
 pub fn compact(program: &Program, plan: &mut LayoutPlan) -> u64 {
-    let stand_in = |block: Block| {
-        let block = plan.folded.stand_in(program, block);
-        let pairs = plan.folded_blocks.pairs();
-        pairs.binary_search_by_key(&block, |pair| pair.0).map_or(block, |index| pairs[index].1)
-    };
+    let stand_in = |block: Block| plan.folded_blocks.stand_in(plan.folded.stand_in(program, block));
     let len = |fragment: &FragmentPlan| {
         let graph = Graph::new(program, fragment, &stand_in);
         let order: Vec<u32> = (0..graph.pieces.len() as u32).collect();
