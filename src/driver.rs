@@ -50,13 +50,20 @@ fn lift_image<'a>(path: &Path, image: Image<'a>, verify: bool, timing: &mut Timi
     let refuse = |e: lifter::Error| from_lifter(path, &e);
     let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(refuse)?;
     let program = timing.phase("find functions, blocks and references", |_| lifter::lift(&image, unwind)).map_err(refuse)?;
+    let lifted = Lifted { image, program };
     if verify {
-        let violations = timing.phase("verify the program", |_| verify::verify(&image, &program));
-        if let Some(first) = violations.first() {
-            return Err(Failure::at(path, format!("lifting broke {} invariants, the first: {first}", violations.len())));
-        }
+        self::verify(path, &lifted, "lifting", timing)?;
     }
-    Ok(Lifted { image, program })
+    Ok(lifted)
+}
+
+/// Whether the invariants of the program hold after what was done to it.
+pub(crate) fn verify(path: &Path, lifted: &Lifted<'_>, done: &str, timing: &mut Timing) -> Result<()> {
+    let violations = timing.phase("verify the program", |_| verify::verify(&lifted.image, &lifted.program));
+    match violations.first() {
+        Some(first) => Err(Failure::at(path, format!("{done} broke {} invariants, the first: {first}", violations.len()))),
+        None => Ok(()),
+    }
 }
 
 /// How the output is laid out.
