@@ -25,6 +25,7 @@ use rustc_hash::FxHashMap;
 use crate::materialize::block_bytes;
 
 pub mod blocks;
+pub mod ends;
 #[cfg(test)]
 mod tests;
 

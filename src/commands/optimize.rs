@@ -184,7 +184,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         let mut edits = planned.clone();
         unproven.leave_out(&lifted.program, &mut edits);
         let mut adjusted = edits.adjusted(&lifted.program, &weights);
-        let mut plan = driver::plan(&lifted, &adjusted, &job.order, &folded, timing);
+        let mut plan = driver::plan(&lifted, &adjusted, &job.order, (&edits, &folded), timing);
         if let Some(fuel) = job.fuel {
             let fuel = fuel - folded.pairs().len() as u64;
             edits.limit(limit(&lifted, &mut plan, fuel));

@@ -103,7 +103,7 @@ fn a_layout_has_no_folded_function_and_loses_no_other() {
         let folded = Folding::find(&image_of(&text), &program);
         let weights = folded.weights(&program, walk(&program, 100, seed));
         let options = LayoutOptions { folded: folded.clone(), ..LayoutOptions::default() };
-        let plan = layout::compute(&program, &weights, &options);
+        let plan = layout::compute(&program, &weights, &crate::edit::EditPlan::default(), &options);
         for (func, data) in program.funcs.iter().filter(|(_, data)| data.is_movable()) {
             let is_there = plan.fragments.iter().any(|fragment| fragment.func == func);
             assert_eq!(is_there, folded.representative(func) == func && !data.blocks.is_empty(), "{func} of seed {seed}");
