@@ -5,7 +5,6 @@ pub(crate) mod shrink;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use lifter::Image;
 use lifter::ir::{PinReason, Program, RelinkMode};
 use rewriter::dyno::DynoStats;
 use rewriter::plan::LayoutPlan;
@@ -224,9 +223,22 @@ pub(crate) fn mode_name(program: &Program) -> &'static str {
     }
 }
 
-/// Bytes that the loader maps from a file; 0 for one that can't be read.
+/// Bytes that the loader maps from a file, by its program headers alone; 0 for one that can't be read.
 pub(crate) fn loaded_bytes(bytes: &[u8]) -> u64 {
-    Image::parse(bytes).map_or(0, |image| image.loads().map(|s| s.p_filesz).sum())
+    // ELF64: `e_phoff`, `e_phentsize`, `e_phnum`; of an entry `p_type` and `p_filesz`.
+    const LOAD: u64 = 1;
+    let field = |at: u64, size: u64| -> Option<u64> {
+        let start = usize::try_from(at).ok()?;
+        let field = bytes.get(start..start.checked_add(size as usize)?)?;
+        Some(field.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)))
+    };
+    let of_entry = |at: u64| Some(if field(at, 4)? == LOAD { field(at.checked_add(32)?, 8)? } else { 0 });
+    let sum = || {
+        let (table, size, count) = (field(32, 8)?, field(54, 2)?, field(56, 2)?);
+        let entries = (0..count).map(|index| of_entry(table.checked_add(index * size)?));
+        entries.sum::<Option<u64>>()
+    };
+    sum().unwrap_or(0)
 }
 
 impl Report {

@@ -73,7 +73,7 @@ impl Fdata {
 
     /// The same; `watch` is told how far it is.
     pub fn read_watched(bytes: &[u8], watch: Watch<'_>) -> Result<Self> {
-        let mut fdata = Fdata::default();
+        let (mut fdata, mut last) = (Fdata::default(), 0);
         for mut line in Lines::watched(FORMAT, bytes, watch) {
             match line.text {
                 b"boltedcollection" => fdata.is_bolted = true,
@@ -81,7 +81,7 @@ impl Fdata {
                     fdata.sampled_events = Some(String::from_utf8_lossy(&text[6..]).trim().to_owned());
                 }
                 [b'3'..=b'5', b' ', ..] => fdata.memory_records += 1,
-                _ => fdata.read_record(&mut line)?,
+                _ => fdata.read_record(&mut line, &mut last)?,
             }
         }
         if !fdata.samples.is_empty() && !fdata.branches.is_empty() {
@@ -90,8 +90,8 @@ impl Fdata {
         Ok(fdata)
     }
 
-    fn read_record(&mut self, line: &mut Line<'_>) -> Result<()> {
-        let from = self.read_place(line)?;
+    fn read_record(&mut self, line: &mut Line<'_>, last: &mut u32) -> Result<()> {
+        let from = self.read_place(line, last)?;
         if self.sampled_events.is_some() {
             let count = line.number("a number of samples", 10)?;
             line.finish()?;
@@ -99,7 +99,7 @@ impl Fdata {
             *sum = sum.saturating_add(count);
             return Ok(());
         }
-        let to = self.read_place(line)?;
+        let to = self.read_place(line, last)?;
         let mispredicted = line.number("a number of mispredictions", 10)?;
         let count = line.number("a number of executions", 10)?;
         line.finish()?;
@@ -107,7 +107,7 @@ impl Fdata {
         Ok(())
     }
 
-    fn read_place(&mut self, line: &mut Line<'_>) -> Result<Place> {
+    fn read_place(&mut self, line: &mut Line<'_>, last: &mut u32) -> Result<Place> {
         let kind = match line.field() {
             b"0" => PlaceKind::Outside,
             b"1" => PlaceKind::Function,
@@ -122,8 +122,16 @@ impl Fdata {
             return Err(line.fail("a name is missing"));
         }
         let offset = line.number("an offset in hexadecimal digits", 16)?;
-        let name = self.intern(&unescape(&String::from_utf8_lossy(name)));
-        Ok(Place { kind, name, offset })
+        Ok(Place { kind, name: self.intern_bytes(name, last), offset })
+    }
+
+    /// A name as it stands in a file. Most are the `last` one again.
+    fn intern_bytes(&mut self, name: &[u8], last: &mut u32) -> u32 {
+        let is_same = self.names.get(*last as usize).is_some_and(|last| last.as_bytes() == name);
+        if !is_same || name.contains(&b'\\') {
+            *last = self.intern(&unescape(&String::from_utf8_lossy(name)));
+        }
+        *last
     }
 
     pub fn intern(&mut self, name: &str) -> u32 {

@@ -64,10 +64,17 @@ impl SymbolIndex {
         symbols.sort_by_key(|&(address, is_data, ..)| (address, is_data));
         let mut numbers: FxHashMap<String, u32> = FxHashMap::default();
         let mut number = |prefix: &str| {
-            let next = numbers.entry(prefix.to_owned()).or_default();
-            *next += 1;
+            let next = match numbers.get_mut(prefix) {
+                Some(last) => {
+                    *last += 1;
+                    *last
+                }
+                None => *numbers.entry(prefix.to_owned()).or_insert(1),
+            };
             format!("{prefix}/{next}")
         };
+        self.by_name.reserve(symbols.len());
+        self.by_bare_name.reserve(symbols.len());
         for (address, is_data, file, symbol) in symbols {
             let name = match file {
                 None => symbol.name.to_owned(),
@@ -79,13 +86,15 @@ impl SymbolIndex {
                     name
                 }
             };
-            self.by_name.entry(name.clone()).or_insert(address);
+            let is_function = !is_data || symbol.st_type() == elf::STT_GNU_IFUNC;
+            let function = is_function.then(|| name.clone());
+            self.by_name.entry(name).or_insert(address);
             if is_data && !image.is_executable(address) {
                 continue;
             }
             let bare = self.by_bare_name.entry(symbol.name.to_owned()).or_insert(Some(address));
             *bare = bare.filter(|&known| known == address);
-            if !is_data || symbol.st_type() == elf::STT_GNU_IFUNC {
+            if let Some(name) = function {
                 self.functions.push(Named { start: address, end: address + symbol.st_size, name });
             }
         }

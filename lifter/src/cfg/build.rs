@@ -216,6 +216,7 @@ struct Cutter<'b, 'i> {
     builder: &'b Builder<'i>,
     unit: Unit,
     data: &'b UnitData,
+    /// From the one of the last instruction on.
     relocs: &'b [StaticReloc],
     /// The block that is being filled.
     open: Option<DraftBlock>,
@@ -394,9 +395,11 @@ impl Cutter<'_, '_> {
         let within = (instruction.ip() - block.start.0) as u32;
         let len = instruction.len();
         let at = Va(instruction.ip());
-        let first = self.relocs.partition_point(|r| r.at < at);
-        let count = self.relocs[first..].partition_point(|r| r.at.0 < instruction.next_ip());
-        let relocs = &self.relocs[first..first + count];
+        while let Some((_, rest)) = self.relocs.split_first().filter(|(first, _)| first.at < at) {
+            self.relocs = rest;
+        }
+        let count = self.relocs.iter().take_while(|r| r.at.0 < instruction.next_ip()).count();
+        let relocs = &self.relocs[..count];
         let evidence = if relocs.is_empty() { Evidence::Derived } else { Evidence::Exact };
         let flow = flow_of(instruction);
         let mut push = |offset: usize, kind: RefKind, role: RefRole, target: Va| {
