@@ -49,9 +49,9 @@ pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
     let mut walk = Walk::new(&input, &output);
     walk.rows = Some(&rows);
     data::seed(&mut walk);
-    walk.settle();
+    walk.settle_all();
     data::seed_symbols(&mut walk);
-    walk.settle();
+    walk.settle_all();
     walk.cover_metadata();
     leftover::settle(&mut walk);
     let mut report = walk.finish();

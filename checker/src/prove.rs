@@ -19,12 +19,15 @@
 //! **Terminates**: each visit of a pair but the first lowers its facts, of which there are chains of bounded length; and the number of
 //! segments is bounded.
 
+mod callers;
 mod class;
 mod constant;
 mod decoded;
+mod entry;
 mod escape;
 mod expr;
 mod facts;
+mod kept;
 mod liveness;
 mod machine;
 mod segment;
@@ -40,6 +43,8 @@ use crate::report::{Stats, Violation, ViolationKind};
 use crate::walk::{Side, Walk};
 pub(crate) use constant::address_in;
 use decoded::{Decoded, Engine};
+pub(crate) use callers::Called;
+pub(crate) use entry::Entry;
 use facts::{Facts, Value};
 use liveness::Liveness;
 use machine::{BASE, Privacy, STACK};
@@ -77,6 +82,8 @@ pub(crate) struct Proof {
     pub(crate) input: Vec<(u64, u8)>,
     pub(crate) output: Vec<(u64, u8)>,
     pub(crate) stats: Stats,
+    /// Direct calls, by what they call in both programs, and what is known there.
+    pub(crate) calls: Vec<Called>,
 }
 
 /// What proofs share.
@@ -93,6 +100,15 @@ pub(crate) struct Prover {
     liveness: Liveness,
     /// Starts and ends of the frame descriptions of each group of functions.
     groups: FxHashMap<u32, Vec<(u64, u64)>>,
+}
+
+/// What is to be proven.
+struct Task {
+    /// A pair at which all is the same, and what else is known there.
+    root: (u64, u64),
+    entry: Entry,
+    /// All calls are to be found: what was proven before is looked at again.
+    is_whole: bool,
 }
 
 /// A pair with what is known there, and what came of it.
@@ -145,19 +161,27 @@ impl Prover {
 
     /// Proves what flows from a pair at which all is the same.
     pub(crate) fn prove(&mut self, walk: &Walk<'_, '_>, input: u64, output: u64) -> Result<Proof, Violation> {
-        let root = Key { input, output, within: None };
-        let start = match identity_at(walk, root) {
-            Ok(start) => start,
-            Err(failure) => return Err(failure.into_violation()),
-        };
+        self.prove_task(walk, &Task { root: (input, output), entry: Entry::default(), is_whole: false })
+    }
+
+    /// Proves a function that is entered with what its callers know.
+    pub(crate) fn prove_entered(&mut self, walk: &Walk<'_, '_>, root: (u64, u64), entry: Entry) -> Result<Proof, Violation> {
+        self.prove_task(walk, &Task { root, entry, is_whole: true })
+    }
+
+    /// Proves what flows from a pair, in one of the ways to take slots for private.
+    fn prove_task(&mut self, walk: &Walk<'_, '_>, task: &Task) -> Result<Proof, Violation> {
+        let root = Key { input: task.root.0, output: task.root.1, within: None };
+        let mut start = identity_at(walk, root).map_err(Failure::into_violation)?;
+        task.entry.add_to(&mut start);
         // Where a frame is made already, an address of it may be known already.
-        let is_hidden = walk.input.unwind.is_as_at_entry(input) || !self.lets_frame_out(walk, input);
+        let is_hidden = walk.input.unwind.is_as_at_entry(root.input) || !self.lets_frame_out(walk, root.input);
         let mut first = None;
         for decides_first in [false, true] {
             self.decides_first = decides_first;
             let all = [Privacy::Frame, Privacy::Saves(saves_around(walk, root)), Privacy::Saves(Vec::new())];
             for privacy in all.into_iter().skip(usize::from(!is_hidden)) {
-                match self.prove_with(walk, root, &start, &privacy) {
+                match self.prove_with(walk, task, (root, &start), &privacy) {
                     Ok(proof) => return Ok(proof),
                     Err(failure) if failure.is_escape => {}
                     Err(failure) => {
@@ -167,11 +191,17 @@ impl Prover {
                 }
             }
         }
-        let nothing = || Failure::new(output, "nothing is private in the frame");
+        let nothing = || Failure::new(root.output, "nothing is private in the frame");
         Err(first.unwrap_or_else(nothing).into_violation())
     }
 
-    fn prove_with(&mut self, walk: &Walk<'_, '_>, root: Key, start: &Facts, privacy: &Privacy) -> Result<Proof, Failure> {
+    fn prove_with(
+        &mut self,
+        walk: &Walk<'_, '_>,
+        task: &Task,
+        (root, start): (Key, &Facts),
+        privacy: &Privacy,
+    ) -> Result<Proof, Failure> {
         if privacy.has_any() && start.stack().is_none() {
             return Err(Failure::escape(root.output));
         }
@@ -194,7 +224,7 @@ impl Prover {
             match &outcome {
                 Ok(segment) => {
                     for (next, facts) in &segment.successors {
-                        self.arrive(&mut visited, &mut work, (*next, privacy), facts)?;
+                        self.arrive(&mut visited, &mut work, (*next, privacy, task), facts)?;
                     }
                 }
                 Err(failure) if failure.is_escape => return Err(failure.clone()),
@@ -204,7 +234,7 @@ impl Prover {
                 known.outcome = Some(outcome);
             }
         }
-        self.collect(root, privacy, visited)
+        self.collect(root, privacy, task, visited)
     }
 
     /// Facts flow to a pair.
@@ -212,10 +242,10 @@ impl Prover {
         &self,
         visited: &mut FxHashMap<Key, Visited>,
         work: &mut Vec<Key>,
-        (key, privacy): (Key, &Privacy),
+        (key, privacy, task): (Key, &Privacy, &Task),
         facts: &Facts,
     ) -> Result<(), Failure> {
-        if self.is_proven(key, privacy, facts) {
+        if !task.is_whole && self.is_proven(key, privacy, facts) {
             return Ok(());
         }
         let Some(known) = visited.get_mut(&key) else {
@@ -245,7 +275,13 @@ impl Prover {
     }
 
     /// Puts together what is reached with the final facts.
-    fn collect(&mut self, root: Key, privacy: &Privacy, mut visited: FxHashMap<Key, Visited>) -> Result<Proof, Failure> {
+    fn collect(
+        &mut self,
+        root: Key,
+        privacy: &Privacy,
+        task: &Task,
+        mut visited: FxHashMap<Key, Visited>,
+    ) -> Result<Proof, Failure> {
         let mut proof = Proof::default();
         let mut reached: FxHashSet<Key> = FxHashSet::from_iter([root]);
         let mut work = vec![root];
@@ -269,7 +305,8 @@ impl Prover {
         if let Some(failure) = failure {
             return Err(failure);
         }
-        for (key, facts) in proven {
+        // Of a task that notes all calls, nobody may ask for what it has found.
+        for (key, facts) in proven.into_iter().filter(|_| !task.is_whole) {
             self.proven.entry(key).or_default().push((privacy.clone(), facts));
         }
         Ok(proof)
@@ -281,6 +318,7 @@ impl Proof {
         self.effects.extend(segment.effects);
         self.input.extend(segment.input);
         self.output.extend(segment.output);
+        self.calls.extend(segment.call);
         self.stats.add_proven(&segment.stats);
     }
 }

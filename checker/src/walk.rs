@@ -18,6 +18,7 @@
 
 mod calls;
 mod compare;
+mod contexts;
 mod frames;
 mod proofs;
 mod relation;
@@ -35,6 +36,7 @@ use crate::unwind::{Located, Rows};
 pub(crate) use calls::CALL_THROUGH;
 pub(crate) use compare::Reference;
 pub(crate) use compare::{condition, prefixes};
+use contexts::Contexts;
 use proofs::Proofs;
 use relation::Recorded;
 pub(crate) use relation::{Bits, Relation, Stands};
@@ -69,7 +71,9 @@ impl Pair {
 pub(crate) enum Reach {
     /// By falling through or a jump: any copy will do.
     Flow,
-    /// By a call, a landing pad, a symbol: nothing compares such an address.
+    /// By a direct call in both programs.
+    Call,
+    /// By another call, a landing pad, a symbol: nothing compares such an address.
     Name,
     /// By an address that the program can hold and compare.
     Pointer,
@@ -130,6 +134,9 @@ pub(crate) struct Walk<'w, 'a> {
     /// The rules of frames, for proofs.
     pub(crate) rows: Option<&'w Rows>,
     proofs: Proofs,
+    contexts: Contexts,
+    /// Where the walk from a root began.
+    began_at: Option<(u64, u64)>,
     tries: Vec<Pair>,
     input_row: Located,
     output_row: Located,
@@ -171,6 +178,8 @@ impl<'w, 'a> Walk<'w, 'a> {
             touched: Vec::new(),
             rows: None,
             proofs: Proofs::default(),
+            contexts: Contexts::default(),
+            began_at: None,
             tries: Vec::new(),
             input_row: Located::nowhere(),
             output_row: Located::nowhere(),
@@ -284,6 +293,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         loop {
             let Some((input, a, output, b)) = self.meet((i, o), origin, within, name.is_none())? else { return Ok(()) };
             (i, o) = (input, output);
+            self.began_at.get_or_insert((i, o));
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
             let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
             if let Some(name) = name.take().filter(|name| name.reach == Reach::Pointer) {
@@ -422,7 +432,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                 }
                 if a.kind == Kind::Call && b.kind == Kind::Call {
                     let (input, output) = (self.input.target(i, a), self.output.target(o, b));
-                    self.queue.push(Pair::new(input, output, o, Reach::Name));
+                    self.called(i, Pair::new(input, output, o, Reach::Call));
                 }
                 if self.noreturn.ends_at(self.input, i, a) {
                     self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));

@@ -102,6 +102,15 @@ impl Facts {
         facts
     }
 
+    /// Registers that hold a certain value in both programs.
+    pub(super) fn know(&mut self, known: impl Iterator<Item = (usize, Value)>) {
+        for (register, value) in known {
+            self.input.registers[register] = value;
+            self.output.registers[register] = value;
+        }
+        self.renumber();
+    }
+
     /// Classes in the order in which they turn up, so that equal facts are equal data.
     fn renumber(&mut self) {
         let mut known: FxHashMap<u32, u32> = FxHashMap::default();

@@ -3,11 +3,14 @@
 //! A register that only one of the programs leaves with a certain value does no harm if it is written before it is read. Calls inside one file need not
 //! follow the psABI: a caller that knows the callee's code may keep a value in a register that the callee does not write. So the code behind each call of the function is followed.
 //!
-//! * Behind a call of code of this file, its code is followed too, and what it passes on.
+//! * The code of what is called in this file is followed too, and the code behind the call, to which it may pass the register on.
 //! * A call of what the compiler could not see (through a stub, a slot, a register) reads what the psABI passes arguments in and writes all other registers that calls do not keep.
 //! * At a return, the code behind all calls of the function in this file is followed; of callers elsewhere, the psABI says that they read `rax` and `rdx` alone. These two
 //!   always count as read.
-//! * An indirect jump leads to all that the jump tables of its function name, and may be a tail call. With a frame and without tables it counts as a read.
+//! * An indirect jump leads to all that the jump tables of its function name. Without a frame it may be a tail call too; with a frame and without tables it counts as a read.
+//! * What is passed to a call that the compiler could not see is what was put there for it, and not what a function that overwrites the register has left: that is garbage to its callers.
+//!
+//! A register that calls keep may differ at a call, if the callee does nothing with it but to put it on the stack and to take it back ([`super::kept`]).
 //!
 //! A function here is the group of frame descriptions that jumps connect, which is never too little.
 //!
@@ -23,11 +26,11 @@ use crate::tables::TableReference;
 use crate::walk::Walk;
 
 /// Registers that calls keep, and those that return values or pass arguments.
-const KEPT: u16 = 1 << 3 | 1 << 4 | 1 << 5 | 0xf000;
+pub(super) const KEPT: u16 = 1 << 3 | 1 << 4 | 1 << 5 | 0xf000;
 const RETURNED: u16 = 1 | 1 << 2;
 const ARGUMENTS: u16 = 1 | 1 << 1 | 1 << 2 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10;
 /// Instructions that one question looks at.
-const STEPS_MAX: usize = 100_000;
+pub(super) const STEPS_MAX: usize = 100_000;
 
 #[derive(Default)]
 pub(super) struct Liveness {
@@ -37,23 +40,39 @@ pub(super) struct Liveness {
     answers: FxHashMap<(u32, u8), bool>,
     /// The same from what is called on, by its address.
     called: FxHashMap<(u64, u8), bool>,
+    /// By group of functions, the registers that it overwrites.
+    overwritten: FxHashMap<u32, u16>,
+    /// By what is called and a register that calls keep, whether nobody reads that.
+    pub(super) kept: FxHashMap<(u64, u8), bool>,
     /// By frame description, where its jump tables lead.
     targets: FxHashMap<u32, Vec<u64>>,
 }
 
 /// What an instruction does with a register.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum Use {
+pub(super) enum Use {
     Reads,
     Writes,
     Passes,
 }
 
+/// A place, and how control came there.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    at: u64,
+    /// What is asked for was left there by a function that has returned.
+    is_left: bool,
+    /// In a call whose return is followed already.
+    is_called: bool,
+}
+
 /// Where a question leads.
 #[derive(Default)]
 struct Question {
-    seen: FxHashSet<u64>,
-    work: Vec<u64>,
+    seen: FxHashSet<Place>,
+    work: Vec<Place>,
+    /// The function that is asked about overwrites the register.
+    is_garbage: bool,
     /// Groups of functions whose returns were followed.
     returned: FxHashSet<u32>,
 }
@@ -67,7 +86,8 @@ impl Prover {
         if let Some(&known) = self.liveness.answers.get(&(group, register)) {
             return known;
         }
-        let mut question = Question::default();
+        let is_garbage = self.overwrites(walk, fde, register);
+        let mut question = Question { is_garbage, ..Question::default() };
         self.follow_return(walk, fde, &mut question);
         let is_dead = self.is_read_nowhere(walk, register, question);
         self.liveness.answers.insert((group, register), is_dead);
@@ -80,20 +100,21 @@ impl Prover {
             return false;
         }
         let Some(target) = self.own_callee(walk, place, inst) else {
-            return self.is_free_for_others(walk, place, inst, register);
+            return self.is_free_for_others(walk, place, inst, register, false);
         };
         if let Some(&known) = self.liveness.called.get(&(target, register)) {
             return known;
         }
-        let question = Question { work: vec![target], ..Question::default() };
+        let start = Place { at: target, is_left: false, is_called: true };
+        let question = Question { work: vec![start], ..Question::default() };
         let is_dead = self.is_read_nowhere(walk, register, question);
         self.liveness.called.insert((target, register), is_dead);
         is_dead
     }
 
     fn is_read_nowhere(&mut self, walk: &Walk<'_, '_>, register: u8, mut question: Question) -> bool {
-        while let Some(at) = question.work.pop() {
-            if !self.follow_use(walk, at, register, &mut question) {
+        while let Some(place) = question.work.pop() {
+            if !self.follow_use(walk, place, register, &mut question) {
                 return false;
             }
         }
@@ -112,41 +133,53 @@ impl Prover {
             let first = calls.partition_point(|&(target, _)| target < start);
             for &(_, place) in calls[first..].iter().take_while(|&&(target, _)| target < end) {
                 if let Some(inst) = walk.input.inst(place).filter(|&inst| !walk.call_never_returns(place, inst)) {
-                    question.work.push(place + u64::from(inst.len));
+                    let at = place + u64::from(inst.len);
+                    question.work.push(Place { at, is_left: question.is_garbage, is_called: false });
                 }
             }
         }
     }
 
     /// Follows code as long as it passes a register on; `false` if it reads it.
-    fn follow_use(&mut self, walk: &Walk<'_, '_>, mut at: u64, register: u8, question: &mut Question) -> bool {
-        while question.seen.insert(at) {
+    fn follow_use(&mut self, walk: &Walk<'_, '_>, place: Place, register: u8, question: &mut Question) -> bool {
+        let Place { mut at, is_left, .. } = place;
+        while question.seen.insert(Place { at, ..place }) {
             let Some(inst) = walk.input.inst(at).filter(|_| question.seen.len() < STEPS_MAX) else { return false };
             let after = at + u64::from(inst.len);
             match inst.kind {
                 Kind::Nop | Kind::EndBranch => at = after,
                 Kind::Jump => at = walk.input.target(at, inst),
                 Kind::Branch => {
-                    question.work.push(walk.input.target(at, inst));
+                    question.work.push(Place { at: walk.input.target(at, inst), ..place });
                     at = after;
                 }
                 Kind::IndirectJump => {
                     let targets = self.targets_around(walk, at);
-                    let is_known = !targets.is_empty() || walk.input.unwind.is_as_at_entry(at);
-                    let is_free = is_known && self.is_free_for_others(walk, at, inst, register);
-                    question.work.extend(targets);
+                    let is_free = if walk.input.unwind.is_as_at_entry(at) {
+                        self.is_free_for_others(walk, at, inst, register, is_left)
+                    } else {
+                        !targets.is_empty() && !self.is_named(walk, at, inst, register)
+                    };
+                    question.work.extend(targets.into_iter().map(|at| Place { at, ..place }));
                     return is_free;
                 }
                 Kind::Loop => return false,
                 Kind::Stop | Kind::Trap => return true,
+                Kind::Return if place.is_called => return true,
                 Kind::Return => {
                     let Some(fde) = walk.input.unwind.fde_at(at) else { return false };
                     self.follow_return(walk, fde, question);
                     return true;
                 }
                 Kind::Call | Kind::IndirectCall => match self.own_callee(walk, at, inst) {
-                    Some(target) => at = target,
-                    None => return self.is_free_for_others(walk, at, inst, register),
+                    Some(target) => {
+                        question.work.push(Place { at: target, is_called: true, ..place });
+                        if walk.call_never_returns(at, inst) {
+                            return true;
+                        }
+                        at = after;
+                    }
+                    None => return self.is_free_for_others(walk, at, inst, register, is_left),
                 },
                 Kind::Plain | Kind::Lea => {
                     let Some(decoded) = self.decode(true, walk.input, at, inst) else { return false };
@@ -162,7 +195,7 @@ impl Prover {
     }
 
     /// Where the jump tables that a function of the input names lead.
-    fn targets_around(&mut self, walk: &Walk<'_, '_>, address: u64) -> Vec<u64> {
+    pub(super) fn targets_around(&mut self, walk: &Walk<'_, '_>, address: u64) -> Vec<u64> {
         let Some(fde) = walk.input.unwind.fde_at(address) else { return Vec::new() };
         if let Some(known) = self.liveness.targets.get(&fde) {
             return known.clone();
@@ -186,15 +219,47 @@ impl Prover {
     }
 
     /// The code of this file that a call enters; its return is followed to all of its callers.
-    fn own_callee(&self, walk: &Walk<'_, '_>, at: u64, inst: Inst) -> Option<u64> {
+    pub(super) fn own_callee(&self, walk: &Walk<'_, '_>, at: u64, inst: Inst) -> Option<u64> {
         let target = (inst.kind == Kind::Call).then(|| walk.input.target(at, inst))?;
         walk.input.slot_of_stub(target).is_none().then_some(target)
     }
 
     /// Whether a call of what the compiler could not see reads no such register: it writes it, by the psABI.
-    fn is_free_for_others(&mut self, walk: &Walk<'_, '_>, at: u64, inst: Inst, register: u8) -> bool {
-        let decoded = self.decode(true, walk.input, at, inst);
-        ARGUMENTS >> register & 1 == 0 && decoded.is_some_and(|decoded| inst.kind == Kind::Call || !names(&decoded, register))
+    fn is_free_for_others(&mut self, walk: &Walk<'_, '_>, at: u64, inst: Inst, register: u8, is_left: bool) -> bool {
+        (is_left || ARGUMENTS >> register & 1 == 0) && (inst.kind == Kind::Call || !self.is_named(walk, at, inst, register))
+    }
+
+    /// Whether an instruction has a register among its operands, or may have.
+    pub(super) fn is_named(&mut self, walk: &Walk<'_, '_>, at: u64, inst: Inst, register: u8) -> bool {
+        self.decode(true, walk.input, at, inst).is_none_or(|decoded| names(&decoded, register))
+    }
+
+    /// Whether code of a function, or what it calls by the psABI, overwrites a register.
+    fn overwrites(&mut self, walk: &Walk<'_, '_>, fde: u32, register: u8) -> bool {
+        let group = walk.survey.group_of(fde);
+        if let Some(&known) = self.liveness.overwritten.get(&group) {
+            return known >> register & 1 == 1;
+        }
+        let mut overwritten = 0;
+        for (start, end) in self.members_of(walk, group) {
+            let mut at = start;
+            while let Some(inst) = walk.input.inst(at).filter(|_| at < end) {
+                match inst.kind {
+                    Kind::IndirectCall => overwritten |= !(KEPT | RETURNED),
+                    Kind::Call if self.own_callee(walk, at, inst).is_none() => overwritten |= !(KEPT | RETURNED),
+                    Kind::Plain | Kind::Lea => {
+                        if let Some(decoded) = self.decode(true, walk.input, at, inst) {
+                            let is_written = |&number: &u8| use_of(&decoded, number) == Use::Writes;
+                            overwritten |= (0..16).filter(is_written).fold(0, |all, number| all | 1 << number);
+                        }
+                    }
+                    _ => {}
+                }
+                at += u64::from(inst.len);
+            }
+        }
+        self.liveness.overwritten.insert(group, overwritten);
+        overwritten >> register & 1 == 1
     }
 }
 
@@ -221,7 +286,7 @@ fn names(decoded: &Decoded, register: u8) -> bool {
 }
 
 /// What an instruction does with a register. A write counts only where all of it is known to be written.
-fn use_of(decoded: &Decoded, register: u8) -> Use {
+pub(super) fn use_of(decoded: &Decoded, register: u8) -> Use {
     let class = decoded.class();
     // It overwrites `rcx` and `r11`.
     if decoded.name == "syscall" && matches!(register, 1 | 11) {

@@ -17,10 +17,12 @@ mod local;
 mod unwound;
 mod words;
 
+pub(super) use leave::KEPT;
 pub(crate) use local::Local;
 
 use rustc_hash::FxHashSet;
 
+use super::callers::Called;
 use super::class::Class;
 use super::decoded::{Decoded, Operand};
 use super::expr::{Id, Pool};
@@ -98,10 +100,13 @@ pub(super) struct Segment {
     pub(super) input: Vec<(u64, u8)>,
     pub(super) output: Vec<(u64, u8)>,
     pub(super) successors: Vec<(Key, Facts)>,
+    /// The direct call that ends it.
+    pub(super) call: Option<Called>,
     pub(super) stats: Stats,
 }
 
 /// One side on its way.
+#[derive(Clone)]
 struct Cursor {
     at: u64,
     machine: Machine,
@@ -114,6 +119,8 @@ struct Cursor {
     /// What an unwinder finds; followed only where the rules are others.
     unwound: unwound::Unwound,
     within: Option<u64>,
+    /// It went into a callee alone, or out of one.
+    went_alone: bool,
     decided: u64,
 }
 
@@ -128,6 +135,7 @@ impl Cursor {
             rows: Vec::new(),
             unwound: unwound::Unwound::default(),
             within,
+            went_alone: false,
             decided: 0,
         }
     }
@@ -193,17 +201,8 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         let (input, output) = facts.start(&mut self.pool, is_fixed);
         let mut input = Cursor::new(key.input, input, key.within);
         let mut output = Cursor::new(key.output, output, None);
-        self.advance_input(&mut input)?;
-        self.advance_output(&mut output, &input)?;
-        loop {
-            let (Some(a), Some(b)) = (self.walk.input.inst(input.at), self.walk.output.inst(output.at)) else {
-                return self.fail(output.at, format!("does not decode, here or at the input's {:#x}", input.at));
-            };
-            if self.decide(&mut input, a, &mut output, b)? || self.step_alone(&mut input, a, &output, b)? {
-                continue;
-            }
-            self.leave(&mut input, a, &mut output, b)?;
-            break;
+        if !self.leaves_at_once(&mut input, &mut output)? {
+            self.run_to_end(&mut input, &mut output)?;
         }
         self.compare_rows(&input, &output)?;
         self.compare_marks(&input, &output)?;
@@ -212,6 +211,31 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         self.segment.input = input.passed;
         self.segment.output = output.passed;
         Ok(self.segment)
+    }
+
+    fn run_to_end(&mut self, input: &mut Cursor, output: &mut Cursor) -> Step<()> {
+        self.advance_input(input)?;
+        self.advance_output(output, input)?;
+        loop {
+            let (Some(a), Some(b)) = (self.walk.input.inst(input.at), self.walk.output.inst(output.at)) else {
+                return self.fail(output.at, format!("does not decode, here or at the input's {:#x}", input.at));
+            };
+            if !self.decide(input, a, output, b)? && !self.step_alone(input, a, output, b)? {
+                return self.leave(input, a, output, b);
+            }
+        }
+    }
+
+    /// In the place of a call, the output may call where the input goes on.
+    fn leaves_at_once(&mut self, input: &mut Cursor, output: &mut Cursor) -> Step<bool> {
+        if input.within.is_none() || self.pass(false, output)?.is_some() {
+            return Ok(false);
+        }
+        let Some(b) = self.walk.output.inst(output.at).filter(|b| b.kind == Kind::Call) else { return Ok(false) };
+        self.pass(true, input)?;
+        let Some(a) = self.walk.input.inst(input.at) else { return self.fail(input.at, "does not decode") };
+        self.leave(input, a, output, b)?;
+        Ok(true)
     }
 
     fn advance_input(&mut self, cursor: &mut Cursor) -> Step<()> {
@@ -308,11 +332,9 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
 
     /// Notes the rules at an instruction; they must say where the frame is.
     fn note_row(&mut self, is_input: bool, cursor: &mut Cursor) -> Step<()> {
-        if is_input && cursor.within.is_some() {
-            return Ok(());
-        }
         let side: &Side<'_> = if is_input { self.walk.input } else { self.walk.output };
-        let located = side.unwind.locate(cursor.at);
+        // In the place of a call the rules are those of the call.
+        let located = side.unwind.locate(cursor.within.unwrap_or(cursor.at));
         if cursor.rows.last() != Some(&(located.row, located.frame)) {
             cursor.rows.push((located.row, located.frame));
         }
@@ -489,6 +511,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             self.segment.effects.push(Effect::Rewritten { input: input.at, output: output.at });
         }
         (input.at, input.within) = (at, within);
+        input.went_alone = true;
         if input.passed.len() + input.instructions.len() > STEPS_MAX {
             return self.fail(output.at, "too many calls in a row");
         }
@@ -523,7 +546,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         let within = key.within;
         let first = |cursor: &Cursor| cursor.instructions.first().map_or(cursor.at, |&(at, _)| at);
         let is_same = |(&(i, a), &(o, b)): (&(u64, Inst), &(u64, Inst))| self.walk.compare(i, a, o, b).is_ok();
-        let is_whole = input.within == within
+        let is_whole = !input.went_alone
             && input.decided + output.decided == 0
             && input.instructions.len() == output.instructions.len()
             && input.instructions.iter().zip(&output.instructions).all(is_same);

@@ -22,6 +22,14 @@ impl Walk<'_, '_> {
         }
     }
 
+    /// The same, and proves what holds only with what callers know.
+    pub(crate) fn settle_all(&mut self) {
+        self.settle();
+        while self.settle_contexts() {
+            self.settle();
+        }
+    }
+
     /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data. What is not asked for is
     /// compared by content later, which knows of no other ways to call: so it is tried too, but kept only if it makes a call in another way.
     pub(crate) fn settle_tries(&mut self, which: impl Fn(Reach) -> bool) {
@@ -49,11 +57,13 @@ impl Walk<'_, '_> {
         let num_rewritten = self.relation.num_rewritten_calls();
         let queue = std::mem::take(&mut self.queue);
         let marks = (self.tables.len(), self.tries.len(), self.unmoved.len(), self.displaced.len());
-        let (violations, stats) = (self.violations.len(), self.stats);
+        let (violations, calls, stats) = (self.violations.len(), self.contexts.calls.len(), self.stats);
         self.relation.begin();
         self.queue.push(pair);
         let mut is_right = true;
-        while let Some(next) = self.flows.pop().or_else(|| self.queue.pop()) {
+        let mut roots = Vec::new();
+        while let Some((next, is_root)) = self.flows.pop().map(|flow| (flow, false)).or_else(|| Some((self.queue.pop()?, true))) {
+            self.began_at = None;
             // Other data is a copied table in code that must correspond, and a wrong guess otherwise.
             let names_other_data = |walk: &Self| {
                 walk.displaced.len() > marks.3
@@ -63,10 +73,12 @@ impl Walk<'_, '_> {
                 is_right = false;
                 break;
             }
+            roots.extend(self.began_at.filter(|_| is_root));
         }
         is_right &= !is_edited || self.relation.num_rewritten_calls() > num_rewritten;
         if is_right {
             self.relation.commit();
+            roots.into_iter().for_each(|root| self.contexts.add_root(Some(root)));
         } else {
             self.relation.undo();
             self.tables.truncate(marks.0);
@@ -74,6 +86,7 @@ impl Walk<'_, '_> {
             self.unmoved.truncate(marks.2);
             self.displaced.truncate(marks.3);
             self.violations.truncate(violations);
+            self.contexts.calls.truncate(calls);
             self.stats = stats;
         }
         self.queue = queue;
@@ -133,6 +146,8 @@ impl Walk<'_, '_> {
 
     /// The end: what could only be judged when everything was known.
     pub(crate) fn finish(mut self) -> Finished {
+        self.settle_all();
+        self.judge_contexts();
         let mut unmoved = std::mem::take(&mut self.unmoved);
         unmoved.sort_by_key(|reference| (reference.address, reference.origin));
         unmoved.dedup_by_key(|reference| reference.address);

@@ -34,7 +34,7 @@ impl Run<'_, '_, '_> {
         let mut same = output.machine.clone();
         for place in 0..16 {
             let is_other = input.machine.general[place] != same.general[place];
-            if is_other && self.prover.is_dead_at_call(self.walk, input.at, call, place as u8) {
+            if is_other && self.prover.is_unread_at_call(self.walk, input.at, call, place as u8) {
                 same.general[place] = input.machine.general[place];
                 self.segment.stats.dead_registers += 1;
             }

@@ -2,6 +2,7 @@
 
 use super::super::Key;
 use super::super::decoded::{Decoded, Operand, Reg};
+use super::super::entry::Entry;
 use super::super::expr::{Id, Node};
 use super::super::facts::Facts;
 use super::super::machine::{RED_ZONE, STACK};
@@ -12,7 +13,7 @@ use crate::report::ViolationKind;
 use crate::walk::{Pair, Reach, Side};
 
 /// Registers that a call keeps: `rbx`, `rsp`, `rbp`, `r12` to `r15`.
-const KEPT: [usize; 7] = [3, 4, 5, 12, 13, 14, 15];
+pub(in super::super) const KEPT: [usize; 7] = [3, 4, 5, 12, 13, 14, 15];
 
 impl Run<'_, '_, '_> {
     /// Both leave the segment.
@@ -23,6 +24,9 @@ impl Run<'_, '_, '_> {
         input.passed.push((i, a.len));
         output.passed.push((o, b.len));
         let (after_i, after_o) = (i + u64::from(a.len), o + u64::from(b.len));
+        if let Some(call) = input.within.filter(|_| matches!(b.kind, Kind::Call | Kind::IndirectCall)) {
+            return self.leave_by_call(call, input, a, output, b);
+        }
         if input.within.is_some() && a.kind != Kind::Branch {
             return self.fail(o, format!("the body of a call is left at the input's {i:#x}"));
         }
@@ -37,7 +41,8 @@ impl Run<'_, '_, '_> {
             (Kind::Call, Kind::Call) => {
                 let (x, y) = (self.walk.input.target(i, a), self.walk.output.target(o, b));
                 self.compare_events(input, output)?;
-                self.segment.effects.push(Effect::Walk(Pair::new(x, y, o, Reach::Name)));
+                self.segment.effects.push(Effect::Walk(Pair::new(x, y, o, Reach::Call)));
+                self.segment.call = Some(((x, y), Entry::of(&self.pool, &input.machine, &output.machine)));
                 self.call(input, a, output, (after_i, after_o))
             }
             (Kind::Call, Kind::IndirectCall) if self.walk.is_call_past_stub(i, a, o, b) => {
@@ -83,6 +88,26 @@ impl Run<'_, '_, '_> {
             (x, y) if x == y => self.opaque(input, a, output, b),
             _ => self.fail(o, format!("another instruction than the input's {i:#x} ends the piece")),
         }
+    }
+
+    /// The output calls where the input goes on in the place of a call, or what it jumps through there.
+    fn leave_by_call(&mut self, call: u64, input: &Cursor, a: Inst, output: &Cursor, b: Inst) -> Step<()> {
+        let (i, o) = (input.at, output.at);
+        let may_leave = self.walk.may_leave_by_call(i, a, o, b) && (b.kind == Kind::Call || self.walk.input.unwind.is_as_at_entry(i));
+        let Some(made) = self.walk.input.inst(call).filter(|_| may_leave) else {
+            return self.fail(o, format!("leaves the body of the call at {call:#x} in another way than the input's {i:#x}"));
+        };
+        self.compare_events(input, output)?;
+        self.compare_registers(input, output)?;
+        self.compare_flags(input, output)?;
+        self.compare_slots(input, output, 0)?;
+        if b.kind == Kind::Call {
+            let target = self.walk.output.target(o, b);
+            self.segment.effects.push(Effect::Walk(Pair::new(i, target, o, Reach::Flow)));
+        }
+        let mut input = input.clone();
+        (input.at, input.within) = (call, None);
+        self.called(&input, made, output, (call + u64::from(made.len), o + u64::from(b.len)))
     }
 
     fn compare_bytes(&mut self, i: u64, a: Inst, o: u64, b: Inst) -> Step<()> {
@@ -165,6 +190,11 @@ impl Run<'_, '_, '_> {
     fn call(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64)) -> Step<()> {
         self.compare_called(input, a, output)?;
         self.compare_slots(input, output, 0)?;
+        self.called(input, a, output, after)
+    }
+
+    /// Goes on behind a call.
+    fn called(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64)) -> Step<()> {
         self.segment.effects.push(Effect::CallSite { input: input.at, output: output.at });
         if self.walk.call_never_returns(input.at, a) {
             self.segment.effects.push(Effect::Try(Pair::new(after.0, after.1, output.at, Reach::Flow)));

@@ -1,0 +1,103 @@
+//! Registers that calls keep, where they differ at a call.
+//!
+//! A callee has no use for `rbx`, `rbp` and `r12` to `r15` but to put them on the stack before it uses them itself and to take them back. Then it does no harm that they
+//! hold other values in the output, if nothing reads them behind the call either, which facts tell. What the compiler could not see keeps to the psABI; code of this file is
+//! followed: from its entry until it overwrites the register, and again from where it takes it from the stack.
+//!
+//! An exception that lands in the function of the call brings these registers back, so the rule holds for functions without handlers alone.
+//!
+//! **Terminates**: each address is visited twice a question at most.
+
+use rustc_hash::FxHashSet;
+
+use super::Prover;
+use super::decoded::{Decoded, Operand, Reg};
+use super::liveness::{KEPT, STEPS_MAX, Use, use_of};
+use crate::decode::{Inst, Kind};
+use crate::walk::Walk;
+
+const STACK: u8 = 4;
+
+impl Prover {
+    /// Whether a register that differs at a call of the input does no harm there.
+    pub(super) fn is_unread_at_call(&mut self, walk: &Walk<'_, '_>, place: u64, inst: Inst, register: u8) -> bool {
+        if KEPT >> register & 1 == 0 {
+            return self.is_dead_at_call(walk, place, inst, register);
+        }
+        let has_handlers = walk.input.unwind.fde_at(place).is_none_or(|fde| walk.input.unwind.fdes[fde as usize].lsda.is_some());
+        if register == STACK || has_handlers {
+            return false;
+        }
+        let Some(target) = self.own_callee(walk, place, inst) else {
+            return inst.kind == Kind::Call || !self.is_named(walk, place, inst, register);
+        };
+        if let Some(&known) = self.liveness.kept.get(&(target, register)) {
+            return known;
+        }
+        let is_kept = self.is_kept_from(walk, target, register);
+        self.liveness.kept.insert((target, register), is_kept);
+        is_kept
+    }
+
+    /// Whether code only puts a register on the stack, overwrites it, and takes it back.
+    fn is_kept_from(&mut self, walk: &Walk<'_, '_>, target: u64, register: u8) -> bool {
+        let mut seen: FxHashSet<(u64, bool)> = FxHashSet::default();
+        // Places, and whether the register holds there what it held at the call.
+        let mut work = vec![(target, true)];
+        while let Some((at, holds)) = work.pop() {
+            if !seen.insert((at, holds)) {
+                continue;
+            }
+            let Some(inst) = walk.input.inst(at).filter(|_| seen.len() < STEPS_MAX) else { return false };
+            let after = at + u64::from(inst.len);
+            match inst.kind {
+                Kind::Nop | Kind::EndBranch => work.push((after, holds)),
+                Kind::Jump => work.push((walk.input.target(at, inst), holds)),
+                Kind::Branch | Kind::Loop => work.extend([(walk.input.target(at, inst), holds), (after, holds)]),
+                Kind::Return | Kind::Stop | Kind::Trap => {}
+                Kind::IndirectJump => {
+                    let targets = self.targets_around(walk, at);
+                    let is_tail = walk.input.unwind.is_as_at_entry(at);
+                    if (targets.is_empty() && !is_tail) || (holds && self.is_named(walk, at, inst, register)) {
+                        return false;
+                    }
+                    work.extend(targets.into_iter().map(|target| (target, holds)));
+                }
+                Kind::Call | Kind::IndirectCall => {
+                    match self.own_callee(walk, at, inst) {
+                        Some(target) => work.extend(holds.then_some((target, true))),
+                        None if holds && inst.kind != Kind::Call && self.is_named(walk, at, inst, register) => return false,
+                        None => {}
+                    }
+                    work.push((after, holds));
+                }
+                Kind::Plain | Kind::Lea => {
+                    let Some(decoded) = self.decode(true, walk.input, at, inst) else { return false };
+                    match holds_after(&decoded, register, holds) {
+                        Some(holds) => work.push((after, holds)),
+                        None => return false,
+                    }
+                }
+            }
+        }
+        true
+    }
+}
+
+/// Whether a register holds what it held at the call behind an instruction; `None` if that is used.
+fn holds_after(decoded: &Decoded, register: u8, holds: bool) -> Option<bool> {
+    let is_it = |operand: &Operand| *operand == Operand::Reg(Reg::General(register, 64, false));
+    let is_alone = matches!(&*decoded.operands, [(operand, _)] if is_it(operand));
+    match decoded.name.as_str() {
+        "pop" if is_alone => return Some(true),
+        "leave" if register == 5 => return (!holds).then_some(true),
+        "push" if is_alone => return Some(holds),
+        _ if !holds => return Some(false),
+        _ => {}
+    }
+    match use_of(decoded, register) {
+        Use::Reads => None,
+        Use::Writes => Some(false),
+        Use::Passes => Some(true),
+    }
+}
