@@ -32,8 +32,12 @@ pub use error::Error;
 pub use report::{Report, Stats, Violation, ViolationKind};
 
 use image::Image;
+use rustc_hash::FxHashSet;
 use unwind::Rows;
-use walk::{Side, Walk};
+use walk::{Finished, Side, Walk};
+
+/// Further walks of what does not correspond, with copies of functions followed by their callers.
+const TRIES_MAX: usize = 3;
 
 /// Compares two ELF files. `Err` only if one of them cannot be read at all; everything else is collected in the report.
 ///
@@ -46,20 +50,32 @@ pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
     let input = Side::new(input, &mut rows).map_err(Error::Input)?;
     let output = Side::new(output, &mut rows).map_err(Error::Output)?;
 
-    let mut walk = Walk::new(&input, &output);
-    walk.rows = Some(&rows);
-    data::seed(&mut walk);
-    walk.settle_all();
-    data::seed_symbols(&mut walk);
-    walk.settle_all();
-    walk.cover_metadata();
-    leftover::settle(&mut walk);
-    let mut report = walk.finish();
+    let mut report = compare_code(&input, &output, &rows, FxHashSet::default());
+    for _ in 0..TRIES_MAX {
+        if report.copies.is_empty() {
+            break;
+        }
+        let copies = std::mem::take(&mut report.copies);
+        report = compare_code(&input, &output, &rows, copies);
+    }
 
     data::compare(&input, &output, &report.explained, &mut report.violations);
     structure::check(&input, &output, &mut report.violations);
     registered::check(&input, &output, &mut report.violations);
     Ok(Report::new(report.violations, report.stats))
+}
+
+/// The walk of both programs; `copies` are put aside for what their callers know.
+fn compare_code(input: &Side<'_>, output: &Side<'_>, rows: &Rows, copies: FxHashSet<(u64, u64)>) -> Finished {
+    let mut walk = Walk::new(input, output, copies);
+    walk.rows = Some(rows);
+    data::seed(&mut walk);
+    walk.settle_all(false);
+    data::seed_symbols(&mut walk);
+    walk.settle_all(false);
+    walk.cover_metadata();
+    leftover::settle(&mut walk);
+    walk.finish()
 }
 
 #[cfg(test)]

@@ -100,6 +100,8 @@ pub(crate) struct Finished {
     pub(crate) stats: Stats,
     /// Words of the output's data that a jump table or a slot explains: address and size, sorted.
     pub(crate) explained: Vec<(u64, u64)>,
+    /// Copies of functions that hold for certain callers only, as far as a walk that has found violations can tell.
+    pub(crate) copies: FxHashSet<(u64, u64)>,
 }
 
 pub(crate) struct Walk<'w, 'a> {
@@ -153,7 +155,7 @@ enum Canonical {
 }
 
 impl<'w, 'a> Walk<'w, 'a> {
-    pub(crate) fn new(input: &'w Side<'a>, output: &'w Side<'a>) -> Self {
+    pub(crate) fn new(input: &'w Side<'a>, output: &'w Side<'a>, copies: FxHashSet<(u64, u64)>) -> Self {
         Self {
             input,
             output,
@@ -178,7 +180,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             touched: Vec::new(),
             rows: None,
             proofs: Proofs::default(),
-            contexts: Contexts::default(),
+            contexts: Contexts::with_copies(copies),
             began_at: None,
             tries: Vec::new(),
             input_row: Located::nowhere(),

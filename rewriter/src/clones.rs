@@ -9,12 +9,14 @@
 //! **Unwinding.** A clone's rows are those of the blocks that it copies, like those of all copies. What lands by an exception lands in the function itself, so who makes a clone sees to it
 //! that its blocks have no landing pads.
 
-use lifter::entity::{Block, EntityId, Func};
+use std::collections::BTreeSet;
+
+use lifter::entity::{Block, EntityId, Func, PrimaryMap};
 use lifter::ir::{CodeTarget, Program};
 use profiles::Weights;
 use rustc_hash::FxHashMap;
 
-use crate::edit::{EditPlan, Replacement};
+use crate::edit::{EditPlan, NewCode, NewCodeId, Replacement};
 use crate::layout::blocks_by_class;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 
@@ -44,6 +46,39 @@ impl CloneData {
     pub fn decided(&self, block: Block) -> Option<CodeTarget> {
         self.decided.binary_search_by_key(&block, |d| d.0).ok().map(|found| self.decided[found].1)
     }
+}
+
+/// Leaves clones out: the calls that led to them go to the functions again. So do clones to which no other call leads then. Gives what each of those
+/// that stay was before.
+pub fn leave_out(edits: &mut EditPlan, left_out: &BTreeSet<CloneId>) -> Vec<CloneId> {
+    if left_out.is_empty() {
+        return edits.clones.keys().collect();
+    }
+    let entered = |codes: &PrimaryMap<NewCodeId, NewCode>, r: &Replacement| codes[r.code].enters;
+    let is_kept = |clone: Option<CloneId>| clone.is_none_or(|clone| !left_out.contains(&clone));
+    let codes = std::mem::take(&mut edits.codes);
+    edits.replacements.retain(|r| is_kept(entered(&codes, r)));
+    let mut reached: BTreeSet<CloneId> = BTreeSet::new();
+    let mut open: Vec<CloneId> = edits.replacements.iter().filter_map(|r| entered(&codes, r)).collect();
+    while let Some(clone) = open.pop() {
+        if reached.insert(clone) {
+            let data = &mut edits.clones[clone];
+            data.replacements.retain(|r| is_kept(entered(&codes, r)));
+            open.extend(data.replacements.iter().filter_map(|r| entered(&codes, r)));
+        }
+    }
+    let mut numbers: FxHashMap<CloneId, CloneId> = FxHashMap::default();
+    let mut before = Vec::new();
+    let old = std::mem::take(&mut edits.clones);
+    for (id, data) in old.iter().filter(|(id, _)| reached.contains(id)) {
+        numbers.insert(id, edits.clones.push(data.clone()));
+        before.push(id);
+    }
+    edits.codes = codes;
+    for code in edits.codes.values_mut() {
+        code.enters = code.enters.and_then(|clone| numbers.get(&clone).copied());
+    }
+    before
 }
 
 /// Puts clones into a layout: what runs of each behind the function that it is a clone of, in the function's own order, the rest at the end.

@@ -28,11 +28,12 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 pub use addresses::Addresses;
 
+use crate::clones::CloneId;
 use crate::edit::Snippet;
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
 use crate::instrument::Start;
-use crate::materialize::OutProgram;
+use crate::materialize::{OutFragment, OutProgram};
 use headers::HeaderChanges;
 use patch::OutBytes;
 use place::Placement;
@@ -65,6 +66,8 @@ pub struct Relinked {
     pub bytes: Vec<u8>,
     /// By block: where it went and how many bytes its body and terminator take; the old place for what stayed.
     pub blocks: Vec<(Va, u32)>,
+    /// Where the code of clones went: starts and ends.
+    pub clones: Vec<(CloneId, Va, Va)>,
     /// Sections that the move made false.
     pub dropped_sections: Vec<String>,
     /// Bytes behind the image that nothing inside had room for.
@@ -181,6 +184,7 @@ pub fn relink(
     }
     let dropped_sections = table.dropped.clone();
     let blocks = block_places(program, out, &codes, &addresses);
+    let clones = clone_places(out, &codes, &placement.fragments);
     let build_id = image.build_id.map(|(offset, len)| (build_id_offset(image, offset, &moved_address, &file), len));
     let mut bytes = finish(image, file.bytes, &segments, table, entry)?;
     if let Some((offset, len)) = build_id {
@@ -193,6 +197,7 @@ pub fn relink(
     Ok(Relinked {
         bytes,
         blocks,
+        clones,
         dropped_sections,
         overflow_bytes: overflow.len(),
         num_anchors,
@@ -394,6 +399,13 @@ fn block_places(program: &Program, out: &OutProgram, codes: &[FragmentCode], add
         None => (data.start, data.len),
     };
     program.blocks.iter().map(place).collect()
+}
+
+fn clone_places(out: &OutProgram, codes: &[FragmentCode], fragments: &[Va]) -> Vec<(CloneId, Va, Va)> {
+    let placed = out.fragments.iter().zip(codes).zip(fragments);
+    let range =
+        |((fragment, code), &at): ((&OutFragment, &FragmentCode), &Va)| Some((fragment.clone?, at, at + code.bytes.len() as u64));
+    placed.filter_map(range).collect()
 }
 
 fn build_id_offset(

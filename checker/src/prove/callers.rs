@@ -176,8 +176,9 @@ impl Prover {
         (pool, fresh): (&mut Pool, &mut Fresh),
     ) {
         let returns_twice = self.returns_twice(walk, at, inst);
-        let lost: Vec<usize> =
-            (0..16).filter(|&place| place != STACK && (returns_twice || !KEPT.contains(&place))).collect();
+        let written = if returns_twice { u16::MAX } else { self.written_by_call(walk, at, inst) };
+        let is_lost = |&place: &usize| place != STACK && written >> place & 1 == 1 && (returns_twice || !KEPT.contains(&place));
+        let lost: Vec<usize> = (0..16).filter(is_lost).collect();
         fresh.forget(pool, machine, &lost);
         let top = machine.stack_offset(pool).filter(|_| !returns_twice);
         machine.slots.retain(|&slot, _| top.is_some_and(|top| slot >= top));

@@ -4,6 +4,8 @@
 //! hold other values in the output, if nothing reads them behind the call either, which facts tell. What the compiler could not see keeps to the psABI; code of this file is
 //! followed: from its entry until it overwrites the register, and again from where it takes it from the stack.
 //!
+//! The other way round, registers that calls need not keep are kept by code of this file that writes them nowhere, nor does what it calls: compilers rely on that.
+//!
 //! An exception that lands in the function of the call brings these registers back, so the rule holds for functions without handlers alone.
 //!
 //! **Terminates**: each address is visited twice a question at most.
@@ -11,12 +13,15 @@
 use rustc_hash::FxHashSet;
 
 use super::Prover;
+use super::class::Class;
 use super::decoded::{Decoded, Operand, Reg};
-use super::liveness::{KEPT, STEPS_MAX, Use, use_of};
+use super::liveness::{KEPT, STEPS_MAX, Use, may_be_tail_call, names, use_of};
 use crate::decode::{Inst, Kind};
 use crate::walk::Walk;
 
 const STACK: u8 = 4;
+/// Instructions of a callee, and what it calls, that are looked through for what they write.
+const CALLEE_STEPS_MAX: usize = 2_000;
 
 impl Prover {
     /// Whether a register that differs at a call of the input does no harm there.
@@ -39,6 +44,55 @@ impl Prover {
         is_kept
     }
 
+    /// Registers that a call of the input may have written when it returns, as bits.
+    pub(super) fn written_by_call(&mut self, walk: &Walk<'_, '_>, place: u64, inst: Inst) -> u16 {
+        let Some(target) = self.own_callee(walk, place, inst) else { return !KEPT };
+        if let Some(&known) = self.liveness.written.get(&target) {
+            return known;
+        }
+        let written = self.written_from(walk, target).unwrap_or(!KEPT);
+        self.liveness.written.insert(target, written);
+        written
+    }
+
+    /// `None` if anything may be written.
+    fn written_from(&mut self, walk: &Walk<'_, '_>, target: u64) -> Option<u16> {
+        let mut seen: FxHashSet<u64> = FxHashSet::default();
+        let mut work = vec![target];
+        let mut written = 0;
+        while let Some(at) = work.pop() {
+            if !seen.insert(at) {
+                continue;
+            }
+            let inst = walk.input.inst(at).filter(|_| seen.len() < CALLEE_STEPS_MAX && written | KEPT != u16::MAX)?;
+            let after = at + u64::from(inst.len);
+            match inst.kind {
+                Kind::Nop | Kind::EndBranch => work.push(after),
+                Kind::Jump => work.push(walk.input.target(at, inst)),
+                Kind::Branch => work.extend([walk.input.target(at, inst), after]),
+                Kind::Return | Kind::Stop | Kind::Trap => {}
+                Kind::Loop | Kind::IndirectCall => return None,
+                Kind::IndirectJump => {
+                    let targets = self.targets_around(walk, at);
+                    if targets.is_empty() || may_be_tail_call(walk, at) {
+                        return None;
+                    }
+                    work.extend(targets);
+                }
+                Kind::Call => work.extend([self.own_callee(walk, at, inst)?, after]),
+                Kind::Plain | Kind::Lea => {
+                    let decoded = self.decode(true, walk.input, at, inst)?;
+                    if decoded.is_special {
+                        return None;
+                    }
+                    written |= (0..16).filter(|&number| may_write(&decoded, number)).fold(0, |all, number| all | 1 << number);
+                    work.push(after);
+                }
+            }
+        }
+        Some(written & !KEPT)
+    }
+
     /// Whether code only puts a register on the stack, overwrites it, and takes it back.
     fn is_kept_from(&mut self, walk: &Walk<'_, '_>, target: u64, register: u8) -> bool {
         let mut seen: FxHashSet<(u64, bool)> = FxHashSet::default();
@@ -57,7 +111,7 @@ impl Prover {
                 Kind::Return | Kind::Stop | Kind::Trap => {}
                 Kind::IndirectJump => {
                     let targets = self.targets_around(walk, at);
-                    let is_tail = walk.input.unwind.is_as_at_entry(at);
+                    let is_tail = may_be_tail_call(walk, at);
                     if (targets.is_empty() && !is_tail) || (holds && self.is_named(walk, at, inst, register)) {
                         return false;
                     }
@@ -82,6 +136,24 @@ impl Prover {
         }
         true
     }
+}
+
+/// Whether an instruction may write a register.
+fn may_write(decoded: &Decoded, register: u8) -> bool {
+    let is_it = |found: Reg| matches!(found, Reg::General(number, ..) if number == register);
+    let name = decoded.name.as_str();
+    if decoded.writes.iter().any(|&found| is_it(found)) {
+        return true;
+    }
+    // Implicit registers.
+    if register <= 2 && register != 1 && (decoded.operands.len() < 2 && !matches!(name, "push") || name.starts_with("cmpxchg")) {
+        return true;
+    }
+    if decoded.class() == Class::Opaque || name.starts_with('x') || name == "mulx" {
+        return names(decoded, register);
+    }
+    let is_read_only = matches!(name, "cmp" | "test" | "push" | "bt");
+    !is_read_only && matches!(decoded.operands.first(), Some(&(Operand::Reg(found), _)) if is_it(found))
 }
 
 /// Whether a register holds what it held at the call behind an instruction; `None` if that is used.

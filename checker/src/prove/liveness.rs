@@ -16,12 +16,15 @@
 //!
 //! **Terminates**: each address is visited once a question.
 
+use std::collections::BTreeSet;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Prover;
 use super::class::{Class, effect_of};
 use super::decoded::{Decoded, Operand, Reg};
 use crate::decode::{Inst, Kind};
+use crate::image::Slot;
 use crate::tables::TableReference;
 use crate::walk::Walk;
 
@@ -38,15 +41,23 @@ pub(super) struct Liveness {
     calls: Option<Vec<(u64, u64)>>,
     /// By group of functions and register, whether nobody reads it after a return.
     answers: FxHashMap<(u32, u8), bool>,
+    /// By what is called, the registers that it may write.
+    pub(super) written: FxHashMap<u64, u16>,
     /// The same from what is called on, by its address.
     called: FxHashMap<(u64, u8), bool>,
     /// By group of functions, the registers that it overwrites.
     overwritten: FxHashMap<u32, u16>,
     /// By what is called and a register that calls keep, whether nobody reads that.
     pub(super) kept: FxHashMap<(u64, u8), bool>,
-    /// By frame description, where its jump tables lead.
+    labels: Option<BTreeSet<u64>>,
+    /// Direct jumps between frame descriptions, to and from, ascending.
+    jumps: Option<Vec<(u32, u32)>>,
+    /// By frame description, where its jump tables and labels lead.
     targets: FxHashMap<u32, Vec<u64>>,
 }
+
+/// Instructions before a function asks for the number of vector registers.
+const PROLOGUE_MAX: usize = 32;
 
 /// What an instruction does with a register.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -64,6 +75,8 @@ struct Place {
     is_left: bool,
     /// In a call whose return is followed already.
     is_called: bool,
+    /// Its lowest byte was overwritten.
+    is_low_new: bool,
 }
 
 /// Where a question leads.
@@ -73,7 +86,7 @@ struct Question {
     work: Vec<Place>,
     /// The function that is asked about overwrites the register.
     is_garbage: bool,
-    /// Groups of functions whose returns were followed.
+    /// Frame descriptions of functions whose returns were followed.
     returned: FxHashSet<u32>,
 }
 
@@ -105,7 +118,7 @@ impl Prover {
         if let Some(&known) = self.liveness.called.get(&(target, register)) {
             return known;
         }
-        let start = Place { at: target, is_left: false, is_called: true };
+        let start = Place { at: target, is_left: false, is_called: true, is_low_new: false };
         let question = Question { work: vec![start], ..Question::default() };
         let is_dead = self.is_read_nowhere(walk, register, question);
         self.liveness.called.insert((target, register), is_dead);
@@ -121,41 +134,60 @@ impl Prover {
         true
     }
 
-    /// Goes on behind all direct calls of a function.
+    /// Goes on behind all direct calls of a function, and of those that jump to it.
     fn follow_return(&mut self, walk: &Walk<'_, '_>, fde: u32, question: &mut Question) {
-        let group = walk.survey.group_of(fde);
-        if !question.returned.insert(group) {
-            return;
-        }
-        let members = self.members_of(walk, group);
-        let calls = self.liveness.calls.get_or_insert_with(|| direct_calls(walk));
-        for (start, end) in members {
+        let jumps = match self.liveness.jumps.take() {
+            Some(jumps) => jumps,
+            None => jumps_between(walk),
+        };
+        let mut work = vec![fde];
+        while let Some(fde) = work.pop() {
+            if !question.returned.insert(fde) {
+                continue;
+            }
+            let first = jumps.partition_point(|&(to, _)| to < fde);
+            work.extend(jumps[first..].iter().take_while(|&&(to, _)| to == fde).map(|&(_, from)| from));
+            // A cold part may be reached by a table alone.
+            if !walk.survey.is_named(fde) {
+                let group = walk.survey.group_of(fde);
+                work.extend(self.members_of(walk, group).iter().filter_map(|&(start, _)| walk.input.unwind.fde_at(start)));
+            }
+            let calls = self.liveness.calls.get_or_insert_with(|| direct_calls(walk));
+            let (start, end) = (walk.input.unwind.fdes[fde as usize].start, walk.input.unwind.fdes[fde as usize].end);
             let first = calls.partition_point(|&(target, _)| target < start);
             for &(_, place) in calls[first..].iter().take_while(|&&(target, _)| target < end) {
                 if let Some(inst) = walk.input.inst(place).filter(|&inst| !walk.call_never_returns(place, inst)) {
                     let at = place + u64::from(inst.len);
-                    question.work.push(Place { at, is_left: question.is_garbage, is_called: false });
+                    question.work.push(Place { at, is_left: question.is_garbage, is_called: false, is_low_new: false });
                 }
             }
         }
+        self.liveness.jumps = Some(jumps);
     }
 
     /// Follows code as long as it passes a register on; `false` if it reads it.
     fn follow_use(&mut self, walk: &Walk<'_, '_>, place: Place, register: u8, question: &mut Question) -> bool {
-        let Place { mut at, is_left, .. } = place;
+        let (mut place, is_left) = (place, place.is_left);
+        let mut at = place.at;
         while question.seen.insert(Place { at, ..place }) {
             let Some(inst) = walk.input.inst(at).filter(|_| question.seen.len() < STEPS_MAX) else { return false };
             let after = at + u64::from(inst.len);
             match inst.kind {
                 Kind::Nop | Kind::EndBranch => at = after,
-                Kind::Jump => at = walk.input.target(at, inst),
+                Kind::Jump => {
+                    at = walk.input.target(at, inst);
+                    if is_left && ARGUMENTS >> register & 1 == 1 && walk.input.unwind.starts_at(at) && self.is_variadic(walk, at)
+                    {
+                        return true;
+                    }
+                }
                 Kind::Branch => {
                     question.work.push(Place { at: walk.input.target(at, inst), ..place });
                     at = after;
                 }
                 Kind::IndirectJump => {
                     let targets = self.targets_around(walk, at);
-                    let is_free = if walk.input.unwind.is_as_at_entry(at) {
+                    let is_free = if may_be_tail_call(walk, at) {
                         self.is_free_for_others(walk, at, inst, register, is_left)
                     } else {
                         !targets.is_empty() && !self.is_named(walk, at, inst, register)
@@ -173,7 +205,9 @@ impl Prover {
                 }
                 Kind::Call | Kind::IndirectCall => match self.own_callee(walk, at, inst) {
                     Some(target) => {
-                        question.work.push(Place { at: target, is_called: true, ..place });
+                        if !(is_left && ARGUMENTS >> register & 1 == 1 && self.is_variadic(walk, target)) {
+                            question.work.push(Place { at: target, is_called: true, ..place });
+                        }
                         if walk.call_never_returns(at, inst) {
                             return true;
                         }
@@ -183,7 +217,12 @@ impl Prover {
                 },
                 Kind::Plain | Kind::Lea => {
                     let Some(decoded) = self.decode(true, walk.input, at, inst) else { return false };
-                    match use_of(&decoded, register) {
+                    let used = if place.is_low_new { use_of_rest(&decoded, register) } else { use_of(&decoded, register) };
+                    match used {
+                        Use::Reads if overwrites_low_byte(&decoded, register) => {
+                            place.is_low_new = true;
+                            at = after;
+                        }
                         Use::Reads => return false,
                         Use::Writes => return true,
                         Use::Passes => at = after,
@@ -194,7 +233,21 @@ impl Prover {
         true
     }
 
-    /// Where the jump tables that a function of the input names lead.
+    /// Whether a function stores all registers that may bring arguments, as those do that take any number of them: it asks `al` for the number of vector registers.
+    fn is_variadic(&mut self, walk: &Walk<'_, '_>, mut at: u64) -> bool {
+        for _ in 0..PROLOGUE_MAX {
+            let Some(inst) = walk.input.inst(at) else { return false };
+            match inst.kind {
+                // `test al, al`
+                Kind::Plain if walk.input.code.bytes(at, inst) == [0x84, 0xc0] => return true,
+                Kind::Plain | Kind::Nop | Kind::EndBranch => at += u64::from(inst.len),
+                _ => return false,
+            }
+        }
+        false
+    }
+
+    /// Where the jump tables that a function of the input names lead, and the places in it whose addresses are in relocated words.
     pub(super) fn targets_around(&mut self, walk: &Walk<'_, '_>, address: u64) -> Vec<u64> {
         let Some(fde) = walk.input.unwind.fde_at(address) else { return Vec::new() };
         if let Some(known) = self.liveness.targets.get(&fde) {
@@ -202,6 +255,7 @@ impl Prover {
         }
         let mut targets = Vec::new();
         for (start, end) in self.members_of(walk, walk.survey.group_of(fde)) {
+            targets.extend(self.labels(walk).range(start + 1..end).copied());
             let mut at = start;
             while let Some(inst) = walk.input.inst(at).filter(|_| at < end) {
                 if inst.kind == Kind::Lea && inst.disp != 0 {
@@ -216,6 +270,17 @@ impl Prover {
         targets.dedup();
         self.liveness.targets.insert(fde, targets.clone());
         targets
+    }
+
+    /// Places whose addresses are in relocated words.
+    fn labels(&mut self, walk: &Walk<'_, '_>) -> &BTreeSet<u64> {
+        self.liveness.labels.get_or_insert_with(|| {
+            let address = |&(_, slot): &(u64, Slot)| match slot {
+                Slot::Relative(address) => Some(address),
+                _ => None,
+            };
+            walk.input.image.slots.iter().filter_map(address).collect()
+        })
     }
 
     /// The code of this file that a call enters; its return is followed to all of its callers.
@@ -263,6 +328,13 @@ impl Prover {
     }
 }
 
+/// Whether the stack is as at an entry, so that a jump may leave the function.
+pub(super) fn may_be_tail_call(walk: &Walk<'_, '_>, at: u64) -> bool {
+    let row = walk.input.unwind.locate(at).row;
+    let address = walk.rows.and_then(|rows| rows.frame_of(row)).and_then(|frame| frame.address);
+    walk.input.unwind.is_as_at_entry(at) || matches!(address, Some((7, 8)))
+}
+
 /// The input's direct calls: target and place.
 fn direct_calls(walk: &Walk<'_, '_>) -> Vec<(u64, u64)> {
     let mut calls = Vec::new();
@@ -275,14 +347,61 @@ fn direct_calls(walk: &Walk<'_, '_>) -> Vec<(u64, u64)> {
     calls
 }
 
-fn names(decoded: &Decoded, register: u8) -> bool {
+/// The input's direct jumps from one frame description to another: to and from.
+fn jumps_between(walk: &Walk<'_, '_>) -> Vec<(u32, u32)> {
+    let mut jumps = Vec::new();
+    crate::leftover::each_instruction(walk.input, |address, inst| {
+        if matches!(inst.kind, Kind::Jump | Kind::Branch | Kind::Loop) {
+            let unwind = &walk.input.unwind;
+            let ends = unwind.fde_at(walk.input.target(address, inst)).zip(unwind.fde_at(address));
+            jumps.extend(ends.filter(|(to, from)| to != from));
+        }
+    });
+    jumps.sort_unstable();
+    jumps.dedup();
+    jumps
+}
+
+pub(super) fn names(decoded: &Decoded, register: u8) -> bool {
     let is_it = |found: Reg| matches!(found, Reg::General(number, ..) if number == register);
-    let in_operands = decoded.operands.iter().any(|&(operand, _)| match operand {
+    let in_operands = decoded.operands.iter().any(|(operand, _)| names_in(operand, register));
+    in_operands || decoded.reads.iter().chain(&decoded.writes).any(|&found| is_it(found))
+}
+
+/// Whether an instruction writes the lowest byte of a register and reads nothing of it.
+fn overwrites_low_byte(decoded: &Decoded, register: u8) -> bool {
+    let is_it = |operand: &Operand| *operand == Operand::Reg(Reg::General(register, 8, false));
+    let names_it = |operand: &Operand| names_in(operand, register);
+    match &*decoded.operands {
+        [(first, _)] => decoded.name.starts_with("set") && is_it(first),
+        [(first, _), (second, _)] => decoded.name == "mov" && is_it(first) && !names_it(second),
+        _ => false,
+    }
+}
+
+/// What an instruction does with all of a register but its lowest byte.
+fn use_of_rest(decoded: &Decoded, register: u8) -> Use {
+    let is_low = |operand: &Operand| *operand == Operand::Reg(Reg::General(register, 8, false));
+    let is_whole =
+        |operand: &Operand| matches!(*operand, Operand::Reg(Reg::General(number, width, _)) if number == register && width >= 32);
+    let implied = decoded.reads.iter().chain(&decoded.writes);
+    let is_implied = implied.copied().any(|found| matches!(found, Reg::General(number, ..) if number == register));
+    let rest_is_low = |rest: &[(Operand, u16)]| rest.iter().all(|(operand, _)| is_low(operand) || !names_in(operand, register));
+    match &*decoded.operands {
+        _ if is_implied || decoded.class() == Class::Opaque => use_of(decoded, register),
+        [(first, _), rest @ ..] if decoded.name == "movzx" && is_whole(first) && rest_is_low(rest) => Use::Writes,
+        operands if rest_is_low(operands) && operands.len() > 1 => Use::Passes,
+        _ => use_of(decoded, register),
+    }
+}
+
+fn names_in(operand: &Operand, register: u8) -> bool {
+    let is_it = |found: Reg| matches!(found, Reg::General(number, ..) if number == register);
+    match *operand {
         Operand::Reg(found) => is_it(found),
         Operand::Memory(memory) => memory.base.is_some_and(is_it) || memory.index.is_some_and(is_it),
         Operand::Immediate(_) => false,
-    });
-    in_operands || decoded.reads.iter().chain(&decoded.writes).any(|&found| is_it(found))
+    }
 }
 
 /// What an instruction does with a register. A write counts only where all of it is known to be written.

@@ -119,6 +119,8 @@ struct Cursor {
     /// What an unwinder finds; followed only where the rules are others.
     unwound: unwound::Unwound,
     within: Option<u64>,
+    /// The call in whose place its first instruction is.
+    began_within: Option<u64>,
     /// It went into a callee alone, or out of one.
     went_alone: bool,
     decided: u64,
@@ -135,6 +137,7 @@ impl Cursor {
             rows: Vec::new(),
             unwound: unwound::Unwound::default(),
             within,
+            began_within: within,
             went_alone: false,
             decided: 0,
         }
@@ -206,7 +209,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         }
         self.compare_rows(&input, &output)?;
         self.compare_marks(&input, &output)?;
-        self.record(key, &input, &output);
+        self.record(&input, &output);
         self.count(&input, &output);
         self.segment.input = input.passed;
         self.segment.output = output.passed;
@@ -512,6 +515,9 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         }
         (input.at, input.within) = (at, within);
         input.went_alone = true;
+        if input.instructions.is_empty() {
+            input.began_within = within;
+        }
         if input.passed.len() + input.instructions.len() > STEPS_MAX {
             return self.fail(output.at, "too many calls in a row");
         }
@@ -542,8 +548,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     }
 
     /// Which instructions stand for which: all, if nothing differs; otherwise those that begin and end the piece.
-    fn record(&mut self, key: Key, input: &Cursor, output: &Cursor) {
-        let within = key.within;
+    fn record(&mut self, input: &Cursor, output: &Cursor) {
         let first = |cursor: &Cursor| cursor.instructions.first().map_or(cursor.at, |&(at, _)| at);
         let is_same = |(&(i, a), &(o, b)): (&(u64, Inst), &(u64, Inst))| self.walk.compare(i, a, o, b).is_ok();
         let is_whole = !input.went_alone
@@ -558,6 +563,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             self.segment.stats.changed_pieces += 1;
             pairs.push((first(input), first(output)));
         }
+        let within = input.began_within;
         let each = pairs.into_iter().map(|(input, output)| Effect::Record { input, output, within });
         self.segment.effects.extend(each);
         self.segment.effects.push(Effect::Record { input: input.at, output: output.at, within: input.within });

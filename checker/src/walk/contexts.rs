@@ -31,8 +31,8 @@ struct Aside {
     failures: Vec<Violation>,
     /// Something other than a direct call leads there.
     is_open: bool,
-    /// What it was proven with.
-    proven: Option<Entry>,
+    /// What it was proven with, or why it is not.
+    outcome: Option<Result<Entry, Violation>>,
 }
 
 /// What was found in a group of functions.
@@ -45,8 +45,10 @@ struct Found {
 #[derive(Default)]
 pub(super) struct Contexts {
     aside: FxHashMap<At, Aside>,
-    /// Where walks began with nothing known and found all to correspond.
-    roots: FxHashSet<At>,
+    /// Pairs that are put aside as soon as a call leads there.
+    copies: FxHashSet<At>,
+    /// Where walks began with nothing known and found all to correspond, and whether calls alone lead there.
+    roots: FxHashMap<At, bool>,
     /// Direct calls of what was walked in lock-step, by indexes: in the input, and of what that of the output leads to.
     pub(super) calls: Vec<(u32, u32)>,
     /// What is known at all calls, of what was proven instead, that lead to a pair.
@@ -55,16 +57,34 @@ pub(super) struct Contexts {
     /// Groups of the input's functions into which code without frame descriptions jumps.
     entered: Option<FxHashSet<u32>>,
     /// How many roots, calls and pairs put aside there were when all was settled.
-    settled: (usize, usize, usize),
+    settled: (usize, usize, usize, bool),
 }
 
 impl Contexts {
-    pub(super) fn add_root(&mut self, at: Option<At>) {
-        self.roots.extend(at);
+    pub(super) fn with_copies(copies: FxHashSet<At>) -> Self {
+        Self { copies, ..Self::default() }
+    }
+
+    pub(super) fn add_root(&mut self, at: Option<At>, is_called: bool) {
+        if let Some(at) = at {
+            self.roots.entry(at).and_modify(|known| *known &= is_called).or_insert(is_called);
+        }
+    }
+
+    /// Pairs that may be copies for certain callers although they do not differ in themselves, but in what they call: functions that stand in several places, and that only calls lead to.
+    /// Those of which a proof was sought in vain are none.
+    fn likely_copies(&self) -> FxHashSet<At> {
+        let mut places: FxHashMap<u64, usize> = FxHashMap::default();
+        for at in self.roots.keys().chain(self.aside.keys()) {
+            *places.entry(at.0).or_default() += 1;
+        }
+        let called = self.roots.iter().filter(|&(at, &is_called)| is_called && places[&at.0] > 1).map(|(&at, _)| at);
+        let is_unproven = |at: &At| self.aside.get(at).is_some_and(|aside| !matches!(aside.outcome, Some(Ok(_))));
+        self.copies.iter().copied().filter(|at| !is_unproven(at)).chain(called.filter(|at| !self.copies.contains(at))).collect()
     }
 
     pub(super) fn is_root(&self, at: At) -> bool {
-        self.roots.contains(&at)
+        self.roots.contains_key(&at)
     }
 }
 
@@ -86,10 +106,20 @@ impl Walk<'_, '_> {
 
     /// Whether a root needs no walk, because it holds only with what callers know. What is no call may not lead there.
     pub(super) fn is_aside(&mut self, root: Pair) -> bool {
-        if self.contexts.aside.is_empty() {
+        if self.contexts.aside.is_empty() && self.contexts.copies.is_empty() {
             return false;
         }
         let Some(at) = self.leads_to((root.input, root.output)) else { return false };
+        let is_copy = self.contexts.copies.contains(&at) && !self.contexts.is_root(at);
+        if is_copy && root.reach == Reach::Call {
+            self.contexts.aside.entry(at).or_default();
+            return true;
+        }
+        if is_copy {
+            // It holds whoever calls it.
+            self.contexts.aside.remove(&at);
+            return false;
+        }
         let Some(aside) = self.contexts.aside.get_mut(&at) else { return false };
         if root.reach == Reach::Call {
             return true;
@@ -121,14 +151,14 @@ impl Walk<'_, '_> {
     }
 
     /// Proves what was put aside, as far as all that leads there is known. Whether there may be more to walk.
-    pub(super) fn settle_contexts(&mut self) -> bool {
+    pub(super) fn settle_contexts(&mut self, is_last: bool) -> bool {
         let contexts = &self.contexts;
-        let size = (contexts.roots.len(), contexts.calls.len(), contexts.aside.len());
+        let size = (contexts.roots.len(), contexts.calls.len(), contexts.aside.len(), is_last);
         if contexts.aside.is_empty() || contexts.settled == size {
             return false;
         }
         self.contexts.settled = size;
-        let first = self.known_at_entries();
+        let first = self.known_at_entries(is_last);
         let (known, mut proofs) = self.weaken(first);
         let mut pairs: Vec<At> = known.keys().copied().collect();
         pairs.sort_unstable();
@@ -137,18 +167,14 @@ impl Walk<'_, '_> {
             let aside = self.contexts.aside.entry(at).or_default();
             match proofs.remove(&at) {
                 Some(Ok(proof)) => {
-                    if aside.proven != Some(entry) {
-                        aside.proven = Some(entry);
+                    let is_known = matches!(aside.outcome, Some(Ok(known)) if known == entry);
+                    if !is_known {
+                        aside.outcome = Some(Ok(entry));
                         self.stats.entered_with_constants += 1;
                         self.take_over(proof);
                     }
                 }
-                Some(Err(violation)) => {
-                    aside.proven = None;
-                    let mut failures = std::mem::take(&mut aside.failures);
-                    explain(&mut failures, &violation);
-                    self.violations.append(&mut failures);
-                }
+                Some(Err(violation)) => aside.outcome = Some(Err(violation)),
                 None => {}
             }
         }
@@ -161,18 +187,30 @@ impl Walk<'_, '_> {
         pairs.sort_unstable();
         for at in pairs {
             let Some(aside) = self.contexts.aside.get_mut(&at) else { continue };
-            if aside.proven.is_some() && !aside.is_open {
-                continue;
-            }
-            let what = if aside.is_open { "something other than a call leads there" } else { "no call leads there" };
+            let other = |what: &str| Violation::new(ViolationKind::InstructionMismatch, at.1, what);
+            let why = match &aside.outcome {
+                _ if aside.is_open => other("something other than a call leads there"),
+                Some(Ok(_)) => continue,
+                Some(Err(violation)) => violation.clone(),
+                None => other("no call leads there"),
+            };
             let mut failures = std::mem::take(&mut aside.failures);
-            explain(&mut failures, &Violation::new(ViolationKind::InstructionMismatch, at.1, what));
+            explain(&mut failures, &why);
+            if failures.is_empty() {
+                failures.push(why);
+            }
             self.violations.append(&mut failures);
         }
     }
 
+    /// Pairs to be put aside from the start, if what is wrong may be only that they were not.
+    pub(crate) fn copies_to_try(&self) -> FxHashSet<At> {
+        let likely = self.contexts.likely_copies();
+        if likely == self.contexts.copies { FxHashSet::default() } else { likely }
+    }
+
     /// What functions that hold whoever calls them know where they call what was put aside.
-    fn known_at_entries(&mut self) -> FxHashMap<At, Entry> {
+    fn known_at_entries(&mut self, is_last: bool) -> FxHashMap<At, Entry> {
         let mut known: FxHashMap<At, Entry> = FxHashMap::default();
         for (at, aside) in &self.contexts.aside {
             if aside.is_open {
@@ -187,7 +225,7 @@ impl Walk<'_, '_> {
         }
         let sites = self.sites_by_group();
         let mut roots: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
-        for &(at, _) in &self.contexts.roots {
+        for &(at, _) in self.contexts.roots.keys() {
             let group = self.input.unwind.fde_at(at).map(|fde| self.survey.group_of(fde));
             if let Some(group) = group.filter(|group| sites.contains_key(group)) {
                 roots.entry(group).or_default().push(at);
@@ -203,8 +241,16 @@ impl Walk<'_, '_> {
             self.follow_group(group, roots, wanted);
             let Some(found) = self.contexts.groups.get(&group) else { continue };
             for (place, at) in places {
-                meet(&mut known, at, found.known.get(&place).copied().unwrap_or_default());
-            if std::env::var_os("DBGLIVE").is_some() { eprintln!("site {place:x} -> {:x?} {:x?}", at, found.known.get(&place)); }
+                // What no root leads to yet may be reached later.
+                match found.known.get(&place) {
+                    Some(&entry) => {
+                        meet(&mut known, at, entry);
+                    }
+                    None if is_last => {
+                        meet(&mut known, at, Entry::default());
+                    }
+                    None => {}
+                }
             }
         }
         known
@@ -217,7 +263,8 @@ impl Walk<'_, '_> {
         let mut leads: FxHashMap<u32, bool> = FxHashMap::default();
         for &(from, to) in &self.contexts.calls {
             let target = self.output.code.address(to as usize);
-            let is_sought = *leads.entry(to).or_insert_with(|| self.output_leads_to(target).is_some_and(|at| outputs.contains(&at)));
+            let is_sought =
+                *leads.entry(to).or_insert_with(|| self.output_leads_to(target).is_some_and(|at| outputs.contains(&at)));
             if !is_sought {
                 continue;
             }
@@ -275,7 +322,6 @@ impl Walk<'_, '_> {
         let mut prover = self.take_prover();
         while let Some(at) = work.pop() {
             let proof = prover.prove_entered(self, at, known[&at]);
-            if std::env::var_os("DBGLIVE").is_some() { eprintln!("entered {:x?} {:x?}: {:?}", at, known[&at], proof.as_ref().err().map(|e| e.to_string())); }
             let mut weakened: Vec<At> = Vec::new();
             for &(called, entry) in proof.iter().flat_map(|proof| &proof.calls) {
                 let callee = self.leads_to(called).filter(|at| self.contexts.aside.contains_key(at));

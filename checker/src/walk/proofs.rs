@@ -10,7 +10,7 @@ use rustc_hash::FxHashSet;
 
 use super::contexts::explain;
 use super::relation::Recorded;
-use super::{Canonical, Pair, Walk};
+use super::{Canonical, Pair, Reach, Walk};
 use crate::decode::{Inst, Kind};
 use crate::prove::{Effect, Proof, Prover};
 use crate::report::{Stats, Violation, ViolationKind};
@@ -67,7 +67,7 @@ impl Walk<'_, '_> {
         // What an address stands for does not depend on values.
         let is_open = failures.iter().all(|failure| failure.kind != ViolationKind::Conflict);
         if failures.is_empty() || (is_open && self.prove(root, &marks, &mut failures)) {
-            self.contexts.add_root(began_at);
+            self.contexts.add_root(began_at, root.reach == Reach::Call);
             return;
         }
         if is_open {

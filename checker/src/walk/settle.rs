@@ -3,6 +3,8 @@
 //! **Terminates**: [`Walk::settle`] ends because each pair relates something new or stops; a guess is walked from once a round and leaves
 //! nothing behind if it is wrong.
 
+use rustc_hash::FxHashSet;
+
 use super::{Canonical, Displaced, Finished, Pair, Reach, Unmoved, Walk};
 use crate::report::ViolationKind;
 use crate::tables::{self, Doubtful};
@@ -23,9 +25,9 @@ impl Walk<'_, '_> {
     }
 
     /// The same, and proves what holds only with what callers know.
-    pub(crate) fn settle_all(&mut self) {
+    pub(crate) fn settle_all(&mut self, is_last: bool) {
         self.settle();
-        while self.settle_contexts() {
+        while self.settle_contexts(is_last) {
             self.settle();
         }
     }
@@ -78,7 +80,7 @@ impl Walk<'_, '_> {
         is_right &= !is_edited || self.relation.num_rewritten_calls() > num_rewritten;
         if is_right {
             self.relation.commit();
-            roots.into_iter().for_each(|root| self.contexts.add_root(Some(root)));
+            roots.into_iter().for_each(|root| self.contexts.add_root(Some(root), false));
         } else {
             self.relation.undo();
             self.tables.truncate(marks.0);
@@ -146,8 +148,9 @@ impl Walk<'_, '_> {
 
     /// The end: what could only be judged when everything was known.
     pub(crate) fn finish(mut self) -> Finished {
-        self.settle_all();
+        self.settle_all(true);
         self.judge_contexts();
+        let copies = if self.violations.is_empty() { FxHashSet::default() } else { self.copies_to_try() };
         let mut unmoved = std::mem::take(&mut self.unmoved);
         unmoved.sort_by_key(|reference| (reference.address, reference.origin));
         unmoved.dedup_by_key(|reference| reference.address);
@@ -165,7 +168,7 @@ impl Walk<'_, '_> {
         }
         self.explained.sort_unstable();
         self.explained.dedup();
-        Finished { violations: self.violations, stats: self.stats, explained: self.explained }
+        Finished { violations: self.violations, stats: self.stats, explained: self.explained, copies }
     }
 
     fn judge_unmoved(&mut self, address: u64, origin: u64) {

@@ -3,7 +3,7 @@
 use super::super::Key;
 use super::super::decoded::{Decoded, Operand, Reg};
 use super::super::entry::Entry;
-use super::super::expr::{Id, Node};
+use super::super::expr::{Id, Node, Pool};
 use super::super::facts::Facts;
 use super::super::machine::{RED_ZONE, STACK};
 use super::super::semantics::Context;
@@ -93,7 +93,8 @@ impl Run<'_, '_, '_> {
     /// The output calls where the input goes on in the place of a call, or what it jumps through there.
     fn leave_by_call(&mut self, call: u64, input: &Cursor, a: Inst, output: &Cursor, b: Inst) -> Step<()> {
         let (i, o) = (input.at, output.at);
-        let may_leave = self.walk.may_leave_by_call(i, a, o, b) && (b.kind == Kind::Call || self.walk.input.unwind.is_as_at_entry(i));
+        let may_leave =
+            self.walk.may_leave_by_call(i, a, o, b) && (b.kind == Kind::Call || self.walk.input.unwind.is_as_at_entry(i));
         let Some(made) = self.walk.input.inst(call).filter(|_| may_leave) else {
             return self.fail(o, format!("leaves the body of the call at {call:#x} in another way than the input's {i:#x}"));
         };
@@ -202,8 +203,13 @@ impl Run<'_, '_, '_> {
         }
         let returns_twice = self.prover.returns_twice(self.walk, input.at, a);
         let (mut x, mut y) = (input.machine.clone(), output.machine.clone());
+        // What is known is lost only in registers that the callee may write.
+        let is_known = |pool: &Pool, id: Id| pool.as_const(id).or(pool.as_image(id)).is_some();
+        let matters = !returns_twice && [0, 1, 2, 6, 7, 8, 9, 10, 11].iter().any(|&place| is_known(&self.pool, x.general[place]));
+        let written = if matters { self.prover.written_by_call(self.walk, input.at, a) } else { u16::MAX };
         for place in 0..16 {
-            if !KEPT.contains(&place) || (returns_twice && place != STACK) {
+            let is_lost = written >> place & 1 == 1 && !KEPT.contains(&place);
+            if is_lost || (returns_twice && place != STACK) {
                 let fresh = self.fresh(64);
                 // What differed before the call may differ behind it.
                 let other = if x.general[place] == y.general[place] { fresh } else { self.fresh(64) };
