@@ -118,7 +118,7 @@ pub(crate) struct Transforms {
     /// Leave these transforms out.
     #[arg(long, value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) skip: Vec<Transform>,
-    /// Run these transforms too, which are off by default: align-loops, fold, constant-loads, late-saves.
+    /// Run these transforms too, which are off by default: align-loops, fold, constant-loads, schedule.
     #[arg(long = "with", value_delimiter = ',', value_name = "TRANSFORM")]
     pub(crate) more: Vec<Transform>,
     /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
@@ -130,6 +130,19 @@ pub(crate) struct Transforms {
     /// Change code wherever that is legal, not only where it is hot: a test of relift and of the program.
     #[arg(long, hide = true)]
     pub(crate) edit_everywhere: bool,
+    /// Take something for granted that no analysis can show.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
+    pub(crate) assume: Vec<Assumption>,
+    /// Schedule by what holds whoever calls, as if no caller were known.
+    #[arg(long, hide = true)]
+    pub(crate) without_contexts: bool,
+}
+
+/// What may be taken for granted.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Assumption {
+    /// No thread and no signal handler looks at memory in a moment that it has no right to: no data races, no lock-free code, no flags that handlers set.
+    NoRaces,
 }
 
 /// Which contexts get clones.
@@ -144,6 +157,9 @@ pub(crate) enum CloneMode {
 }
 
 impl Transforms {
+    pub(crate) fn assumes(&self, what: Assumption) -> bool {
+        self.assume.contains(&what)
+    }
     pub(crate) fn is_on(&self, transform: Transform) -> bool {
         let is_wanted = if self.only.is_empty() { transform.is_default() } else { self.only.contains(&transform) };
         (is_wanted || self.more.contains(&transform)) && !self.skip.contains(&transform)
@@ -176,12 +192,14 @@ pub(crate) enum Transform {
     ConstantLoads,
     /// Save registers only on the ways through hot functions that need it.
     LateSaves,
+    /// Put the instructions of hot blocks in an order that takes fewer cycles.
+    Schedule,
 }
 
 impl Transform {
     /// Whether it has shown that it pays.
     fn is_default(self) -> bool {
-        !matches!(self, Transform::AlignLoops | Transform::Fold | Transform::ConstantLoads | Transform::LateSaves)
+        !matches!(self, Transform::AlignLoops | Transform::Fold | Transform::ConstantLoads | Transform::Schedule)
     }
 }
 
@@ -299,6 +317,9 @@ pub(crate) struct Analyze {
     /// Show where executed loads and stores go.
     #[arg(long, conflicts_with_all = ["tables", "func"])]
     pub(crate) traffic: bool,
+    /// Show the N blocks in which most instructions are executed: address, executions, bytes.
+    #[arg(long, value_name = "N", conflicts_with_all = ["tables", "func", "traffic"])]
+    pub(crate) hottest: Option<usize>,
     /// Follow constant arguments through up to N calling contexts, and show what specializing for them would save and take; several numbers make a table.
     #[arg(long, value_name = "N", value_delimiter = ',', num_args = 0.., default_missing_value = "15000", conflicts_with_all = ["func", "tables"])]
     pub(crate) contexts: Vec<usize>,
@@ -338,6 +359,9 @@ pub(crate) enum CriterionName {
 pub(crate) struct Check {
     pub(crate) input: PathBuf,
     pub(crate) output: PathBuf,
+    /// What the output was made under.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
+    pub(crate) assume: Vec<Assumption>,
 }
 
 #[derive(Debug, Args)]

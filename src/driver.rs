@@ -143,15 +143,21 @@ fn apply(
 
 /// The independent checker's verdict.
 pub(crate) fn check(output: &Path, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<checker::Report> {
-    let report = examine(output, before, after, timing)?;
+    let report = examine(output, before, after, checker::Assumptions::default(), timing)?;
     require_no_violations(output, &report)?;
     Ok(report)
 }
 
 /// What the independent checker finds, good or bad.
-pub(crate) fn examine(output: &Path, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<checker::Report> {
+pub(crate) fn examine(
+    output: &Path,
+    before: &[u8],
+    after: &[u8],
+    assumptions: checker::Assumptions,
+    timing: &mut Timing,
+) -> Result<checker::Report> {
     timing
-        .phase("check", |_| checker::check(before, after))
+        .phase("check", |_| checker::check_assuming(before, after, assumptions))
         .map_err(|e| Failure::at(output, format!("the checker can't read it: {e}")))
 }
 

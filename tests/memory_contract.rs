@@ -7,7 +7,7 @@ use std::process::Command;
 
 use support::{End, SUCCESS};
 
-const TRANSFORMS: &str = "plt-calls,inline-leaves,constant-loads,late-saves";
+const TRANSFORMS: &str = "plt-calls,inline-leaves,constant-loads,late-saves,schedule";
 /// More runs than one, so that a wrong order has its chance.
 const RUNS: usize = 5;
 
@@ -62,5 +62,16 @@ fn what_others_see_of_memory_stays_as_it_was() {
     }
     let before = accesses(&program);
     assert!(before.len() >= 8 && before.iter().map(|function| function.1.len()).sum::<usize>() >= 25, "{before:?}");
-    assert_eq!(accesses(&output), before);
+    let after = accesses(&output);
+    assert_eq!(without_copies(&after), without_copies(&before));
+    for ((name, before), (_, after)) in before.iter().zip(&after) {
+        assert!(after.len() >= before.len(), "{name} had {before:?} and has {after:?}");
+    }
+}
+
+/// Where a block is copied, its accesses are listed twice, one after the other.
+fn without_copies(functions: &[(String, Vec<String>)]) -> Vec<(String, Vec<String>)> {
+    let mut functions = functions.to_vec();
+    functions.iter_mut().for_each(|(_, accesses)| accesses.dedup());
+    functions
 }

@@ -149,3 +149,55 @@ fn entries_of_a_table_stay_apart_where_one_is_a_jump_to_the_other() {
     assert_eq!(run(&mut Command::new(&output), folder.path()), expected);
     assert_eq!(expected.end, End::Exit(SUCCESS));
 }
+
+/// Pointers enough that packing them pays for moving the dynamic section, and functions with room between them.
+const LLD: &str = r#"
+#include <stdio.h>
+static int sum;
+#define F(n) __attribute__((noinline, aligned(64))) static int f##n(int x) { for (int i = 0; i < x; i++) sum += i * n; return sum + n; }
+FUNCTIONS
+int main(void) {
+    int all = 0;
+    for (unsigned i = 0; i < sizeof table / sizeof *table; i++) all += table[i](i & 3);
+    printf("%d\n", all);
+    return 42;
+}
+"#;
+
+fn lld_program(flags: &[&str], folder: &Path) -> Option<PathBuf> {
+    if !installed("ld.lld") {
+        skipped("files of lld: it is not installed");
+        return None;
+    }
+    let functions = (0..150).map(|n| format!("F({n})\n")).collect::<String>();
+    let names = (0..450).map(|n| format!("f{}, ", n % 150)).collect::<String>();
+    let text = LLD.replace("FUNCTIONS\n", &format!("{functions}\nstatic int (*volatile table[])(int) = {{ {names} }};\n"));
+    let all = [&["-O1", "-w", "-fPIE", "-pie", "-fuse-ld=lld"], flags].concat();
+    Some(support::compile_text(&text, &all, folder, "by-lld"))
+}
+
+#[test]
+fn files_of_lld_lose_the_front_of_their_code_and_pack_relocations_into_a_moved_dynamic_section() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    for flags in [&["-s"][..], &["-Wl,--hash-style=both"], &["-Wl,--emit-relocs"], &["-Wl,-z,now", "-Wl,--gc-sections,--icf=all"]]
+    {
+        let Some(input) = lld_program(flags, folder.path()) else { return };
+        let expected = run(&mut Command::new(&input), folder.path());
+        assert_eq!(expected.end, End::Exit(SUCCESS));
+        let (output, report) = shrink(&input, &[], "output", folder.path());
+        let techniques = report["techniques"].as_array().expect("a list");
+        let packed = techniques.iter().find(|t| t["technique"] == "relr").map(|t| t["count"].as_u64());
+        assert!(packed.flatten() >= Some(400), "{flags:?}: {report:#}");
+        assert_eq!(run(&mut Command::new(&output), folder.path()), expected, "{flags:?}");
+        assert_eq!(run(Command::new(&output).env("LD_BIND_NOW", "1"), folder.path()), expected, "{flags:?}");
+        let code = |path: &Path| {
+            let bytes = fs::read(path).expect("it was written");
+            let executable = loads(&bytes).into_iter().find(|&at| bytes[at + 4] & 1 != 0).expect("there is code");
+            u64::from_le_bytes(bytes[executable + 16..executable + 24].try_into().expect("eight bytes"))
+        };
+        assert!(code(&input) < code(&output), "{flags:?}: the segment starts later");
+        // Again, with entries to spare now.
+        let (again, _) = shrink(&output, &[], "again", folder.path());
+        assert_eq!(run(&mut Command::new(&again), folder.path()), expected, "{flags:?}");
+    }
+}

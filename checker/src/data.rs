@@ -7,7 +7,7 @@
 use goblin::elf::dynamic::{DT_FINI, DT_INIT, DT_JMPREL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_STRSZ, DT_STRTAB};
 use goblin::elf::reloc::{R_X86_64_32, R_X86_64_32S, R_X86_64_64};
 use goblin::elf::section_header::{
-    SHF_ALLOC, SHN_ABS, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_PROGBITS, SHT_RELA,
+    SHF_ALLOC, SHN_ABS, SHN_LORESERVE, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_PROGBITS, SHT_RELA,
 };
 use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC, STT_TLS};
 use goblin::elf::{Dynamic, Sym};
@@ -132,7 +132,9 @@ fn seed_dynamic_symbols(walk: &mut Walk<'_, '_>) {
         let same_object = is_code || from.st_value == to.st_value && from.st_size == to.st_size;
         // Where the output has no section headers, no index means anything.
         let has_sections = !b.sections.is_empty();
-        let same_section = !has_sections || a.section_name(from.st_shndx) == b.section_name(to.st_shndx) || is_code;
+        // `strip` renumbers sections, but not in what is loaded: such an index means nothing in the input either.
+        let is_stale = from.st_shndx < SHN_LORESERVE as usize && a.section_name(from.st_shndx).is_none();
+        let same_section = !has_sections || is_code || is_stale || a.section_name(from.st_shndx) == b.section_name(to.st_shndx);
         if !same || !same_place || !same_object || !same_section {
             let message = format!("dynamic symbol {index} ({other_name}) differs from the input's ({name})");
             walk.report(ViolationKind::Symbol, to.st_value, message);

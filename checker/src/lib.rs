@@ -39,24 +39,39 @@ use walk::{Finished, Side, Walk};
 /// Further walks of what does not correspond, with copies of functions followed by their callers.
 const TRIES_MAX: usize = 3;
 
+/// What somebody says of a program, and what no file shows.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Assumptions {
+    /// No thread and no signal handler sees in which order accesses to memory are made that don't overlap.
+    pub no_races: bool,
+}
+
 /// Compares two ELF files. `Err` only if one of them cannot be read at all; everything else is collected in the report.
 ///
 /// # Errors
 /// If the input or the output is not a 64-bit little-endian x86-64 ELF file with sane tables.
 pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
+    check_assuming(input, output, Assumptions::default())
+}
+
+/// The same, for a program of which something is known besides.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_assuming(input: &[u8], output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
     let input = Image::parse(input).map_err(Error::Input)?;
     let output = Image::parse(output).map_err(Error::Output)?;
     let mut rows = Rows::default();
     let input = Side::new(input, &mut rows).map_err(Error::Input)?;
     let output = Side::new(output, &mut rows).map_err(Error::Output)?;
 
-    let mut report = compare_code(&input, &output, &rows, FxHashSet::default());
+    let mut report = compare_code(&input, &output, &rows, assumptions, FxHashSet::default());
     for _ in 0..TRIES_MAX {
         if report.copies.is_empty() {
             break;
         }
         let copies = std::mem::take(&mut report.copies);
-        report = compare_code(&input, &output, &rows, copies);
+        report = compare_code(&input, &output, &rows, assumptions, copies);
     }
 
     data::compare(&input, &output, &report.explained, &mut report.violations);
@@ -66,9 +81,16 @@ pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
 }
 
 /// The walk of both programs; `copies` are put aside for what their callers know.
-fn compare_code(input: &Side<'_>, output: &Side<'_>, rows: &Rows, copies: FxHashSet<(u64, u64)>) -> Finished {
+fn compare_code(
+    input: &Side<'_>,
+    output: &Side<'_>,
+    rows: &Rows,
+    assumptions: Assumptions,
+    copies: FxHashSet<(u64, u64)>,
+) -> Finished {
     let mut walk = Walk::new(input, output, copies);
     walk.rows = Some(rows);
+    walk.assumptions = assumptions;
     data::seed(&mut walk);
     walk.settle_all(false);
     data::seed_symbols(&mut walk);

@@ -41,8 +41,8 @@ use crate::decode::{Inst, Kind};
 use crate::image::Slot;
 use crate::report::{Stats, Violation, ViolationKind};
 use crate::walk::{Side, Walk};
-pub(crate) use callers::Called;
 pub(crate) use constant::address_in;
+pub(crate) use callers::Called;
 use decoded::{Decoded, Engine};
 pub(crate) use entry::Entry;
 use facts::{Facts, Value};
@@ -104,8 +104,9 @@ pub(crate) struct Prover {
 
 /// What is to be proven.
 struct Task {
-    /// A pair at which all is the same, and what else is known there.
+    /// A pair at which all is the same.
     root: (u64, u64),
+    /// What else is known there.
     entry: Entry,
     /// All calls are to be found: what was proven before is looked at again.
     is_whole: bool,
@@ -171,17 +172,18 @@ impl Prover {
 
     /// Proves what flows from a pair, in one of the ways to take slots for private.
     fn prove_task(&mut self, walk: &Walk<'_, '_>, task: &Task) -> Result<Proof, Violation> {
-        let root = Key { input: task.root.0, output: task.root.1, within: None };
+        let (input, output) = task.root;
+        let root = Key { input, output, within: None };
         let mut start = identity_at(walk, root).map_err(Failure::into_violation)?;
         task.entry.add_to(&mut start);
         // Where a frame is made already, an address of it may be known already.
-        let is_hidden = walk.input.unwind.is_as_at_entry(root.input) || !self.lets_frame_out(walk, root.input);
+        let is_hidden = walk.input.unwind.is_as_at_entry(input) || !self.lets_frame_out(walk, input);
         let mut first = None;
         for decides_first in [false, true] {
             self.decides_first = decides_first;
             let all = [Privacy::Frame, Privacy::Saves(saves_around(walk, root)), Privacy::Saves(Vec::new())];
             for privacy in all.into_iter().skip(usize::from(!is_hidden)) {
-                match self.prove_with(walk, task, (root, &start), &privacy) {
+                match self.prove_with(walk, (root, task.is_whole), &start, &privacy) {
                     Ok(proof) => return Ok(proof),
                     Err(failure) if failure.is_escape => {}
                     Err(failure) => {
@@ -191,66 +193,77 @@ impl Prover {
                 }
             }
         }
-        let nothing = || Failure::new(root.output, "nothing is private in the frame");
+        let nothing = || Failure::new(output, "nothing is private in the frame");
         Err(first.unwrap_or_else(nothing).into_violation())
     }
 
     fn prove_with(
         &mut self,
         walk: &Walk<'_, '_>,
-        task: &Task,
-        (root, start): (Key, &Facts),
+        (root, is_whole): (Key, bool),
+        start: &Facts,
         privacy: &Privacy,
     ) -> Result<Proof, Failure> {
         if privacy.has_any() && start.stack().is_none() {
             return Err(Failure::escape(root.output));
         }
-        let mut visited: FxHashMap<Key, Visited> = FxHashMap::default();
-        let mut work = vec![root];
-        visited.insert(root, Visited { facts: start.clone(), outcome: None });
+        let saves = Privacy::Saves(saves_around(walk, root));
+        let mut visits = Visits { root, is_whole, all: [privacy, &saves], visited: FxHashMap::default(), work: Vec::new() };
+        visits.begin(start);
         let mut segments = 0;
-        while let Some(key) = work.pop() {
-            let Some(facts) = visited.get(&key).filter(|known| known.outcome.is_none()).map(|known| known.facts.clone()) else {
-                continue;
-            };
+        while let Some((node, facts)) = visits.next() {
             segments += 1;
             if segments > SEGMENTS_MAX {
-                return Err(Failure::new(key.output, "too much code to prove at once"));
+                return Err(Failure::new(node.0.output, "too much code to prove at once"));
             }
-            let mut outcome = Run::new(self, walk, privacy, root.input).follow(key, &facts);
-            if matches!(&outcome, Err(failure) if failure.kind == ViolationKind::UnwindRow) {
-                outcome = Run::new(self, walk, privacy, root.input).unwinding().follow(key, &facts);
-            }
+            let outcome = self.follow(walk, &visits, node, &facts);
             match &outcome {
                 Ok(segment) => {
+                    let is_let_out = node.1 || segment.is_let_out;
                     for (next, facts) in &segment.successors {
-                        self.arrive(&mut visited, &mut work, (*next, privacy, task), facts)?;
+                        let facts = if segment.is_let_out { facts.only(&saves) } else { facts.clone() };
+                        self.arrive(&mut visits, (*next, is_let_out), &facts)?;
                     }
                 }
                 Err(failure) if failure.is_escape => return Err(failure.clone()),
                 Err(_) => {}
             }
-            if let Some(known) = visited.get_mut(&key).filter(|known| known.facts == facts) {
+            if let Some(known) = visits.visited.get_mut(&node).filter(|known| known.facts == facts) {
                 known.outcome = Some(outcome);
             }
         }
-        self.collect(root, privacy, task, visited)
+        self.collect(visits)
+    }
+
+    /// One segment. Where an address of the frame goes elsewhere in it, it ends there, if all but saves is the same then.
+    fn follow(&mut self, walk: &Walk<'_, '_>, visits: &Visits<'_>, node: Node, facts: &Facts) -> Result<Segment, Failure> {
+        let (key, privacy, root) = (node.0, visits.privacy(node), visits.root.input);
+        let mut outcome = Run::new(self, walk, privacy, root).follow(key, facts);
+        let is_escape = |outcome: &Result<Segment, Failure>| matches!(outcome, Err(failure) if failure.is_escape);
+        let is_of_rows =
+            |outcome: &Result<Segment, Failure>| matches!(outcome, Err(failure) if failure.kind == ViolationKind::UnwindRow);
+        if is_of_rows(&outcome) {
+            outcome = Run::new(self, walk, privacy, root).unwinding().follow(key, facts);
+        }
+        if is_escape(&outcome) && *privacy == Privacy::Frame {
+            outcome = Run::new(self, walk, privacy, root).up_to_escape().follow(key, facts);
+            if is_of_rows(&outcome) {
+                outcome = Run::new(self, walk, privacy, root).up_to_escape().unwinding().follow(key, facts);
+            }
+        }
+        outcome
     }
 
     /// Facts flow to a pair.
-    fn arrive(
-        &self,
-        visited: &mut FxHashMap<Key, Visited>,
-        work: &mut Vec<Key>,
-        (key, privacy, task): (Key, &Privacy, &Task),
-        facts: &Facts,
-    ) -> Result<(), Failure> {
-        if !task.is_whole && self.is_proven(key, privacy, facts) {
+    fn arrive(&self, visits: &mut Visits<'_>, node: Node, facts: &Facts) -> Result<(), Failure> {
+        let privacy = visits.privacy(node);
+        if !visits.is_whole && self.is_proven(node.0, privacy, facts) {
             return Ok(());
         }
-        let Some(known) = visited.get_mut(&key) else {
-            visited.insert(key, Visited { facts: facts.clone(), outcome: None });
-            work.push(key);
+        let has_any = privacy.has_any();
+        let Some(known) = visits.visited.get_mut(&node) else {
+            visits.visited.insert(node, Visited { facts: facts.clone(), outcome: None });
+            visits.work.push(node);
             return Ok(());
         };
         let Some(met) = known.facts.meet(facts) else { return Ok(()) };
@@ -258,13 +271,13 @@ impl Prover {
         for place in [STACK, BASE] {
             for (old, new) in [(&known.facts.input, &met.input), (&known.facts.output, &met.output)] {
                 let is_frame = |value| matches!(value, Value::Frame(_));
-                if privacy.has_any() && is_frame(old.registers[place]) && !is_frame(new.registers[place]) {
-                    return Err(Failure::escape(key.output));
+                if has_any && is_frame(old.registers[place]) && !is_frame(new.registers[place]) {
+                    return Err(Failure::escape(node.0.output));
                 }
             }
         }
         *known = Visited { facts: met, outcome: None };
-        work.push(key);
+        visits.work.push(node);
         Ok(())
     }
 
@@ -275,25 +288,22 @@ impl Prover {
     }
 
     /// Puts together what is reached with the final facts.
-    fn collect(
-        &mut self,
-        root: Key,
-        privacy: &Privacy,
-        task: &Task,
-        mut visited: FxHashMap<Key, Visited>,
-    ) -> Result<Proof, Failure> {
+    fn collect(&mut self, mut visits: Visits<'_>) -> Result<Proof, Failure> {
         let mut proof = Proof::default();
-        let mut reached: FxHashSet<Key> = FxHashSet::from_iter([root]);
-        let mut work = vec![root];
+        let first: Node = (visits.root, false);
+        let mut reached: FxHashSet<Node> = FxHashSet::from_iter([first]);
+        let mut work = vec![first];
         let mut failure: Option<Failure> = None;
         let mut proven = Vec::new();
-        while let Some(key) = work.pop() {
-            let Some(Visited { facts, outcome: Some(outcome) }) = visited.remove(&key) else { continue };
+        while let Some(node) = work.pop() {
+            let Some(Visited { facts, outcome: Some(outcome) }) = visits.visited.remove(&node) else { continue };
             match outcome {
                 Ok(segment) => {
-                    work.extend(segment.successors.iter().map(|&(next, _)| next).filter(|&next| reached.insert(next)));
+                    let is_let_out = node.1 || segment.is_let_out;
+                    let next = segment.successors.iter().map(|&(next, _)| (next, is_let_out));
+                    work.extend(next.filter(|&next| reached.insert(next)));
                     proof.add(segment);
-                    proven.push((key, facts));
+                    proven.push((node, facts));
                 }
                 Err(other) => {
                     if failure.as_ref().is_none_or(|known| other.address < known.address) {
@@ -305,11 +315,46 @@ impl Prover {
         if let Some(failure) = failure {
             return Err(failure);
         }
-        // Of a task that notes all calls, nobody may ask for what it has found.
-        for (key, facts) in proven.into_iter().filter(|_| !task.is_whole) {
-            self.proven.entry(key).or_default().push((privacy.clone(), facts));
+        // Where all calls are looked for, what was proven before is looked at again; it may hold under more than it is told later.
+        for (node, facts) in proven.into_iter().filter(|_| !visits.is_whole) {
+            self.proven.entry(node.0).or_default().push((visits.privacy(node).clone(), facts));
         }
         Ok(proof)
+    }
+}
+
+/// A pair, and whether an address of the frame has gone elsewhere before.
+type Node = (Key, bool);
+
+/// What a proof has looked at.
+struct Visits<'p> {
+    root: Key,
+    /// Of a task, whether all calls are looked for.
+    is_whole: bool,
+    /// What is private before an address of the frame goes elsewhere, and then.
+    all: [&'p Privacy; 2],
+    visited: FxHashMap<Node, Visited>,
+    work: Vec<Node>,
+}
+
+impl<'p> Visits<'p> {
+    fn begin(&mut self, start: &Facts) {
+        self.visited.insert((self.root, false), Visited { facts: start.clone(), outcome: None });
+        self.work.push((self.root, false));
+    }
+
+    /// A pair that has to be looked at, with what is known there.
+    fn next(&mut self) -> Option<(Node, Facts)> {
+        while let Some(node) = self.work.pop() {
+            if let Some(known) = self.visited.get(&node).filter(|known| known.outcome.is_none()) {
+                return Some((node, known.facts.clone()));
+            }
+        }
+        None
+    }
+
+    fn privacy(&self, node: Node) -> &'p Privacy {
+        self.all[usize::from(node.1)]
     }
 }
 

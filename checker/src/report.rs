@@ -53,6 +53,8 @@ pub struct Violation {
     pub kind: ViolationKind,
     /// An address of the output, unless the message says that it is the input's.
     pub address: u64,
+    /// An address of the input whose code it is about too, if another than that at the address.
+    pub input: Option<u64>,
     pub message: String,
 }
 
@@ -63,7 +65,12 @@ impl Violation {
             // Names come from the file, and a terminal obeys control characters.
             message = message.escape_debug().to_string();
         }
-        Self { kind, address, message }
+        Self { kind, address, input: None, message }
+    }
+
+    /// The same, about code of the input too.
+    pub(crate) fn about(self, input: u64) -> Self {
+        Self { input: Some(input), ..self }
     }
 
     /// The same, with the place that led there.

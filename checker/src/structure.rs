@@ -10,7 +10,7 @@ use goblin::elf::program_header::{
 use goblin::elf::section_header::{SHF_EXECINSTR, SHF_TLS, SHF_WRITE, SHT_NOBITS};
 use goblin::elf::sym::STT_FUNC;
 
-use crate::image::Image;
+use crate::image::{Image, Section};
 use crate::report::{Violation, ViolationKind};
 use crate::unwind;
 use crate::walk::Side;
@@ -242,10 +242,13 @@ fn compare_segments(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation
     };
     let after = loads(b);
     for (start, end, flags) in loads(a) {
-        // What is not written may shrink: of its sections, each that is no code is looked for by itself.
+        // What is not written may shrink, code at its start too: of its sections, each that is no code is looked for by itself.
         let may_shrink = flags & PF_W == 0;
-        let covers =
-            |&(from, to, other): &(u64, u64, u32)| from <= start && (end <= to || may_shrink && start < to) && other == flags;
+        let may_start_later = may_shrink && flags & PF_X != 0;
+        let covers = |&(from, to, other): &(u64, u64, u32)| {
+            let is_start = from <= start || may_start_later && from < end;
+            is_start && (end <= to || may_shrink && start < to) && other == flags
+        };
         if !after.iter().any(covers) {
             report(start, format!("nothing is loaded as the input's segment {start:#x}..{end:#x} with flags {flags}"));
         }
@@ -254,9 +257,9 @@ fn compare_segments(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation
         let same_type: Vec<_> = b.elf.program_headers.iter().filter(|other| other.p_type == header.p_type).collect();
         let is_fixed = matches!(header.p_type, PT_DYNAMIC | PT_TLS | PT_GNU_RELRO);
         let matches = |other: &&&ProgramHeader| {
-            other.p_flags == header.p_flags
-                && (!is_fixed
-                    || other.p_vaddr == header.p_vaddr && other.p_memsz == header.p_memsz && other.p_align == header.p_align)
+            let is_there = other.p_vaddr == header.p_vaddr && other.p_memsz == header.p_memsz;
+            let is_same = other.p_align == header.p_align && (is_there || is_moved_dynamic(a, b, other));
+            other.p_flags == header.p_flags && (!is_fixed || is_same)
         };
         if !same_type.iter().any(|other| matches(&other)) {
             report(header.p_vaddr, format!("the input's segment of type {:#x} is lost or changed", header.p_type));
@@ -265,6 +268,24 @@ fn compare_segments(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation
     if a.elf.interpreter != b.elf.interpreter {
         report(0, format!("another interpreter: {:?}", b.elf.interpreter));
     }
+}
+
+/// Whether it is a dynamic section in memory that is written, and that the input has for nothing. What it says is compared by itself.
+fn is_moved_dynamic(a: &Image<'_>, b: &Image<'_>, header: &ProgramHeader) -> bool {
+    let (start, end) = (header.p_vaddr, header.p_vaddr.saturating_add(header.p_memsz));
+    let holds = |load: &ProgramHeader| {
+        load.p_type == PT_LOAD
+            && load.p_flags & PF_W != 0
+            && load.p_vaddr <= start
+            && end <= load.p_vaddr.saturating_add(load.p_filesz)
+    };
+    let is_used = |section: &Section<'_>| {
+        let holds_nothing =
+            section.sh_type == SHT_NOBITS && (section.name == ".relro_padding" || section.flags & u64::from(SHF_TLS) != 0);
+        section.is_alloc() && !holds_nothing && section.address < end && start < section.end()
+    };
+    let is_dynamic = header.p_type == PT_DYNAMIC && !a.sections.is_empty();
+    is_dynamic && b.elf.program_headers.iter().any(holds) && !a.sections.iter().any(is_used)
 }
 
 /// The note of the program's properties, by section or by segment.

@@ -133,11 +133,6 @@ impl Survey {
         self.find(fde)
     }
 
-    /// Whether something other than a jump or a table names a frame description.
-    pub(crate) fn is_named(&self, fde: u32) -> bool {
-        self.named.contains(fde as usize)
-    }
-
     fn find(&self, mut member: u32) -> u32 {
         while self.groups[member as usize] != member {
             member = self.groups[member as usize];

@@ -6,6 +6,7 @@ mod dead;
 mod fixed;
 mod fold;
 mod layout;
+mod liveness;
 mod mutation;
 mod proofs;
 mod rows;

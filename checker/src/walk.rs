@@ -143,6 +143,8 @@ pub(crate) struct Walk<'w, 'a> {
     input_row: Located,
     output_row: Located,
     pub(crate) has_ibt: bool,
+    /// What is said of the program.
+    pub(crate) assumptions: crate::Assumptions,
 }
 
 /// Where following jumps and padding leads.
@@ -186,6 +188,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             input_row: Located::nowhere(),
             output_row: Located::nowhere(),
             has_ibt: crate::structure::claims_ibt(&input.image),
+            assumptions: crate::Assumptions::default(),
         }
     }
 
@@ -326,7 +329,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             }
             alone = 0;
             match self.relation.record(from, to, (a.len, b.len), within) {
-                Recorded::Known => return self.meet_proven(i, o),
+                Recorded::Known => return self.meet_proven(i, o, within),
                 Recorded::Conflict(Some(other)) => {
                     let other = self.input.code.address(other);
                     return fail(ViolationKind::Conflict, o, format!("stands for the input's {other:#x} and for its {i:#x}"));

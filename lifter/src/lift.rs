@@ -54,9 +54,9 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let has_unseen_absolutes = mode == RelinkMode::Guard;
     let mut surveys = survey_all(Surveyor { image, units: &units, stubs: &stubs, use_static_relocs, has_unseen_absolutes });
     let claimed = claimed_padding(image, &units, &surveys, mode);
-    // In guard mode nothing without an unwind entry moves, and the linker's relocations say more than can be found out.
-    let reached = match mode == RelinkMode::Replace && !use_static_relocs {
-        true => Reach { image, units: &units, surveys: &surveys, stubs: &stubs }.find(),
+    // At a fixed address nothing without an unwind entry moves.
+    let reached = match image.kind.is_position_independent() {
+        true => Reach { image, units: &units, surveys: &surveys, stubs: &stubs, trusts_symbols: use_static_relocs }.find(),
         false => Reached::default(),
     };
     if !claimed.is_empty() || !reached.regions.is_empty() {

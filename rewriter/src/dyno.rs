@@ -283,12 +283,32 @@ fn count_new_code(
         for instruction in &instructions {
             let runs = code.runs_at(instruction.ip() as u32, count);
             *stats += executed(instruction, runs, factory);
+            *stats += branched(instruction, runs, code.taken_at(instruction.ip() as u32, count).min(runs));
             // A jump through a slot is the tail call whose place it took.
             if instruction.flow_control() == FlowControl::IndirectBranch {
                 stats.tail_calls = stats.tail_calls.saturating_add(runs);
             }
         }
     }
+}
+
+/// What a direct branch in new code adds as one.
+fn branched(instruction: &iced_x86::Instruction, runs: u64, taken: u64) -> DynoStats {
+    let mut stats = DynoStats::default();
+    match instruction.flow_control() {
+        FlowControl::ConditionalBranch => {
+            (stats.taken_conditional_branches, stats.not_taken_conditional_branches) = (taken, runs - taken);
+            if instruction.near_branch_target() > instruction.ip() {
+                (stats.forward_branches, stats.taken_forward_branches) = (runs, taken);
+            } else {
+                (stats.backward_branches, stats.taken_backward_branches) = (runs, taken);
+            }
+            stats.taken_branches = taken;
+        }
+        FlowControl::UnconditionalBranch => (stats.unconditional_branches, stats.taken_branches) = (runs, runs),
+        _ => {}
+    }
+    stats
 }
 
 /// What one instruction that is no direct branch adds.

@@ -64,6 +64,7 @@ pub enum Change {
     Specialize,
     ConstantLoad,
     LateSave,
+    Schedule,
 }
 
 impl Change {
@@ -75,6 +76,7 @@ impl Change {
             Change::Specialize => "specialize",
             Change::ConstantLoad => "constant-loads",
             Change::LateSave => "late-saves",
+            Change::Schedule => "schedule",
         }
     }
 }
@@ -87,6 +89,8 @@ pub struct NewCode {
     pub refs: Vec<RefData>,
     /// How often what stands from an offset on runs, in 65,536ths of how often the whole does. Ascending; 1 where nothing is said.
     pub shares: Vec<(u32, u32)>,
+    /// How often the direct branch at an offset is taken, in the same unit. Ascending; never where nothing is said.
+    pub taken: Vec<(u32, u32)>,
     /// Blocks of the input whose work it does, each with how often, in the same unit: they run so much less themselves.
     pub instead_of: Vec<(Block, u32)>,
     /// Its calls and jumps to blocks go to the entry of this clone.
@@ -98,6 +102,13 @@ pub struct NewCode {
 
 impl NewCode {
     pub const WHOLE: u32 = 1 << 16;
+
+    /// How often the branch at `offset` is taken if all of this runs `count` times.
+    pub fn taken_at(&self, offset: u32, count: u64) -> u64 {
+        let known = self.taken.binary_search_by_key(&offset, |&(at, _)| at);
+        let share = known.map_or(0, |index| self.taken[index].1);
+        (u128::from(count) * u128::from(share) / u128::from(Self::WHOLE)) as u64
+    }
 
     /// How often the instruction at `offset` runs if all of this does `count` times.
     pub fn runs_at(&self, offset: u32, count: u64) -> u64 {

@@ -22,6 +22,7 @@ use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 mod align;
 mod chains;
 mod cold;
+mod compact;
 mod copies;
 mod duplicate;
 mod ext_tsp;
@@ -32,6 +33,7 @@ mod shuffle;
 mod split;
 mod unroll;
 
+pub use self::compact::compact;
 #[cfg(test)]
 pub(crate) use self::shuffle::Random;
 pub use self::shuffle::shuffle;

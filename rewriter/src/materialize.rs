@@ -105,6 +105,8 @@ pub struct OutProgram {
     pub placed: SecondaryMap<Block, Option<Out>>,
     /// By clone, where it is entered.
     pub clone_entries: Vec<Out>,
+    /// As in the plan.
+    pub fills_from_end: bool,
 }
 
 impl OutProgram {
@@ -130,6 +132,7 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         codes: edits.codes.clone(),
         placed: skeleton.placed,
         clone_entries: Vec::with_capacity(edits.clones.len()),
+        fills_from_end: layout.fills_from_end,
     };
     for (clone, data) in edits.clones.iter() {
         let entry = skeleton.in_clones.get(&(clone, data.entry));
@@ -355,7 +358,9 @@ impl Linker<'_> {
             return self.terminator_through_edge_blocks(block, following);
         }
         let following = match following {
-            Some(Entry::Body { block: next, .. }) if !self.would_share_an_address(block, next) => Some(next),
+            Some(Entry::Body { block: next, .. }) if !self.would_share_an_address(block, next) => {
+                Some(if clone.is_none() { self.stood_for(block, next) } else { next })
+            }
             _ => None,
         };
         let counts = SuccessorCounts::of(self.program, self.weights, block);
@@ -373,6 +378,23 @@ impl Linker<'_> {
                 jump: then_jump.map(|next| self.resolve_block(clone, next)),
             },
         }
+    }
+
+    /// The target of a block that is where `next` is, if `next` stands for one.
+    fn stood_for(&self, block: Block, next: Block) -> Block {
+        let is_there = |target: Block| self.placed[target] == self.placed[next];
+        let targets = match self.program.blocks[block].terminator {
+            Terminator::Fallthrough { next } => [Some(CodeTarget::Block(next)), None],
+            Terminator::Jump { target } => [Some(target), None],
+            Terminator::Branch { taken, next, .. } => [Some(CodeTarget::Block(next)), Some(taken)],
+            Terminator::Loop { next, .. } => [Some(CodeTarget::Block(next)), None],
+            Terminator::Stop(_) => [None, None],
+        };
+        let blocks = targets.into_iter().flatten().filter_map(|target| match target {
+            CodeTarget::Block(block) => Some(block),
+            CodeTarget::Fixed(_) => None,
+        });
+        blocks.into_iter().find(|&target| is_there(target)).unwrap_or(next)
     }
 
     /// Whether a block that is nothing but a jump would begin where the next one does, though the program can hold and compare both addresses.

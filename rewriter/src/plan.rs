@@ -51,6 +51,9 @@ pub struct LayoutPlan {
     pub folded: Folding,
     /// Blocks of other functions that are where another block is, which the output has.
     pub folded_blocks: BlockFolding,
+    /// Whether code goes to the end of the old text where something stays behind that: what is left free then is where a segment starts, and
+    /// no header more is needed to leave it out.
+    pub fills_from_end: bool,
 }
 
 impl LayoutPlan {

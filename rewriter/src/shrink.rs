@@ -6,6 +6,7 @@
 
 pub mod cuts;
 pub mod dead;
+mod dynamic;
 pub mod pack;
 mod relr;
 mod section_table;

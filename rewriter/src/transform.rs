@@ -13,6 +13,7 @@ pub mod inline_leaves;
 pub mod late_saves;
 pub mod plt_calls;
 pub mod reached;
+pub mod schedule;
 
 use std::collections::BTreeMap;
 
@@ -40,6 +41,7 @@ pub struct Options {
     pub cloning: Cloning,
     pub constant_loads: bool,
     pub late_saves: bool,
+    pub schedule: Option<schedule::Options>,
     /// Every site is hot, whatever the weights say.
     pub everywhere: bool,
 }
@@ -110,8 +112,8 @@ impl<'a> Context<'a> {
 
 /// Plans all transforms that are on.
 pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Folding, options: Options) -> EditPlan {
-    let Options { everywhere, plt_calls, inline_leaves, cloning, constant_loads, late_saves } = options;
-    let is_off = !(plt_calls || inline_leaves || constant_loads || late_saves) && cloning == Cloning::None;
+    let Options { everywhere, plt_calls, inline_leaves, cloning, constant_loads, late_saves, schedule } = options;
+    let is_off = !(plt_calls || inline_leaves || constant_loads || late_saves || schedule.is_some()) && cloning == Cloning::None;
     let is_idle = is_off || !(everywhere || weights.has_counts());
     if is_idle {
         return EditPlan::default();
@@ -135,6 +137,9 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Fo
     }
     if options.constant_loads {
         constant_loads::plan(&context, &mut edits);
+    }
+    if let Some(options) = options.schedule {
+        schedule::plan(&context, options, &mut edits);
     }
     edits.settle();
     if program.is_replaceable() {

@@ -45,6 +45,8 @@ pub(crate) enum Technique {
     Fold,
     /// Let one copy stand for all blocks that do the same and go on alike, without jumps in loops.
     Tails,
+    /// Order the blocks of each function so that the most branches are short.
+    Order,
     /// Leave out what only aligns functions and loops.
     Padding,
     /// Let code that lies side by side share unwind entries.

@@ -1,6 +1,7 @@
 //! `relift analyze`: what the alias analysis finds, and what it costs.
 
 mod contexts;
+mod hottest;
 mod pairs;
 mod tables;
 mod traffic;
@@ -22,8 +23,10 @@ use crate::files;
 use crate::timing::Timing;
 
 pub(crate) fn run(args: &Analyze, style: Style, timing: &mut Timing) -> Result<ExitCode> {
-    let wants_profile =
-        args.tables || args.traffic || !matches!(args.criterion, CriterionName::Insensitive | CriterionName::Standard);
+    let wants_profile = args.tables
+        || args.traffic
+        || args.hottest.is_some()
+        || !matches!(args.criterion, CriterionName::Insensitive | CriterionName::Standard);
     if wants_profile && args.profile.is_empty() {
         return Err(Failure::at(&args.input, "which call sites matter is the profile's to say")
             .hint("give one with -p, or choose --criterion insensitive or standard"));
@@ -40,6 +43,9 @@ pub(crate) fn run(args: &Analyze, style: Style, timing: &mut Timing) -> Result<E
                 .0
         }
     };
+    if let Some(count) = args.hottest {
+        return hottest::run(&lifted, &weights, count, style, timing);
+    }
     let summaries =
         timing.phase("summarize procedures", |_| Summaries::compute(Surroundings::new(&lifted.image, &lifted.program)));
     if args.traffic {

@@ -70,8 +70,16 @@ pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Re
         (!request.no_inlining, Transform::InlineLeaves),
     ];
     let skip = switches.into_iter().filter(|(is_on, _)| !is_on).map(|(_, transform)| transform).collect();
-    let transforms =
-        Transforms { only: Vec::new(), skip, more: Vec::new(), fuel: None, clone: CloneMode::None, edit_everywhere: false };
+    let transforms = Transforms {
+        only: Vec::new(),
+        skip,
+        more: Vec::new(),
+        fuel: None,
+        clone: CloneMode::None,
+        edit_everywhere: false,
+        assume: Vec::new(),
+        without_contexts: false,
+    };
     let args =
         Optimize { rewrite, profile: request.profiles, profile_binary: None, measure_by: Vec::new(), transforms, shuffle: None };
     optimize::run(&args, style, timing)

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 use super::{Style, print, print_json};
-use crate::args::Check;
+use crate::args::{Assumption, Check};
 use crate::failure::{Failure, Result};
 use crate::files;
 use crate::report::group;
@@ -15,8 +15,9 @@ const SHOWN_MAX: usize = 50;
 
 pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<ExitCode> {
     let (before, after) = (files::read(&args.input)?, files::read(&args.output)?);
+    let assumptions = checker::Assumptions { no_races: args.assume.contains(&Assumption::NoRaces) };
     let report = timing
-        .phase("check", |_| checker::check(&before, &after))
+        .phase("check", |_| checker::check_assuming(&before, &after, assumptions))
         .map_err(|e| Failure::new(format!("{} and {}: {e}", args.input.display(), args.output.display())))?;
     timing.finish();
     if style.json {

@@ -41,6 +41,8 @@ pub(crate) fn run(args: &Demo, style: Style, timing: &mut Timing) -> Result<Exit
             fuel: None,
             clone: CloneMode::None,
             edit_everywhere: false,
+            assume: Vec::new(),
+            without_contexts: false,
         },
         workload: vec!["{}".to_owned(), training.display().to_string()],
     };

@@ -15,10 +15,10 @@ use rewriter::layout::LayoutOptions;
 use rewriter::plan::{LayoutPlan, Temperature};
 use rewriter::relink::Relinked;
 use rewriter::specialize::emit::Cloning;
-use rewriter::transform;
+use rewriter::transform::{self, schedule};
 
 use super::{Style, print, print_json, profile};
-use crate::args::{CloneMode, Optimize, Rewrite, Transform, Transforms};
+use crate::args::{Assumption, CloneMode, Optimize, Rewrite, Transform, Transforms};
 use crate::driver::{self, Lifted, Order};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Draft};
@@ -73,6 +73,11 @@ pub(crate) fn edits(transforms: &Transforms) -> transform::Options {
         },
         constant_loads: transforms.is_on(Transform::ConstantLoads),
         late_saves: transforms.is_on(Transform::LateSaves),
+        schedule: transforms.is_on(Transform::Schedule).then(|| schedule::Options {
+            no_races: transforms.assumes(Assumption::NoRaces),
+            is_insensitive: transforms.without_contexts,
+            takes_any: transforms.edit_everywhere,
+        }),
         everywhere: transforms.edit_everywhere,
     }
 }
@@ -91,6 +96,12 @@ pub(crate) struct Job<'a> {
     /// Whether functions that do the same share one body.
     pub(crate) fold: bool,
     pub(crate) fuel: Option<u64>,
+}
+
+impl Job<'_> {
+    fn assumptions(&self) -> checker::Assumptions {
+        checker::Assumptions { no_races: self.edits.schedule.is_some_and(|options| options.no_races) }
+    }
 }
 
 /// What an optimization did.
@@ -157,8 +168,9 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let folded = folded;
     let weights = folded.weights(&lifted.program, &weights);
     let mut unproven = Unproven::default();
+    let planned = driver::edits(&lifted, &weights, &folded, job.edits, timing);
     let (plan, edits, relinked) = loop {
-        let mut edits = driver::edits(&lifted, &weights, &folded, job.edits, timing);
+        let mut edits = planned.clone();
         unproven.leave_out(&lifted.program, &mut edits);
         let mut adjusted = edits.adjusted(&lifted.program, &weights);
         let mut plan = driver::plan(&lifted, &adjusted, &job.order, &folded, timing);
@@ -170,7 +182,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         rewriter::clones::place(&lifted.program, &adjusted, &edits, &mut plan);
         let relinked = driver::rewrite(input, &lifted, &adjusted, &plan, &edits, timing)?;
         if !no_check {
-            let checked = driver::examine(output, &bytes, &relinked.bytes, timing)?;
+            let checked = driver::examine(output, &bytes, &relinked.bytes, job.assumptions(), timing)?;
             if unproven.find(&lifted.program, &edits, &relinked, &checked) {
                 continue;
             }

@@ -102,8 +102,8 @@ fn skip(args: &mut Shrink, techniques: &[Technique]) -> bool {
 }
 
 /// Techniques that change code.
-const OF_CODE: [Technique; 5] =
-    [Technique::DeadCode, Technique::Fold, Technique::Tails, Technique::Padding, Technique::UnwindEntries];
+const OF_CODE: [Technique; 6] =
+    [Technique::DeadCode, Technique::Fold, Technique::Tails, Technique::Order, Technique::Padding, Technique::UnwindEntries];
 
 /// What came of the code.
 struct Code {
@@ -299,10 +299,20 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
         (gone.num_tails, gone.tail_bytes) = (tails.pairs().len() as u64, tails.saved());
         plan.fold_blocks(tails);
     }
+    // With a profile, what runs is laid out for speed.
+    if args.is_on(Technique::Order) && !weights.has_counts() {
+        gone.order_bytes = timing.phase("order blocks", |_| layout::compact(program, &mut plan));
+    }
     if args.is_on(Technique::UnwindEntries) {
         plan.share_unwind_entries();
     }
-    let relinked = match driver::rewrite(input, lifted, &weights, &plan, &EditPlan::default(), timing) {
+    plan.fills_from_end = args.is_on(Technique::Cuts) && args.is_on(Technique::Holes) && !weights.has_counts();
+    let mut rewritten = driver::rewrite(input, lifted, &weights, &plan, &EditPlan::default(), timing);
+    if plan.fills_from_end && !rewritten.as_ref().is_ok_and(|relinked| relinked.overflow_bytes == 0) {
+        plan.fills_from_end = false;
+        rewritten = driver::rewrite(input, lifted, &weights, &plan, &EditPlan::default(), timing);
+    }
+    let relinked = match rewritten {
         Ok(relinked) => relinked,
         Err(failure) => {
             warnings.push(format!("code stays as it is: {failure}"));
@@ -331,6 +341,8 @@ struct Gone {
     folded_bytes: u64,
     num_tails: u64,
     tail_bytes: u64,
+    /// What shorter branches leave.
+    order_bytes: u64,
 }
 
 fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
@@ -340,7 +352,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         inside.sum::<u64>()
     };
     let free_text: u64 = code.map(|section| free_in(section.sh_addr, section.end())).sum();
-    let bodies = gone.dead_bytes + gone.folded_bytes + gone.tail_bytes;
+    let bodies = gone.dead_bytes + gone.folded_bytes + gone.tail_bytes + gone.order_bytes;
     let (before, after) = relinked.unwind_bytes;
     let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
     let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
@@ -349,6 +361,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         Saving::new("dead-code", "functions", gone.num_dead, gone.dead_bytes as i64),
         Saving::new("fold", "functions", gone.num_folded, gone.folded_bytes as i64),
         Saving::new("tails", "blocks", gone.num_tails, gone.tail_bytes as i64),
+        Saving::new("order", "bytes", gone.order_bytes, gone.order_bytes as i64),
         Saving::new("padding", "bytes", free_text.saturating_sub(bodies), free_text as i64 - bodies as i64),
         Saving::new("unwind-entries", "bytes", before.saturating_sub(after), before as i64 - after as i64),
     ]

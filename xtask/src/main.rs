@@ -9,6 +9,7 @@ mod bench;
 mod corpus;
 mod e2e;
 mod growth;
+mod mca;
 mod random;
 mod shell;
 mod stock;
@@ -51,6 +52,8 @@ enum Command {
     AliasTrace(alias_trace::AliasTraceArgs),
     /// The same for random machine code
     AliasRandom(alias_random::AliasRandomArgs),
+    /// Judge the schedules of a program's hottest blocks by llvm-mca
+    Mca(mca::McaArgs),
     /// Relink random programs at random, and compare how they behave
     Random(random::RandomArgs),
 }
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Throughput(args) => throughput::run(&args),
         Command::AliasRandom(args) => alias_random::run(&args),
         Command::AliasTrace(args) => alias_trace::run(&args),
+        Command::Mca(args) => mca::run(&args),
         Command::Random(args) => random::run(&args),
     };
     match result {

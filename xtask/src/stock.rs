@@ -44,6 +44,9 @@ pub(crate) struct StockArgs {
     /// Make the files smaller instead
     #[arg(long)]
     shrink: bool,
+    /// Options for relift besides, as in `--relift-option=--with=schedule --relift-option=--edit-everywhere`
+    #[arg(long = "relift-option", value_name = "OPTION")]
+    relift_options: Vec<String>,
     /// Files worked on at a time
     #[arg(long, value_name = "N", default_value_t = 1)]
     jobs: usize,
@@ -72,6 +75,7 @@ struct Stock {
     relift: PathBuf,
     seed: u64,
     shrinks: bool,
+    relift_options: Vec<String>,
     scratch: PathBuf,
     keep: Option<PathBuf>,
     users: Users,
@@ -101,11 +105,13 @@ pub(crate) fn run(args: &StockArgs) -> Result {
     let is_library = files.iter().any(|file| file.kind == Kind::Shared);
     let users = if is_library { Users::find(Path::new("/usr/bin")) } else { Users::default() };
     let (seed, shrinks, keep) = (args.shuffle, args.shrink, args.keep.clone());
-    let stock = Stock { relift, seed, shrinks, scratch: scratch.path().to_owned(), keep, users, place };
+    let relift_options = args.relift_options.clone();
+    let stock = Stock { relift, seed, shrinks, relift_options, scratch: scratch.path().to_owned(), keep, users, place };
     let started = Instant::now();
     let rows = stock.all(&files, args.jobs.max(1));
     let record = args.record.clone().unwrap_or_else(|| crate::repository_root().join("target/stock/record"));
-    let command = if shrinks { "--shrink".to_owned() } else { format!("--shuffle {seed}") };
+    let mut command = if shrinks { "--shrink".to_owned() } else { format!("--shuffle {seed}") };
+    args.relift_options.iter().for_each(|option| command.push_str(&format!(" --relift-option={option}")));
     let text = report::write(&rows, &record, &command, place.describe(), started.elapsed())?;
     shell::say(&text);
     let failed = rows.iter().filter(|row| row.has_failed()).count();
@@ -196,7 +202,8 @@ impl Stock {
             .arg("-o")
             .arg(output)
             .arg("--json")
-            .args(options);
+            .args(options)
+            .args(&self.relift_options);
         command.stdin(Stdio::null()).stdout(out).stderr(err);
         let end = sandbox::run_limited(&mut command, RELINK_LIMIT);
         let complaint = String::from_utf8_lossy(&fs::read(&stderr).unwrap_or_default()).trim().to_owned();

@@ -114,11 +114,18 @@ impl Decoded {
             let is_string = name.starts_with("bt") && memories > 0 && matches!(self.operands.get(1), Some((Operand::Reg(_), _)));
             return if is_string { Class::Opaque } else { Class::Pure };
         }
+        if self.computes_on_vectors() { Class::Pure } else { Class::Opaque }
+    }
+
+    /// Whether the result is one of vector operands alone, or of these and what else is named.
+    pub(super) fn computes_on_vectors(&self) -> bool {
+        let name = self.name.as_str();
         let is_pure = |list: &[&str], name: &str| list.iter().any(|beginning| name.starts_with(beginning));
         let is_vector = is_pure(&VECTOR, plain(name)) || is_pure(&VECTOR_NEW, name);
         let has_hidden_operand = name.contains("blendv") && !self.shape.vector;
         let is_wide = !has_hidden_operand && self.shape.map != 0 && self.memory().is_none_or(|(_, size)| size > 0);
-        if is_vector && is_wide && !is_integer { Class::Pure } else { Class::Opaque }
+        let is_integer = self.operands.iter().all(|(operand, _)| !matches!(operand, Operand::Reg(Reg::Vector(..))));
+        is_vector && is_wide && !is_integer
     }
 
     /// What `push` of an immediate pushes.

@@ -64,6 +64,32 @@ impl Decoded {
         self.shape.vector && self.shape.opcode >= 4 && self.bytes.get(self.shape.opcode - 4) == Some(&0x62)
     }
 
+    /// Whether a general register is named, by an operand or by what the instruction always uses.
+    pub(super) fn names(&self, register: u8) -> bool {
+        let is_it = |found: Reg| matches!(found, Reg::General(number, ..) if number == register);
+        let in_operands = self.operands.iter().any(|&(operand, _)| match operand {
+            Operand::Reg(found) => is_it(found),
+            Operand::Memory(memory) => memory.base.is_some_and(is_it) || memory.index.is_some_and(is_it),
+            Operand::Immediate(_) => false,
+        });
+        in_operands || self.reads.iter().chain(&self.writes).any(|&found| is_it(found))
+    }
+
+    /// Whether a general register is named, and only by operands behind the first or as part of an address.
+    pub(super) fn only_reads(&self, register: u8) -> bool {
+        let is_first = matches!(self.operands.first(), Some((Operand::Reg(Reg::General(number, ..)), _)) if *number == register);
+        let is_hidden = self.writes.iter().any(|found| matches!(*found, Reg::General(number, ..) if number == register));
+        !is_first && !is_hidden
+    }
+
+    /// Whether an instruction that is not looked into may read or write a general register. Where it uses more than general registers, others than those it names may be
+    /// among that, except where these are the x87's or what rounds vectors; but `r8` to `r15` have to be named, but by `syscall`.
+    pub(super) fn may_use(&self, register: u8) -> bool {
+        let is_number = self.computes_on_vectors() || (self.name.starts_with('f') && !self.name.starts_with("fx"));
+        let has_others = !is_number && self.reads.iter().chain(&self.writes).any(|found| *found == Reg::Other);
+        self.is_special || (has_others && register < 8) || self.name.starts_with("sys") || self.names(register)
+    }
+
     pub(super) fn memory(&self) -> Option<(Memory, u16)> {
         self.operands.iter().find_map(|&(operand, size)| match operand {
             Operand::Memory(memory) => Some((memory, size)),

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 
 use super::expr::{Id, Node, Pool};
-use super::machine::{Machine, STACK};
+use super::machine::{Machine, Privacy, STACK};
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Value {
@@ -193,6 +193,7 @@ impl Facts {
                 slot_loads: 0,
                 slot_stores: 0,
                 fixed_loads: 0,
+                no_races: false,
             }
         };
         (machine(&self.input), machine(&self.output))
@@ -298,6 +299,16 @@ impl Facts {
                 facts.output.slots.insert(start, (bits, second));
                 start = stop;
             }
+        }
+        facts.renumber();
+        facts
+    }
+
+    /// The same, of the slots only those that stay private.
+    pub(super) fn only(&self, privacy: &Privacy) -> Self {
+        let mut facts = self.clone();
+        for places in [&mut facts.input, &mut facts.output] {
+            places.slots.retain(|&at, &mut (bits, _)| privacy.covers(at, i64::from(bits / 8)) == Some(true));
         }
         facts.renumber();
         facts

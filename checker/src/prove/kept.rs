@@ -15,13 +15,15 @@ use rustc_hash::FxHashSet;
 use super::Prover;
 use super::class::Class;
 use super::decoded::{Decoded, Operand, Reg};
-use super::liveness::{KEPT, STEPS_MAX, Use, may_be_tail_call, names, use_of};
+use super::liveness::{KEPT, Use, use_of};
 use crate::decode::{Inst, Kind};
 use crate::walk::Walk;
 
 const STACK: u8 = 4;
 /// Instructions of a callee, and what it calls, that are looked through for what they write.
 const CALLEE_STEPS_MAX: usize = 2_000;
+/// Instructions that are followed for what they do with one register.
+const STEPS_MAX: usize = 100_000;
 
 impl Prover {
     /// Whether a register that differs at a call of the input does no harm there.
@@ -72,13 +74,7 @@ impl Prover {
                 Kind::Branch => work.extend([walk.input.target(at, inst), after]),
                 Kind::Return | Kind::Stop | Kind::Trap => {}
                 Kind::Loop | Kind::IndirectCall => return None,
-                Kind::IndirectJump => {
-                    let targets = self.targets_around(walk, at);
-                    if targets.is_empty() || may_be_tail_call(walk, at) {
-                        return None;
-                    }
-                    work.extend(targets);
-                }
+                Kind::IndirectJump => work.extend(self.targets_of(walk, at).filter(|targets| !targets.is_empty())?),
                 Kind::Call => work.extend([self.own_callee(walk, at, inst)?, after]),
                 Kind::Plain | Kind::Lea => {
                     let decoded = self.decode(true, walk.input, at, inst)?;
@@ -110,11 +106,9 @@ impl Prover {
                 Kind::Branch | Kind::Loop => work.extend([(walk.input.target(at, inst), holds), (after, holds)]),
                 Kind::Return | Kind::Stop | Kind::Trap => {}
                 Kind::IndirectJump => {
-                    let targets = self.targets_around(walk, at);
-                    let is_tail = may_be_tail_call(walk, at);
-                    if (targets.is_empty() && !is_tail) || (holds && self.is_named(walk, at, inst, register)) {
+                    let Some(targets) = self.targets_of(walk, at).filter(|_| !(holds && self.is_named(walk, at, inst, register))) else {
                         return false;
-                    }
+                    };
                     work.extend(targets.into_iter().map(|target| (target, holds)));
                 }
                 Kind::Call | Kind::IndirectCall => {
@@ -150,7 +144,7 @@ fn may_write(decoded: &Decoded, register: u8) -> bool {
         return true;
     }
     if decoded.class() == Class::Opaque || name.starts_with('x') || name == "mulx" {
-        return names(decoded, register);
+        return decoded.may_use(register);
     }
     let is_read_only = matches!(name, "cmp" | "test" | "push" | "bt");
     !is_read_only && matches!(decoded.operands.first(), Some(&(Operand::Reg(found), _)) if is_it(found))
@@ -167,8 +161,8 @@ fn holds_after(decoded: &Decoded, register: u8, holds: bool) -> Option<bool> {
         _ if !holds => return Some(false),
         _ => {}
     }
-    match use_of(decoded, register) {
-        Use::Reads => None,
+    match use_of(decoded, register, false) {
+        Use::Reads | Use::WritesLow => None,
         Use::Writes => Some(false),
         Use::Passes => Some(true),
     }

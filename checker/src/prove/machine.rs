@@ -87,6 +87,21 @@ pub(super) struct Machine {
     pub(super) slot_loads: u32,
     pub(super) slot_stores: u32,
     pub(super) fixed_loads: u32,
+    /// Loads are told from each other by what they read, not by when.
+    pub(super) no_races: bool,
+}
+
+/// Whether two accesses cannot overlap.
+pub(super) fn are_apart(pool: &Pool, x: &Event, y: &Event) -> bool {
+    let ((a, of_a), (b, of_b)) = (pool.split(x.address), pool.split(y.address));
+    let (size_of_a, size_of_b) = (u64::from(x.size / 8), u64::from(y.size / 8));
+    let is_frame = |id: Id| pool.as_frame(id).is_some();
+    let is_image = |id: Id| pool.as_image(id).or(pool.as_const(id)).is_some();
+    if of_a == of_b {
+        let distance = b.wrapping_sub(a);
+        return distance >= size_of_a && distance.wrapping_neg() >= size_of_b;
+    }
+    (is_frame(x.address) && is_image(y.address)) || (is_image(x.address) && is_frame(y.address))
 }
 
 impl Machine {
@@ -153,8 +168,13 @@ impl Machine {
             self.slot_loads += 1;
             return Ok(self.read_slot(pool, offset, size));
         }
-        let value = pool.make(Node::Load(self.loads.len() as u32, address, size), size);
-        self.loads.push(Event { address, size, value: None, at, others_before: self.stores.len() as u32 });
+        let event = Event { address, size, value: None, at, others_before: self.stores.len() as u32 };
+        let number = match self.no_races {
+            true => self.stores.iter().filter(|store| !are_apart(pool, store, &event)).count(),
+            false => self.loads.len(),
+        };
+        let value = pool.make(Node::Load(number as u32, address, size), size);
+        self.loads.push(event);
         Ok(value)
     }
 

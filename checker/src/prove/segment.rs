@@ -14,11 +14,13 @@
 mod compare;
 mod leave;
 mod local;
+mod raceless;
 mod unwound;
 mod words;
 
 pub(super) use leave::KEPT;
 pub(crate) use local::Local;
+use local::Mark;
 
 use rustc_hash::FxHashSet;
 
@@ -27,7 +29,7 @@ use super::class::Class;
 use super::decoded::{Decoded, Operand};
 use super::expr::{Id, Pool};
 use super::facts::Facts;
-use super::machine::{BASE, Machine, Privacy, STACK, Trouble};
+use super::machine::{BASE, Machine, Privacy, RED_ZONE, STACK, Trouble};
 use super::semantics::Context;
 use super::{Key, Prover};
 use crate::decode::{Inst, Kind};
@@ -102,15 +104,18 @@ pub(super) struct Segment {
     pub(super) successors: Vec<(Key, Facts)>,
     /// The direct call that ends it.
     pub(super) call: Option<Called>,
+    /// It ends right before an address of the frame goes elsewhere: of what comes then, nothing but saves is private.
+    pub(super) is_let_out: bool,
     pub(super) stats: Stats,
 }
 
 /// One side on its way.
-#[derive(Clone)]
 struct Cursor {
     at: u64,
     machine: Machine,
     passed: Vec<(u64, u8)>,
+    /// Instructions, jumps and padding, those in the place of a call among them.
+    steps: usize,
     /// Instructions, without jumps and padding.
     instructions: Vec<(u64, Inst)>,
     seen: FxHashSet<u64>,
@@ -119,10 +124,12 @@ struct Cursor {
     /// What an unwinder finds; followed only where the rules are others.
     unwound: unwound::Unwound,
     within: Option<u64>,
-    /// The call in whose place its first instruction is.
-    began_within: Option<u64>,
-    /// It went into a callee alone, or out of one.
-    went_alone: bool,
+    /// In place of which call the first instruction is.
+    first_within: Option<u64>,
+    /// It is right before an instruction by which an address of the frame goes elsewhere.
+    lets_out: bool,
+    /// Before each instruction in the place of a call.
+    marks: Vec<Mark>,
     decided: u64,
 }
 
@@ -132,14 +139,24 @@ impl Cursor {
             at,
             machine,
             passed: Vec::new(),
+            steps: 0,
             instructions: Vec::new(),
             seen: FxHashSet::default(),
             rows: Vec::new(),
             unwound: unwound::Unwound::default(),
             within,
-            began_within: within,
-            went_alone: false,
+            first_within: within,
+            lets_out: false,
+            marks: Vec::new(),
             decided: 0,
+        }
+    }
+
+    /// Notes that the code here is passed. What is in the place of a call is not passed in its own right.
+    fn pass(&mut self, len: u8) {
+        self.steps += 1;
+        if self.within.is_none() {
+            self.passed.push((self.at, len));
         }
     }
 }
@@ -153,6 +170,8 @@ pub(super) struct Run<'r, 'w, 'a> {
     root: u64,
     /// The rules of the frame may be others, if they come to the same.
     unwinds: bool,
+    /// The segment ends before an address of the frame goes elsewhere.
+    ends_at_escape: bool,
     segment: Segment,
     /// Instructions of the input whose reference one of the output has taken.
     taken: FxHashSet<u64>,
@@ -171,6 +190,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             pool: Pool::default(),
             root,
             unwinds: false,
+            ends_at_escape: false,
             segment,
             taken: FxHashSet::default(),
             fresh: FRESH,
@@ -180,6 +200,11 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     /// The same, where the rules of the frame need not be the same but say the same.
     pub(super) fn unwinding(self) -> Self {
         Self { unwinds: true, ..self }
+    }
+
+    /// The same, up to where an address of the frame goes elsewhere.
+    pub(super) fn up_to_escape(self) -> Self {
+        Self { ends_at_escape: true, ..self }
     }
 
     fn is_fixed(&self) -> bool {
@@ -201,44 +226,41 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     /// Follows both programs from a pair to where control leaves.
     pub(super) fn follow(mut self, key: Key, facts: &Facts) -> Step<Segment> {
         let is_fixed = self.is_fixed();
-        let (input, output) = facts.start(&mut self.pool, is_fixed);
+        let (mut input, mut output) = facts.start(&mut self.pool, is_fixed);
+        let no_races = self.walk.assumptions.no_races;
+        (input.no_races, output.no_races) = (no_races, no_races);
         let mut input = Cursor::new(key.input, input, key.within);
         let mut output = Cursor::new(key.output, output, None);
-        if !self.leaves_at_once(&mut input, &mut output)? {
-            self.run_to_end(&mut input, &mut output)?;
-        }
+        self.run_both(&mut input, &mut output)?;
         self.compare_rows(&input, &output)?;
         self.compare_marks(&input, &output)?;
-        self.record(&input, &output);
+        self.record(key, &input, &output);
         self.count(&input, &output);
         self.segment.input = input.passed;
         self.segment.output = output.passed;
         Ok(self.segment)
     }
 
-    fn run_to_end(&mut self, input: &mut Cursor, output: &mut Cursor) -> Step<()> {
+    /// Runs both to where control leaves the segment.
+    fn run_both(&mut self, input: &mut Cursor, output: &mut Cursor) -> Step<()> {
         self.advance_input(input)?;
         self.advance_output(output, input)?;
         loop {
             let (Some(a), Some(b)) = (self.walk.input.inst(input.at), self.walk.output.inst(output.at)) else {
                 return self.fail(output.at, format!("does not decode, here or at the input's {:#x}", input.at));
             };
-            if !self.decide(input, a, output, b)? && !self.step_alone(input, a, output, b)? {
-                return self.leave(input, a, output, b);
+            if self.leave_by_call(input, output, b)? {
+                return Ok(());
             }
+            if input.lets_out || output.lets_out {
+                return self.let_out(input, output);
+            }
+            if self.step_alone(input, a, output, b)? || self.decide(input, a, output, b)? {
+                continue;
+            }
+            self.leave(input, a, output, b)?;
+            return Ok(());
         }
-    }
-
-    /// In the place of a call, the output may call where the input goes on.
-    fn leaves_at_once(&mut self, input: &mut Cursor, output: &mut Cursor) -> Step<bool> {
-        if input.within.is_none() || self.pass(false, output)?.is_some() {
-            return Ok(false);
-        }
-        let Some(b) = self.walk.output.inst(output.at).filter(|b| b.kind == Kind::Call) else { return Ok(false) };
-        self.pass(true, input)?;
-        let Some(a) = self.walk.input.inst(input.at) else { return self.fail(input.at, "does not decode") };
-        self.leave(input, a, output, b)?;
-        Ok(true)
     }
 
     fn advance_input(&mut self, cursor: &mut Cursor) -> Step<()> {
@@ -253,21 +275,30 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
 
     /// Runs an instruction of the input, if it does not transfer control and is looked into.
     fn step_input(&mut self, cursor: &mut Cursor) -> Step<bool> {
+        if cursor.lets_out {
+            return Ok(false);
+        }
         let Some(inst) = self.pass(true, cursor)? else { return Ok(false) };
         let decoded = match self.prover.decode(true, self.walk.input, cursor.at, inst) {
             Some(decoded) if decoded.class() != Class::Opaque => decoded,
             _ => return Ok(false),
         };
         if let Some(call) = cursor.within {
-            self.check_within(call, cursor.at, inst)?;
+            cursor.marks.push(Mark::of(cursor));
+            if self.check_within(call, cursor.at, inst).is_err() {
+                return Ok(false);
+            }
         }
         let place = (inst.disp != 0).then(|| self.walk.input.operand(cursor.at, inst));
         self.run(true, cursor, &decoded, inst, place)?;
-        Ok(true)
+        Ok(!cursor.lets_out)
     }
 
     /// The same for the output.
     fn step_output(&mut self, cursor: &mut Cursor, input: &Cursor) -> Step<bool> {
+        if cursor.lets_out {
+            return Ok(false);
+        }
         let Some(inst) = self.pass(false, cursor)? else { return Ok(false) };
         let decoded = match self.prover.decode(false, self.walk.output, cursor.at, inst) {
             Some(decoded) if decoded.class() != Class::Opaque => decoded,
@@ -275,7 +306,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         };
         let place = self.place_of(cursor.at, inst, &decoded, input)?;
         self.run(false, cursor, &decoded, inst, place)?;
-        Ok(true)
+        Ok(!cursor.lets_out)
     }
 
     /// Goes over jumps and padding; gives an instruction that does not transfer control.
@@ -290,10 +321,10 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
                     if inst.kind == Kind::Jump && !cursor.seen.insert(cursor.at) && cursor.decided == 0 {
                         return self.fail(cursor.at, "a loop without a branch");
                     }
-                    if cursor.passed.len() > STEPS_MAX {
+                    if cursor.steps > STEPS_MAX {
                         return self.fail(cursor.at, "too long a piece without a branch");
                     }
-                    cursor.passed.push((cursor.at, inst.len));
+                    cursor.pass(inst.len);
                     cursor.at =
                         if inst.kind == Kind::Nop { cursor.at + u64::from(inst.len) } else { side.target(cursor.at, inst) };
                 }
@@ -313,11 +344,19 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             at: cursor.at,
             place,
         };
-        cursor.machine.step(&mut context, decoded).map_err(|trouble| Self::trouble(cursor.at, trouble))?;
-        cursor.passed.push((cursor.at, inst.len));
+        let before = self.ends_at_escape.then(|| cursor.machine.clone());
+        match (cursor.machine.step(&mut context, decoded), before) {
+            (Err(Trouble::Escape), Some(before)) => {
+                cursor.machine = before;
+                cursor.lets_out = true;
+                return Ok(());
+            }
+            (outcome, _) => outcome.map_err(|trouble| Self::trouble(cursor.at, trouble))?,
+        }
+        cursor.pass(inst.len);
         cursor.instructions.push((cursor.at, inst));
         cursor.at += u64::from(inst.len);
-        if cursor.passed.len() > STEPS_MAX {
+        if cursor.steps > STEPS_MAX {
             return self.fail(cursor.at, "too long a piece without a branch");
         }
         Ok(())
@@ -336,8 +375,8 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     /// Notes the rules at an instruction; they must say where the frame is.
     fn note_row(&mut self, is_input: bool, cursor: &mut Cursor) -> Step<()> {
         let side: &Side<'_> = if is_input { self.walk.input } else { self.walk.output };
-        // In the place of a call the rules are those of the call.
-        let located = side.unwind.locate(cursor.within.unwrap_or(cursor.at));
+        // In the place of a call, who unwinds is to find what the call has.
+        let located = side.unwind.locate(cursor.within.filter(|_| is_input).unwrap_or(cursor.at));
         if cursor.rows.last() != Some(&(located.row, located.frame)) {
             cursor.rows.push((located.row, located.frame));
         }
@@ -496,7 +535,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     fn take(&mut self, is_input: bool, cursor: &mut Cursor, inst: Inst, is_taken: bool) -> Step<()> {
         self.note_row(is_input, cursor)?;
         let side: &Side<'_> = if is_input { self.walk.input } else { self.walk.output };
-        cursor.passed.push((cursor.at, inst.len));
+        cursor.pass(inst.len);
         cursor.decided += 1;
         if cursor.decided > 64 {
             return self.fail(cursor.at, "too many branches that are decided");
@@ -508,21 +547,36 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     /// Goes on where the input calls or returns and the output has the callee's body.
     fn step_alone(&mut self, input: &mut Cursor, a: Inst, output: &Cursor, b: Inst) -> Step<bool> {
         let Some((at, within)) = self.walk.step_of_input(input.at, a, b, input.within) else { return Ok(false) };
+        input.marks.clear();
         if input.within.is_none() {
             self.note_row(true, input)?;
-            input.passed.push((input.at, a.len));
+            input.pass(a.len);
             self.segment.effects.push(Effect::Rewritten { input: input.at, output: output.at });
         }
         (input.at, input.within) = (at, within);
-        input.went_alone = true;
         if input.instructions.is_empty() {
-            input.began_within = within;
+            input.first_within = within;
         }
-        if input.passed.len() + input.instructions.len() > STEPS_MAX {
+        if input.steps > STEPS_MAX {
             return self.fail(output.at, "too many calls in a row");
         }
         self.advance_input(input)?;
         Ok(true)
+    }
+
+    /// Both come to where an address of the frame goes elsewhere: from there on others may see what is in it, so it is the same.
+    fn let_out(&mut self, input: &mut Cursor, output: &mut Cursor) -> Step<()> {
+        if !(input.lets_out && output.lets_out && input.within.is_none()) {
+            return Err(Failure::escape(output.at));
+        }
+        self.note_row(true, input)?;
+        self.note_row(false, output)?;
+        self.compare_events(input, output)?;
+        self.compare_slots(input, output, RED_ZONE)?;
+        let facts = Facts::end(&mut self.pool, &input.machine, &output.machine);
+        self.segment.successors.push((Key { input: input.at, output: output.at, within: None }, facts));
+        self.segment.is_let_out = true;
+        Ok(())
     }
 
     /// The rules of the frame change in the same way, or say the same all the way.
@@ -548,10 +602,12 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     }
 
     /// Which instructions stand for which: all, if nothing differs; otherwise those that begin and end the piece.
-    fn record(&mut self, input: &Cursor, output: &Cursor) {
+    fn record(&mut self, key: Key, input: &Cursor, output: &Cursor) {
+        let within = key.within;
         let first = |cursor: &Cursor| cursor.instructions.first().map_or(cursor.at, |&(at, _)| at);
         let is_same = |(&(i, a), &(o, b)): (&(u64, Inst), &(u64, Inst))| self.walk.compare(i, a, o, b).is_ok();
-        let is_whole = !input.went_alone
+        let is_whole = input.within == within
+            && input.first_within == within
             && input.decided + output.decided == 0
             && input.instructions.len() == output.instructions.len()
             && input.instructions.iter().zip(&output.instructions).all(is_same);
@@ -563,7 +619,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             self.segment.stats.changed_pieces += 1;
             pairs.push((first(input), first(output)));
         }
-        let within = input.began_within;
+        let within = input.first_within;
         let each = pairs.into_iter().map(|(input, output)| Effect::Record { input, output, within });
         self.segment.effects.extend(each);
         self.segment.effects.push(Effect::Record { input: input.at, output: output.at, within: input.within });

@@ -97,34 +97,28 @@ impl Walk<'_, '_> {
 
     /// Whether the output leaves the body of `call` by a call of its own; gives where both return to.
     pub(super) fn leave_by_call(&mut self, call: u64, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<(u64, u64)>, Violation> {
-        if !matches!(b.kind, Kind::Call | Kind::IndirectCall) || !self.may_leave_by_call(i, a, o, b) {
-            return Ok(None);
-        }
-        if b.kind == Kind::Call {
-            let target = self.output.target(o, b);
-            self.queue.push(Pair::new(i, target, o, Reach::Flow));
-        } else if !self.input.unwind.is_as_at_entry(i) {
-            // The jump itself may fault.
-            let message = format!("the input's {i:#x}, in place of the call at {call:#x}, is not as at an entry");
-            return Err(Violation::new(ViolationKind::UnwindRow, o, message));
+        let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
+        match b.kind {
+            Kind::Call if y.len() == 5 => {
+                let target = self.output.target(o, b);
+                self.queue.push(Pair::new(i, target, o, Reach::Flow));
+            }
+            Kind::IndirectCall if a.kind == Kind::IndirectJump && self.is_call_for_jump((i, a, x), (o, b, y)) => {
+                // The jump itself may fault.
+                if !self.input.unwind.is_as_at_entry(i) {
+                    let message = format!("the input's {i:#x}, in place of the call at {call:#x}, is not as at an entry");
+                    return Err(Violation::new(ViolationKind::UnwindRow, o, message));
+                }
+            }
+            _ => return Ok(None),
         }
         self.compare_call_sites(call, o)?;
         let len = self.input.inst(call).map_or(0, |inst| inst.len);
         Ok(Some((call + u64::from(len), o + u64::from(b.len))))
     }
 
-    /// Whether an instruction of the output calls where the input is in the place of a call, or through what the input jumps through.
-    pub(crate) fn may_leave_by_call(&self, i: u64, a: Inst, o: u64, b: Inst) -> bool {
-        let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
-        match b.kind {
-            Kind::Call => y.len() == 5,
-            Kind::IndirectCall => a.kind == Kind::IndirectJump && self.is_call_for_jump((i, a, x), (o, b, y)),
-            _ => false,
-        }
-    }
-
     /// `jmp` and `call` (`ff /4` and `ff /2`) through the same register or memory, which is not the stack's.
-    fn is_call_for_jump(&self, (i, a, x): (u64, Inst, &[u8]), (o, b, y): (u64, Inst, &[u8])) -> bool {
+    pub(crate) fn is_call_for_jump(&self, (i, a, x): (u64, Inst, &[u8]), (o, b, y): (u64, Inst, &[u8])) -> bool {
         let shape = Shape::of(x);
         let is_through = |bytes: &[u8], group: u8| {
             let opcode = bytes.get(shape.opcode) == Some(&0xff);

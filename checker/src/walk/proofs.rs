@@ -77,18 +77,18 @@ impl Walk<'_, '_> {
         self.violations.append(&mut failures);
     }
 
-    /// A walk comes to a pair that was recorded before.
-    pub(super) fn meet_proven(&self, i: u64, o: u64) -> Result<(), Violation> {
+    /// A walk comes to a pair that was recorded before. What is in the place of a call was recorded by walks of the function that calls.
+    pub(super) fn meet_proven(&self, i: u64, o: u64, within: Option<u64>) -> Result<(), Violation> {
         if self.proofs.ground.is_empty() {
             return Ok(());
         }
-        let fde = self.input.unwind.locate(i).fde;
+        let fde = self.input.unwind.locate(within.unwrap_or(i)).fde;
         let is_settled = || self.proofs.settled.contains(&(i, o)) || self.contexts.is_root((i, o));
         if !self.proofs.ground.contains(&fde) || is_settled() {
             return Ok(());
         }
         let message = format!("leads to what differs from the input's {i:#x}");
-        Err(Violation::new(ViolationKind::InstructionMismatch, o, message))
+        Err(Violation::new(ViolationKind::InstructionMismatch, o, message).about(i))
     }
 
     /// Passes a few instructions that differ but come to the same; gives where all is as before.

@@ -23,7 +23,7 @@ use crate::address::Va;
 use crate::discover::names::dynamic_code_slots;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{How, Survey};
-use crate::discover::units::{Units, nop_len, padding_len};
+use crate::discover::units::{Bounds, UnitData, Units, nop_len, padding_len};
 use crate::elf::Image;
 use crate::x86::{Flow, flow_of};
 
@@ -34,6 +34,8 @@ pub(crate) struct Reach<'i> {
     pub(crate) units: &'i Units,
     pub(crate) surveys: &'i [Survey],
     pub(crate) stubs: &'i Stubs,
+    /// Whether a symbol's range is code for certain, as where the linker's relocations of it are there.
+    pub(crate) trusts_symbols: bool,
 }
 
 /// What was found, ascending and disjoint.
@@ -107,12 +109,17 @@ impl Reach<'_> {
         reached
     }
 
-    /// Runs of units without unwind entries that may move.
+    /// Whether something vouches for a unit, so that nothing has to be found out.
+    fn is_known(&self, unit: &UnitData) -> bool {
+        unit.fde().is_some() || self.trusts_symbols && matches!(unit.bounds, Bounds::Symbol(_))
+    }
+
+    /// Runs of units that nothing vouches for, and that may move.
     fn regions(&self) -> Vec<Region<'_>> {
         let mut ranges: Vec<(Va, Va, bool)> = Vec::new();
         let mut previous = None;
         for unit in self.units.values() {
-            let is_open = unit.fde().is_none() && self.image.is_movable_code_section(unit.section);
+            let is_open = !self.is_known(unit) && self.image.is_movable_code_section(unit.section);
             match ranges.last_mut().filter(|_| is_open && previous == Some(unit.section)) {
                 Some(last) if last.2 => last.1 = unit.end,
                 _ if is_open => ranges.push((unit.start, unit.end, true)),
@@ -136,7 +143,7 @@ impl Reach<'_> {
     fn seeds(&self) -> (Vec<Va>, Vec<Va>) {
         let (mut certain, mut perhaps) = (vec![self.image.e_entry], Vec::new());
         for (unit, survey) in
-            self.units.values().zip(self.surveys).filter(|(unit, survey)| unit.fde().is_some() && !survey.is_opaque())
+            self.units.values().zip(self.surveys).filter(|(unit, survey)| self.is_known(unit) && !survey.is_opaque())
         {
             debug_assert!(unit.start < unit.end);
             for name in &survey.names {

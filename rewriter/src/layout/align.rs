@@ -80,7 +80,7 @@ pub(super) fn demand(program: &Program, fragments: &mut [FragmentPlan]) {
     }
 }
 
-fn raise_to_blocks(fragment: &mut FragmentPlan) {
+pub(super) fn raise_to_blocks(fragment: &mut FragmentPlan) {
     fragment.align = fragment.blocks.iter().map(|planned| planned.align).max().unwrap_or(1);
 }
 

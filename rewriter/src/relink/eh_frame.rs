@@ -60,6 +60,13 @@ pub(crate) fn keeps_initial_row(unwind: &Unwind, fde: Fde, start: Va, end: Va) -
     *rows.at(start) == initial && rows.changes(start, end).all(|(at, row)| *at == end || *row == initial)
 }
 
+/// Whether an unwinder finds at an address of one entry of the input that these registers, by its numbers, and no others have been pushed.
+pub(crate) fn has_pushed(unwind: &Unwind, fde: Fde, at: Va, registers: &[u64]) -> bool {
+    let data = &unwind.fdes[fde];
+    let cie = &unwind.cies[data.cie as usize];
+    rows::Rows::evaluate(cie, data).is_ok_and(|rows| rows.at(at).has_pushed(registers, cie.data_alignment))
+}
+
 /// A run of input bytes that moved as one: byte `old_start + k` went to `new_start + k`, up to the branch at the end, which is made
 /// anew and may be longer, shorter or gone. `old_len` is 0 for inserted code: it has the unwind row of `old_start`.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

@@ -275,7 +275,12 @@ pub(crate) fn patch_dynamic(
         let table = moved_address(dynsym.sh_addr).unwrap_or(dynsym.sh_addr);
         for (index, symbol) in image.dynamic_symbols.iter().enumerate() {
             let at = table + 24 * index as u64;
-            let mut shndx = remap_section(symbol.st_shndx);
+            let mut shndx = match remap_section(symbol.st_shndx) {
+                // `strip` renumbers sections but not what is loaded. 0 would make of a definition something that is missed.
+                0 if symbol.has_address() => section_of(Va(symbol.st_value)).unwrap_or(symbol.st_shndx),
+                0 => symbol.st_shndx,
+                known => known,
+            };
             if symbol.has_address()
                 && let Some(block) = program.block_at(Va(symbol.st_value))
             {

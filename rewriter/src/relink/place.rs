@@ -9,6 +9,7 @@
 
 use lifter::Image;
 use lifter::address::Va;
+use lifter::elf::image::SectionData;
 use lifter::entity::{Block, SecondaryMap, Table};
 use lifter::ir::{Program, RefTarget, TableBase, TableBound};
 
@@ -47,7 +48,15 @@ pub(crate) fn place(
 ) -> Placement {
     let code = image.sections.iter().filter(|(id, _)| image.is_movable_code_section(*id));
     let ends: Vec<Va> = code.map(|(_, section)| section.end()).collect();
-    let mut space = Space::new(free_text(image, program), &ends, overflow);
+    let (mut tables, copied) = places_of_tables(program, out);
+    let mut free = free_text(image, program);
+    let mut front = None;
+    if out.fills_from_end {
+        let copied_bytes: u64 = copied.iter().map(|&table| copy_len(program, table)).sum();
+        front = take_front(image, &mut free, code_len(out, codes) + copied_bytes + COPY_ALIGN);
+    }
+    let mut space = Space::new(free, &ends, overflow);
+    space.front = front;
     let mut fragments = Vec::with_capacity(out.fragments.len());
     for (fragment, code) in out.fragments.iter().zip(codes) {
         let (len, align) = (code.bytes.len() as u64, u64::from(fragment.align));
@@ -57,6 +66,12 @@ pub(crate) fn place(
         };
         fragments.push(at);
     }
+    let copies = place_copies(program, &copied, &mut tables, &mut space);
+    Placement { fragments, tables, copies, space }
+}
+
+/// What becomes of each table, but for those that have to be copied, which come besides.
+fn places_of_tables(program: &Program, out: &OutProgram) -> (SecondaryMap<Table, TablePlace>, Vec<Table>) {
     let mut tables = SecondaryMap::new(program.tables.len(), TablePlace::Untouched);
     let used = used_tables(program, out);
     let mut copied: Vec<Table> = Vec::new();
@@ -77,12 +92,51 @@ pub(crate) fn place(
             continue;
         };
     }
-    let copies = place_copies(program, &copied, &mut tables, &mut space);
-    Placement { fragments, tables, copies, space }
+    (tables, copied)
 }
 
+/// Bytes of all fragments, one after the other from where all of them are aligned.
+fn code_len(out: &OutProgram, codes: &[FragmentCode]) -> u64 {
+    let fragments = out.fragments.iter().zip(codes);
+    fragments.fold(0, |at: u64, (fragment, code)| at.next_multiple_of(u64::from(fragment.align).max(1)) + code.bytes.len() as u64)
+}
+
+/// Takes away from the front what `needed` bytes leave free, where the old text begins a segment and something stays behind it.
+fn take_front(image: &Image<'_>, free: &mut [Interval], needed: u64) -> Option<Interval> {
+    let first = free.first()?.start;
+    let segment = image.segment_at(first).filter(|_| image.has_section_headers)?;
+    let in_segment = |s: &SectionData<'_>| {
+        s.is_alloc() && !s.is_tls_bss() && s.sh_size > 0 && segment.p_vaddr <= s.sh_addr && s.sh_addr < segment.end()
+    };
+    let (text, section) = image.sections.iter().filter(|(_, s)| in_segment(s)).min_by_key(|(_, s)| s.sh_addr)?;
+    let stays_behind = image.sections.iter().any(|(id, s)| in_segment(s) && id != text && !image.is_movable_code_section(id));
+    if section.sh_addr != first || !stays_behind {
+        return None;
+    }
+    // Where pinned code lies between, fragments leave rests before it.
+    let inside: Vec<&Interval> = free.iter().filter(|interval| interval.end <= section.end()).collect();
+    let spared = REST_BYTES * (inside.len() as u64 - 1);
+    let spare = inside.iter().map(|interval| interval.len()).sum::<u64>().checked_sub(needed + spared)?;
+    let front = free.first_mut()?;
+    let start = Va((front.start + spare.min(front.len())).0 & !(FRAGMENT_ALIGN_MAX - 1));
+    if start <= front.start {
+        return None;
+    }
+    let taken = Interval { start: front.start, end: start };
+    front.start = start;
+    Some(taken)
+}
+
+/// What is expected to stay unused before pinned code.
+const REST_BYTES: u64 = 512;
+/// No fragment asks for more.
+const FRAGMENT_ALIGN_MAX: u64 = 64;
 /// More than the words of any table ask for.
 const COPY_ALIGN: u64 = 8;
+
+fn copy_len(program: &Program, table: Table) -> u64 {
+    program.tables[table].byte_len().next_multiple_of(COPY_ALIGN)
+}
 
 /// Copies follow each other where that needs no segment more, and else fill what is left.
 fn place_copies(
@@ -91,15 +145,14 @@ fn place_copies(
     places: &mut SecondaryMap<Table, TablePlace>,
     space: &mut Space,
 ) -> Option<(Va, Va)> {
-    let size_of = |table: Table| program.tables[table].byte_len().next_multiple_of(COPY_ALIGN);
-    let size: u64 = copied.iter().map(|&table| size_of(table)).sum();
+    let size: u64 = copied.iter().map(|&table| copy_len(program, table)).sum();
     let run = if size == 0 { None } else { space.take_together(size, COPY_ALIGN) };
     let mut next = run;
     for &table in copied {
         let data = &program.tables[table];
         let at = next.unwrap_or_else(|| space.take_anywhere(data.byte_len(), u64::from(data.entry_size)));
         places[table] = TablePlace::CopiedTo(at);
-        next = next.map(|at| at + size_of(table));
+        next = next.map(|at| at + copy_len(program, table));
     }
     run.map(|start| (start, start + size))
 }

@@ -68,7 +68,7 @@ pub(crate) fn rewrite(image: &Image<'_>, placed: Placed<'_>, table: &mut Section
         if index == num_locals {
             write_part_symbols(image, placed, table, &mut strings, &mut bytes);
         }
-        if symbol.has_address() && is_dropped(placed, Va(symbol.st_value)) {
+        if symbol.has_address() && (is_dropped(placed, Va(symbol.st_value)) || is_inside(placed, symbol)) {
             continue;
         }
         num_globals += usize::from(index >= num_locals);
@@ -97,6 +97,18 @@ pub(crate) fn rewrite(image: &Image<'_>, placed: Placed<'_>, table: &mut Section
 fn is_dropped(placed: Placed<'_>, va: Va) -> bool {
     let Some(block) = placed.program.block_containing(va) else { return false };
     placed.out.placed[block].is_none() && placed.program.funcs[placed.program.func_of(block)].is_movable()
+}
+
+/// Whether a name of a split-off part would stand within its function, because both are one fragment now: what follows would bear that name.
+fn is_inside(placed: Placed<'_>, symbol: &SymbolData<'_>) -> bool {
+    let Some(block) = placed.program.block_at(Va(symbol.st_value)) else { return false };
+    let Some(out) = placed.out.placed[block] else { return false };
+    let index = out.index() as u32;
+    let fragment = &placed.out.fragments[placed.out.fragments.partition_point(|fragment| fragment.blocks.end <= index)];
+    let first = placed.out.blocks[Out::new(fragment.blocks.start as usize)].origin;
+    let (first, data) = (&placed.program.blocks[first], &placed.program.blocks[block]);
+    let is_entry = placed.program.funcs[first.func].entry == block || data.flags.contains(BlockFlags::ENTRY);
+    symbol.st_bind() == elf::STB_LOCAL && index != fragment.blocks.start && !is_entry && first.range != data.range
 }
 
 /// A name in `.symtab` belongs to the code that runs, so unlike an exported one it leaves the anchor.

@@ -38,6 +38,35 @@ pub(super) fn whole(image: &Image<'_>, ends: &[Va]) -> Vec<Part> {
     image.loads().zip(ends).enumerate().map(|(load, (&old, &end))| Part { load, old, end }).collect()
 }
 
+/// Each loaded segment from where it is needed to where it is.
+pub(super) fn trimmed(image: &Image<'_>, free: &[(Va, Va)]) -> Vec<Part> {
+    let trim = |part: Part| {
+        let start = needed_start(image, &part.old, free);
+        let skipped = start - part.old.p_vaddr;
+        let old = Segment {
+            p_vaddr: start,
+            p_offset: FileOffset(part.old.p_offset.0 + skipped),
+            p_filesz: part.old.p_filesz - skipped,
+            p_memsz: part.old.p_memsz - skipped,
+            ..part.old
+        };
+        if skipped > 0 && start < part.end { Part { old, ..part } } else { part }
+    };
+    whole(image, &pack::needed_ends(image, free)).into_iter().map(trim).collect()
+}
+
+/// The first byte of a segment that something needs, if what comes before it is free.
+fn needed_start(image: &Image<'_>, segment: &Segment, free: &[(Va, Va)]) -> Va {
+    let is_open = !segment.is_writable() && segment.p_filesz == segment.p_memsz && segment.p_offset.0 > 0;
+    let covers = |hole: &&(Va, Va)| hole.0 <= segment.p_vaddr && segment.p_vaddr < hole.1 && hole.1 < segment.end();
+    let Some(&(_, start)) = free.iter().find(covers).filter(|_| is_open && image.has_section_headers) else {
+        return segment.p_vaddr;
+    };
+    let touches = |s: &SectionData<'_>| s.is_alloc() && s.sh_size > 0 && s.sh_addr < start && segment.p_vaddr < s.end();
+    let is_named = |s: &Segment| !s.is_load() && s.p_memsz > 0 && s.p_vaddr < start && segment.p_vaddr < s.end();
+    if image.sections.values().any(touches) || image.segments.iter().any(is_named) { segment.p_vaddr } else { start }
+}
+
 /// Makes several sections of those with code that have large holes, so that the holes can be cut out. `None` where there are none.
 ///
 /// Code that is pinned near the end of a section keeps everything before it in the file otherwise.
@@ -48,6 +77,13 @@ pub fn split_sections(bytes: &[u8], free: &[(Va, Va)]) -> Option<Vec<u8>> {
     let mut is_split = false;
     let movable = image.sections.iter().filter(|(id, s)| image.is_movable_code_section(*id) && s.sh_size > 0);
     for (id, section) in movable {
+        let covers_front = |hole: &&(Va, Va)| hole.0 <= section.sh_addr && section.sh_addr < hole.1 && hole.1 < section.end();
+        if let Some(&(_, start)) = free.iter().find(covers_front).filter(|_| begins_segment(&image, section)) {
+            let skipped = start - section.sh_addr;
+            edit.set_place(id, start, section.sh_offset.0 + skipped, section.sh_size - skipped);
+            is_split = true;
+            continue;
+        }
         let is_inside = |hole: &&(Va, Va)| section.sh_addr < hole.0 && hole.1 < section.end();
         let mut holes: Vec<(Va, Va)> = free.iter().filter(is_inside).filter(|hole| hole.1 - hole.0 >= PAGE).copied().collect();
         holes.sort_by_key(|hole| (std::cmp::Reverse(hole.1 - hole.0), hole.0));
@@ -59,6 +95,14 @@ pub fn split_sections(bytes: &[u8], free: &[(Va, Va)]) -> Option<Vec<u8>> {
         }
     }
     if is_split { edit.write(bytes.to_vec()) } else { None }
+}
+
+/// Whether nothing that is loaded comes before a section in its segment, headers of the file included.
+fn begins_segment(image: &Image<'_>, section: &SectionData<'_>) -> bool {
+    let Some(segment) = image.segment_at(section.sh_addr).filter(|segment| segment.p_offset.0 > 0) else { return false };
+    let is_before =
+        |s: &SectionData<'_>| s.is_alloc() && s.sh_size > 0 && segment.p_vaddr <= s.sh_addr && s.sh_addr < section.sh_addr;
+    !image.sections.values().any(is_before)
 }
 
 /// A place to cut at: what comes before it is not needed from `from` on.
@@ -115,7 +159,7 @@ pub(super) fn spare_headers(image: &Image<'_>) -> usize {
 
 /// The file's segments, cut where that makes it shortest.
 pub(super) fn parts(image: &Image<'_>, free: &[(Va, Va)], options: Options) -> Vec<Part> {
-    let mut best = whole(image, &pack::needed_ends(image, free));
+    let mut best = trimmed(image, free);
     let spare = if may_cut(image) { spare_headers(image) } else { 0 };
     let candidates = if spare > 0 { candidates(image, free) } else { Vec::new() };
     for cut in candidates.into_iter().take(spare) {

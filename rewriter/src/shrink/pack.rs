@@ -68,7 +68,7 @@ pub fn pack(bytes: &[u8], free: &[(Va, Va)], options: Options) -> Result<Option<
     if !may_move(&image) {
         return Ok(None);
     }
-    let whole = cuts::whole(&image, &needed_ends(&image, free));
+    let whole = cuts::trimmed(&image, free);
     let parts = if options.cuts { cuts::parts(&image, free, options) } else { whole.clone() };
     let bytes = lay_out(&image, &parts, options)?;
     let cut_bytes = total(&image, &whole, options).saturating_sub(bytes.len() as u64);
@@ -149,7 +149,7 @@ impl Layout {
             let mut new = old;
             if end != old.p_vaddr + old.p_filesz {
                 new.p_filesz = end - old.p_vaddr;
-                new.p_memsz = new.p_filesz;
+                new.p_memsz = if old.p_filesz < old.p_memsz { old.p_memsz.max(new.p_filesz) } else { new.p_filesz };
             }
             if new.p_filesz > 0 {
                 let modulus = if needs_page_only { PAGE } else { old.p_align.max(PAGE) };
@@ -336,17 +336,19 @@ pub(super) fn needed_end(image: &Image<'_>, segment: &Segment, free: &[(Va, Va)]
         if let Some((start, _)) = last.filter(|&(start, stop)| end <= stop && segment.p_vaddr < start) {
             end = start;
         }
-        end = gap_start(image, segment, end);
+        end = gap_start(image, segment, free, end);
         if end == before {
             return end;
         }
     }
 }
 
-/// Where the padding begins that a linker put before `end`; `end` if a section goes on up to there.
-fn gap_start(image: &Image<'_>, segment: &Segment, end: Va) -> Va {
+/// Where the padding begins that a linker put before `end`; `end` if a section, or what is free of one, goes on up to there.
+fn gap_start(image: &Image<'_>, segment: &Segment, free: &[(Va, Va)], end: Va) -> Va {
     let before = |s: &&SectionData<'_>| s.is_alloc() && !s.is_tls_bss() && s.sh_addr < end && segment.p_vaddr <= s.sh_addr;
-    let last = image.sections.values().filter(before).map(|s| s.end()).max();
+    let freed = free[..free.partition_point(|&(start, _)| start < end)].last().map(|&(_, stop)| stop);
+    let freed = freed.filter(|&stop| segment.p_vaddr < stop);
+    let last = image.sections.values().filter(before).map(|s| s.end()).chain(freed).max();
     let Some(start) = last.filter(|&last| last < end && end - last < GAP_MAX && image.has_section_headers) else { return end };
     let is_padding = |bytes: &[u8]| bytes.iter().all(|byte| [0, 0x90, 0xcc].contains(byte));
     if image.read(start, (end - start) as usize).is_some_and(is_padding) { start } else { end }

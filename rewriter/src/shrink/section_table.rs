@@ -130,7 +130,9 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
                 let old = u16::from_le_bytes([field[0], field[1]]);
                 if old < elf::SHN_LORESERVE {
                     let piece = self.rests.iter().filter(|(id, start)| id.index() == usize::from(old) && *start <= value).count();
-                    field.copy_from_slice(&(remap(usize::from(old))? + piece as u16).to_le_bytes());
+                    // What `strip` left behind may name no section at all.
+                    let new = remap(usize::from(old)).filter(|&new| new != 0).unwrap_or(old);
+                    field.copy_from_slice(&(new + piece as u16).to_le_bytes());
                 }
             }
         }

@@ -59,7 +59,17 @@ pub struct Repacked {
 /// Packs the tables of a file; `named` are the addresses of data that its code names, `free` what else nothing needs, both ascending. `None` where
 /// nothing is gained or known.
 pub fn repack(bytes: &[u8], named: &[Va], free: &[(Va, Va)], options: Options) -> Option<Repacked> {
-    let packed = repack_with_room(bytes, named, options, 0);
+    let mut packed = repack_with_room(bytes, named, options, 0);
+    let mut moved = None;
+    if options.relr && packed.as_ref().is_none_or(|packed| packed.num_relocations == 0) {
+        moved = super::dynamic::with_room(bytes, named, RELR_ENTRIES);
+        let better = moved.as_ref().and_then(|moved| repack_with_room(moved, named, options, 0));
+        match better.filter(|better| better.num_relocations > 0 && better.relr_bytes >= MOVED_BYTES_MIN) {
+            Some(better) => packed = Some(better),
+            None => moved = None,
+        }
+    }
+    let bytes = moved.as_deref().unwrap_or(bytes);
     if !options.cuts {
         return packed;
     }
@@ -82,12 +92,17 @@ fn repack_with_room(bytes: &[u8], named: &[Va], options: Options, num_headers: u
     let (contents, dynamic) = (BTreeMap::new(), image.dynamic.clone());
     let mut job = Job { image: &image, run, head, contents, dynamic, added: None, in_place: Vec::new() };
     let hash_bytes = if options.hash { job.drop_hash() } else { 0 };
-    let num_relocations = if options.relr { job.pack_relocations().unwrap_or(0) } else { 0 };
+    let num_relocations = if options.relr { job.pack_relocations_or_not() } else { 0 };
     if hash_bytes == 0 && num_relocations == 0 && job.head.is_none() {
         return None;
     }
     job.finish(bytes, hash_bytes, num_relocations)
 }
+
+/// Entries of the dynamic section that packed relocations need.
+const RELR_ENTRIES: u64 = 3;
+/// What packed relocations have to save for the dynamic section to move, which may cost a page.
+const MOVED_BYTES_MIN: u64 = 8192;
 
 /// Tables next to each other.
 struct Run {
@@ -230,6 +245,15 @@ impl Job<'_, '_> {
         self.contents.insert(hash, None);
         self.dynamic.retain(|&(tag, _)| tag != u64::from(elf::DT_HASH));
         self.image.sections[hash].sh_size
+    }
+
+    /// Returns how many relocations were packed; without room for them all is as before.
+    fn pack_relocations_or_not(&mut self) -> u64 {
+        let before = (self.contents.clone(), self.dynamic.clone());
+        self.pack_relocations().unwrap_or_else(|| {
+            (self.contents, self.dynamic) = before;
+            0
+        })
     }
 
     /// Returns how many relocations were packed.

@@ -196,7 +196,8 @@ fn place(image: &Image<'_>, program: &Program, target: Va) -> Option<RefTarget> 
     }
 }
 
-fn never_changes(image: &Image<'_>, at: Va, size: u64) -> bool {
+/// Whether the bytes at an address are what the file and the loader put there, for as long as the program runs.
+pub(super) fn never_changes(image: &Image<'_>, at: Va, size: u64) -> bool {
     const PAGE: u64 = 4096;
     let end = at + size;
     let is_read_only = image.loads().any(|segment| {

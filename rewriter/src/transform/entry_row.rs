@@ -4,7 +4,7 @@ use lifter::address::Va;
 use lifter::entity::Block;
 use lifter::ir::Program;
 
-use crate::relink::eh_frame::keeps_initial_row;
+use crate::relink::eh_frame::{has_pushed, keeps_initial_row};
 
 /// `DW_CFA_def_cfa rsp, 8` and `DW_CFA_offset` of the return address: the state at an entry, as every compiler's CIE has it.
 const ENTRY_ROW: [u8; 5] = [0x0c, 7, 8, 0x90, 1];
@@ -21,6 +21,15 @@ pub(super) fn has_entry_row(program: &Program, block: Block, end: Va) -> bool {
         && cie.return_register == RETURN_ADDRESS_COLUMN
         && !cie.is_signal_frame;
     is_standard && described.opaque_lsda.is_none() && keeps_initial_row(&program.unwind, fde, data.start, end)
+}
+
+/// Whether the frame description of a block says at an address in it that these registers, by their numbers in encodings, have been pushed and nothing else.
+pub(super) fn has_pushed_row(program: &Program, block: Block, at: Va, registers: &[u8]) -> bool {
+    /// By number in encodings (psABI, figure 3.36).
+    const COLUMNS: [u64; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
+    let columns: Vec<u64> = registers.iter().map(|&register| COLUMNS[usize::from(register & 15)]).collect();
+    let fde = program.ranges[program.blocks[block].range as usize].fde;
+    fde.is_some_and(|fde| has_pushed(&program.unwind, fde, at, &columns))
 }
 
 /// Whether a block's frame description names an exception table.

@@ -1,13 +1,14 @@
 //! Registers are saved only on the ways that need it.
 //!
 //! A compiler saves callee-saved registers where a function begins, because some way through it makes a call. Often the usual way makes none. The block that
-//! saves them becomes a copy of what usually runs from there to the return (`region`), without saves, restores and room on the stack; what it copied to
-//! callee-saved registers it reads where it was (`names`). Where control leaves the usual way, the frame is made after all, step by step as the original makes it, the saved
+//! saves them becomes a copy of what usually runs from there to the return (`region`), without saves, restores and room on the stack; what it kept in
+//! callee-saved registers it keeps in others (`names`). Where control leaves the usual way, the frame is made after all, step by step as the original makes it, the saved
 //! registers get what the original has in them by then, and the original goes on (`write`).
 //!
 //! **Safety.** No instruction of the region uses the stack but to make and unmake the frame, so none can tell that it is not there. The saves go to the
 //! function's own frame, below the return address, which nobody else knows of before the region is left: no call is made, and the stack pointer goes nowhere.
-//! * *Registers.* The copy does not write the registers that it no longer saves, so where it returns they are what they were. All others it writes as the original does.
+//! * *Registers.* The copy does not write the registers that it no longer saves, so where it returns they are what they were. What it writes instead is dead when the region begins and
+//!   behind all ways out of it: by liveness across calls (`analysis::liveness`), so no caller that knows the callee's code relies on it.
 //! * *Flags.* Steps of the frame that set flags are left out only where the flags are written again before they are read. A frame made late sets none.
 //! * *Memory.* The other accesses are those of the original, in its order.
 //! * *Unwinders.* Of the copy they read the row of the entry: the return address on top, no register saved, which is so. Of each step of a late frame, the row that the original has
@@ -16,12 +17,14 @@
 //! **Profit.** Two accesses for each saved register, and the instructions themselves, each time the usual way is gone; a jump and the copies between registers otherwise. Only in
 //! hot blocks, the best first (by byte added), until [`BYTES_PER_MILLE_MAX`] of the movable code is spent.
 
+mod assigned;
 mod frame;
 mod names;
 mod region;
 mod write;
 
 use analysis::FlagLiveness;
+use analysis::liveness::{RegisterLiveness, Saves};
 use iced_x86::{Code, InstructionInfoFactory};
 use lifter::entity::{Block, Func};
 use rayon::prelude::*;
@@ -38,6 +41,9 @@ const BYTES_PER_MILLE_MAX: u64 = 10;
 /// Regions are tried with blocks that run at least so often, as shares of the first, more and more of the usual way only.
 const RARE: [u64; 3] = [NewCode::WHOLE as u64 / 50, NewCode::WHOLE as u64 / 8, NewCode::WHOLE as u64 / 3];
 
+/// What a jump out of a region costs, in accesses and instructions.
+const JUMP_COST: i64 = 4;
+
 /// A block that saves registers, and what may stand there.
 struct Site {
     block: Block,
@@ -52,14 +58,17 @@ pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
     let mut blocks = context.hot_blocks();
     let saves = |&block: &Block| {
         let first = lifter::x86::decode_block(context.image, program, block);
-        !context.is_stand_in(program.func_of(block)) && first.iter().any(|i| i.code() == Code::Push_r64)
+        context.is_reached(block)
+            && !context.is_stand_in(program.func_of(block))
+            && first.iter().any(|i| i.code() == Code::Push_r64)
     };
     blocks = blocks.into_par_iter().filter(saves).collect();
     if blocks.is_empty() {
         return;
     }
+    let live = RegisterLiveness::compute(context.image, program, Saves::Read);
     let flags = FlagLiveness::compute(context.image, program);
-    let mut sites: Vec<Site> = blocks.par_iter().filter_map(|&block| site(context, &flags, block)).collect();
+    let mut sites: Vec<Site> = blocks.par_iter().filter_map(|&block| site(context, &live, &flags, block)).collect();
     sites.retain(|site| context.everywhere || site.saved > 0);
     let added = |site: &Site| (site.code.bytes.len() as u64).saturating_sub(u64::from(site.len));
     let density = |site: &Site| {
@@ -84,10 +93,10 @@ pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
     }
 }
 
-fn site(context: &Context<'_>, flags: &FlagLiveness, block: Block) -> Option<Site> {
+fn site(context: &Context<'_>, live: &RegisterLiveness, flags: &FlagLiveness, block: Block) -> Option<Site> {
     RARE.iter().find_map(|&rare| {
         let region = region::of(context, block, rare)?;
-        let names = Names::find(&region).filter(|_| flags_are_free(context, flags, &region))?;
+        let names = Names::find(context, live, &region).filter(|_| flags_are_free(context, flags, &region))?;
         let code = write::write(context, &region, &names)?;
         let saved = saved(context, &region, &names);
         (context.everywhere || saved > 0).then(|| Site { block, len: context.program.blocks[block].len, code, saved })
@@ -96,12 +105,13 @@ fn site(context: &Context<'_>, flags: &FlagLiveness, block: Block) -> Option<Sit
 
 /// What a region gains and loses.
 fn saved(context: &Context<'_>, region: &Region, names: &Names) -> i64 {
-    let steps = region.steps.len() as i64;
-    let saves = region.steps.iter().filter(|step| matches!(step.made, Made::Save(_))).count() as i64;
+    let late = &region.steps[names.early..];
+    let saves = late.iter().filter(|step| matches!(step.made, Made::Save(_))).count() as i64;
     let copies = (0..16).filter(|&register| names.of(register) != names::Name::Own).count() as i64;
+    let loads = i64::from(names.lent.count_ones());
     let exits: i64 = region.exits(context.program).iter().map(|&exit| region.share_of_exit(context, exit) as i64).sum();
     let whole = i64::from(NewCode::WHOLE);
-    (whole - exits).max(0) * (2 * saves + 2 * steps) - exits * (1 + copies)
+    (whole - exits).max(0) * (2 * saves + 2 * late.len() as i64) - exits * (JUMP_COST + copies + loads)
 }
 
 /// Whether nobody reads the flags that the steps of the frame set.

@@ -1,10 +1,11 @@
 //! What must be the same where both programs leave a segment.
 
-use super::super::expr::{Id, Pool};
+use super::super::decoded::Decoded;
+use super::super::expr::Id;
 use super::super::facts;
-use super::super::machine::Event;
+use super::super::machine::{STACK, are_apart};
 use super::words::slot_name;
-use super::{Cursor, Run, Step};
+use super::{Cursor, Run, Step, raceless};
 use crate::decode::Inst;
 
 impl Run<'_, '_, '_> {
@@ -37,6 +38,33 @@ impl Run<'_, '_, '_> {
             if is_other && self.prover.is_unread_at_call(self.walk, input.at, call, place as u8) {
                 same.general[place] = input.machine.general[place];
                 self.segment.stats.dead_registers += 1;
+            }
+        }
+        let output = Cursor::new(output.at, same, None);
+        self.compare_registers(input, &output)
+    }
+
+    /// All registers that somebody may read from an indirect jump on hold the same.
+    pub(super) fn compare_jumped(&mut self, input: &Cursor, output: &Cursor) -> Step<()> {
+        let mut same = output.machine.clone();
+        for place in 0..16 {
+            let is_other = input.machine.general[place] != same.general[place];
+            if is_other && self.prover.is_dead_at_jump(self.walk, input.at, place as u8) {
+                same.general[place] = input.machine.general[place];
+                self.segment.stats.dead_registers += 1;
+            }
+        }
+        let output = Cursor::new(output.at, same, None);
+        self.compare_registers(input, &output)
+    }
+
+    /// All registers that an instruction which is not looked into may use hold the same.
+    pub(super) fn compare_used(&self, input: &Cursor, inst: Inst, decoded: Option<&Decoded>, output: &Cursor) -> Step<()> {
+        let mut same = output.machine.clone();
+        for place in 0..16 {
+            let is_free = place != STACK || self.walk.is_free_of_stack(input.at, inst);
+            if is_free && decoded.is_some_and(|decoded| !decoded.may_use(place as u8)) {
+                same.general[place] = input.machine.general[place];
             }
         }
         let output = Cursor::new(output.at, same, None);
@@ -76,6 +104,9 @@ impl Run<'_, '_, '_> {
     /// Others see the same accesses.
     pub(super) fn compare_events(&self, input: &Cursor, output: &Cursor) -> Step<()> {
         let (x, y) = (&input.machine, &output.machine);
+        if self.walk.assumptions.no_races {
+            return self.compare_raceless(input, output);
+        }
         for (what, x, y) in [("load", &x.loads, &y.loads), ("store", &x.stores, &y.stores)] {
             for (a, b) in x.iter().zip(y) {
                 let (at, here) = (a.at, b.at);
@@ -105,23 +136,24 @@ impl Run<'_, '_, '_> {
                 return self.fail(b.at, message);
             }
         }
+        self.compare_traps(input, output)
+    }
+
+    fn compare_traps(&self, input: &Cursor, output: &Cursor) -> Step<()> {
         let trap = |&(id, _, stores): &(Id, u32, u32)| (id, stores);
-        if !x.traps.iter().map(trap).eq(y.traps.iter().map(trap)) {
+        if !input.machine.traps.iter().map(trap).eq(output.machine.traps.iter().map(trap)) {
             return self.fail(output.at, format!("the divisions before the input's {:#x} differ", input.at));
         }
         Ok(())
     }
-}
 
-/// Whether two accesses cannot overlap.
-fn are_apart(pool: &Pool, x: &Event, y: &Event) -> bool {
-    let ((a, of_a), (b, of_b)) = (pool.split(x.address), pool.split(y.address));
-    let (size_of_a, size_of_b) = (u64::from(x.size / 8), u64::from(y.size / 8));
-    let is_frame = |id: Id| pool.as_frame(id).is_some();
-    let is_image = |id: Id| pool.as_image(id).or(pool.as_const(id)).is_some();
-    if of_a == of_b {
-        let distance = b.wrapping_sub(a);
-        return distance >= size_of_a && distance.wrapping_neg() >= size_of_b;
+    fn compare_raceless(&self, input: &Cursor, output: &Cursor) -> Step<()> {
+        match raceless::compare(&self.pool, &input.machine, &output.machine) {
+            Ok(()) => self.compare_traps(input, output),
+            Err(event) => {
+                let message = format!("the accesses differ from those up to the input's {:#x}, even without races", input.at);
+                self.fail(event.map_or(output.at, |event| event.at), message)
+            }
+        }
     }
-    (is_frame(x.address) && is_image(y.address)) || (is_image(x.address) && is_frame(y.address))
 }

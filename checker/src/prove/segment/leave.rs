@@ -7,6 +7,7 @@ use super::super::expr::{Id, Node, Pool};
 use super::super::facts::Facts;
 use super::super::machine::{RED_ZONE, STACK};
 use super::super::semantics::Context;
+use super::local::Mark;
 use super::{Cursor, Effect, Failure, Run, Step};
 use crate::decode::{Inst, Kind};
 use crate::report::ViolationKind;
@@ -16,16 +17,69 @@ use crate::walk::{Pair, Reach, Side};
 pub(in super::super) const KEPT: [usize; 7] = [3, 4, 5, 12, 13, 14, 15];
 
 impl Run<'_, '_, '_> {
+    /// In the place of a call, the output may call the rest of what the input called, which begins where the input's state was what the output's is.
+    pub(super) fn leave_by_call(&mut self, input: &mut Cursor, output: &mut Cursor, b: Inst) -> Step<bool> {
+        let (Some(call), o) = (input.within, output.at) else { return Ok(false) };
+        if b.kind != Kind::Call || self.walk.output.code.bytes(o, b).len() != 5 {
+            return Ok(false);
+        }
+        let Some(mark) = (0..input.marks.len()).find(|&index| self.is_here(&input.marks[index], output)) else {
+            return Ok(false);
+        };
+        let mark = input.marks.swap_remove(mark);
+        input.instructions.truncate(mark.instructions);
+        (input.at, input.machine) = (mark.at, mark.machine);
+        self.note_row(true, input)?;
+        self.note_row(false, output)?;
+        self.compare_events(input, output)?;
+        output.pass(b.len);
+        self.segment.effects.push(Effect::Walk(Pair::new(input.at, self.walk.output.target(o, b), o, Reach::Flow)));
+        self.return_from(input, output, call)?;
+        Ok(true)
+    }
+
+    /// The output calls through what the input jumps through in the place of a call.
+    fn leave_through(&mut self, input: &Cursor, a: Inst, output: &Cursor, b: Inst, call: u64) -> Step<()> {
+        let (i, o) = (input.at, output.at);
+        let (x, y) = (self.walk.input.code.bytes(i, a), self.walk.output.code.bytes(o, b));
+        if !self.walk.is_call_for_jump((i, a, x), (o, b, y)) || !self.walk.input.unwind.is_as_at_entry(i) {
+            return self.fail(o, format!("is not the input's jump at {i:#x}, in place of the call at {call:#x}"));
+        }
+        self.compare_events(input, output)?;
+        self.compare_flags(input, output)?;
+        self.compare_jumped(input, output)?;
+        self.return_from(input, output, call)
+    }
+
+    /// Whether what comes next can't tell the two programs apart.
+    fn is_here(&mut self, mark: &Mark, output: &Cursor) -> bool {
+        let input = Cursor::new(mark.at, mark.machine.clone(), None);
+        mark.has_same_events(&output.machine)
+            && self.compare_flags(&input, output).is_ok()
+            && self.compare_jumped(&input, output).is_ok()
+    }
+
+    /// Both go on where a call of the input returns to, from something else than that call.
+    fn return_from(&mut self, input: &Cursor, output: &Cursor, call: u64) -> Step<()> {
+        let (Some(site), Some(other)) = (self.walk.input.inst(call), self.walk.output.inst(output.at)) else {
+            return self.fail(output.at, format!("does not decode, here or at the input's {call:#x}"));
+        };
+        self.compare_slots(input, output, 0)?;
+        let at_call = Cursor::new(call, input.machine.clone(), None);
+        self.called(&at_call, site, output, (call + u64::from(site.len), output.at + u64::from(other.len)));
+        Ok(())
+    }
+
     /// Both leave the segment.
     pub(super) fn leave(&mut self, input: &mut Cursor, a: Inst, output: &mut Cursor, b: Inst) -> Step<()> {
         self.note_row(true, input)?;
         self.note_row(false, output)?;
         let (i, o) = (input.at, output.at);
-        input.passed.push((i, a.len));
-        output.passed.push((o, b.len));
+        input.pass(a.len);
+        output.pass(b.len);
         let (after_i, after_o) = (i + u64::from(a.len), o + u64::from(b.len));
-        if let Some(call) = input.within.filter(|_| matches!(b.kind, Kind::Call | Kind::IndirectCall)) {
-            return self.leave_by_call(call, input, a, output, b);
+        if let (Some(call), true) = (input.within, (a.kind, b.kind) == (Kind::IndirectJump, Kind::IndirectCall)) {
+            return self.leave_through(input, a, output, b, call);
         }
         if input.within.is_some() && a.kind != Kind::Branch {
             return self.fail(o, format!("the body of a call is left at the input's {i:#x}"));
@@ -65,7 +119,7 @@ impl Run<'_, '_, '_> {
             (Kind::IndirectJump, Kind::IndirectJump) => {
                 self.compare_targets(input, a, output, b)?;
                 self.compare_events(input, output)?;
-                self.compare_registers(input, output)?;
+                self.compare_jumped(input, output)?;
                 self.compare_slots(input, output, RED_ZONE)
             }
             (Kind::Return, Kind::Return) => {
@@ -88,27 +142,6 @@ impl Run<'_, '_, '_> {
             (x, y) if x == y => self.opaque(input, a, output, b),
             _ => self.fail(o, format!("another instruction than the input's {i:#x} ends the piece")),
         }
-    }
-
-    /// The output calls where the input goes on in the place of a call, or what it jumps through there.
-    fn leave_by_call(&mut self, call: u64, input: &Cursor, a: Inst, output: &Cursor, b: Inst) -> Step<()> {
-        let (i, o) = (input.at, output.at);
-        let may_leave =
-            self.walk.may_leave_by_call(i, a, o, b) && (b.kind == Kind::Call || self.walk.input.unwind.is_as_at_entry(i));
-        let Some(made) = self.walk.input.inst(call).filter(|_| may_leave) else {
-            return self.fail(o, format!("leaves the body of the call at {call:#x} in another way than the input's {i:#x}"));
-        };
-        self.compare_events(input, output)?;
-        self.compare_registers(input, output)?;
-        self.compare_flags(input, output)?;
-        self.compare_slots(input, output, 0)?;
-        if b.kind == Kind::Call {
-            let target = self.walk.output.target(o, b);
-            self.segment.effects.push(Effect::Walk(Pair::new(i, target, o, Reach::Flow)));
-        }
-        let mut input = input.clone();
-        (input.at, input.within) = (call, None);
-        self.called(&input, made, output, (call + u64::from(made.len), o + u64::from(b.len)))
     }
 
     fn compare_bytes(&mut self, i: u64, a: Inst, o: u64, b: Inst) -> Step<()> {
@@ -191,15 +224,16 @@ impl Run<'_, '_, '_> {
     fn call(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64)) -> Step<()> {
         self.compare_called(input, a, output)?;
         self.compare_slots(input, output, 0)?;
-        self.called(input, a, output, after)
+        self.called(input, a, output, after);
+        Ok(())
     }
 
-    /// Goes on behind a call.
-    fn called(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64)) -> Step<()> {
+    /// What is known behind a call.
+    fn called(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64)) {
         self.segment.effects.push(Effect::CallSite { input: input.at, output: output.at });
         if self.walk.call_never_returns(input.at, a) {
             self.segment.effects.push(Effect::Try(Pair::new(after.0, after.1, output.at, Reach::Flow)));
-            return Ok(());
+            return;
         }
         let returns_twice = self.prover.returns_twice(self.walk, input.at, a);
         let (mut x, mut y) = (input.machine.clone(), output.machine.clone());
@@ -231,7 +265,6 @@ impl Run<'_, '_, '_> {
         }
         let facts = Facts::end(&mut self.pool, &x, &y);
         self.segment.successors.push((Key { input: after.0, output: after.1, within: None }, facts));
-        Ok(())
     }
 
     fn fresh(&mut self, width: u16) -> Id {
@@ -264,9 +297,9 @@ impl Run<'_, '_, '_> {
         let (i, o) = (input.at, output.at);
         self.compare_bytes(i, a, o, b)?;
         self.compare_events(input, output)?;
-        self.compare_registers(input, output)?;
         let decoded = self.prover.decode(true, self.walk.input, i, a);
         let decoded = decoded.as_deref();
+        self.compare_used(input, a, decoded, output)?;
         let (mut x, mut y) = (input.machine.clone(), output.machine.clone());
         if decoded.is_none_or(reads_flags) {
             self.compare_flags(input, output)?;
@@ -303,7 +336,8 @@ impl Run<'_, '_, '_> {
         }
         for place in 0..6 {
             let fresh = self.fresh(1);
-            let other = if x.flags[place] == y.flags[place] { fresh } else { self.fresh(1) };
+            let is_same = x.flags[place] == y.flags[place] || decoded.is_some_and(writes_all_flags);
+            let other = if is_same { fresh } else { self.fresh(1) };
             (x.flags[place], y.flags[place]) = (fresh, other);
         }
         let rest = self.fresh(64);
@@ -321,6 +355,12 @@ fn reads_flags(decoded: &Decoded) -> bool {
     decoded.reads.contains(&Reg::Flags) || beginnings.iter().any(|beginning| decoded.name.starts_with(beginning))
 }
 
+/// Whether an instruction that is not looked into makes all flags anew (SDM, volume 2: comparisons of floating-point numbers).
+fn writes_all_flags(decoded: &Decoded) -> bool {
+    let name = decoded.name.strip_prefix('v').unwrap_or(&decoded.name);
+    ["comis", "ucomis", "fcomi", "fucomi", "ptest"].iter().any(|beginning| name.starts_with(beginning))
+}
+
 /// Whether an instruction that is not looked into may write a general register.
 fn may_write(decoded: &Decoded, place: usize) -> bool {
     let is_it = |register: Reg| matches!(register, Reg::General(number, ..) if usize::from(number) == place);
@@ -328,5 +368,6 @@ fn may_write(decoded: &Decoded, place: usize) -> bool {
         Operand::Reg(register) => is_it(register),
         Operand::Memory(_) | Operand::Immediate(_) => false,
     });
-    is_named || matches!(place, 0..=3 | 11) || decoded.reads.iter().chain(&decoded.writes).any(|&register| is_it(register))
+    let is_hidden = matches!(place, 0..=3 | 11) && decoded.may_use(place as u8);
+    is_named || is_hidden || decoded.reads.iter().chain(&decoded.writes).any(|&register| is_it(register))
 }

@@ -19,16 +19,16 @@ pub(crate) struct Local {
 }
 
 /// A cursor as it was behind some instructions.
-struct Mark {
-    at: u64,
-    machine: Machine,
+pub(super) struct Mark {
+    pub(super) at: u64,
+    pub(super) machine: Machine,
     passed: usize,
-    instructions: usize,
+    pub(super) instructions: usize,
     rows: usize,
 }
 
 impl Mark {
-    fn of(cursor: &Cursor) -> Self {
+    pub(super) fn of(cursor: &Cursor) -> Self {
         Self {
             at: cursor.at,
             machine: cursor.machine.clone(),
@@ -38,17 +38,23 @@ impl Mark {
         }
     }
 
-    fn has_same_state(&self, other: &Machine) -> bool {
+    pub(super) fn has_same_events(&self, other: &Machine) -> bool {
         let counts = |machine: &Machine| (machine.loads.len(), machine.stores.len(), machine.traps.len());
-        facts::places(&self.machine) == facts::places(other) && counts(&self.machine) == counts(other)
+        counts(&self.machine) == counts(other)
+    }
+
+    fn has_same_state(&self, other: &Machine) -> bool {
+        facts::places(&self.machine) == facts::places(other) && self.has_same_events(other)
     }
 }
 
 impl Run<'_, '_, '_> {
     /// Where both programs are in the same state again.
     pub(in super::super) fn meet_again(mut self, input: u64, output: u64, within: Option<u64>) -> Step<Local> {
-        let (x, mut y) = Facts::identity(None).start(&mut self.pool, false);
+        let (mut x, mut y) = Facts::identity(None).start(&mut self.pool, false);
         y.flags = x.flags;
+        let no_races = self.walk.assumptions.no_races;
+        (x.no_races, y.no_races) = (no_races, no_races);
         let mut input = Cursor::new(input, x, within);
         let mut output = Cursor::new(output, y, None);
         let mut marks = vec![Mark::of(&input)];

@@ -136,6 +136,22 @@ impl<'a> Row<'a> {
         Ok(row)
     }
 
+    /// Whether the frame address is `rsp` and a number, and these registers and no other are saved, one below the other, behind the return address.
+    pub(super) fn has_pushed(&self, registers: &[u64], data_alignment: i64) -> bool {
+        const RSP: u64 = 7;
+        let depth = 8 * (registers.len() as i64 + 1);
+        let own = self.registers.iter().filter(|(register, _)| !self.initial.iter().any(|(of_entry, _)| of_entry == register));
+        let mut expected: Vec<(u64, i64)> =
+            registers.iter().zip(0..).map(|(&register, index)| (register, -16 - 8 * index)).collect();
+        expected.sort_unstable();
+        let saved = own.map(|&(_, bytes)| match Instruction::decode(bytes, data_alignment)?.0 {
+            Instruction::Offset { register, offset } => Some((register, offset)),
+            _ => None,
+        });
+        self.cfa == Cfa::Register { register: RSP, offset: depth }
+            && saved.collect::<Option<Vec<_>>>().as_ref() == Some(&expected)
+    }
+
     /// One instruction; `None` if it is unknown, unbalanced or beyond the bounds.
     fn apply(&mut self, bytes: &'a [u8], data_alignment: i64, remembered: &mut Vec<Row<'a>>) -> Option<()> {
         match Instruction::decode(bytes, data_alignment)?.0 {

@@ -205,6 +205,7 @@ impl<'a> Writer<'a> {
 
     fn branch(&mut self, condition: u8, way: Way) -> Option<()> {
         self.copied.taken += i64::try_from(way.share).ok()?;
+        self.copied.code.taken.push((self.here(), u32::try_from(way.share).ok()?));
         self.copied.code.bytes.push(0x70 | condition);
         let target = self.index_of(way.to)?;
         self.displacement(target);
@@ -215,6 +216,7 @@ impl<'a> Writer<'a> {
         if target != index + 1 {
             self.copied.saved -= share;
             self.copied.taken += share;
+            self.copied.code.taken.push((self.here(), u32::try_from(share).unwrap_or(u32::MAX)));
             self.copied.code.bytes.push(0xeb);
             self.displacement(target);
         }

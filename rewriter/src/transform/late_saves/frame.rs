@@ -14,6 +14,16 @@ pub(super) enum Made {
     Room(i32),
 }
 
+impl Made {
+    /// Bytes by which the stack pointer goes down.
+    pub(super) fn size(self) -> i64 {
+        match self {
+            Made::Save(_) => 8,
+            Made::Room(by) => i64::from(by),
+        }
+    }
+}
+
 /// A step of a prologue, and the instruction that makes it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
@@ -29,6 +39,8 @@ pub(super) enum Part {
     Make(Made),
     /// The step that it undoes.
     Undo(Made),
+    /// It puts a register or a number into the frame.
+    Store,
     /// It has nothing to do with the stack and runs on.
     Free,
     /// It returns.
@@ -90,6 +102,9 @@ pub(super) fn part_of(instruction: &Instruction, is_last: bool, factory: &mut In
             _ => Part::Unfit,
         };
     }
+    if stored_at(instruction).is_some() {
+        return Part::Store;
+    }
     let names_stack = used(instruction, factory).any() & STACK != 0
         || factory.info(instruction).used_memory().iter().any(|m| [m.base(), m.index()].contains(&Register::RSP));
     if names_stack || instruction.is_stack_instruction() || instruction.is_privileged() {
@@ -122,6 +137,48 @@ fn moves_stack(instruction: &Instruction) -> Option<i32> {
         }
         _ => None,
     }
+}
+
+/// Where an instruction that does nothing else puts a register or a number: from the stack pointer, and how many bytes.
+pub(super) fn stored_at(instruction: &Instruction) -> Option<(u64, u64)> {
+    let is_move = matches!(
+        instruction.code(),
+        Code::Mov_rm64_r64
+            | Code::Mov_rm32_r32
+            | Code::Mov_rm16_r16
+            | Code::Mov_rm8_r8
+            | Code::Mov_rm64_imm32
+            | Code::Mov_rm32_imm32
+            | Code::Mov_rm16_imm16
+            | Code::Mov_rm8_imm8
+            | Code::Movups_xmmm128_xmm
+            | Code::Movaps_xmmm128_xmm
+            | Code::Movsd_xmmm64_xmm
+            | Code::Movss_xmmm32_xmm
+    );
+    let is_plain = instruction.op0_kind() == OpKind::Memory
+        && instruction.memory_base() == Register::RSP
+        && instruction.memory_index() == Register::None
+        && !instruction.has_segment_prefix()
+        && instruction.op1_register().full_register() != Register::RSP;
+    let at = instruction.memory_displacement64();
+    (is_move && is_plain && at <= 0xffff).then(|| (at, instruction.memory_size().size() as u64))
+}
+
+/// Whether a store lies in the room that the last of these steps makes.
+pub(super) fn is_in_room(store: &Instruction, steps: &[Step]) -> bool {
+    match (stored_at(store), steps.last().map(|step| step.made)) {
+        (Some((at, size)), Some(Made::Room(room))) => at + size <= u64::try_from(room).unwrap_or(0),
+        _ => false,
+    }
+}
+
+/// Whether an instruction may write a part of a register.
+pub(super) fn writes(instruction: &Instruction, register: Register, factory: &mut InstructionInfoFactory) -> bool {
+    let is_write =
+        |access: OpAccess| !matches!(access, OpAccess::None | OpAccess::NoMemAccess | OpAccess::Read | OpAccess::CondRead);
+    let used = factory.info(instruction).used_registers();
+    used.iter().any(|u| is_write(u.access()) && u.register().full_register() == register.full_register())
 }
 
 pub(super) fn sets_flags(instruction: &Instruction) -> bool {

@@ -1,34 +1,50 @@
 //! In which registers the copy keeps what the original keeps in those that it saves.
 //!
-//! **Method.** A saved register that the region uses must only ever be a copy of another register, made in the first block, while that one is never written in the region. Then
-//! the other one is read in its place, and the copy is not made. So no register holds anything else than in the original, but the saved ones, until
-//! they are needed.
+//! **Method.** For each saved register that the region uses: if it is only ever a copy of another register, made in the first block, and that one is never written in the region,
+//! the other one is read in its place and the copy is not made. Else a free register: one that no instruction of the region names, that holds
+//! nothing at its start, and that nobody needs behind any way out of it. Where these are too few, the first saves of the frame are made first of all, as few as do: these
+//! registers may be used as they are, or in the place of others if the region does not use them.
 
-use iced_x86::{Code, Instruction, InstructionInfoFactory, OpKind, Register};
+use analysis::liveness::{RegisterLiveness, Registers};
+use iced_x86::{Code, Instruction, InstructionInfoFactory, MemoryOperand, OpKind, Register};
+use lifter::entity::Block;
+use lifter::ir::{CodeTarget, StopKind, Terminator};
 
 use super::frame::{Made, Part, number, used};
 use super::region::Region;
+use crate::transform::{Context, entry_row};
+
+/// Caller-saved registers, those that calls pass least first.
+const CANDIDATES: [u8; 9] = [11, 10, 9, 8, 1, 6, 7, 2, 0];
 
 /// Where the value of a saved register is.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Name {
     /// In its own register: the region does not touch it.
     Own,
+    /// In another one, which the copy writes in its place.
+    Other(u8),
     /// What another one holds since the region began, or its lower half. The instruction that copied it, by its address, is not needed.
     Copy { from: u8, is_half: bool, made_at: u64 },
 }
 
 /// By number of the register.
 #[derive(Copy, Clone, Debug)]
-pub(super) struct Names([Name; 16]);
+pub(super) struct Names {
+    of: [Name; 16],
+    /// So many of the first steps of the frame are made where the region begins.
+    pub(super) early: usize,
+    /// Registers saved by these that hold what belongs into others.
+    pub(super) lent: u16,
+}
 
 impl Names {
     pub(super) fn of(&self, register: u8) -> Name {
-        self.0[usize::from(register & 15)]
+        self.of[usize::from(register & 15)]
     }
 
-    /// The names that a region can have; `None` if it keeps something in a saved register that no other one holds.
-    pub(super) fn find(region: &Region) -> Option<Self> {
+    /// The names that a region can have; `None` if it needs more registers than are free.
+    pub(super) fn find(context: &Context<'_>, live: &RegisterLiveness, region: &Region) -> Option<Self> {
         let mut factory = InstructionInfoFactory::new();
         let (mut named, mut written) = (0u16, 0u16);
         for (instruction, _) in working(region) {
@@ -36,14 +52,39 @@ impl Names {
             named |= used.any();
             written |= used.writes;
         }
-        let mut names = Names([Name::Own; 16]);
+        let stored = stored(region);
+        let wanted = wanted(context, live, region);
+        let mut names = Names { of: [Name::Own; 16], early: 0, lent: 0 };
+        let mut homeless = Vec::new();
         for step in &region.steps {
             let Made::Save(register) = step.made else { continue };
             if named >> register & 1 != 0 {
-                names.0[usize::from(register)] = copy_of(region, register, written, &mut factory)?;
+                match copy_of(region, register, written, &mut factory) {
+                    Some(copy) => names.of[usize::from(register)] = copy,
+                    None => homeless.push(register),
+                }
             }
         }
-        Some(names)
+        let is_free = |&&c: &&u8| (named | stored) >> c & 1 == 0 && !wanted.contains(Registers::general(c));
+        let free: Vec<u8> = CANDIDATES.iter().filter(is_free).copied().collect();
+        let saves = region.first_saves();
+        let all = region.steps.iter().filter(|step| matches!(step.made, Made::Save(_))).count();
+        for early in 0..all.min(saves.len() + 1) {
+            let is_early = |register: &u8| saves[..early].contains(register);
+            let others: Vec<u8> = homeless.iter().copied().filter(|register| !is_early(register)).collect();
+            let unused = saves[..early].iter().copied().filter(|&register| (named | stored) >> register & 1 == 0);
+            let homes: Vec<u8> = free.iter().copied().chain(unused).collect();
+            if others.len() > homes.len() || !is_described(context, region, &saves[..early]) {
+                continue;
+            }
+            names.early = early;
+            for (register, home) in others.into_iter().zip(homes) {
+                names.of[usize::from(register)] = Name::Other(home);
+                names.lent |= if is_early(&home) { 1 << home } else { 0 };
+            }
+            return Some(names);
+        }
+        None
     }
 
     /// An instruction as the copy has it; `None` in `Some` if it goes, `None` if it can't be written with these names.
@@ -53,6 +94,7 @@ impl Names {
         for register in 0..16u8 {
             let (to, is_half) = match self.of(register) {
                 Name::Own => continue,
+                Name::Other(to) => (to, false),
                 Name::Copy { made_at, .. } if made_at == instruction.ip() => return Some(None),
                 Name::Copy { from, is_half, .. } => (from, is_half),
             };
@@ -87,6 +129,43 @@ impl Names {
 fn working(region: &Region) -> impl Iterator<Item = &(Instruction, Part)> {
     let all = region.members.iter().flat_map(|member| &member.body);
     all.filter(|(_, part)| matches!(part, Part::Free | Part::Leave))
+}
+
+/// Whether unwinders know of the first saves where only these are made, and in between. Some compilers describe all saves behind the last.
+fn is_described(context: &Context<'_>, region: &Region, early: &[u8]) -> bool {
+    let Some(first) = region.members.first() else { return false };
+    let has_row = |count: usize| {
+        let at = region.steps.get(count).map(|step| step.at);
+        at.is_some_and(|at| entry_row::has_pushed_row(context.program, first.block, at, &early[..count]))
+    };
+    (1..=early.len()).all(has_row)
+}
+
+/// Registers that are stored to the frame.
+fn stored(region: &Region) -> u16 {
+    let stores = region.members.iter().flat_map(|member| &member.body).filter(|(_, part)| *part == Part::Store);
+    stores.filter_map(|(store, _)| number(store.op1_register())).fold(0, |all, register| all | 1 << register)
+}
+
+/// Whatever may be needed when the region begins, or behind it.
+fn wanted(context: &Context<'_>, live: &RegisterLiveness, region: &Region) -> Registers {
+    let program = context.program;
+    let mut wanted = Registers::NONE;
+    let mut want = |more: Registers| wanted = wanted.union(more);
+    let at = |block: Block| live.at_start(program, block);
+    region.members.first().into_iter().for_each(|member| want(at(member.block)));
+    region.exits(program).into_iter().for_each(|exit| want(at(exit)));
+    for member in region.members.iter().filter(|member| member.is_frameless) {
+        want(live.at_return(program.func_of(member.block)));
+        match program.blocks[member.block].terminator {
+            Terminator::Jump { target: CodeTarget::Block(target) } => want(at(target)),
+            Terminator::Jump { target: CodeTarget::Fixed(_) } | Terminator::Stop(StopKind::IndirectTailCall) => {
+                want(Registers::PASSED);
+            }
+            _ => {}
+        }
+    }
+    wanted
 }
 
 /// Whether a register is only ever a copy of another one, and of which.
@@ -130,6 +209,11 @@ fn sized(to: u8, like: Register) -> Option<Register> {
             _ => None,
         },
     }
+}
+
+/// `mov to, [rsp + at]`.
+pub(super) fn load(to: u8, at: i64) -> Option<Instruction> {
+    Instruction::with2(Code::Mov_r64_rm64, sized(to, Register::RAX)?, MemoryOperand::with_base_displ(Register::RSP, at)).ok()
 }
 
 /// `mov to, from`, all of it or the lower half.

@@ -10,7 +10,7 @@ use lifter::entity::Block;
 use lifter::ir::{BlockFlags, CodeTarget, Program, RefRole, RefTarget, StopKind, Terminator};
 use lifter::x86::decode_block;
 
-use super::frame::{Made, Part, Step, part_of, sets_flags};
+use super::frame::{Made, Part, Step, is_in_room, part_of, sets_flags};
 use crate::edit::NewCode;
 use crate::terminator::SuccessorCounts;
 use crate::transform::Context;
@@ -53,6 +53,15 @@ impl Region {
         ways.filter(|way| way.0 == exit).map(|way| way.1).sum()
     }
 
+    /// Saves of the first steps of the frame, which may be made first of all.
+    pub(super) fn first_saves(&self) -> Vec<u8> {
+        let save = |step: &Step| match step.made {
+            Made::Save(register) => Some(register),
+            Made::Room(_) => None,
+        };
+        self.steps.iter().map_while(save).collect()
+    }
+
     /// Where control leaves to code that expects the frame.
     pub(super) fn exits(&self, program: &Program) -> Vec<Block> {
         let mut exits = Vec::new();
@@ -66,7 +75,7 @@ impl Region {
 }
 
 /// The blocks that a terminator without a frame of its own leads to.
-fn inside(program: &Program, block: Block) -> Vec<Block> {
+pub(super) fn inside(program: &Program, block: Block) -> Vec<Block> {
     let target_of = |target: CodeTarget| match target {
         CodeTarget::Block(block) => Some(block),
         CodeTarget::Fixed(_) => None,
@@ -112,7 +121,7 @@ pub(super) fn of(context: &Context<'_>, first: Block, rare: u64) -> Option<Regio
 }
 
 /// Where a block goes inside its function, each with how often, rare ones first.
-fn ways(context: &Context<'_>, block: Block, share: u64) -> Vec<(Block, u64)> {
+pub(super) fn ways(context: &Context<'_>, block: Block, share: u64) -> Vec<(Block, u64)> {
     let targets = inside(context.program, block);
     let counts = SuccessorCounts::of(context.program, context.weights, block);
     let whole = u128::from(counts.taken) + u128::from(counts.next);
@@ -189,10 +198,18 @@ fn prologue(context: &Context<'_>, block: Block, factory: &mut InstructionInfoFa
                 let at = lifter::address::Va(instruction.ip());
                 steps.push(Step { made, at, sets_flags: matches!(made, Made::Room(_)) && sets_flags(&instruction) });
             }
-            Part::Free => {}
+            Part::Free | Part::Store => {}
             Part::Undo(_) | Part::Leave | Part::Unfit => return None,
         }
         parts.push((instruction, part));
+    }
+    // Where a store puts its register is known when the frame is whole.
+    let made = parts.iter().rposition(|(_, part)| matches!(part, Part::Make(_)));
+    let is_early = |(at, (store, part)): (usize, &(Instruction, Part))| {
+        *part == Part::Store && (Some(at) < made || !is_in_room(store, &steps))
+    };
+    if parts.iter().enumerate().any(is_early) {
+        return None;
     }
     let leaves_function = |target: &Block| context.program.func_of(*target) != context.program.func_of(block);
     let goes_elsewhere = match context.program.blocks[block].terminator {
@@ -229,8 +246,9 @@ fn member(
             // A restored register is the caller's.
             Part::Free | Part::Leave if super::frame::used(&instruction, factory).any() & undone != 0 => return None,
             Part::Free => {}
+            Part::Store if left == steps.len() && is_in_room(&instruction, steps) => {}
             Part::Leave if left == 0 => {}
-            Part::Leave | Part::Make(_) | Part::Unfit => return None,
+            Part::Leave | Part::Make(_) | Part::Store | Part::Unfit => return None,
         }
         parts.push((instruction, part));
     }

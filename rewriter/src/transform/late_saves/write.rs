@@ -12,9 +12,10 @@ use lifter::address::Va;
 use lifter::entity::Block;
 use lifter::ir::{BlockFlags, CodeTarget, Condition, Evidence, RefData, RefKind, RefRole, RefTarget, Terminator};
 
+use super::assigned::{self, Exit};
 use super::frame::{Made, Part};
-use super::names::{Name, Names, copy};
-use super::region::Region;
+use super::names::{Name, Names, copy, load};
+use super::region::{Region, ways};
 use crate::edit::NewCode;
 use crate::materialize::block_bytes;
 use crate::transform::Context;
@@ -29,18 +30,31 @@ enum Label {
 #[derive(Clone, Debug)]
 enum Item {
     Place(Label),
-    Code { bytes: Vec<u8>, refs: Vec<RefData>, stands: Option<Va>, share: u64 },
-    Jump { condition: Option<Condition>, to: Label, is_long: bool },
+    Code {
+        bytes: Vec<u8>,
+        refs: Vec<RefData>,
+        stands: Option<Va>,
+        share: u64,
+    },
+    /// `share` is how often it jumps.
+    Jump {
+        condition: Option<Condition>,
+        to: Label,
+        is_long: bool,
+        share: u64,
+    },
 }
 
 pub(super) fn write(context: &Context<'_>, region: &Region, names: &Names) -> Option<NewCode> {
+    let stores = assigned::stores(region, context.program)?;
     let mut writer = Writer { context, region, names, items: Vec::new(), factory: InstructionInfoFactory::new() };
+    let exits = assigned::exits(region, context.program, names, &stores)?;
     let order = writer.order();
-    for (position, &index) in order.iter().enumerate() {
-        writer.member(index, order.get(position + 1).map(|&next| Label::Member(next)))?;
-    }
-    for exit in region.exits(context.program) {
-        writer.exit(exit)?;
+    for (position, &label) in order.iter().enumerate() {
+        match label {
+            Label::Member(index) => writer.member(index, order.get(position + 1).copied())?,
+            Label::Exit(block) => writer.exit(*exits.iter().find(|exit| exit.block == block)?, &stores)?,
+        }
     }
     let mut code = assemble(writer.items);
     // The first block runs as often as before, here; by its count the executions of the copy are vouched for.
@@ -61,30 +75,31 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Members as they mostly follow each other.
-    fn order(&self) -> Vec<usize> {
-        let mut order: Vec<usize> = Vec::new();
-        let mut open = vec![0];
-        while let Some(index) = open.pop() {
-            if order.contains(&index) {
+    /// Members and ways out as they mostly follow each other.
+    fn order(&self) -> Vec<Label> {
+        let mut order: Vec<Label> = Vec::new();
+        let mut open = vec![Label::Member(0)];
+        while let Some(label) = open.pop() {
+            if order.contains(&label) {
                 continue;
             }
-            order.push(index);
-            let member = &self.region.members[index];
-            if member.is_frameless {
-                continue;
+            order.push(label);
+            if let Label::Member(index) = label {
+                // What comes off last is rarer.
+                open.extend(self.ways(index).into_iter().map(|(label, _)| label));
             }
-            let targets = match self.context.program.blocks[member.block].terminator {
-                Terminator::Fallthrough { next } | Terminator::Jump { target: CodeTarget::Block(next) } => vec![next],
-                Terminator::Branch { taken: CodeTarget::Block(taken), next, .. } => vec![taken, next],
-                _ => Vec::new(),
-            };
-            let mut inside: Vec<usize> = targets.into_iter().filter_map(|target| self.region.find(target)).collect();
-            // What comes off last is rarer; of equals, what was behind stays behind.
-            inside.sort_by_key(|&index| self.region.members[index].share);
-            open.extend(inside);
         }
         order
+    }
+
+    /// Where a member leads, rare ways first, each with how often.
+    fn ways(&self, index: usize) -> Vec<(Label, u64)> {
+        let member = &self.region.members[index];
+        if member.is_frameless {
+            return Vec::new();
+        }
+        let ways = ways(self.context, member.block, member.share);
+        ways.into_iter().map(|(target, share)| (self.label(target), share)).collect()
     }
 
     fn label(&self, target: Block) -> Label {
@@ -99,11 +114,24 @@ impl Writer<'_> {
         self.items.push(Item::Place(Label::Member(index)));
         let (mut bytes, mut refs) = (Vec::new(), Vec::new());
         let input = block_bytes(context.image, program, member.block).ok()?;
+        let is_marked = data.flags.contains(BlockFlags::ENDBR);
+        let early = if index == 0 { self.names.early } else { 0 };
+        let mut stands = self.stands();
         for (at, (instruction, part)) in member.body.iter().enumerate() {
-            let is_marked = at == 0 && data.flags.contains(BlockFlags::ENDBR);
+            if early > 0 && at == usize::from(is_marked) {
+                let bytes = std::mem::take(&mut bytes);
+                self.items.push(Item::Code { bytes, refs: std::mem::take(&mut refs), stands: None, share: member.share });
+                self.steps(0..early, member.share);
+            }
+            if *part == Part::Leave && self.names.early > 0 {
+                let bytes = std::mem::take(&mut bytes);
+                self.items.push(Item::Code { bytes, refs: std::mem::take(&mut refs), stands, share: member.share });
+                self.undo(member.share);
+                stands = self.region.steps.first().map(|step| step.at);
+            }
             match part {
-                Part::Make(_) | Part::Undo(_) => continue,
-                Part::Free | Part::Leave if is_marked => {}
+                Part::Make(_) | Part::Undo(_) | Part::Store => continue,
+                Part::Free | Part::Leave if at == 0 && is_marked => {}
                 Part::Free | Part::Leave => match self.names.apply(instruction, &mut self.factory)? {
                     None => continue,
                     Some(renamed) if renamed != *instruction => {
@@ -121,23 +149,26 @@ impl Writer<'_> {
             let own = program.block_refs(member.block).iter().filter(|r| start <= r.offset && r.offset < end);
             refs.extend(own.map(|r| RefData { offset: base + r.offset - start, ..*r }));
         }
-        self.items.push(Item::Code { bytes, refs, stands: None, share: member.share });
+        self.items.push(Item::Code { bytes, refs, stands, share: member.share });
         self.end(index, following)
     }
 
     fn end(&mut self, index: usize, following: Option<Label>) -> Option<()> {
         let member = &self.region.members[index];
-        let mut jump = |condition, to| self.items.push(Item::Jump { condition, to, is_long: false });
+        let ways = self.ways(index);
+        let mut jump = |condition, to| {
+            let share = ways.iter().filter(|way| way.0 == to).map(|way| way.1).sum();
+            self.items.push(Item::Jump { condition, to, is_long: false, share });
+        };
+        let label = |target| self.region.find(target).map_or(Label::Exit(target), Label::Member);
         match self.context.program.blocks[member.block].terminator {
             Terminator::Stop(_) => {}
             Terminator::Fallthrough { next } | Terminator::Jump { target: CodeTarget::Block(next) } => {
-                let to = self.label(next);
-                if following != Some(to) {
-                    self.items.push(Item::Jump { condition: None, to, is_long: false });
+                if following != Some(label(next)) {
+                    jump(None, label(next));
                 }
             }
             Terminator::Branch { condition, taken: CodeTarget::Block(taken), next } => {
-                let label = |target| self.region.find(target).map_or(Label::Exit(target), Label::Member);
                 let (taken, next) = (label(taken), label(next));
                 if following == Some(taken) {
                     jump(Some(condition.inverted()), next);
@@ -185,32 +216,72 @@ impl Writer<'_> {
         Some(())
     }
 
-    /// The frame, made late, and what the original's registers then hold.
-    fn exit(&mut self, exit: Block) -> Option<()> {
-        self.items.push(Item::Place(Label::Exit(exit)));
-        let share = self.region.share_of_exit(self.context, exit);
-        for step in &self.region.steps {
+    /// Where the copy stands while what is made early of the frame is there.
+    fn stands(&self) -> Option<Va> {
+        self.region.steps.get(self.names.early).map(|step| step.at)
+    }
+
+    /// Steps of the frame, each standing where the original makes it.
+    fn steps(&mut self, steps: std::ops::Range<usize>, share: u64) {
+        for step in &self.region.steps[steps] {
             let bytes = match step.made {
-                Made::Save(register) if register < 8 => vec![0x50 | register],
-                Made::Save(register) => vec![0x41, 0x50 | register & 7],
+                Made::Save(register) => pushed(0x50, register),
                 Made::Room(by) => room(by),
             };
             self.items.push(Item::Code { bytes, refs: Vec::new(), stands: Some(step.at), share });
         }
-        let start = self.context.program.blocks[exit].start;
+    }
+
+    /// What was made early is taken down, and the return that comes next stands where nothing is made.
+    fn undo(&mut self, share: u64) {
+        for index in (0..self.names.early).rev() {
+            if let Made::Save(register) = self.region.steps[index].made {
+                let stands = self.region.steps.get(index + 1).map(|step| step.at);
+                self.items.push(Item::Code { bytes: pushed(0x58, register), refs: Vec::new(), stands, share });
+            }
+        }
+    }
+
+    /// The frame, made late, and what the original's registers and stores have put where by then.
+    fn exit(&mut self, exit: Exit, stores: &[(usize, Instruction)]) -> Option<()> {
+        self.items.push(Item::Place(Label::Exit(exit.block)));
+        let share = self.region.share_of_exit(self.context, exit.block);
+        self.steps(self.names.early..self.region.steps.len(), share);
+        let start = self.context.program.blocks[exit.block].start;
+        let mut last: Vec<Instruction> = Vec::new();
         for register in 0..16u8 {
-            let (from, is_half) = match self.names.of(register) {
-                Name::Own => continue,
-                Name::Copy { from, is_half, .. } => (from, is_half),
-            };
+            match self.names.of(register) {
+                Name::Own => {}
+                Name::Other(_) if !exit.has_written(register) => {}
+                Name::Other(from) => last.push(copy(register, from, false)?),
+                Name::Copy { from, is_half, .. } => last.push(copy(register, from, is_half)?),
+            }
+        }
+        let mut below: i64 = self.region.steps.iter().map(|step| step.made.size()).sum();
+        for (index, step) in self.region.steps.iter().enumerate() {
+            below -= step.made.size();
+            if let Made::Save(register) = step.made
+                && index < self.names.early
+                && self.names.lent >> register & 1 == 1
+            {
+                last.push(load(register, below)?);
+            }
+        }
+        last.extend(stores.iter().enumerate().filter(|&(at, _)| exit.has_stored(at)).map(|(_, (_, store))| *store));
+        for instruction in last {
             let mut encoder = Encoder::new(64);
-            encoder.encode(&copy(register, from, is_half)?, 0).ok()?;
+            encoder.encode(&instruction, 0).ok()?;
             let bytes = encoder.take_buffer();
             self.items.push(Item::Code { bytes, refs: Vec::new(), stands: Some(start), share });
         }
-        self.items.push(far_jump(RefTarget::Block(exit), start, share));
+        self.items.push(far_jump(RefTarget::Block(exit.block), start, share));
         Some(())
     }
+}
+
+/// `push` or `pop` of a register.
+fn pushed(opcode: u8, register: u8) -> Vec<u8> {
+    if register < 8 { vec![opcode | register] } else { vec![0x41, opcode | register & 7] }
 }
 
 /// `lea rsp, [rsp - by]`: flags stay.
@@ -280,12 +351,15 @@ fn emit(items: Vec<Item>, places: &[(Label, u32)]) -> NewCode {
                 if stands.is_some() && code.stands.last().map(|s| Some(s.1)) != Some(stands) {
                     code.stands.extend(stands.map(|at| (base, at)));
                 }
-                code.shares.push((base, u32::try_from(runs).unwrap_or(u32::MAX)));
+                let share = u32::try_from(runs).unwrap_or(u32::MAX);
+                code.shares.push((base, share));
+                code.taken.extend(refs.iter().filter(|r| r.role == RefRole::Branch).map(|_| (base, share)));
                 code.refs.extend(refs.into_iter().map(|r| RefData { offset: base + r.offset, ..r }));
                 code.bytes.extend_from_slice(&bytes);
             }
-            Item::Jump { condition, to, is_long } => {
-                let len = size_of(&Item::Jump { condition, to, is_long });
+            Item::Jump { condition, to, is_long, share } => {
+                let len = size_of(&Item::Jump { condition, to, is_long, share });
+                code.taken.push((base, u32::try_from(share).unwrap_or(u32::MAX)));
                 let distance = place_of(places, to) as i32 - (base + len) as i32;
                 match (condition, is_long) {
                     (Some(condition), false) => code.bytes.push(0x70 | condition.0),

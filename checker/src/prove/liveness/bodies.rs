@@ -1,0 +1,226 @@
+//! Which frame descriptions are parts of one function of the input, who enters it by a tail call, and where its indirect jumps lead.
+//!
+//! **Method.** One pass over the code. A jump to the start of a frame description at which nothing is saved, from where the return address is on top of the stack, is a *tail call*: a
+//! return from the target may lead behind a call of the source, but not the other way round. All other ways from one frame description to another make them one body: other
+//! jumps, entries of jump tables, running on. Where data point into a frame description, or to its start where something is saved, that is a label of a computed jump. Bodies that have
+//! labels and no indirect jump are parts of others, nobody knows which; so then all that have labels are one.
+//!
+//! What is joined or entered is never too little. A tail call may be a jump inside a function, but then the way back joins its parts.
+
+use crate::decode::{Inst, Kind};
+use crate::image::Slot;
+use crate::tables::TableReference;
+use crate::walk::Walk;
+
+/// A frame address of `rsp` plus 8, in DWARF's numbers.
+const AT_RETURN_ADDRESS: (u64, i64) = (7, 8);
+
+/// A function of the input.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Body {
+    /// Others that enter it by tail calls.
+    pub(super) entered_from: Vec<u32>,
+    /// What is behind direct calls of it.
+    pub(super) behind_calls: Vec<u64>,
+    /// Where its indirect jumps may lead, tail calls aside.
+    pub(super) targets: Vec<u64>,
+    /// Whether code that no frame description covers jumps to it, or it computes with an address of its own code: nothing is known of its returns and indirect jumps.
+    pub(super) is_unclear: bool,
+    has_indirect_jump: bool,
+    has_labels: bool,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Bodies {
+    /// By frame description.
+    body_of: Vec<u32>,
+    bodies: Vec<Body>,
+    /// Where direct jumps lead, ascending.
+    jumped_to: Vec<u64>,
+}
+
+impl Bodies {
+    pub(super) fn find(walk: &Walk<'_, '_>) -> Self {
+        let mut finder = Finder::new(walk);
+        crate::leftover::each_instruction(walk.input, |address, inst| finder.visit(address, inst));
+        finder.labels();
+        finder.finish()
+    }
+
+    /// The body around an address, by number.
+    pub(super) fn at(&self, walk: &Walk<'_, '_>, address: u64) -> Option<u32> {
+        self.body_of.get(walk.input.unwind.fde_at(address)? as usize).copied()
+    }
+
+    /// The frame descriptions of a body.
+    pub(super) fn parts_of(&self, body: u32) -> impl Iterator<Item = u32> + '_ {
+        (0..).zip(&self.body_of).filter(move |&(_, &number)| number == body).map(|(fde, _)| fde)
+    }
+
+    /// Whether a direct jump leads to an address.
+    pub(super) fn is_jumped_to(&self, address: u64) -> bool {
+        self.jumped_to.binary_search(&address).is_ok()
+    }
+
+    pub(super) fn body(&self, number: u32) -> Option<&Body> {
+        self.bodies.get(number as usize)
+    }
+}
+
+/// Whether the return address is on top of the stack.
+pub(super) fn is_at_return_address(walk: &Walk<'_, '_>, address: u64) -> bool {
+    let row = walk.input.unwind.locate(address).row;
+    walk.rows.and_then(|rows| rows.frame_of(row)).and_then(|frame| frame.address) == Some(AT_RETURN_ADDRESS)
+}
+
+struct Finder<'f, 'w, 'a> {
+    walk: &'f Walk<'w, 'a>,
+    /// By frame description: one of its body that stands for more of it, at last for all.
+    parents: Vec<u32>,
+    /// By frame description, what was found at it.
+    found: Vec<Body>,
+    jumped_to: Vec<u64>,
+}
+
+impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
+    fn new(walk: &'f Walk<'w, 'a>) -> Self {
+        let count = walk.input.unwind.fdes.len();
+        Self { walk, parents: (0..count as u32).collect(), found: vec![Body::default(); count], jumped_to: Vec::new() }
+    }
+
+    fn visit(&mut self, at: u64, inst: Inst) {
+        let side = self.walk.input;
+        let from = side.unwind.fde_at(at);
+        let after = at + u64::from(inst.len);
+        match inst.kind {
+            Kind::Call => {
+                let callee = side.unwind.fde_at(side.target(at, inst));
+                if let Some(callee) = callee.filter(|_| !self.walk.call_never_returns(at, inst)) {
+                    self.found[callee as usize].behind_calls.push(after);
+                }
+            }
+            Kind::Jump | Kind::Branch | Kind::Loop => self.jump(from, at, side.target(at, inst)),
+            Kind::IndirectJump => {
+                if let Some(from) = from {
+                    self.found[from as usize].has_indirect_jump = true;
+                }
+            }
+            Kind::Lea if inst.disp != 0 => self.named(from, at, side.operand(at, inst)),
+            _ => {}
+        }
+        let runs_on = !matches!(inst.kind, Kind::Jump | Kind::IndirectJump | Kind::Return | Kind::Stop | Kind::Trap | Kind::Nop);
+        // Behind a call that ends a frame description there is nothing to return to.
+        if runs_on && !matches!(inst.kind, Kind::Call | Kind::IndirectCall) {
+            self.runs_on(from, after);
+        }
+    }
+
+    fn jump(&mut self, from: Option<u32>, at: u64, target: u64) {
+        self.jumped_to.push(target);
+        // A stub leads to code of another file, or of nobody knows which function.
+        if self.walk.input.slot_of_stub(target).is_some() {
+            return;
+        }
+        let unwind = &self.walk.input.unwind;
+        match (from, unwind.fde_at(target)) {
+            (Some(from), Some(to)) if from != to => {
+                let is_entry = unwind.fdes[to as usize].start == target && is_at_return_address(self.walk, target);
+                if is_entry && is_at_return_address(self.walk, at) {
+                    self.found[to as usize].entered_from.push(from);
+                } else {
+                    self.join(from, to);
+                }
+            }
+            (None, Some(to)) => self.found[to as usize].is_unclear = true,
+            _ => {}
+        }
+    }
+
+    /// What an instruction names: a jump table, data, or code.
+    fn named(&mut self, from: Option<u32>, at: u64, place: u64) {
+        let Some(from) = from else { return };
+        let table = TableReference { input: place, output: place, width: 4, from: at, origin: at };
+        for target in crate::tables::targets(self.walk, table).into_iter().flatten() {
+            self.found[from as usize].targets.push(target);
+            if let Some(to) = self.walk.input.unwind.fde_at(target) {
+                self.join(from, to);
+            }
+        }
+        let into = self.walk.input.unwind.fde_at(place);
+        if let Some(into) = into.filter(|&into| self.walk.input.unwind.fdes[into as usize].start != place) {
+            self.join(from, into);
+            self.found[from as usize].is_unclear = true;
+        }
+    }
+
+    fn runs_on(&mut self, from: Option<u32>, after: u64) {
+        match (from, self.walk.input.unwind.fde_at(after)) {
+            (Some(from), Some(to)) if from != to => self.join(from, to),
+            (None, Some(to)) => self.found[to as usize].is_unclear = true,
+            _ => {}
+        }
+    }
+
+    /// What data point to inside of functions.
+    fn labels(&mut self) {
+        for &(_, slot) in &self.walk.input.image.slots {
+            let Slot::Relative(place) = slot else { continue };
+            let Some(fde) = self.walk.input.unwind.fde_at(place) else { continue };
+            let is_entry = self.walk.input.unwind.fdes[fde as usize].start == place && is_at_return_address(self.walk, place);
+            if !is_entry {
+                self.found[fde as usize].targets.push(place);
+                self.found[fde as usize].has_labels = true;
+            }
+        }
+        let count = self.found.len() as u32;
+        let labelled: Vec<u32> = (0..count).filter(|&fde| self.found[fde as usize].has_labels).collect();
+        let mut jumps = vec![false; self.found.len()];
+        for fde in 0..count {
+            let body = self.body_of(fde);
+            jumps[body as usize] |= self.found[fde as usize].has_indirect_jump;
+        }
+        let is_stray = labelled.iter().any(|&fde| !jumps[self.body_of(fde) as usize]);
+        for pair in labelled.windows(2).filter(|_| is_stray) {
+            self.join(pair[0], pair[1]);
+        }
+    }
+
+    fn body_of(&mut self, mut fde: u32) -> u32 {
+        while self.parents[fde as usize] != fde {
+            let above = self.parents[self.parents[fde as usize] as usize];
+            self.parents[fde as usize] = above;
+            fde = above;
+        }
+        fde
+    }
+
+    fn join(&mut self, a: u32, b: u32) {
+        let (a, b) = (self.body_of(a), self.body_of(b));
+        self.parents[a.max(b) as usize] = a.min(b);
+    }
+
+    fn finish(mut self) -> Bodies {
+        let count = self.found.len() as u32;
+        let body_of: Vec<u32> = (0..count).map(|fde| self.body_of(fde)).collect();
+        let mut bodies = vec![Body::default(); self.found.len()];
+        for (found, &number) in self.found.into_iter().zip(&body_of) {
+            let body = &mut bodies[number as usize];
+            body.entered_from.extend(found.entered_from.into_iter().map(|fde| body_of[fde as usize]));
+            body.behind_calls.extend(found.behind_calls);
+            body.targets.extend(found.targets);
+            body.is_unclear |= found.is_unclear;
+        }
+        for body in &mut bodies {
+            for list in [&mut body.targets, &mut body.behind_calls] {
+                list.sort_unstable();
+                list.dedup();
+            }
+            body.entered_from.sort_unstable();
+            body.entered_from.dedup();
+        }
+        self.jumped_to.sort_unstable();
+        self.jumped_to.dedup();
+        Bodies { body_of, bodies, jumped_to: self.jumped_to }
+    }
+}

@@ -1,0 +1,487 @@
+//! The order of blocks that needs the fewest bytes: a branch that reaches has two, one that doesn't five or six.
+//!
+//! **Problem.** Compilers order blocks for speed. Error paths stand at a function's end or in a part of their own, so that most branches to them are
+//! long: in CPython conditional ones with four bytes of distance are 12 % of the code.
+//!
+//! **Method.** What runs on into the next block stays together as a *chain*, so no instruction is executed more than before. The chains of a function, those of
+//! its split-off part included where unwinders find the same rules, are put into another order: greedily, each time the chain by which the most branches become
+//! short, less those that get out of reach by it; then single chains move to where they cost least, as long as that helps. Sizes
+//! are measured as the encoder makes them, and the order stays as it was where nothing is won.
+//!
+//! **Invariants.** A permutation of each function's blocks; its entry is first; no chain is torn, so each fallthrough stays one. The result depends on the program and
+//! the plan alone.
+//!
+//! **Termination.** The greedy order places a chain each time; a move needs a smaller sum of sizes, and there is a bound on the work.
+//!
+//! The problem is NP-hard (Bernhard and others, "Branch displacement optimization", the case with movable code); this is a local search.
+
+use lifter::entity::{Block, Func};
+use lifter::ir::{CodeTarget, Program, Terminator};
+use rayon::prelude::*;
+use rustc_hash::FxHashMap;
+
+use super::align;
+use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock};
+
+/// As far as a short branch reaches forward.
+const REACH: i64 = 127;
+const SHORT: u32 = 2;
+const LONG_JUMP: u32 = 5;
+const LONG_BRANCH: u32 = 6;
+/// A `loop` that does not reach is `loop +2; jmp +5; jmp`.
+const LONG_LOOP: u32 = 9;
+/// Chains and branches looked at per fragment, at most.
+const WORK_MAX: usize = 12_000_000;
+/// Rounds of moving single chains.
+const ROUNDS_MAX: usize = 4;
+/// How many places near its own, and near each chain that it has to do with, a chain is tried at.
+const NEAR: usize = 10;
+const NEAR_KIN: usize = 2;
+
+/// Orders the blocks of all fragments anew; returns how many bytes that saves, as far as is known before addresses are.
+pub fn compact(program: &Program, plan: &mut LayoutPlan) -> u64 {
+    let stand_in = |block: Block| {
+        let block = plan.folded.stand_in(program, block);
+        let pairs = plan.folded_blocks.pairs();
+        pairs.binary_search_by_key(&block, |pair| pair.0).map_or(block, |index| pairs[index].1)
+    };
+    let len = |fragment: &FragmentPlan| {
+        let graph = Graph::new(program, fragment, &stand_in);
+        let order: Vec<u32> = (0..graph.pieces.len() as u32).collect();
+        graph.measure(&order).len
+    };
+    let before: u64 = plan.fragments.par_iter().map(len).sum();
+    let mut fragments = joined(program, plan.fragments.clone());
+    let after: u64 = fragments
+        .par_iter_mut()
+        .map(|fragment| {
+            let (order, len) = Graph::new(program, fragment, &stand_in).best();
+            fragment.blocks = order.iter().map(|&piece| fragment.blocks[piece as usize]).collect();
+            len
+        })
+        .sum();
+    plan.fragments = fragments;
+    before.saturating_sub(after)
+}
+
+/// The fragments with the split-off parts of each function behind the rest of it.
+fn joined(program: &Program, fragments: Vec<FragmentPlan>) -> Vec<FragmentPlan> {
+    let class = |fragment: &FragmentPlan| {
+        let first = fragment.blocks.first()?.block;
+        Some(program.ranges[program.blocks[first].range as usize].unwind_class)
+    };
+    let mut mains: FxHashMap<(Func, Option<u32>), usize> = FxHashMap::default();
+    for (index, fragment) in fragments.iter().enumerate().filter(|(_, fragment)| fragment.clone.is_none()) {
+        if fragment.blocks.first().is_some_and(|first| first.block == program.funcs[fragment.func].entry) {
+            mains.insert((fragment.func, class(fragment)), index);
+        }
+    }
+    let mut parts: FxHashMap<usize, Vec<PlannedBlock>> = FxHashMap::default();
+    let mut is_joined = vec![false; fragments.len()];
+    for (index, fragment) in fragments.iter().enumerate().filter(|(_, fragment)| fragment.clone.is_none()) {
+        if let Some(&main) = mains.get(&(fragment.func, class(fragment))).filter(|&&main| main != index) {
+            parts.entry(main).or_default().extend(&fragment.blocks);
+            is_joined[index] = true;
+        }
+    }
+    let mut all = Vec::with_capacity(fragments.len());
+    for (index, mut fragment) in fragments.into_iter().enumerate().filter(|(index, _)| !is_joined[*index]) {
+        if let Some(blocks) = parts.remove(&index) {
+            fragment.blocks.extend(blocks);
+            align::raise_to_blocks(&mut fragment);
+        }
+        all.push(fragment);
+    }
+    all
+}
+
+/// Where a branch goes: to a piece of the fragment, or out of it.
+type Target = Option<u32>;
+
+#[derive(Copy, Clone, Debug)]
+enum End {
+    Stop,
+    Jump(Target),
+    Branch(Target, Target),
+    Loop(Target, Target),
+}
+
+/// A block.
+#[derive(Copy, Clone, Debug)]
+struct Piece {
+    body: u32,
+    align: u32,
+    end: End,
+}
+
+/// The instructions that a piece ends with, by where they go: the conditional one, and the jump.
+#[derive(Copy, Clone, Debug, Default)]
+struct Emitted {
+    branch: Option<(Target, u32)>,
+    jump: Option<Target>,
+}
+
+impl Piece {
+    /// As `terminator::emit` makes it, with the conditional one's long size.
+    fn emitted(&self, following: Target) -> Emitted {
+        let follows = |target: Target| target.is_some() && target == following;
+        match self.end {
+            End::Stop => Emitted::default(),
+            End::Jump(target) => Emitted { branch: None, jump: (!follows(target)).then_some(target) },
+            End::Branch(taken, next) if follows(next) => Emitted { branch: Some((taken, LONG_BRANCH)), jump: None },
+            End::Branch(taken, next) if follows(taken) => Emitted { branch: Some((next, LONG_BRANCH)), jump: None },
+            End::Branch(taken, next) => Emitted { branch: Some((taken, LONG_BRANCH)), jump: Some(next) },
+            End::Loop(taken, next) => Emitted { branch: Some((taken, LONG_LOOP)), jump: (!follows(next)).then_some(next) },
+        }
+    }
+}
+
+struct Graph {
+    pieces: Vec<Piece>,
+    /// Runs of pieces, as ranges.
+    chains: Vec<(u32, u32)>,
+}
+
+/// Runs of pieces of which each runs on into the next.
+fn chains_of(pieces: &[Piece]) -> Vec<(u32, u32)> {
+    let mut chains: Vec<(u32, u32)> = Vec::new();
+    for at in 0..pieces.len() as u32 {
+        let runs_on = |before: &Piece| match before.end {
+            End::Stop => false,
+            End::Jump(next) | End::Loop(_, next) => next == Some(at),
+            End::Branch(taken, next) => taken == Some(at) || next == Some(at),
+        };
+        match chains.last_mut().filter(|chain| runs_on(&pieces[chain.1 as usize - 1])) {
+            Some(chain) => chain.1 = at + 1,
+            None => chains.push((at, at + 1)),
+        }
+    }
+    chains
+}
+
+/// Sizes under some order.
+struct Measured {
+    len: u64,
+    /// By piece: bytes of its conditional branch, and of its jump.
+    sizes: Vec<(u32, u32)>,
+}
+
+impl Graph {
+    fn new(program: &Program, fragment: &FragmentPlan, stand_in: &dyn Fn(Block) -> Block) -> Self {
+        let index: FxHashMap<Block, u32> = (0..).zip(&fragment.blocks).map(|(piece, planned)| (planned.block, piece)).collect();
+        let target = |target: CodeTarget| match target {
+            CodeTarget::Block(block) => index.get(&stand_in(block)).copied(),
+            CodeTarget::Fixed(_) => None,
+        };
+        let piece = |planned: &PlannedBlock| {
+            let data = &program.blocks[planned.block];
+            let end = match data.terminator {
+                Terminator::Fallthrough { next } => End::Jump(target(CodeTarget::Block(next))),
+                Terminator::Jump { target: to } => End::Jump(target(to)),
+                Terminator::Branch { taken, next, .. } => End::Branch(target(taken), target(CodeTarget::Block(next))),
+                Terminator::Loop { taken, next } => End::Loop(target(CodeTarget::Block(taken)), target(CodeTarget::Block(next))),
+                Terminator::Stop(_) => End::Stop,
+            };
+            Piece { body: data.body_len, align: u32::from(planned.align), end }
+        };
+        let pieces: Vec<Piece> = fragment.blocks.iter().map(piece).collect();
+        let chains = chains_of(&pieces);
+        Graph { pieces, chains }
+    }
+
+    fn pieces_of(&self, order: &[u32]) -> Vec<u32> {
+        order.iter().flat_map(|&chain| self.chains[chain as usize].0..self.chains[chain as usize].1).collect()
+    }
+
+    /// The order of pieces with the fewest bytes that was found, and how many it has.
+    fn best(&self) -> (Vec<u32>, u64) {
+        let in_order: Vec<u32> = (0..self.pieces.len() as u32).collect();
+        let before = self.measure(&in_order);
+        let mut best = (in_order, before.len);
+        // The first chain has its place.
+        if self.chains.len() > 2 {
+            let given: Vec<u32> = (0..self.chains.len() as u32).collect();
+            for start in [self.greedy(&before), given] {
+                let order = self.pieces_of(&self.improved(start));
+                let len = self.measure(&order).len;
+                if len < best.1 {
+                    best = (order, len);
+                }
+            }
+        }
+        best
+    }
+
+    /// Lays the pieces out as the encoder does: all short, then longer what doesn't reach.
+    fn measure(&self, order: &[u32]) -> Measured {
+        let count = self.pieces.len();
+        let emitted: Vec<Emitted> = order
+            .iter()
+            .enumerate()
+            .map(|(at, &piece)| self.pieces[piece as usize].emitted(order.get(at + 1).copied()))
+            .collect();
+        let mut starts = vec![0i64; count];
+        let mut sizes = vec![(0, 0); count];
+        for (&piece, emitted) in order.iter().zip(&emitted) {
+            let size = |target: Target, long: u32| if target.is_some() { SHORT } else { long };
+            sizes[piece as usize] = (
+                emitted.branch.map_or(0, |(target, long)| size(target, long)),
+                emitted.jump.map_or(0, |target| size(target, LONG_JUMP)),
+            );
+        }
+        loop {
+            let mut at = 0i64;
+            for &piece in order {
+                let data = &self.pieces[piece as usize];
+                at = (at as u64).next_multiple_of(u64::from(data.align.max(1))) as i64;
+                starts[piece as usize] = at;
+                at += i64::from(data.body + sizes[piece as usize].0 + sizes[piece as usize].1);
+            }
+            let mut has_grown = false;
+            for (&piece, emitted) in order.iter().zip(&emitted) {
+                let (branch, jump) = sizes[piece as usize];
+                let end = starts[piece as usize] + i64::from(self.pieces[piece as usize].body + branch);
+                let is_far = |target: Target, end: i64| {
+                    target.is_some_and(|target| !(-REACH - 1..=REACH).contains(&(starts[target as usize] - end)))
+                };
+                if let Some((_, long)) = emitted.branch.filter(|&(target, long)| branch < long && is_far(target, end)) {
+                    sizes[piece as usize].0 = long;
+                    has_grown = true;
+                }
+                if emitted.jump.is_some_and(|target| jump < LONG_JUMP && is_far(target, end + i64::from(jump))) {
+                    sizes[piece as usize].1 = LONG_JUMP;
+                    has_grown = true;
+                }
+            }
+            if !has_grown {
+                return Measured { len: at as u64, sizes };
+            }
+        }
+    }
+
+    /// What the search looks at, with sizes as they were measured.
+    fn model(&self, measured: &Measured) -> Model {
+        let mut chain_of = vec![0u32; self.pieces.len()];
+        let mut offsets = vec![0i64; self.pieces.len()];
+        let mut lens = vec![0i64; self.chains.len()];
+        for (chain, &(start, end)) in (0..).zip(&self.chains) {
+            let mut at = 0;
+            for piece in start..end {
+                (chain_of[piece as usize], offsets[piece as usize]) = (chain, at);
+                let (branch, jump) = measured.sizes[piece as usize];
+                at += i64::from(self.pieces[piece as usize].body + branch + jump);
+            }
+            lens[chain as usize] = at;
+        }
+        let mut branches = Vec::new();
+        for (chain, &(start, end)) in (0u32..).zip(&self.chains) {
+            for piece in start..end {
+                let data = &self.pieces[piece as usize];
+                let is_last = piece + 1 == end;
+                let emitted = data.emitted((!is_last).then_some(piece + 1));
+                let from = offsets[piece as usize] + i64::from(data.body + SHORT);
+                let jumps = [emitted.branch, emitted.jump.map(|target| (target, LONG_JUMP))];
+                for (target, long) in jumps.into_iter().flatten() {
+                    let Some(target) = target.filter(|&target| chain_of[target as usize] != chain) else { continue };
+                    let (to_chain, to) = (chain_of[target as usize], offsets[target as usize]);
+                    // The way that ends a chain costs nothing where it leads to what follows.
+                    let is_end = is_last && to == 0 && self.chains[to_chain as usize].0 == target;
+                    let spared = if is_end { SHORT } else { 0 };
+                    branches.push(Branch { chain, from, to_chain, to, gain: long - SHORT, spared });
+                }
+            }
+        }
+        Model { lens, branches }
+    }
+
+    /// Chains one after the other, each time the one that is worth most where the last one ends.
+    fn greedy(&self, measured: &Measured) -> Vec<u32> {
+        let model = self.model(measured);
+        let count = self.chains.len();
+        let mut by_chain: Vec<Vec<u32>> = vec![Vec::new(); count];
+        for (index, branch) in (0u32..).zip(&model.branches) {
+            by_chain[branch.chain as usize].push(index);
+            by_chain[branch.to_chain as usize].push(index);
+        }
+        let mut places: Vec<Option<i64>> = vec![None; count];
+        let mut order = Vec::with_capacity(count);
+        let (mut at, mut next, mut chain) = (0, 0, 0u32);
+        // Chains that something placed leads to or that lead there, each with how often.
+        let mut open: Vec<u32> = Vec::new();
+        loop {
+            places[chain as usize] = Some(at);
+            order.push(chain);
+            at += model.lens[chain as usize];
+            for &index in &by_chain[chain as usize] {
+                let branch = &model.branches[index as usize];
+                let other = if branch.chain == chain { branch.to_chain } else { branch.chain };
+                if places[other as usize].is_none() && !open.contains(&other) {
+                    open.push(other);
+                }
+            }
+            open.retain(|&other| places[other as usize].is_none());
+            while next < count && places[next].is_some() {
+                next += 1;
+            }
+            if next == count {
+                return order;
+            }
+            // Only what came up lately is still in reach.
+            let candidates = open.iter().rev().take(64).copied().chain([next as u32]);
+            let in_reach = |candidate: u32, place: i64| -> i64 {
+                let gains = by_chain[candidate as usize].iter().map(|&index| {
+                    let branch = &model.branches[index as usize];
+                    let is_source = branch.chain == candidate;
+                    let other = if is_source { branch.to_chain } else { branch.chain };
+                    let Some(known) = places[other as usize] else { return 0 };
+                    let distance =
+                        if is_source { place + branch.from - known - branch.to } else { place + branch.to - known - branch.from };
+                    if distance <= REACH { i64::from(branch.gain) } else { 0 }
+                });
+                gains.sum()
+            };
+            let follows = |candidate: u32| {
+                let is_next = |branch: &Branch| branch.chain == chain && branch.to_chain == candidate && branch.spared > 0;
+                by_chain[candidate as usize].iter().any(|&index| is_next(&model.branches[index as usize]))
+            };
+            let mut best: Option<(i64, std::cmp::Reverse<i64>, std::cmp::Reverse<u32>)> = None;
+            for candidate in candidates {
+                let len = model.lens[candidate as usize];
+                let lost: i64 = open
+                    .iter()
+                    .rev()
+                    .take(64)
+                    .filter(|&&other| other != candidate)
+                    .map(|&other| in_reach(other, at) - in_reach(other, at + len))
+                    .sum();
+                let gain = in_reach(candidate, at) - lost + if follows(candidate) { i64::from(SHORT) } else { 0 };
+                let key = (gain, std::cmp::Reverse(len), std::cmp::Reverse(candidate));
+                if best.is_none_or(|known| key > known) {
+                    best = Some(key);
+                }
+            }
+            let Some((_, _, std::cmp::Reverse(chosen))) = best else { return order };
+            chain = chosen;
+        }
+    }
+
+    /// Moves single chains to where they cost least.
+    fn improved(&self, mut order: Vec<u32>) -> Vec<u32> {
+        let mut work = 0;
+        for _ in 0..ROUNDS_MAX {
+            let model = self.model(&self.measure(&self.pieces_of(&order)));
+            let mut search = Search::new(&model, order);
+            let has_changed = search.round(&mut work);
+            order = search.order;
+            if !has_changed || work > WORK_MAX {
+                break;
+            }
+        }
+        order
+    }
+}
+
+/// A branch from one chain to another.
+#[derive(Copy, Clone, Debug)]
+struct Branch {
+    chain: u32,
+    /// The branch's end if it is short, from its chain's start.
+    from: i64,
+    to_chain: u32,
+    to: i64,
+    /// What it saves to be short.
+    gain: u32,
+    /// What it saves besides not to be there, where it leads to the chain that follows.
+    spared: u32,
+}
+
+struct Model {
+    lens: Vec<i64>,
+    branches: Vec<Branch>,
+}
+
+struct Search<'a> {
+    model: &'a Model,
+    order: Vec<u32>,
+    starts: Vec<i64>,
+    kin: Vec<Vec<u32>>,
+}
+
+impl<'a> Search<'a> {
+    fn new(model: &'a Model, order: Vec<u32>) -> Self {
+        let mut kin: Vec<Vec<u32>> = vec![Vec::new(); order.len()];
+        for branch in &model.branches {
+            kin[branch.chain as usize].push(branch.to_chain);
+            kin[branch.to_chain as usize].push(branch.chain);
+        }
+        for kin in &mut kin {
+            kin.sort_unstable();
+            kin.dedup();
+        }
+        let starts = vec![0; order.len()];
+        Search { model, order, starts, kin }
+    }
+
+    /// What branches save under this order.
+    fn gain(&mut self, order: &[u32]) -> u64 {
+        let mut at = 0;
+        for &chain in order {
+            self.starts[chain as usize] = at;
+            at += self.model.lens[chain as usize];
+        }
+        let gain = |branch: &Branch| {
+            let from = self.starts[branch.chain as usize];
+            let to = self.starts[branch.to_chain as usize];
+            let distance = to + branch.to - from - branch.from;
+            let follows = branch.spared > 0 && to == from + self.model.lens[branch.chain as usize];
+            let is_short = (-REACH - 1..=REACH).contains(&distance);
+            u64::from(if is_short { branch.gain } else { 0 }) + u64::from(if follows { branch.spared } else { 0 })
+        };
+        self.model.branches.iter().map(gain).sum()
+    }
+
+    /// Tries other places for each chain but the first; whether any moved.
+    fn round(&mut self, work: &mut usize) -> bool {
+        let count = self.order.len();
+        let cost = count + self.model.branches.len();
+        let mut order = self.order.clone();
+        let mut best = self.gain(&order);
+        let mut has_changed = false;
+        for chain in 1..count as u32 {
+            let Some(from) = order.iter().position(|&other| other == chain) else { continue };
+            let mut rest = order.clone();
+            rest.remove(from);
+            let mut places: Vec<usize> = (from.saturating_sub(NEAR)..=from + NEAR).collect();
+            for (place, other) in rest.iter().enumerate() {
+                if self.kin[chain as usize].binary_search(other).is_ok() {
+                    places.extend((place + 1).saturating_sub(NEAR_KIN)..=place + 1 + NEAR_KIN);
+                }
+            }
+            places.sort_unstable();
+            places.dedup();
+            let mut found = None;
+            for place in places.into_iter().filter(|&place| place >= 1 && place < count && place != from) {
+                rest.insert(place, chain);
+                let gain = self.gain(&rest);
+                if gain > best {
+                    (best, found) = (gain, Some(place));
+                }
+                rest.remove(place);
+                *work += cost;
+            }
+            if let Some(place) = found {
+                rest.insert(place, chain);
+                order = rest;
+                has_changed = true;
+            }
+            if *work > WORK_MAX {
+                break;
+            }
+        }
+        self.order = order;
+        has_changed
+    }
+}
+
+#[cfg(test)]
+mod tests;
