@@ -106,7 +106,8 @@ impl Prover {
                 Kind::Branch | Kind::Loop => work.extend([(walk.input.target(at, inst), holds), (after, holds)]),
                 Kind::Return | Kind::Stop | Kind::Trap => {}
                 Kind::IndirectJump => {
-                    let Some(targets) = self.targets_of(walk, at).filter(|_| !(holds && self.is_named(walk, at, inst, register))) else {
+                    let Some(targets) = self.targets_of(walk, at).filter(|_| !(holds && self.is_named(walk, at, inst, register)))
+                    else {
                         return false;
                     };
                     work.extend(targets.into_iter().map(|target| (target, holds)));

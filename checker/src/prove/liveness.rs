@@ -8,7 +8,7 @@
 //!   what is left in a register by a function that overwrites it is garbage to its callers, and no argument of theirs; and
 //!   what may be a call of a descriptor of thread-local storage keeps them all; and of a file with the profiling calls, which do so too, nothing is claimed.
 //! * At a return, the code behind all calls of the function in this file is followed, and of those that end in a jump to it; of callers elsewhere, the psABI says that they
-//!   read `rax` and `rdx` alone. These two always count as read.
+//!   read `rax` and `rdx` alone. These two always count as read there.
 //! * An indirect jump leads to all that the jump tables of its function name and to all of the function that data point to, and may be a tail call. It counts as a read where neither
 //!   is known: with a frame and without targets, in a function that computes with addresses of its own code, in a file at a fixed address.
 //!
@@ -155,7 +155,7 @@ impl Prover {
 
     /// Whether nobody reads a register from a call of the input on.
     pub(super) fn is_dead_at_call(&mut self, walk: &Walk<'_, '_>, place: u64, inst: Inst, register: u8) -> bool {
-        if (KEPT | RETURNED) >> register & 1 == 1 {
+        if KEPT >> register & 1 == 1 {
             return false;
         }
         let Some(target) = self.own_callee(walk, place, inst) else {
@@ -247,6 +247,7 @@ impl Prover {
                 }
                 Kind::Stop | Kind::Trap => return true,
                 Kind::Return => match context {
+                    Context::Open(_) if RETURNED >> register & 1 == 1 => return false,
                     Context::Open(body) => {
                         let bodies = self.bodies(walk);
                         return question.leave(walk, &bodies, body);

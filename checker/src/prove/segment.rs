@@ -126,6 +126,8 @@ struct Cursor {
     within: Option<u64>,
     /// In place of which call the first instruction is.
     first_within: Option<u64>,
+    /// It went into a callee alone, or out of one.
+    went_alone: bool,
     /// It is right before an instruction by which an address of the frame goes elsewhere.
     lets_out: bool,
     /// Before each instruction in the place of a call.
@@ -146,6 +148,7 @@ impl Cursor {
             unwound: unwound::Unwound::default(),
             within,
             first_within: within,
+            went_alone: false,
             lets_out: false,
             marks: Vec::new(),
             decided: 0,
@@ -554,6 +557,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             self.segment.effects.push(Effect::Rewritten { input: input.at, output: output.at });
         }
         (input.at, input.within) = (at, within);
+        input.went_alone = true;
         if input.instructions.is_empty() {
             input.first_within = within;
         }
@@ -607,7 +611,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         let first = |cursor: &Cursor| cursor.instructions.first().map_or(cursor.at, |&(at, _)| at);
         let is_same = |(&(i, a), &(o, b)): (&(u64, Inst), &(u64, Inst))| self.walk.compare(i, a, o, b).is_ok();
         let is_whole = input.within == within
-            && input.first_within == within
+            && !input.went_alone
             && input.decided + output.decided == 0
             && input.instructions.len() == output.instructions.len()
             && input.instructions.iter().zip(&output.instructions).all(is_same);

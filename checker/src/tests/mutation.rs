@@ -128,7 +128,7 @@ fn a_jump_table_entry_that_leads_elsewhere_is_seen() {
     let Some(subject) = Subject::new("/usr/bin/gzip") else { return };
     // Of the largest table, entries that differ change places.
     let (place, first, second) = subject.with(|side| {
-        let mut walk = Walk::new(side, side);
+        let mut walk = Walk::new(side, side, FxHashSet::default());
         data::seed(&mut walk);
         walk.settle();
         let words: Vec<u64> = walk.explained.iter().filter(|&&(_, size)| size == 4).map(|&(place, _)| place).collect();
