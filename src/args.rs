@@ -124,9 +124,18 @@ pub(crate) struct Transforms {
     /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
     #[arg(long, value_name = "N")]
     pub(crate) fuel: Option<u64>,
-    /// Clone functions for calling contexts in which arguments are known. Clones that the checker can't prove are left out.
+    /// Clone functions for calling contexts in which arguments are known. If the checker can't prove one of them, all are left out.
     #[arg(long, value_enum, default_value_t = CloneMode::None, value_name = "CONTEXTS")]
     pub(crate) clone: CloneMode,
+    /// Clone for every context in which anything is saved, whatever it is worth: a test, and what tables of bytes compare.
+    #[arg(long, hide = true)]
+    pub(crate) clone_everywhere: bool,
+    /// Contexts that are looked at for clones.
+    #[arg(long, hide = true, value_name = "N", default_value_t = 15_000)]
+    pub(crate) clone_contexts: usize,
+    /// Instructions that must go for a context to have a clone.
+    #[arg(long, hide = true, value_name = "N", default_value_t = 1)]
+    pub(crate) clone_least: u32,
     /// Change code wherever that is legal, not only where it is hot: a test of relift and of the program.
     #[arg(long, hide = true)]
     pub(crate) edit_everywhere: bool,
@@ -152,8 +161,18 @@ pub(crate) enum CloneMode {
     None,
     /// Those one call deep.
     Direct,
-    /// All, the functions on the way cloned too.
+    /// All; functions on the way get one copy, which keeps track of the context.
+    Machine,
+    /// The same, calls in copies always choosing by compares.
+    Inline,
+    /// The same, calls in copies always choosing by tables.
+    Table,
+    /// All; functions on the way get a copy for each context that can be told apart.
+    Shared,
+    /// All; functions on the way get a copy for each context.
     Full,
+    /// As `machine`, wherever it is legal and whatever it is worth: a test of relift and of the program.
+    All,
 }
 
 impl Transforms {

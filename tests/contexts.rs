@@ -87,22 +87,87 @@ fn a_mode_that_recursion_hands_down_makes_one_state_for_each_mode() {
     }
 }
 
+/// Optimizes with copies for all contexts in which so many instructions go; the output must behave. The report, by what was made.
+fn cloned(program: &Path, folder: &Path, mode: &str, least: &str) -> serde_json::Value {
+    let expected = support::run(&mut std::process::Command::new(program), folder);
+    let output = folder.join(mode);
+    let mut command = relift();
+    // The checker does not know clones yet.
+    command.args(["optimize", "--json", "--no-check", "--verify", "--clone-everywhere", "--clone", mode, "--clone-least", least]);
+    let report = relift_succeeds(command.arg(program).arg("-o").arg(&output), folder);
+    let report: serde_json::Value = serde_json::from_str(&report.stdout_text()).expect("it is JSON");
+    let found = support::run(&mut std::process::Command::new(&output), folder);
+    assert_eq!((found.end, found.stdout_text()), (expected.end, expected.stdout_text()), "--clone {mode}");
+    report["transforms"]["specialize"].clone()
+}
+
+const MODES: [&str; 7] = ["direct", "machine", "inline", "table", "shared", "full", "all"];
+
 #[test]
 fn clones_for_all_contexts_leave_the_program_what_it_was() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
     let program = compiled(folder.path(), &[]);
-    let expected = support::run(&mut std::process::Command::new(&program), folder.path());
-    for mode in ["direct", "full"] {
-        let output = folder.path().join(mode);
-        let mut command = relift();
-        // The checker does not know clones yet.
-        command.args(["optimize", "--json", "--no-check", "--verify", "--edit-everywhere", "--clone", mode]);
-        let report = relift_succeeds(command.arg(&program).arg("-o").arg(&output), folder.path());
-        let report: serde_json::Value = serde_json::from_str(&report.stdout_text()).expect("it is JSON");
-        assert!(report["transforms"]["specialize"]["clones"].as_u64() > Some(0), "{report}");
-        let found = support::run(&mut std::process::Command::new(&output), folder.path());
-        assert_eq!((found.end, found.stdout_text()), (expected.end, expected.stdout_text()), "--clone {mode}");
+    for mode in MODES {
+        let made = cloned(&program, folder.path(), mode, "1");
+        assert!(made["clones"].as_u64() > Some(0), "{made}");
     }
+}
+
+/// Clones, copies on the way, those of them that keep a state, and states, as the output has them; what the two last modes make is what full cloning makes.
+fn assert_machine(options: &[&str], least: &str, machine: [u64; 4], full: [u64; 4]) {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let program = compiled(folder.path(), options);
+    for mode in MODES {
+        let made = cloned(&program, folder.path(), mode, least);
+        let numbers = ["clones", "copies on the way", "copies that keep a state", "states"].map(|name| made[name].as_u64());
+        let expected = match mode {
+            "direct" => continue,
+            "shared" | "full" => full,
+            _ => machine,
+        };
+        assert_eq!(numbers, expected.map(Some), "--clone {mode}: {made}");
+        let dispatch = |name: &str| made[name].as_u64().unwrap_or(0);
+        if machine[2] > 0 && mode != "shared" && mode != "full" {
+            let by = if mode == "table" { "calls by table" } else { "calls that compare" };
+            assert_eq!(dispatch(by), 2, "--clone {mode}: {made}");
+        }
+    }
+}
+
+#[test]
+fn the_program_of_figures_1_and_3_runs_with_the_machine_of_figure_3() {
+    // Four clones of `a`; `b` in two states, `c` in one.
+    assert_machine(&["-DFIGURES_ONLY"], "2", [4, 2, 1, 7], [4, 3, 0, 7]);
+}
+
+#[test]
+fn the_program_of_figure_4_runs_as_figure_6_has_it() {
+    assert_machine(&["-DFIGURES_ONLY", "-DFIGURE_4"], "2", [2, 2, 0, 4], [2, 2, 0, 4]);
+}
+
+#[test]
+fn the_program_of_figure_7_enters_and_leaves_the_contexts_that_matter() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let options = ["-DFIGURES_ONLY", "-DFIGURE_7"];
+    let program = compiled(folder.path(), &options);
+    let found = analyzed(&program, folder.path(), &["--least", "9"]);
+    let dump = with_calls_named(found["dump"].as_str().expect("there is a dump"), "b1 b2 c1 c2 main1");
+    let machine = "contexts 1000\n\
+         s0: main\n  main1 -> s1\n\
+         s1: c by main1\n  c1 -> s2\n  c2 -> s3\n  return -> s0\n\
+         s2: b by main1, c1\n  b1 -> s4\n  b2 -> s6\n  return -> s1\n\
+         s3: b by main1, c2\n  b1 -> s7\n  b2 -> s5\n  return -> s1\n\
+         s4: a as (rdi=0) by main1, c1, b1\n  return -> s2\n\
+         s5: a as (rdi=3) by main1, c2, b2\n  return -> s3\n\
+         s6: an original, called from s2\n  return -> s2\n\
+         s7: an original, called from s3\n  return -> s3\n";
+    assert!(dump.starts_with(machine), "{dump}");
+    let copies = "a.(rdi=0): 1 state\na.(rdi=3): 1 state\n\
+         b.tracking: 2 states\n  b1 -> a.(rdi=0), original\n  b2 -> original, a.(rdi=3)\n\
+         c.tracking: 1 state\n  c1 -> b.tracking(0)\n  c2 -> b.tracking(1)\n\
+         main: main1 -> c.tracking\n";
+    assert!(dump.ends_with(copies), "{dump}");
+    assert_machine(&options, "9", [2, 2, 1, 5], [2, 3, 0, 5]);
 }
 
 #[test]

@@ -150,6 +150,11 @@ fn rewrite_and_compare(rewrite: &mut Command, input: &Path, output: &Path, origi
     if checked.end != End::Exit(0) {
         return Err(format!("after {rewrite:?}\n{check:?}: {checked:?}"));
     }
+    compare(rewrite, output, original, scratch)
+}
+
+/// Runs the program that relift made.
+fn compare(rewrite: &Command, output: &Path, original: &Run, scratch: &Path) -> Result<(), String> {
     let rewritten = support::run(&mut Command::new(output), scratch);
     if rewritten != *original {
         return Err(format!("after {rewrite:?}\nthe original: {original:?}\nthe output: {rewritten:?}"));
@@ -183,6 +188,18 @@ fn try_variant(source: &Path, directives: &Directives, variant: &Variant, seed: 
         shuffle.arg(seed.to_string());
         shuffle.arg(&input).arg("-o").arg(&edited);
         rewrite_and_compare(&mut shuffle, &input, &edited, &original, scratch)?;
+    }
+    // The checker does not know clones yet.
+    for clone in ["all", "table", "shared"] {
+        let cloned = scratch.join("cloned");
+        let mut rewrite = support::relift();
+        rewrite.args(["optimize", "--no-check", "--verify", "--clone-everywhere", "--clone", clone, "--shuffle"]);
+        rewrite.arg(seed.to_string()).arg(&input).arg("-o").arg(&cloned);
+        let said = support::run(&mut rewrite, scratch);
+        if said.end != End::Exit(0) {
+            return Err(format!("{rewrite:?}: {said:?}"));
+        }
+        compare(&rewrite, &cloned, &original, scratch)?;
     }
     let trained = scratch.join("trained");
     let mut train = support::relift();
@@ -249,6 +266,7 @@ behaviors! {
     computed_goto,
     constant_words,
     constructors,
+    context_storm,
     copied_code,
     cpp_containers,
     cpp_exceptions,

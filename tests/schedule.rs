@@ -114,7 +114,8 @@ fn without_races_more_may_change_places_and_the_checker_has_to_be_told() {
     let mut after = accesses(&output, "gather");
     assert_ne!(after, before, "{text}");
     let mut before = before;
-    (after.sort(), before.sort());
+    after.sort();
+    before.sort();
     assert_eq!(after, before);
     let check =
         |options: &[&str]| support::run(relift().arg("check").args(options).arg(&program).arg(&output), folder.path()).end;

@@ -16,10 +16,12 @@ pub mod outcome;
 mod prepared;
 pub mod simplify;
 mod solve;
+pub mod tracked;
 pub mod uses;
 
 pub use explore::{CaseData, ContextId, Exploration, FoundContext};
 pub use known::{Case, Constant, Facts};
-pub use outcome::{Outcome, Place};
+pub use outcome::{Outcome, Place, Uncopied};
 pub use simplify::{Fate, Simplified};
+pub use tracked::{Leaving, Tracked, Unfit};
 pub use uses::EntryUses;

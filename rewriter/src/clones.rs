@@ -6,17 +6,15 @@
 //!
 //! **Decided blocks** end in one way only, and with nothing but a jump there.
 //!
-//! **Unwinding.** A clone's rows are those of the blocks that it copies, like those of all copies. What lands by an exception lands in the function itself, so who makes a clone sees to it
-//! that its blocks have no landing pads.
-
-use std::collections::BTreeSet;
+//! **Unwinding.** A clone's rows are those of the blocks that it copies, told for a deeper stack where it has one (`deeper`). Exceptions land in the clone if it has the block; so who
+//! makes one that has a call site sees to it that it has the landing pad. Jump tables that it names it has a copy of, which leads into the clone.
 
 use lifter::entity::{Block, EntityId, Func, PrimaryMap};
 use lifter::ir::{CodeTarget, Program};
 use profiles::Weights;
 use rustc_hash::FxHashMap;
 
-use crate::edit::{EditPlan, NewCode, NewCodeId, Replacement};
+use crate::edit::{Change, EditPlan, Replacement};
 use crate::layout::blocks_by_class;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 
@@ -37,6 +35,8 @@ pub struct CloneData {
     pub decided: Vec<(Block, CodeTarget)>,
     /// How often it is entered.
     pub count: u64,
+    /// By how many bytes the stack pointer is lower in it than in the function, where its edits don't say otherwise.
+    pub deeper: u8,
 }
 
 impl CloneData {
@@ -48,37 +48,13 @@ impl CloneData {
     }
 }
 
-/// Leaves clones out: the calls that led to them go to the functions again. So do clones to which no other call leads then. Gives what each of those
-/// that stay was before.
-pub fn leave_out(edits: &mut EditPlan, left_out: &BTreeSet<CloneId>) -> Vec<CloneId> {
-    if left_out.is_empty() {
-        return edits.clones.keys().collect();
-    }
-    let entered = |codes: &PrimaryMap<NewCodeId, NewCode>, r: &Replacement| codes[r.code].enters;
-    let is_kept = |clone: Option<CloneId>| clone.is_none_or(|clone| !left_out.contains(&clone));
-    let codes = std::mem::take(&mut edits.codes);
-    edits.replacements.retain(|r| is_kept(entered(&codes, r)));
-    let mut reached: BTreeSet<CloneId> = BTreeSet::new();
-    let mut open: Vec<CloneId> = edits.replacements.iter().filter_map(|r| entered(&codes, r)).collect();
-    while let Some(clone) = open.pop() {
-        if reached.insert(clone) {
-            let data = &mut edits.clones[clone];
-            data.replacements.retain(|r| is_kept(entered(&codes, r)));
-            open.extend(data.replacements.iter().filter_map(|r| entered(&codes, r)));
-        }
-    }
-    let mut numbers: FxHashMap<CloneId, CloneId> = FxHashMap::default();
-    let mut before = Vec::new();
-    let old = std::mem::take(&mut edits.clones);
-    for (id, data) in old.iter().filter(|(id, _)| reached.contains(id)) {
-        numbers.insert(id, edits.clones.push(data.clone()));
-        before.push(id);
-    }
-    edits.codes = codes;
+/// Leaves all clones out: calls and the code before them are the functions' own again.
+pub fn leave_out(edits: &mut EditPlan) {
+    edits.replacements.retain(|r| r.change != Change::Specialize);
+    edits.clones = PrimaryMap::new();
     for code in edits.codes.values_mut() {
-        code.enters = code.enters.and_then(|clone| numbers.get(&clone).copied());
+        code.enters.clear();
     }
-    before
 }
 
 /// Puts clones into a layout: what runs of each behind the function that it is a clone of, in the function's own order, the rest at the end.

@@ -10,7 +10,7 @@
 //!
 //! **Invariants** (checked by [`EditPlan::check`]): replacements ascend, lie in one block each, at boundaries of instructions, and don't overlap.
 //! For the unwinder and for exceptions, new code stands where the first replaced instruction did, or where it says: so it must not move the stack pointer but from
-//! one such place to the next.
+//! one such place to the next. In clones it may stand lower on the stack, by as much as it says (`NewCode::deeper`).
 
 use std::fmt::Write as _;
 
@@ -22,6 +22,7 @@ use rustc_hash::FxHashMap;
 
 use crate::clones::{CloneData, CloneId};
 use crate::error::{Error, Result};
+use crate::specialize::emit::Tally;
 
 lifter::define_id!(
     /// A piece of code that some replacements put in.
@@ -93,11 +94,14 @@ pub struct NewCode {
     pub taken: Vec<(u32, u32)>,
     /// Blocks of the input whose work it does, each with how often, in the same unit: they run so much less themselves.
     pub instead_of: Vec<(Block, u32)>,
-    /// Its calls and jumps to blocks go to the entry of this clone.
-    pub enters: Option<CloneId>,
+    /// Calls and jumps to blocks that go to the entry of a clone, by the offsets of their references; ascending.
+    pub enters: Vec<(u32, CloneId)>,
     /// From an offset on, for the unwinder and for exceptions, the code stands where this instruction of the input does. Ascending; before the first, it stands
     /// where the first replaced instruction did.
     pub stands: Vec<(u32, Va)>,
+    /// From an offset on, by how many bytes the stack pointer is lower than in the input. Ascending; before the first, by as many as in the code around it
+    /// (`CloneData::deeper`).
+    pub deeper: Vec<(u32, u8)>,
 }
 
 impl NewCode {
@@ -124,7 +128,7 @@ pub struct Replacement {
     pub block: Block,
     /// From the block's start; an instruction boundary, as is `offset + len`.
     pub offset: u32,
-    /// Bytes that go; more than none.
+    /// Bytes that go; none only in clones, where code may be put before an instruction.
     pub len: u32,
     pub code: NewCodeId,
     pub change: Change,
@@ -148,6 +152,8 @@ pub struct EditPlan {
     pub codes: PrimaryMap<NewCodeId, NewCode>,
     /// Copies of functions, with edits of their own.
     pub clones: PrimaryMap<CloneId, CloneData>,
+    /// What `specialize` did, for the report.
+    pub tally: Tally,
 }
 
 impl EditPlan {
@@ -194,8 +200,8 @@ impl EditPlan {
 
     /// Whether the invariants hold that materializing relies on.
     pub fn check(&self, program: &Program) -> Result<()> {
-        check_replacements(program, &self.replacements)?;
-        self.clones.values().try_for_each(|clone| check_replacements(program, &clone.replacements))
+        check_replacements(program, &self.replacements, false)?;
+        self.clones.values().try_for_each(|clone| check_replacements(program, &clone.replacements, true))
     }
 }
 
@@ -205,11 +211,11 @@ fn of_block(replacements: &[Replacement], block: Block) -> &[Replacement] {
     &replacements[first..first + count]
 }
 
-fn check_replacements(program: &Program, replacements: &[Replacement]) -> Result<()> {
+fn check_replacements(program: &Program, replacements: &[Replacement], may_insert: bool) -> Result<()> {
     let fail = |r: &Replacement, what: &str| Err(Error::Inconsistent(format!("a replacement in {}: {what}", r.block)));
     for (index, r) in replacements.iter().enumerate() {
         let data = &program.blocks[r.block];
-        if r.len == 0 || r.end() > data.len || (r.end() > data.body_len && r.end() != data.len) {
+        if r.len == 0 && !may_insert || r.end() > data.len || (r.end() > data.body_len && r.end() != data.len) {
             return fail(r, "does not end at an instruction of its block");
         }
         if !program.funcs[data.func].is_movable() {

@@ -24,6 +24,7 @@ use crate::clones::CloneId;
 use crate::edit::Snippet;
 use crate::error::Result;
 use crate::materialize::{Content, Edit, OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
+use crate::relink::eh_frame::Deeper;
 use relax::Shape;
 
 /// What a fixup's field is to hold.
@@ -31,6 +32,8 @@ use relax::Shape;
 pub enum FixupTarget {
     Code(OutTarget),
     Table(Table),
+    /// A clone's own copy of a table.
+    TableOf(CloneId, Table),
 }
 
 /// A field whose value needs addresses.
@@ -62,6 +65,7 @@ pub struct Run {
     pub len: u32,
     /// New code: all of it stands where the first of the input's bytes did.
     pub is_new: bool,
+    pub deeper: Deeper,
 }
 
 /// An encoded fragment.
@@ -153,7 +157,7 @@ impl Writer<'_> {
                 }
                 Content::Code(code) => {
                     let code = &out.codes[code];
-                    self.push_fixups(&code.refs, 0, code.enters, out);
+                    self.push_fixups(&code.refs, 0, &code.enters, out);
                     self.code.bytes.extend_from_slice(&code.bytes);
                 }
             }
@@ -164,16 +168,20 @@ impl Writer<'_> {
     /// The pieces of an edit: all of it stands in one place, or as its code says.
     fn push_edit_runs(&mut self, edit: &Edit, old_start: Va, out: &OutProgram) {
         let is_new = edit.replaced != 0;
-        let stands: &[(u32, Va)] = match edit.content {
-            Content::Code(code) => &out.codes[code].stands,
-            Content::Snippet(_) => &[],
+        let (stands, deeper) = match edit.content {
+            Content::Code(code) => (&out.codes[code].stands[..], &out.codes[code].deeper[..]),
+            Content::Snippet(_) => (&[][..], &[][..]),
         };
-        let starts = std::iter::once((0, old_start)).chain(stands.iter().copied());
-        let ends = stands.iter().map(|s| s.0).chain([edit.len]);
+        let mut starts: Vec<u32> = stands.iter().map(|s| s.0).chain(deeper.iter().map(|d| d.0)).chain([0]).collect();
+        starts.sort_unstable();
+        starts.dedup();
         let base = self.here();
-        for (index, ((start, old_start), end)) in starts.zip(ends).enumerate() {
+        for (index, &start) in starts.iter().enumerate() {
+            let end = starts.get(index + 1).copied().unwrap_or(edit.len);
             let old_len = if index == 0 { edit.replaced } else { 0 };
-            self.push_run(Run { old_start, old_len, offset: base + start, len: end - start, is_new });
+            let old_start = last_at(stands, start).unwrap_or(old_start);
+            let deeper = Deeper { stack: last_at(deeper, start).unwrap_or(self.fragment.deeper), saves: self.fragment.deeper };
+            self.push_run(Run { old_start, old_len, offset: base + start, len: end - start, is_new, deeper });
         }
     }
 
@@ -187,22 +195,25 @@ impl Writer<'_> {
     fn copy<'r>(&mut self, start: Va, body: &[u8], part: Range<u32>, refs: &'r [RefData], out: &OutProgram) -> &'r [RefData] {
         let len = part.end - part.start;
         let old_start = start + u64::from(part.start);
-        self.push_run(Run { old_start, old_len: len, offset: self.here(), len, is_new: false });
+        let deeper = Deeper::by(self.fragment.deeper);
+        self.push_run(Run { old_start, old_len: len, offset: self.here(), len, is_new: false, deeper });
         let count = refs.partition_point(|r| r.offset < part.end);
-        self.push_fixups(&refs[..count], part.start, None, out);
+        self.push_fixups(&refs[..count], part.start, &[], out);
         self.code.bytes.extend_from_slice(&body[usize_range(&part)]);
         &refs[count..]
     }
 
-    /// Fixups for references of bytes that come next; `from` is their offset by which the references count, `enters` the clone that is called.
-    fn push_fixups(&mut self, refs: &[RefData], from: u32, enters: Option<CloneId>, out: &OutProgram) {
+    /// Fixups for references of bytes that come next; `from` is their offset by which the references count, `enters` the clones that some of them go to.
+    fn push_fixups(&mut self, refs: &[RefData], from: u32, enters: &[(u32, CloneId)], out: &OutProgram) {
         let base = self.here();
         for r in refs {
             let target = match r.target {
-                RefTarget::Table(table) => FixupTarget::Table(table),
+                RefTarget::Table(table) => {
+                    self.fragment.clone.map_or(FixupTarget::Table(table), |clone| FixupTarget::TableOf(clone, table))
+                }
                 RefTarget::Fixed(va) => FixupTarget::Code(OutTarget::Fixed(va)),
                 RefTarget::Block(block) => {
-                    let clone = enters.filter(|_| matches!(r.role, RefRole::Call | RefRole::Branch));
+                    let clone = enters.binary_search_by_key(&r.offset, |e| e.0).ok().map(|found| enters[found].1);
                     let entry = clone.map(|clone| OutTarget::Placed(out.clone_entries[clone.index()]));
                     FixupTarget::Code(entry.unwrap_or_else(|| self.ref_target(block, r, out)))
                 }
@@ -252,7 +263,8 @@ impl Writer<'_> {
         let old_len = if matches!(terminator, OutTerminator::None) { 0 } else { data.len - data.body_len };
         if len != 0 {
             let old_start = data.start + u64::from(data.body_len);
-            self.code.runs.insert(run_at, Run { old_start, old_len, offset: start, len, is_new: false });
+            let deeper = Deeper::by(self.fragment.deeper);
+            self.code.runs.insert(run_at, Run { old_start, old_len, offset: start, len, is_new: false, deeper });
         }
     }
 
@@ -291,6 +303,11 @@ impl Writer<'_> {
         debug_assert!(i8::try_from(displacement).is_ok(), "a short branch that does not reach");
         self.code.bytes.push(displacement as i8 as u8);
     }
+}
+
+/// What holds at an offset, of what holds from offsets on.
+fn last_at<T: Copy>(list: &[(u32, T)], offset: u32) -> Option<T> {
+    list[..list.partition_point(|&(start, _)| start <= offset)].last().map(|&(_, what)| what)
 }
 
 /// Appends `count` bytes of no-ops, as few instructions as there are (Intel SDM vol. 2, NOP, recommended sequences).

@@ -93,6 +93,8 @@ pub struct OutFragment {
     pub blocks: Range<u32>,
     /// The clone that it is part of.
     pub clone: Option<CloneId>,
+    /// By how many bytes the stack pointer is lower than in the input, where no edit says otherwise.
+    pub deeper: u8,
 }
 
 #[derive(Debug)]
@@ -105,6 +107,8 @@ pub struct OutProgram {
     pub placed: SecondaryMap<Block, Option<Out>>,
     /// By clone, where it is entered.
     pub clone_entries: Vec<Out>,
+    /// The blocks of clones.
+    pub in_clones: FxHashMap<(CloneId, Block), Out>,
     /// As in the plan.
     pub fills_from_end: bool,
 }
@@ -132,10 +136,11 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         codes: edits.codes.clone(),
         placed: skeleton.placed,
         clone_entries: Vec::with_capacity(edits.clones.len()),
+        in_clones: skeleton.in_clones,
         fills_from_end: layout.fills_from_end,
     };
     for (clone, data) in edits.clones.iter() {
-        let entry = skeleton.in_clones.get(&(clone, data.entry));
+        let entry = out.in_clones.get(&(clone, data.entry));
         out.clone_entries.push(*entry.ok_or(Error::NotPlaced(data.entry, data.func))?);
     }
     for (plan, span) in layout.fragments.iter().zip(&skeleton.spans) {
@@ -151,6 +156,7 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
             unwind_class,
             blocks: span.clone(),
             clone: plan.clone,
+            deeper: plan.clone.map_or(0, |clone| edits.clones[clone].deeper),
         });
     }
     let mut in_table = SecondaryMap::new(program.blocks.len(), false);
@@ -162,7 +168,7 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         weights,
         edits,
         placed: &out.placed,
-        in_clones: &skeleton.in_clones,
+        in_clones: &out.in_clones,
         edge_blocks: &skeleton.edge_blocks,
         in_table: &in_table,
     };

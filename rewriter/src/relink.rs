@@ -28,12 +28,11 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 pub use addresses::Addresses;
 
-use crate::clones::CloneId;
 use crate::edit::Snippet;
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
 use crate::instrument::Start;
-use crate::materialize::{OutFragment, OutProgram};
+use crate::materialize::OutProgram;
 use headers::HeaderChanges;
 use patch::OutBytes;
 use place::Placement;
@@ -66,8 +65,6 @@ pub struct Relinked {
     pub bytes: Vec<u8>,
     /// By block: where it went and how many bytes its body and terminator take; the old place for what stayed.
     pub blocks: Vec<(Va, u32)>,
-    /// Where the code of clones went: starts and ends.
-    pub clones: Vec<(CloneId, Va, Va)>,
     /// Sections that the move made false.
     pub dropped_sections: Vec<String>,
     /// Bytes behind the image that nothing inside had room for.
@@ -76,6 +73,8 @@ pub struct Relinked {
     pub num_anchors: usize,
     /// Loaded bytes that nothing needs: from, and up to. Ascending, apart from each other.
     pub free: Vec<(Va, Va)>,
+    /// Bytes of code that clones take.
+    pub clone_bytes: u64,
     /// Bytes of the three unwind sections, before and after.
     pub unwind_bytes: (u64, u64),
 }
@@ -95,7 +94,7 @@ pub fn relink(
     let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, growth));
     let addresses = Addresses::new(program, out, &codes, &placement);
     let fragments = unwind::fragments(program, out, &mut codes, &placement);
-    let pad = |va: Va| unwind::landing_pad(program, &addresses, va);
+    let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
     drop(fragments);
     // A table without entries is but a terminator, which no one needs where there was none.
@@ -183,8 +182,9 @@ pub fn relink(
         None => {}
     }
     let dropped_sections = table.dropped.clone();
+    let of_clones = out.fragments.iter().zip(&codes).filter(|(fragment, _)| fragment.clone.is_some());
+    let clone_bytes = of_clones.map(|(_, code)| code.bytes.len() as u64).sum();
     let blocks = block_places(program, out, &codes, &addresses);
-    let clones = clone_places(out, &codes, &placement.fragments);
     let build_id = image.build_id.map(|(offset, len)| (build_id_offset(image, offset, &moved_address, &file), len));
     let mut bytes = finish(image, file.bytes, &segments, table, entry)?;
     if let Some((offset, len)) = build_id {
@@ -197,11 +197,11 @@ pub fn relink(
     Ok(Relinked {
         bytes,
         blocks,
-        clones,
         dropped_sections,
         overflow_bytes: overflow.len(),
         num_anchors,
         free: space::joined(free),
+        clone_bytes,
         unwind_bytes: (old, new),
     })
 }
@@ -288,7 +288,9 @@ fn overflow_sections(
         place::TablePlace::CopiedTo(va) => Some(va + data.byte_len()),
         place::TablePlace::Untouched | place::TablePlace::InPlace => None,
     });
-    let end = code_ends.chain(table_ends).filter(|&end| end > overflow.start).max();
+    let of_clones = placement.clone_tables.iter().filter(|_| placement.copies.is_none());
+    let clone_table_ends = of_clones.map(|(&(_, table), &at)| at + program.tables[table].byte_len());
+    let end = code_ends.chain(table_ends).chain(clone_table_ends).filter(|&end| end > overflow.start).max();
     if let Some(end) = end.filter(|_| image.has_section_headers) {
         sections.push(section(".text.relift", overflow.start, end));
     }
@@ -399,13 +401,6 @@ fn block_places(program: &Program, out: &OutProgram, codes: &[FragmentCode], add
         None => (data.start, data.len),
     };
     program.blocks.iter().map(place).collect()
-}
-
-fn clone_places(out: &OutProgram, codes: &[FragmentCode], fragments: &[Va]) -> Vec<(CloneId, Va, Va)> {
-    let placed = out.fragments.iter().zip(codes).zip(fragments);
-    let range =
-        |((fragment, code), &at): ((&OutFragment, &FragmentCode), &Va)| Some((fragment.clone?, at, at + code.bytes.len() as u64));
-    placed.filter_map(range).collect()
 }
 
 fn build_id_offset(

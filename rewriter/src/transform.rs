@@ -113,8 +113,9 @@ impl<'a> Context<'a> {
 /// Plans all transforms that are on.
 pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Folding, options: Options) -> EditPlan {
     let Options { everywhere, plt_calls, inline_leaves, cloning, constant_loads, late_saves, schedule } = options;
-    let is_off = !(plt_calls || inline_leaves || constant_loads || late_saves || schedule.is_some()) && cloning == Cloning::None;
-    let is_idle = is_off || !(everywhere || weights.has_counts());
+    let is_off = !(plt_calls || inline_leaves || constant_loads || late_saves || schedule.is_some()) && cloning.is_off();
+    let clones_everywhere = cloning.everywhere && !cloning.is_off();
+    let is_idle = is_off || !(everywhere || clones_everywhere || weights.has_counts());
     if is_idle {
         return EditPlan::default();
     }
@@ -167,8 +168,8 @@ pub fn counts(program: &Program, weights: &Weights, edits: &EditPlan) -> Counts 
     }
     if !edits.clones.is_empty() {
         let of = counts.entry("specialize").or_default();
-        of.insert("clones", edits.clones.len() as u64);
-        of.insert("entries of clones", edits.clones.values().map(|clone| clone.count).fold(0, u64::saturating_add));
+        of.extend(edits.tally.iter().map(|(&what, &count)| (what, count)));
+        of.insert("entries of copies", edits.clones.values().map(|clone| clone.count).fold(0, u64::saturating_add));
         let blocks = edits.clones.values().flat_map(|clone| &clone.blocks);
         of.insert("bytes copied", blocks.map(|&block| u64::from(program.blocks[block].len)).sum());
     }

@@ -14,7 +14,7 @@ use rewriter::fold::Folding;
 use rewriter::layout::LayoutOptions;
 use rewriter::plan::{LayoutPlan, Temperature};
 use rewriter::relink::Relinked;
-use rewriter::specialize::emit::Cloning;
+use rewriter::specialize::emit::{Cloning, Dispatch, Form};
 use rewriter::transform::{self, schedule};
 
 use super::{Style, print, print_json, profile};
@@ -66,10 +66,19 @@ pub(crate) fn edits(transforms: &Transforms) -> transform::Options {
     transform::Options {
         plt_calls: transforms.is_on(Transform::PltCalls),
         inline_leaves: transforms.is_on(Transform::InlineLeaves),
-        cloning: match transforms.clone {
-            CloneMode::None => Cloning::None,
-            CloneMode::Direct => Cloning::Direct,
-            CloneMode::Full => Cloning::Full,
+        cloning: Cloning {
+            form: match transforms.clone {
+                CloneMode::None => Form::None,
+                CloneMode::Direct => Form::Direct,
+                CloneMode::Machine | CloneMode::All => Form::Machine(Dispatch::Cheaper),
+                CloneMode::Inline => Form::Machine(Dispatch::Inline),
+                CloneMode::Table => Form::Machine(Dispatch::Table),
+                CloneMode::Shared => Form::Shared,
+                CloneMode::Full => Form::Full,
+            },
+            everywhere: transforms.clone_everywhere || transforms.clone == CloneMode::All,
+            max_contexts: transforms.clone_contexts,
+            least: transforms.clone_least.max(1),
         },
         constant_loads: transforms.is_on(Transform::ConstantLoads),
         late_saves: transforms.is_on(Transform::LateSaves),
@@ -192,6 +201,9 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         break (plan, edits, relinked);
     };
     warnings.extend(unproven.warning());
+    if !unproven.has_no_clones {
+        warnings.extend(nothing_cloned(&lifted, &weights, job.edits.cloning, &edits));
+    }
     let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
     draft.put_in_place()?;
 
@@ -274,6 +286,21 @@ fn limit(lifted: &Lifted<'_>, plan: &mut LayoutPlan, fuel: u64) -> u64 {
     left
 }
 
+/// Why there are no clones, if some were asked for.
+fn nothing_cloned(lifted: &Lifted<'_>, weights: &Weights, cloning: Cloning, edits: &EditPlan) -> Option<String> {
+    if cloning.is_off() || !edits.clones.is_empty() {
+        return None;
+    }
+    let why = if !lifted.program.is_replaceable() {
+        "in a file that is bound to fixed addresses and has no relocations none are made"
+    } else if !cloning.everywhere && !weights.has_counts() {
+        "without a profile nobody knows which contexts run"
+    } else {
+        "no calling context saves enough"
+    };
+    Some(format!("no function was cloned: {why}"))
+}
+
 /// The checker lets functions be missing that nothing can reach, for `shrink`'s sake. Here all of them have to be there.
 fn require_all_functions(output: &Path, checked: &checker::Report) -> Result<()> {
     match checked.stats.dropped_functions {
@@ -320,5 +347,8 @@ fn transforms(lifted: &Lifted<'_>, plan: &LayoutPlan, relinked: &Relinked, mut c
         layout.insert("old addresses kept by a jump", relinked.num_anchors as u64);
     }
     counts.insert("layout", layout);
+    if let Some(specialize) = counts.get_mut("specialize").filter(|_| relinked.clone_bytes > 0) {
+        specialize.insert("bytes of copies", relinked.clone_bytes);
+    }
     counts
 }

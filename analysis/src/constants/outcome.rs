@@ -1,11 +1,11 @@
 //! What becomes of a procedure in a case, by blocks and offsets: what who copies it needs to know.
 //!
-//! **What can be copied** as a function of its own: code that is understood, that no exception lands in, that no pointer leads into but at its entry, and of which every indirect jump is decided, since a
-//! jump table leads into the procedure itself and not into a copy.
+//! **What can be copied** as a function of its own: code that is understood, that no pointer leads into but at its entry, whose indirect jumps are decided or go through tables that can be
+//! copied too, and which has all places where exceptions of its calls land.
 
 use lifter::Va;
-use lifter::entity::Block;
-use lifter::ir::{CodeTarget, RefRole, RefTarget, StopKind, Terminator};
+use lifter::entity::{Block, Table};
+use lifter::ir::{CodeTarget, RefData, RefRole, RefTarget, StopKind, TableBase, Terminator};
 
 use super::known::Constant;
 use super::prepared::Prepared;
@@ -23,6 +23,20 @@ pub struct Place {
     pub len: u32,
 }
 
+/// Why a procedure can't be copied.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Uncopied {
+    NotUnderstood,
+    LandingPads,
+    /// An indirect jump inside, which nothing decides.
+    JumpTable,
+    /// It takes the address of a place inside.
+    NamesItself,
+    Stays,
+    /// A constant is an address of code of which it is not known what it names.
+    CodeAddress,
+}
+
 /// What a copy of a procedure is like.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -36,12 +50,15 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The copy for a case, or, where nothing is simplified, of all the procedure. `None` if it can't be copied.
-    pub fn of(around: &Surroundings<'_>, procedure: Procedure, simplified: Option<&Simplified>) -> Option<Self> {
+    /// The copy for a case, or, where nothing is simplified, of all the procedure.
+    pub fn of(around: &Surroundings<'_>, procedure: Procedure, simplified: Option<&Simplified>) -> Result<Self, Uncopied> {
         let prepared = Prepared::new(around, procedure);
         let code = &prepared.code;
-        if code.is_opaque || code.blocks.iter().any(|b| b.is_arrival || b.is_landing_pad) {
-            return None;
+        if code.is_opaque || code.blocks.iter().any(|b| b.is_arrival) {
+            return Err(Uncopied::NotUnderstood);
+        }
+        if code.has_unknown_landings {
+            return Err(Uncopied::LandingPads);
         }
         let mut outcome = Outcome {
             blocks: match simplified {
@@ -52,11 +69,12 @@ impl Outcome {
         };
         outcome.blocks.sort_unstable();
         for &(number, fate) in simplified.map_or(&[][..], |s| &s.fates) {
-            outcome.take(around, &prepared, number, fate)?;
+            outcome.take(around, &prepared, number, fate).ok_or(Uncopied::NotUnderstood)?;
         }
         outcome.removed.sort_unstable();
         outcome.decided.sort_unstable_by_key(|d| d.0);
-        outcome.blocks.iter().all(|&block| outcome.can_be_copied(around, block)).then_some(outcome)
+        outcome.blocks.iter().try_for_each(|&block| outcome.check_block(around, block))?;
+        Ok(outcome)
     }
 
     fn take(&mut self, around: &Surroundings<'_>, prepared: &Prepared, number: u32, fate: Fate) -> Option<()> {
@@ -91,20 +109,46 @@ impl Outcome {
         Some(())
     }
 
-    fn can_be_copied(&self, around: &Surroundings<'_>, block: Block) -> bool {
+    fn check_block(&self, around: &Surroundings<'_>, block: Block) -> Result<(), Uncopied> {
         let program = around.program;
         let data = &program.blocks[block];
         let is_decided = self.decided.binary_search_by_key(&block, |d| d.0).is_ok();
-        let is_open =
-            matches!(data.terminator, Terminator::Stop(StopKind::TableJump(_) | StopKind::ComputedJump | StopKind::Unknown));
+        let is_open = match data.terminator {
+            Terminator::Stop(StopKind::TableJump(table)) => !can_have_copy(around, table),
+            Terminator::Stop(StopKind::ComputedJump | StopKind::Unknown) => true,
+            _ => false,
+        };
+        let names_other_table = |r: &RefData| matches!(r.target, RefTarget::Table(table) if !can_have_copy(around, table));
+        let is_open = is_open || program.block_refs(block).iter().any(names_other_table);
         let fde = program.ranges[data.range as usize].fde.map(|fde| &program.unwind.fdes[fde]);
-        let has_table = fde.is_none_or(|fde| fde.lsda.is_some() || fde.opaque_lsda.is_some());
+        let Some(fde) = fde.filter(|fde| fde.opaque_lsda.is_none()) else { return Err(Uncopied::NotUnderstood) };
+        // What an exception finds registers hold is the copy's affair: it must land in the copy.
+        let table = fde.lsda.and_then(|lsda| program.unwind.lsdas.get(lsda as usize));
+        let sites = table.map_or(&[][..], |table| &table.call_sites);
+        let first = sites.partition_point(|site| site.end <= data.start);
+        let within = sites[first..].iter().take_while(|site| site.start < data.end());
+        let is_here = |pad: Va| program.block_at(pad).is_some_and(|pad| self.blocks.binary_search(&pad).is_ok());
+        let lands_elsewhere = within.filter_map(|site| site.landing_pad).any(|pad| !is_here(pad));
         // The address of a place inside, entry aside, is the original's.
         let names_itself = program.block_refs(block).iter().any(|r| match r.target {
             RefTarget::Block(target) => r.role != RefRole::Call && program.func_of(target) == data.func,
             RefTarget::Fixed(_) | RefTarget::Table(_) => false,
         });
-        !(is_open && !is_decided || has_table || names_itself)
+        match () {
+            () if is_open && !is_decided => Err(Uncopied::JumpTable),
+            () if lands_elsewhere => Err(Uncopied::LandingPads),
+            () if names_itself => Err(Uncopied::NamesItself),
+            () => Ok(()),
+        }
+    }
+}
+
+/// Whether a copy of a jump table can lead into a copy of the code: what its entries count from must not be the code itself, nor may a loader fill them in.
+fn can_have_copy(around: &Surroundings<'_>, table: Table) -> bool {
+    match around.program.tables[table].base {
+        TableBase::Own | TableBase::Fixed(_) => true,
+        TableBase::Absolute => !around.image.kind.is_position_independent(),
+        TableBase::Code(_) => false,
     }
 }
 

@@ -3,7 +3,7 @@
 //! **Method.** In the blocks that are reached, backward: an instruction that does nothing but compute goes if nothing that stays reads a register or flag that it writes. What stays
 //! reads less than it did: one whose result is a constant becomes a move of that constant, a branch that is decided goes. So what only led there goes too (strong liveness).
 //!
-//! **What is read at the ends.** At a return: `rax`, `rdx`, the stack pointer and what is callee-saved; before a call whose code is not known: all arguments; before one
+//! **What is read at the ends.** At a return: `rax`, `rdx`, the stack pointer, what is callee-saved and what else some caller really reads; before a call whose code is not known: all arguments; before one
 //! that is: what a register holds may pass through it, so all that is read behind it and the arguments that its code reads.
 //!
 //! **Memory.** A load goes only from constant memory or from the procedure's own frame at a known place: accesses to what may be shared keep their number and order.
@@ -15,7 +15,7 @@ use super::prepared::Prepared;
 use super::solve::{Knowing, Setting, Solved, advance, is_own_frame, operand_value, ways};
 use super::uses::EntryUses;
 use crate::values::Effects;
-use crate::values::code::{ARGUMENTS, CALLEE_SAVED, Callee, Effect, RAX, RDX, RSP, Register};
+use crate::values::code::{ARGUMENTS, CALLEE_SAVED, Callee, Effect, RAX, RDX, RSP, Register, RegisterSet};
 use crate::values::memory::touch;
 
 /// What becomes of an instruction.
@@ -35,6 +35,8 @@ pub struct Simplified {
     pub fates: Vec<(u32, Fate)>,
     /// Blocks that are reached, by number, ascending.
     pub reached: Vec<u32>,
+    /// Registers that are read before they are written.
+    pub needed: RegisterSet,
 }
 
 impl Simplified {
@@ -97,9 +99,13 @@ pub(super) fn simplify(setting: Setting<'_>, prepared: &Prepared, uses: &EntryUs
     }
     let reached = |&block: &u32| solved.at_start[block as usize].is_some();
     let pads = (0..code.blocks.len() as u32).filter(|&b| reached(&b) && code.blocks[b as usize].is_landing_pad).collect();
-    let liveness = Liveness { prepared, uses, forms: &forms, successors: &successors, tails: &tails, pads };
+    let (registers, flags) = uses.read_behind(code.procedure);
+    let at_return = AT_RETURN | Live::from(registers) | if flags { flags_bits(u8::MAX) } else { 0 };
+    let liveness = Liveness { prepared, uses, forms: &forms, successors: &successors, tails: &tails, pads, at_return };
     let live = liveness.solve(reached);
-    let mut simplified = Simplified { fates: Vec::new(), reached: (0..code.blocks.len() as u32).filter(reached).collect() };
+    let needed = live[code.entry as usize] as RegisterSet;
+    let mut simplified =
+        Simplified { fates: Vec::new(), reached: (0..code.blocks.len() as u32).filter(reached).collect(), needed };
     for &block in &simplified.reached {
         liveness.walk(block, &live, |number, kept| {
             let form = &forms[number];
@@ -201,6 +207,8 @@ struct Liveness<'a> {
     tails: &'a [Vec<u32>],
     /// Where an exception of any call may arrive.
     pads: Vec<u32>,
+    /// Read where the procedure returns.
+    at_return: Live,
 }
 
 /// What becomes of an instruction by what is read behind it.
@@ -237,12 +245,12 @@ impl Liveness<'_> {
         let data = &code.blocks[block as usize];
         let mut live = self.successors[block as usize].iter().fold(0, |live, &s| live | at_start[s as usize]);
         for &call in &self.tails[block as usize] {
-            live |= AT_RETURN | self.read_by(code.calls[call as usize].callee);
+            live |= self.at_return | self.read_by(code.calls[call as usize].callee);
         }
         let is_left =
             data.successors.is_empty() || data.exits.iter().any(|e| matches!(e, crate::values::code::Exit::Return { .. }));
         if is_left {
-            live |= AT_RETURN;
+            live |= self.at_return;
         }
         for number in code.instructions_of(data).rev() {
             let (form, action) = (&self.forms[number], &self.prepared.actions[number]);

@@ -9,8 +9,11 @@ use lifter::entity::EntityId;
 use rayon::prelude::*;
 
 use super::prepared::Prepared;
+use crate::FlagLiveness;
 use crate::engine::Summaries;
-use crate::procedures::Procedure;
+use crate::liveness::{RegisterLiveness, Saves};
+use crate::procedures::{Procedure, ProcedureData};
+use crate::values::Surroundings;
 use crate::values::code::{ARGUMENTS, Callee, Effect, Exit, RAX, RegisterSet};
 
 /// Two sets of registers, worked on at once.
@@ -28,10 +31,12 @@ impl Uses {
     }
 }
 
-/// By procedure, registers that are read before they are written.
+/// By procedure, registers that are read before they are written, and what is read where it returns.
 #[derive(Clone, Debug)]
 pub struct EntryUses {
     of: Vec<Uses>,
+    /// Registers and whether flags are.
+    returned: Vec<(RegisterSet, bool)>,
 }
 
 /// Rounds of a cycle after which everything counts as read.
@@ -39,7 +44,11 @@ const MAX_ROUNDS: usize = 12;
 
 impl EntryUses {
     pub fn compute(summaries: &Summaries<'_>) -> Self {
-        let mut uses = EntryUses { of: vec![Uses::default(); summaries.around.procedures.all.len()] };
+        let Surroundings { image, program, procedures, .. } = &summaries.around;
+        let (registers, flags) = (RegisterLiveness::compute(image, program, Saves::Read), FlagLiveness::compute(image, program));
+        let returned = |data: &ProcedureData| (registers.at_return(data.func).0 as RegisterSet, flags.live_at_return(data.func));
+        let returned = procedures.all.values().map(returned).collect();
+        let mut uses = EntryUses { of: vec![Uses::default(); procedures.all.len()], returned };
         for level in summaries.components.by_height() {
             uses.settle(summaries, level);
         }
@@ -74,6 +83,10 @@ impl EntryUses {
     /// Argument registers whose values matter to what can be seen.
     pub fn of_interest(&self, procedure: Procedure) -> RegisterSet {
         self.of[procedure.index()].interesting
+    }
+    /// Registers, and whether flags too, that some caller reads where it returns, whatever the psABI says.
+    pub(super) fn read_behind(&self, procedure: Procedure) -> (RegisterSet, bool) {
+        self.returned[procedure.index()]
     }
     /// All that may be read.
     pub fn read_by(&self, procedure: Procedure) -> RegisterSet {

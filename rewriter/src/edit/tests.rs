@@ -11,6 +11,7 @@ use crate::encode::{FixupTarget, FragmentCode, Run, encode};
 use crate::layout;
 use crate::materialize::{OutTarget, materialize};
 use crate::plan::LayoutPlan;
+use crate::relink::eh_frame::Deeper;
 use crate::testing::{End, ProgramBuilder, TEXT_START, TestBlock, image_of};
 
 const NOP: u8 = 0x90;
@@ -90,8 +91,14 @@ fn new_code_stands_where_the_old_was_with_its_references_and_the_rest_moves_alon
     assert_eq!(fixups[1].0, 16);
     assert_eq!(fixups.len(), 2, "the reference of what went is gone");
     let start = Va(TEXT_START);
-    assert_eq!(codes[0].runs[0], Run { old_start: start, old_len: 5, offset: 0, len: 6, is_new: true });
-    assert_eq!(codes[0].runs[1], Run { old_start: start + 5, old_len: 5, offset: 6, len: 5, is_new: false });
+    assert_eq!(
+        codes[0].runs[0],
+        Run { old_start: start, old_len: 5, offset: 0, len: 6, is_new: true, deeper: Deeper::default() }
+    );
+    assert_eq!(
+        codes[0].runs[1],
+        Run { old_start: start + 5, old_len: 5, offset: 6, len: 5, is_new: false, deeper: Deeper::default() }
+    );
 }
 
 #[test]

@@ -1,9 +1,14 @@
 //! The one answer to "where is it now": output addresses of blocks, tables and targets.
 
+use std::collections::BTreeMap;
+
 use lifter::address::Va;
 use lifter::entity::{Block, EntityId, SecondaryMap, Table};
 use lifter::ir::{BlockFlags, CodeTarget, Program, RefRole, RefTarget};
 
+use rustc_hash::FxHashMap;
+
+use crate::clones::CloneId;
 use crate::encode::{FixupTarget, FragmentCode};
 use crate::materialize::{Out, OutProgram, OutTarget};
 use crate::relink::place::{Placement, TablePlace};
@@ -13,9 +18,11 @@ use crate::relink::place::{Placement, TablePlace};
 pub struct Addresses<'a> {
     program: &'a Program,
     placed: &'a SecondaryMap<Block, Option<Out>>,
+    in_clones: &'a FxHashMap<(CloneId, Block), Out>,
     /// By `Out`.
     out: Vec<Va>,
     tables: Vec<Va>,
+    clone_tables: BTreeMap<(CloneId, Table), Va>,
 }
 
 impl<'a> Addresses<'a> {
@@ -32,7 +39,14 @@ impl<'a> Addresses<'a> {
                 TablePlace::Untouched | TablePlace::InPlace => data.at,
             })
             .collect();
-        Addresses { program, placed: &out.placed, out: vas, tables }
+        Addresses {
+            program,
+            placed: &out.placed,
+            in_clones: &out.in_clones,
+            out: vas,
+            tables,
+            clone_tables: placement.clone_tables.clone(),
+        }
     }
 
     pub fn out(&self, out: Out) -> Va {
@@ -41,6 +55,11 @@ impl<'a> Addresses<'a> {
     /// Where a block runs now: its new place, or its old one if it has no other.
     pub fn block(&self, block: Block) -> Va {
         self.moved(block).unwrap_or(self.program.blocks[block].start)
+    }
+    /// Where a block of a clone runs; those that it does not have are the function's own.
+    pub(crate) fn block_in(&self, clone: Option<CloneId>, block: Block) -> Va {
+        let own = clone.and_then(|clone| self.in_clones.get(&(clone, block)));
+        own.map_or_else(|| self.block(block), |&out| self.out(out))
     }
     /// The new place of a block that moved.
     pub fn moved(&self, block: Block) -> Option<Va> {
@@ -64,6 +83,9 @@ impl<'a> Addresses<'a> {
         match target {
             FixupTarget::Code(target) => self.target(target),
             FixupTarget::Table(table) => self.table(table),
+            FixupTarget::TableOf(clone, table) => {
+                self.clone_tables.get(&(clone, table)).copied().unwrap_or_else(|| self.table(table))
+            }
         }
     }
     pub(crate) fn code(&self, target: CodeTarget) -> Va {

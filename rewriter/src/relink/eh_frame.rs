@@ -21,8 +21,9 @@ use lifter::entity::Fde;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
-pub(crate) use rows::FrameRows;
+pub(crate) use rows::{FrameRows, is_standard};
 
+use crate::clones::CloneId;
 use crate::relink::lsda::{self, LsdaBytes, pointer_len, push_sleb, push_uleb, write_pointer};
 
 const PCREL_SDATA4: u8 = gimli::DW_EH_PE_pcrel.0 | gimli::DW_EH_PE_sdata4.0;
@@ -31,6 +32,8 @@ const PCREL_SDATA4: u8 = gimli::DW_EH_PE_pcrel.0 | gimli::DW_EH_PE_sdata4.0;
 pub enum UnwindError {
     #[error("the pieces of output code at {0} are not ascending or not inside their fragment")]
     Pieces(Va),
+    #[error("the unwind entry of {0} can't be told for a deeper stack")]
+    Deeper(Va),
     #[error("two entries would cover the output code at {0}")]
     Overlap(Va),
     #[error("the unwind entry of {0} nests too deep, names too many registers or restores what it never saved")]
@@ -60,6 +63,32 @@ pub(crate) fn keeps_initial_row(unwind: &Unwind, fde: Fde, start: Va, end: Va) -
     *rows.at(start) == initial && rows.changes(start, end).all(|(at, row)| *at == end || *row == initial)
 }
 
+/// Whether an entry can be told for code with so many bytes more on the stack, on the way there too.
+pub(crate) fn can_be_deeper(unwind: &Unwind, fde: Fde, by: u8) -> bool {
+    let data = &unwind.fdes[fde];
+    let cie = &unwind.cies[data.cie as usize];
+    let is_told = |stack: u8| {
+        let deeper = rows::deepened(cie, data, Deeper { stack, saves: by });
+        deeper.is_some_and(|entry| rows::Rows::evaluate(cie, &entry).is_ok())
+    };
+    data.opaque_lsda.is_none() && is_told(by) && is_told(0)
+}
+
+/// By how many bytes things are lower on the stack than in the input, seen from the return address.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Deeper {
+    /// The stack pointer.
+    pub stack: u8,
+    /// Where registers are saved.
+    pub saves: u8,
+}
+
+impl Deeper {
+    pub fn by(bytes: u8) -> Self {
+        Deeper { stack: bytes, saves: bytes }
+    }
+}
+
 /// Whether an unwinder finds at an address of one entry of the input that these registers, by its numbers, and no others have been pushed.
 pub(crate) fn has_pushed(unwind: &Unwind, fde: Fde, at: Va, registers: &[u64]) -> bool {
     let data = &unwind.fdes[fde];
@@ -77,6 +106,10 @@ pub struct Piece {
     pub new_len: u32,
     /// Other code than the input's: all of it has the row and the call site of `old_start`.
     pub is_new: bool,
+    /// The rows are those of the input, `rows::deepened`.
+    pub deeper: Deeper,
+    /// The clone that it is part of: exceptions land there.
+    pub clone: Option<CloneId>,
 }
 
 impl Piece {
@@ -158,11 +191,11 @@ pub struct UnwindBytes {
 
 impl<'a> UnwindLayout<'a> {
     /// Entries and exception tables for output code at its final addresses. `landing_pad` maps the address of an input landing pad, of
-    /// a personality or of its slot to that of the output.
+    /// a personality or of its slot to that of the output, for code of a clone or of no clone.
     pub fn plan(
         unwind: &'a Unwind,
         fragments: &[UnwindFragment],
-        landing_pad: impl Fn(Va) -> Option<Va> + Sync,
+        landing_pad: impl Fn(Option<CloneId>, Va) -> Option<Va> + Sync,
     ) -> Result<Self, UnwindError> {
         let planned: Result<Vec<Vec<PlannedFde>>, UnwindError> =
             fragments.par_iter().map(|fragment| plan_fragment(unwind, fragment, &landing_pad)).collect();
@@ -177,7 +210,7 @@ impl<'a> UnwindLayout<'a> {
             eh_frame_hdr_len: HDR_HEADER_LEN + 8 * fdes.len() as u64,
             unwind,
             cie_offsets: vec![None; unwind.cies.len()],
-            personalities: unwind.cies.iter().map(|cie| landing_pad(cie.personality?.1)).collect(),
+            personalities: unwind.cies.iter().map(|cie| landing_pad(None, cie.personality?.1)).collect(),
             fdes,
             lsdas: Vec::new(),
         };
@@ -317,7 +350,7 @@ const ENTRY_ALIGN: u64 = 4;
 fn plan_fragment(
     unwind: &Unwind,
     fragment: &UnwindFragment,
-    landing_pad: &impl Fn(Va) -> Option<Va>,
+    landing_pad: &impl Fn(Option<CloneId>, Va) -> Option<Va>,
 ) -> Result<Vec<PlannedFde>, UnwindError> {
     let fragment_end = fragment.start + u64::from(fragment.len);
     let mut reached = fragment.start;
@@ -330,7 +363,10 @@ fn plan_fragment(
     let plan_run = |run: runs::Run| {
         let fde = &unwind.fdes[run.fde()];
         let table = match (fde.lsda, fde.opaque_lsda) {
-            (Some(index), _) => Table::Made(lsda::cut(&unwind.lsdas[index as usize], run.start(), &run.pieces, landing_pad)?),
+            (Some(index), _) => {
+                let clone = run.pieces[0].clone;
+                Table::Made(lsda::cut(&unwind.lsdas[index as usize], run.start(), &run.pieces, |pad| landing_pad(clone, pad))?)
+            }
             (None, Some(lsda)) if run.is_in_place() && run.start() == fde.start => Table::Kept(lsda),
             (None, Some(lsda)) => return Err(UnwindError::OpaqueTableMoved { code: fde.start, lsda }),
             (None, None) => Table::None,

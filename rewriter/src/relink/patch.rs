@@ -6,9 +6,11 @@
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
 use lifter::elf::image::{DynRelocPlace, Segment};
-use lifter::ir::{BlockData, BlockFlags, Program, RefKind, SlotData, SlotKind, TableBase, Terminator};
+use lifter::entity::Table;
+use lifter::ir::{BlockData, BlockFlags, Program, RefKind, SlotData, SlotKind, TableBase, TableData, Terminator};
 use object::elf;
 
+use crate::clones::CloneId;
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
 use crate::instrument::Start;
@@ -239,26 +241,41 @@ pub(crate) fn write_tables(
             TablePlace::InPlace => data.at,
             TablePlace::CopiedTo(va) => va,
         };
-        let base = match data.base {
-            TableBase::Own => at,
-            TableBase::Code(block) => addresses.block(block),
-            TableBase::Fixed(va) => va,
-            TableBase::Absolute => Va(0),
-        };
-        let mut bytes = Vec::with_capacity(data.targets.len() * usize::from(data.entry_size));
-        for &block in program.targets_of(table) {
-            let target = addresses.block(block);
-            let value = target.distance(base);
-            if data.entry_size == 8 {
-                bytes.extend_from_slice(&value.to_le_bytes());
-            } else {
-                let value = i32::try_from(value).map_err(|_| Error::OutOfReach { at, target })?;
-                bytes.extend_from_slice(&value.to_le_bytes());
-            }
-        }
-        out.write(at, &bytes)?;
+        write_table(program, data, table, (None, at), addresses, out)?;
+    }
+    for (&(clone, table), &at) in &placement.clone_tables {
+        write_table(program, &program.tables[table], table, (Some(clone), at), addresses, out)?;
     }
     Ok(())
+}
+
+/// A table at its place, for the functions or for a clone.
+fn write_table(
+    program: &Program,
+    data: &TableData,
+    table: Table,
+    (clone, at): (Option<CloneId>, Va),
+    addresses: &Addresses<'_>,
+    out: &mut OutBytes,
+) -> Result<()> {
+    let base = match data.base {
+        TableBase::Own => at,
+        TableBase::Code(block) => addresses.block(block),
+        TableBase::Fixed(va) => va,
+        TableBase::Absolute => Va(0),
+    };
+    let mut bytes = Vec::with_capacity(data.targets.len() * usize::from(data.entry_size));
+    for &block in program.targets_of(table) {
+        let target = addresses.block_in(clone, block);
+        let value = target.distance(base);
+        if data.entry_size == 8 {
+            bytes.extend_from_slice(&value.to_le_bytes());
+        } else {
+            let value = i32::try_from(value).map_err(|_| Error::OutOfReach { at, target })?;
+            bytes.extend_from_slice(&value.to_le_bytes());
+        }
+    }
+    out.write(at, &bytes)
 }
 
 /// `.dynsym` values, sizes and section indices, `DT_INIT` and `DT_FINI`, and where tables are that moved.

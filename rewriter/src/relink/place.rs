@@ -5,7 +5,9 @@
 //!
 //! **When a table is copied.** Overwriting is allowed where the count is proven and nothing else names its bytes; otherwise the words
 //! behind a wrong count would be someone's data. A copy that is too long harms nothing. Tables of addresses that a relocation names
-//! word by word (`TableBase::Absolute` in *replace* mode) are slots, and follow as such.
+//! word by word (`TableBase::Absolute` in *replace* mode) are slots, and follow as such. A clone has a copy of its own of each table that it names.
+
+use std::collections::BTreeMap;
 
 use lifter::Image;
 use lifter::address::Va;
@@ -13,6 +15,7 @@ use lifter::elf::image::SectionData;
 use lifter::entity::{Block, SecondaryMap, Table};
 use lifter::ir::{Program, RefTarget, TableBase, TableBound};
 
+use crate::clones::CloneId;
 use crate::encode::FragmentCode;
 use crate::materialize::OutProgram;
 use crate::plan::Temperature;
@@ -33,6 +36,8 @@ pub(crate) struct Placement {
     /// Of each fragment's first byte.
     pub(crate) fragments: Vec<Va>,
     pub(crate) tables: SecondaryMap<Table, TablePlace>,
+    /// The copies of clones.
+    pub(crate) clone_tables: BTreeMap<(CloneId, Table), Va>,
     /// Where copied tables are that got a section of their own, so that whoever reads the output knows them for data.
     pub(crate) copies: Option<(Va, Va)>,
     pub(crate) space: Space,
@@ -49,10 +54,12 @@ pub(crate) fn place(
     let code = image.sections.iter().filter(|(id, _)| image.is_movable_code_section(*id));
     let ends: Vec<Va> = code.map(|(_, section)| section.end()).collect();
     let (mut tables, copied) = places_of_tables(program, out);
+    let mut clone_tables = clone_tables(program, out);
     let mut free = free_text(image, program);
     let mut front = None;
     if out.fills_from_end {
-        let copied_bytes: u64 = copied.iter().map(|&table| copy_len(program, table)).sum();
+        let all = copied.iter().copied().chain(clone_tables.keys().map(|key| key.1));
+        let copied_bytes: u64 = all.map(|table| copy_len(program, table)).sum();
         front = take_front(image, &mut free, code_len(out, codes) + copied_bytes + COPY_ALIGN);
     }
     let mut space = Space::new(free, &ends, overflow);
@@ -66,8 +73,8 @@ pub(crate) fn place(
         };
         fragments.push(at);
     }
-    let copies = place_copies(program, &copied, &mut tables, &mut space);
-    Placement { fragments, tables, copies, space }
+    let copies = place_copies(program, &copied, &mut tables, &mut clone_tables, &mut space);
+    Placement { fragments, tables, clone_tables, copies, space }
 }
 
 /// What becomes of each table, but for those that have to be copied, which come besides.
@@ -143,18 +150,42 @@ fn place_copies(
     program: &Program,
     copied: &[Table],
     places: &mut SecondaryMap<Table, TablePlace>,
+    of_clones: &mut BTreeMap<(CloneId, Table), Va>,
     space: &mut Space,
 ) -> Option<(Va, Va)> {
-    let size: u64 = copied.iter().map(|&table| copy_len(program, table)).sum();
+    let all = copied.iter().copied().chain(of_clones.keys().map(|key| key.1));
+    let size: u64 = all.map(|table| copy_len(program, table)).sum();
     let run = if size == 0 { None } else { space.take_together(size, COPY_ALIGN) };
     let mut next = run;
-    for &table in copied {
+    let mut take = |table: Table| {
         let data = &program.tables[table];
         let at = next.unwrap_or_else(|| space.take_anywhere(data.byte_len(), u64::from(data.entry_size)));
-        places[table] = TablePlace::CopiedTo(at);
         next = next.map(|at| at + copy_len(program, table));
+        at
+    };
+    for &table in copied {
+        places[table] = TablePlace::CopiedTo(take(table));
+    }
+    for (&(_, table), at) in of_clones {
+        *at = take(table);
     }
     run.map(|start| (start, start + size))
+}
+
+/// The tables that clones name, not yet placed.
+fn clone_tables(program: &Program, out: &OutProgram) -> BTreeMap<(CloneId, Table), Va> {
+    let mut named = BTreeMap::new();
+    for fragment in &out.fragments {
+        let Some(clone) = fragment.clone else { continue };
+        for (_, block) in out.fragment_blocks(fragment) {
+            for r in program.block_refs(block.origin) {
+                if let RefTarget::Table(table) = r.target {
+                    named.insert((clone, table), Va(0));
+                }
+            }
+        }
+    }
+    named
 }
 
 /// Brings tables back that alone would be behind the image, if the unwind tables left room for all of them: a segment more is dear.
@@ -166,7 +197,13 @@ pub(crate) fn recall_copies(image: &Image<'_>, program: &Program, placement: &mu
     let size: u64 = behind.iter().map(|&table| size_of(table)).sum();
     let has_code = placement.fragments.iter().any(|&at| at >= start);
     let has_unwind = places.sections.iter().flatten().any(|&(at, _)| at >= start);
-    if behind.is_empty() || start == end || has_code || has_unwind || placement.copies.is_some_and(|(at, _)| at < start) {
+    if !placement.clone_tables.is_empty()
+        || behind.is_empty()
+        || start == end
+        || has_code
+        || has_unwind
+        || placement.copies.is_some_and(|(at, _)| at < start)
+    {
         return;
     }
     let fits = |region: &&mut Interval| {

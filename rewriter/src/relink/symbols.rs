@@ -6,6 +6,8 @@
 //! temperature: that is how compilers call what is a part of a function and no function, and `gdb` and relift's own reader go by it. `gdb`
 //! prints such a frame under the function's name and, unlike with `.part.0` or with the bare name, sets no second breakpoint there.
 //!
+//! A clone is a function of its own: `name.relift.1` and so on, by the order of clones, and its further fragments are that name's parts.
+//!
 //! Exported symbols stay where pointers to them lead, the anchor in *guard* mode. Their sizes shrink to what is theirs there, or `dladdr`
 //! and `gdb` would give their names to the code that took the rest of their old place.
 
@@ -20,6 +22,7 @@ use object::elf;
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::clones::CloneId;
 use crate::encode::FragmentCode;
 use crate::materialize::{Out, OutFragment, OutProgram};
 use crate::relink::addresses::Addresses;
@@ -151,18 +154,29 @@ struct Part<'a> {
     of: &'a str,
     at: Va,
     size: u64,
+    /// The clone that it is part of, and whether it is the part with the entry.
+    clone: Option<(CloneId, bool)>,
 }
 
 fn write_part_symbols(image: &Image<'_>, placed: Placed<'_>, table: &SectionTable, strings: &mut Vec<u8>, bytes: &mut Vec<u8>) {
     // The compiler may have named a part of the function so itself.
     let taken: FxHashSet<&str> = image.symbols.values().map(|s| s.name).filter(|name| name.contains(SUFFIX)).collect();
-    let mut counts = FxHashMap::<&str, u32>::default();
+    let mut counts = FxHashMap::<String, u32>::default();
     let mut name = String::new();
-    for part in parts(image, placed).into_iter().chain(anchors(image, placed)) {
-        let count = counts.entry(part.of).or_default();
+    let parts: Vec<Part<'_>> = parts(image, placed).into_iter().chain(anchors(image, placed)).collect();
+    let clones = clone_names(&parts);
+    for part in parts {
+        let (of, is_entry) = match part.clone {
+            Some((clone, is_entry)) => (clones.get(&clone).map_or(part.of, String::as_str), is_entry),
+            None => (part.of, false),
+        };
+        let count = counts.entry(of.to_owned()).or_default();
         loop {
             name.clear();
-            name.push_str(part.of);
+            name.push_str(of);
+            if is_entry {
+                break;
+            }
             name.push_str(SUFFIX);
             if *count > 0 {
                 let _infallible = write!(name, ".{count}");
@@ -189,6 +203,19 @@ fn write_part_symbols(image: &Image<'_>, placed: Placed<'_>, table: &SectionTabl
 
 const SUFFIX: &str = ".cold";
 
+/// Names of clones: those of one function are counted from 1.
+fn clone_names(parts: &[Part<'_>]) -> FxHashMap<CloneId, String> {
+    let mut entries: Vec<(CloneId, &str)> = parts.iter().filter_map(|p| Some((p.clone.filter(|c| c.1)?.0, p.of))).collect();
+    entries.sort_unstable();
+    let mut counts = FxHashMap::<&str, u32>::default();
+    let name = |(clone, of)| {
+        let count = counts.entry(of).or_default();
+        *count += 1;
+        (clone, format!("{of}.relift.{count}"))
+    };
+    entries.into_iter().map(name).collect()
+}
+
 fn is_function(symbol: &&SymbolData<'_>) -> bool {
     symbol.has_address() && [elf::STT_FUNC, elf::STT_GNU_IFUNC].contains(&symbol.st_type()) && !symbol.name.is_empty()
 }
@@ -209,7 +236,9 @@ fn parts<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> Vec<Part<'a>> {
         let named = placed.program.block_at(Va(symbol.st_value)).map(|block| placed.addresses.block(block));
         let of = symbol.name.split(SUFFIX).next().unwrap_or(symbol.name);
         let size = placed.codes[index].bytes.len() as u64;
-        (named != Some(at) && !of.is_empty()).then_some(Part { of, at, size })
+        let is_entry = |clone: CloneId| fragment.blocks.contains(&(placed.out.clone_entries[clone.index()].index() as u32));
+        let clone = fragment.clone.map(|clone| (clone, is_entry(clone)));
+        (named != Some(at) && !of.is_empty()).then_some(Part { of, at, size, clone })
     };
     placed.out.fragments.par_iter().enumerate().filter_map(part).collect()
 }
@@ -222,6 +251,6 @@ fn anchors<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> impl Iterator<Item =
         let data = &placed.program.blocks[block];
         let is_anchor = data.flags.contains(BlockFlags::ANCHOR) && placed.addresses.moved(block).is_some();
         let of = symbol.name.split(SUFFIX).next().unwrap_or(symbol.name);
-        (is_anchor && seen.insert(block)).then(|| Part { of, at: data.start, size: data.anchor_len(image.has_ibt) })
+        (is_anchor && seen.insert(block)).then(|| Part { of, at: data.start, size: data.anchor_len(image.has_ibt), clone: None })
     })
 }

@@ -11,12 +11,13 @@ use lifter::ir::{Program, RefTarget};
 use object::elf;
 use rayon::prelude::*;
 
+use crate::clones::CloneId;
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
 use crate::materialize::{OutFragment, OutProgram};
 use crate::plan::Temperature;
 use crate::relink::addresses::Addresses;
-use crate::relink::eh_frame::{Piece, UnwindFragment};
+use crate::relink::eh_frame::{Deeper, Piece, UnwindFragment};
 use crate::relink::place::Placement;
 use crate::relink::space::{Interval, PAGE, Space};
 
@@ -54,7 +55,7 @@ pub(crate) fn fragments(
     placement: &Placement,
 ) -> Vec<UnwindFragment> {
     debug_assert_eq!(codes.len(), out.fragments.len());
-    let moved = codes.par_iter_mut().zip(&placement.fragments).map(|(code, &at)| {
+    let moved = codes.par_iter_mut().zip(&placement.fragments).zip(&out.fragments).map(|((code, &at), fragment)| {
         let mut pieces: Vec<Piece> = Vec::with_capacity(code.runs.len());
         for run in std::mem::take(&mut code.runs) {
             let piece = Piece {
@@ -63,6 +64,8 @@ pub(crate) fn fragments(
                 new_start: at + u64::from(run.offset),
                 new_len: run.len,
                 is_new: run.is_new,
+                deeper: run.deeper,
+                clone: fragment.clone,
             };
             match pieces.last_mut() {
                 Some(last) if continues(last, &piece) => {
@@ -134,7 +137,15 @@ fn identity(start: Va, end: Va) -> UnwindFragment {
     UnwindFragment {
         start,
         len,
-        pieces: vec![Piece { old_start: start, old_len: len, new_start: start, new_len: len, is_new: false }],
+        pieces: vec![Piece {
+            old_start: start,
+            old_len: len,
+            new_start: start,
+            new_len: len,
+            is_new: false,
+            deeper: Deeper::default(),
+            clone: None,
+        }],
     }
 }
 
@@ -142,6 +153,7 @@ fn identity(start: Va, end: Va) -> UnwindFragment {
 fn continues(last: &Piece, next: &Piece) -> bool {
     !last.is_new
         && !next.is_new
+        && last.deeper == next.deeper
         && last.old_len == last.new_len
         && next.old_len == next.new_len
         && last.old_start + u64::from(last.old_len) == next.old_start
@@ -149,9 +161,9 @@ fn continues(last: &Piece, next: &Piece) -> bool {
 }
 
 /// The new place of a landing pad.
-pub(crate) fn landing_pad(program: &Program, addresses: &Addresses<'_>, pad: Va) -> Option<Va> {
+pub(crate) fn landing_pad(program: &Program, addresses: &Addresses<'_>, clone: Option<CloneId>, pad: Va) -> Option<Va> {
     match program.block_at(pad) {
-        Some(block) => Some(addresses.block(block)),
+        Some(block) => Some(addresses.block_in(clone, block)),
         // In code that is not lifted nothing moves.
         None => program.block_containing(pad).is_none().then_some(pad),
     }
@@ -442,6 +454,7 @@ mod tests {
             unwind_class: 0,
             blocks: 0..1,
             clone: None,
+            deeper: 0,
         };
         let fragment = |&(start, len, _): &(u64, u32, Temperature)| UnwindFragment {
             len,

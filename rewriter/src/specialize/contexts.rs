@@ -3,7 +3,7 @@
 //! A context has a body if instructions are gone in its case that stay where nothing is known. Bodies are shared by content: cases in which the same becomes of the same
 //! instructions have one. The case is the situation: all that a context passes on depends on it alone.
 
-use analysis::constants::{Case, CaseData, Exploration, FoundContext, Simplified};
+use analysis::constants::{Case, CaseData, ContextId, Exploration, FoundContext, Simplified};
 use analysis::procedures::Procedure;
 use lifter::entity::{EntityId, PrimaryMap};
 use rustc_hash::FxHashMap;
@@ -30,13 +30,13 @@ pub fn procedure_of(function: FunctionId) -> Procedure {
 
 impl ContextForest {
     /// The forest in which contexts have a body if their case is worth one.
-    pub fn build(found: &Exploration<'_, '_>, is_worth_it: impl Fn(&FoundContext, &CaseData) -> bool) -> Self {
+    pub fn build(found: &Exploration<'_, '_>, is_worth_it: impl Fn(ContextId, &FoundContext, &CaseData) -> bool) -> Self {
         let mut builder = ForestBuilder::default();
         let mut nodes: Vec<Node> = Vec::with_capacity(found.contexts.len());
         let mut bodies: PrimaryMap<Body, Case> = PrimaryMap::new();
         let mut by_content: FxHashMap<(Procedure, &Simplified), Body> = FxHashMap::default();
         let mut num_optimizable = 0;
-        for context in found.contexts.values() {
+        for (id, context) in found.contexts.iter() {
             let case = &found.cases[context.case];
             let function = function_of(case.procedure);
             let node = match context.parent {
@@ -48,7 +48,7 @@ impl ContextForest {
                 continue;
             }
             builder.set_situation(node, Situation::new(context.case.index()));
-            if case.removed > 0 && is_worth_it(context, case) {
+            if case.removed > 0 && is_worth_it(id, context, case) {
                 num_optimizable += 1;
                 let body = by_content.entry((case.procedure, &case.simplified)).or_insert_with(|| bodies.push(context.case));
                 builder.set_body(node, *body);

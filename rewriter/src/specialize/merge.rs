@@ -39,8 +39,19 @@ pub struct Merged {
 
 impl Merged {
     pub fn build(forest: &Forest) -> Self {
-        let items = Items::collect(forest);
-        let class_of_item = items.refine();
+        let items = Items::collect(forest, false);
+        let classes = items.refine();
+        Self::of_classes(&items, &classes)
+    }
+
+    /// A state for each context, though some can't be told apart: what cloning all paths makes.
+    pub fn apart(forest: &Forest) -> Self {
+        let items = Items::collect(forest, true);
+        let classes: Vec<u32> = (0..items.all.len() as u32).collect();
+        Self::of_classes(&items, &classes)
+    }
+
+    fn of_classes(items: &Items, class_of_item: &[u32]) -> Self {
         let mut merged = Merged::default();
         let mut first_of: Vec<usize> = Vec::new();
         for (item, &class) in class_of_item.iter().enumerate() {
@@ -84,14 +95,15 @@ struct Items {
 }
 
 impl Items {
-    fn collect(forest: &Forest) -> Self {
+    /// With `is_apart`, contexts of one situation have an item each.
+    fn collect(forest: &Forest, is_apart: bool) -> Self {
         let mut items = Items { all: Vec::new(), of_node: Vec::with_capacity(forest.nodes.len()) };
         let mut by_situation: FxHashMap<(FunctionId, Situation), usize> = FxHashMap::default();
         let mut members: Vec<Vec<Node>> = Vec::new();
         for (node, data) in forest.nodes.iter() {
             let is_original = data.parent.is_none();
             let next = items.all.len();
-            let item = match data.situation.filter(|_| !is_original) {
+            let item = match data.situation.filter(|_| !is_original && !is_apart) {
                 Some(situation) => *by_situation.entry((data.function, situation)).or_insert(next),
                 None => next,
             };
@@ -101,6 +113,9 @@ impl Items {
             }
             members[item].push(node);
             items.of_node.push(item);
+        }
+        if is_apart {
+            add_those_alike(forest, &mut members);
         }
         let plain = items.add_plain(forest);
         let sites = relevant_sites(forest);
@@ -161,6 +176,25 @@ impl Items {
             }
             count = finer_count;
         }
+    }
+}
+
+/// To each item's only context, if no call of it leads on, one of the same situation from which most do.
+fn add_those_alike(forest: &Forest, members: &mut [Vec<Node>]) {
+    let mut most: FxHashMap<(FunctionId, Situation), Node> = FxHashMap::default();
+    let key = |node: Node| {
+        let data = &forest.nodes[node];
+        data.situation.filter(|_| data.parent.is_some()).map(|situation| (data.function, situation))
+    };
+    let children = |node: Node| forest.nodes[node].children.len();
+    for node in forest.nodes.keys() {
+        if let Some(key) = key(node) {
+            let known = most.entry(key).or_insert(node);
+            *known = if children(node) > children(*known) { node } else { *known };
+        }
+    }
+    for members in members.iter_mut().filter(|members| children(members[0]) == 0) {
+        members.extend(key(members[0]).and_then(|key| most.get(&key)));
     }
 }
 

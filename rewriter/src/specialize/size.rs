@@ -1,20 +1,23 @@
 //! How many bytes of code each way to have the contexts would take, before any is made.
 //!
-//! The lengths of functions and bodies are those of their instructions. What calls take beside the call itself is counted by these sequences:
-//! * to pass a state: two pushes of a byte, which keep the stack aligned, and a `lea` that takes them off;
-//! * to choose by comparing: a load of the state from the frame, then for each target but the last a compare, a branch, the call and a jump behind the others;
-//! * to choose by a table: the load, the table's address, the entry, the indirect call; and eight bytes for each state.
+//! The lengths of functions and bodies are those of their instructions. What states take beside is counted by the sequences of `emit::code`:
+//! * to keep a state: two pushes, and a `lea` for each way out, of which one is counted;
+//! * to pass one: a `mov`;
+//! * to choose by comparing: for each target but the last a compare, a branch, the call and a jump behind the others;
+//! * to choose by a table: the table's address, the sum, the indirect call; and 16 bytes for each state.
+//!
+//! Functions that can't keep a state get more copies than are counted here, those that can't be copied none.
 
 use super::copies::{Call, Copies, Target};
 use super::forest::Forest;
 use super::{Body, FunctionId};
 
-const PASS_STATE: u64 = 2 + 2 + 5;
-const LOAD_STATE: u64 = 5;
-const COMPARE: u64 = 4 + 2 + 5 + 2;
+const KEEP_STATE: u64 = 4 + 5;
+const PASS_STATE: u64 = 6;
+const COMPARE: u64 = 5 + 2 + 5 + 2;
 const CALL: u64 = 5;
-const BY_TABLE: u64 = LOAD_STATE + 7 + 5 + 3 + 3;
-const TABLE_ENTRY: u64 = 8;
+const BY_TABLE: u64 = 7 + 5 + 4;
+const TABLE_ENTRY: u64 = 16;
 
 /// How long functions and bodies are.
 pub trait Lengths {
@@ -52,7 +55,9 @@ impl Sizes {
             sizes.table += bytes;
             sizes.shorter += bytes;
         };
-        copies.copies.values().for_each(|copy| add(len(copy.function, copy.body)));
+        for (copy, data) in copies.copies.iter() {
+            add(len(data.function, data.body) + if copies.needs_state(copy) { KEEP_STATE } else { 0 });
+        }
         copies.roots.iter().for_each(|&(_, _, target)| add(passes(target)));
         for copy in copies.copies.values() {
             sizes.full_shared += len(copy.function, copy.body) * copy.states.len() as u64;
@@ -76,8 +81,7 @@ fn choosing(call: &Call, passes: &dyn Fn(Target) -> u64) -> (u64, u64) {
     targets.sort_unstable();
     targets.dedup();
     let passed: u64 = targets.iter().map(|&target| passes(target)).sum();
-    let by_compares = LOAD_STATE + (targets.len() as u64 - 1) * COMPARE + passed;
-    let most = targets.iter().map(|&target| passes(target)).max().unwrap_or(0);
-    let by_table = BY_TABLE - CALL + most + TABLE_ENTRY * call.targets.len() as u64;
+    let by_compares = (targets.len() as u64 - 1) * COMPARE + passed;
+    let by_table = BY_TABLE - CALL + TABLE_ENTRY * call.targets.len() as u64;
     (by_compares, by_table)
 }

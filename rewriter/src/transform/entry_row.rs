@@ -4,11 +4,7 @@ use lifter::address::Va;
 use lifter::entity::Block;
 use lifter::ir::Program;
 
-use crate::relink::eh_frame::{has_pushed, keeps_initial_row};
-
-/// `DW_CFA_def_cfa rsp, 8` and `DW_CFA_offset` of the return address: the state at an entry, as every compiler's CIE has it.
-const ENTRY_ROW: [u8; 5] = [0x0c, 7, 8, 0x90, 1];
-const RETURN_ADDRESS_COLUMN: u64 = 16;
+use crate::relink::eh_frame::{has_pushed, is_standard, keeps_initial_row};
 
 /// Whether the frame description of a block says so from its start up to `end`, an address in it.
 pub(super) fn has_entry_row(program: &Program, block: Block, end: Va) -> bool {
@@ -16,11 +12,7 @@ pub(super) fn has_entry_row(program: &Program, block: Block, end: Va) -> bool {
     let Some(fde) = program.ranges[data.range as usize].fde else { return false };
     let described = &program.unwind.fdes[fde];
     let cie = &program.unwind.cies[described.cie as usize];
-    let is_standard = cie.instructions.strip_prefix(&ENTRY_ROW).is_some_and(|rest| rest.iter().all(|&byte| byte == 0))
-        && cie.data_alignment == -8
-        && cie.return_register == RETURN_ADDRESS_COLUMN
-        && !cie.is_signal_frame;
-    is_standard && described.opaque_lsda.is_none() && keeps_initial_row(&program.unwind, fde, data.start, end)
+    is_standard(cie) && described.opaque_lsda.is_none() && keeps_initial_row(&program.unwind, fde, data.start, end)
 }
 
 /// Whether the frame description of a block says at an address in it that these registers, by their numbers in encodings, have been pushed and nothing else.

@@ -61,7 +61,7 @@ pub(super) fn run(
     for &budget in &args.contexts {
         let started = timing::processor_seconds();
         let found = timing.phase("follow constants", |_| Exploration::run(summaries, counts, uses.clone(), budget));
-        let whole = timing.phase("build the machine", |_| ContextForest::build(&found, |_, case| case.removed >= args.least));
+        let whole = timing.phase("build the machine", |_| ContextForest::build(&found, |_, _, case| case.removed >= args.least));
         let machine = Machine::build(&whole.forest);
         let merged = Merged::build(&whole.forest);
         let copies = Copies::build(&merged);

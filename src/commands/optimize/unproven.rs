@@ -4,16 +4,15 @@
 //! not cost the user the whole output, and an edit that is wrong must not get through.
 //!
 //! **Method.** Where an output does not pass, the edits in question are taken out of the functions that violations are about, and all is made and checked again; of all functions, if no
-//! violation is about one of them. Clones that violations are about are left out as well. What is written is what passed, and the report says how many edits and clones were left out.
-//! Each round leaves out at least one function that had an edit, or one clone, and the rounds are limited. Clones are planned alike in each round, so a clone keeps its number. Schedules go first, in the first rounds block by block: there are many in a function, and one is worth least of all edits.
+//! violation is about one of them. Clones go first, all of them, since what callers pass and clones take for granted is one plan. What is written is what passed, and the report says how many edits and clones
+//! were left out. Each round leaves out the clones or at least one function that had an edit, and the rounds are limited. Schedules go first, in the first rounds block by block: there are many in a function, and one is worth least of all edits.
 
 use std::collections::BTreeSet;
 
 use checker::ViolationKind;
-use lifter::Va;
 use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::Program;
-use rewriter::clones::{self, CloneId};
+use rewriter::clones;
 use rewriter::edit::{Change, EditPlan};
 use rewriter::relink::Relinked;
 
@@ -27,12 +26,9 @@ pub(super) struct Unproven {
     blocks: BTreeSet<Block>,
     /// How many edits went that way.
     num_edits: usize,
-    /// Clones that it could not follow, by their numbers in the plan.
-    clones: BTreeSet<CloneId>,
-    /// How many clones went, those that nothing else leads to among them.
+    /// It could not follow the clones.
+    pub(super) has_no_clones: bool,
     num_clones: usize,
-    /// By number in the plan that was made last, that in the plan of all.
-    numbers: Vec<CloneId>,
     tries: u32,
 }
 
@@ -57,9 +53,10 @@ impl Unproven {
             !(is_out && Self::is_in_question(r.change))
         });
         self.num_edits = count - edits.replacements.len();
-        let count = edits.clones.len();
-        self.numbers = clones::leave_out(edits, &self.clones);
-        self.num_clones = count - edits.clones.len();
+        if self.has_no_clones {
+            self.num_clones = edits.clones.len();
+            clones::leave_out(edits);
+        }
     }
 
     /// Finds the edited functions that violations are about, or because of which others are not found. False if there is none, so that the check stands as it is.
@@ -73,9 +70,12 @@ impl Unproven {
         if is_whole || (edited.is_empty() && edits.clones.is_empty()) {
             return false;
         }
+        if !edits.clones.is_empty() {
+            self.has_no_clones = true;
+            return true;
+        }
         self.tries += 1;
-        let has_clones = self.find_clones(edits, relinked, checked);
-        if self.tries <= Self::TRIES_BY_BLOCK && (self.find_blocks(edits, relinked, checked) || has_clones) {
+        if self.tries <= Self::TRIES_BY_BLOCK && self.find_blocks(edits, relinked, checked) {
             return true;
         }
         let is_about = |&func: &Func| {
@@ -90,10 +90,7 @@ impl Unproven {
             is_at || checked.violations.iter().filter_map(|v| v.input).any(owns)
         };
         let found: Vec<Func> = edited.iter().copied().filter(is_about).collect();
-        if (found.is_empty() && !has_clones) || self.tries >= Self::TRIES_MAX {
-            self.clones.extend(&self.numbers);
-        }
-        let all = if (found.is_empty() && !has_clones) || self.tries >= Self::TRIES_MAX { edited } else { found };
+        let all = if found.is_empty() || self.tries >= Self::TRIES_MAX { edited } else { found };
         let mut scheduled: Vec<Func> =
             edits.replacements.iter().filter(|r| r.change == Change::Schedule).map(|r| program.func_of(r.block)).collect();
         scheduled.sort_unstable();
@@ -101,18 +98,6 @@ impl Unproven {
         self.schedules.extend(scheduled);
         self.functions.extend(others);
         true
-    }
-
-    /// Finds the clones that violations are about.
-    fn find_clones(&mut self, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
-        let about = |&&(_, start, end): &&(CloneId, Va, Va)| {
-            checked.violations.iter().any(|violation| (start.0..end.0).contains(&violation.address))
-        };
-        let found: BTreeSet<CloneId> = relinked.clones.iter().filter(about).map(|&(clone, ..)| clone).collect();
-        let known = found.into_iter().filter(|&clone| edits.clones.get(clone).is_some());
-        let count = self.clones.len();
-        self.clones.extend(known.filter_map(|clone| self.numbers.get(clone.index())));
-        self.clones.len() > count
     }
 
     /// Finds the scheduled blocks that violations are about.

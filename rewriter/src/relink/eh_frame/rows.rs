@@ -17,14 +17,64 @@ use std::rc::Rc;
 
 use lifter::Va;
 use lifter::elf::cfi::Instruction;
-use lifter::elf::eh_frame::{CieData, FdeData};
+use lifter::elf::eh_frame::{CfiOp, CieData, FdeData};
 
-use crate::relink::eh_frame::UnwindError;
+use crate::relink::eh_frame::{Deeper, UnwindError};
 use crate::relink::lsda::{push_sleb, push_uleb};
 
 /// Far more than any frame saves.
 const MAX_REGISTERS: usize = 128;
 const MAX_DEPTH: usize = 16;
+
+/// DWARF's numbers of the stack pointer and of the return address.
+const STACK_POINTER: u64 = 7;
+const RETURN_ADDRESS: u64 = 16;
+
+/// `DW_CFA_def_cfa rsp, 8` and `DW_CFA_offset` of the return address: the state at an entry, as every compiler's CIE has it.
+const ENTRY_ROW: [u8; 5] = [0x0c, 7, 8, 0x90, 1];
+
+/// Whether a common entry says of a function's first instruction what compilers say.
+pub(crate) fn is_standard(cie: &CieData) -> bool {
+    cie.instructions.strip_prefix(&ENTRY_ROW).is_some_and(|rest| rest.iter().all(|&byte| byte == 0))
+        && cie.data_alignment == -8
+        && cie.return_register == RETURN_ADDRESS
+        && !cie.is_signal_frame
+}
+
+/// The entry for code with so many bytes more between the return address and what it has below it: the frame address is so much further
+/// from the stack pointer, and the saves, but for the return address, from the frame address. `None` where the frame address does not count from the stack pointer, or is
+/// not understood.
+pub(crate) fn deepened(cie: &CieData, fde: &FdeData, deeper: Deeper) -> Option<FdeData> {
+    let (by, saves_by) = (i64::from(deeper.stack), i64::from(deeper.saves));
+    if !is_standard(cie) || by % 8 != 0 || saves_by % 8 != 0 {
+        return None;
+    }
+    let frame_address = |offset: i64| {
+        let mut bytes = vec![gimli::DW_CFA_def_cfa.0];
+        push_uleb(&mut bytes, STACK_POINTER);
+        push_uleb(&mut bytes, u64::try_from(offset + by).ok()?);
+        Some(bytes)
+    };
+    let mut ops = vec![CfiOp { at: fde.start, bytes: frame_address(8)?.into() }];
+    for op in &fde.ops {
+        let bytes = match Instruction::decode(&op.bytes, cie.data_alignment)?.0 {
+            Instruction::DefCfa { register: STACK_POINTER, offset } | Instruction::DefCfaOffset(offset) => {
+                frame_address(offset)?.into()
+            }
+            Instruction::Offset { register, offset } if register < RETURN_ADDRESS && offset < 0 => {
+                let mut bytes = vec![gimli::DW_CFA_offset.0 | register as u8];
+                push_uleb(&mut bytes, (saves_by - offset).unsigned_abs() / 8);
+                bytes.into()
+            }
+            Instruction::Restore(_) | Instruction::RememberState | Instruction::RestoreState | Instruction::Nop => {
+                op.bytes.clone()
+            }
+            _ => return None,
+        };
+        ops.push(CfiOp { at: op.at, bytes });
+    }
+    Some(FdeData { ops, ..fde.clone() })
+}
 
 /// How the canonical frame address is computed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

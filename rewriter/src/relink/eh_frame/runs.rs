@@ -11,13 +11,15 @@
 //! a piece (a branch that was inserted or grew) have the row of the address behind the piece in the input: control that runs on
 //! past the piece had that row there, and where it does not run on, no instruction starts in these bytes.
 
+use std::borrow::Cow;
+
 use lifter::Va;
 use lifter::elf::Unwind;
 use lifter::elf::eh_frame::FdeData;
 use lifter::entity::{EntityId, Fde};
 
-use crate::relink::eh_frame::rows::{Row, Rows};
-use crate::relink::eh_frame::{Piece, UnwindError, UnwindFragment};
+use crate::relink::eh_frame::rows::{Row, Rows, deepened};
+use crate::relink::eh_frame::{Deeper, Piece, UnwindError, UnwindFragment};
 
 /// Neighboring pieces that one output entry covers.
 #[derive(Debug)]
@@ -56,7 +58,7 @@ pub(super) fn runs_of(unwind: &Unwind, fragment: &UnwindFragment) -> Vec<Run> {
                 return;
             };
             match runs.last_mut() {
-                Some(run) if is_open && may_join(unwind, run.fdes[run.fdes.len() - 1], fde, is_first_part) => {
+                Some(run) if is_open && may_join(unwind, run, (&part, fde), is_first_part) => {
                     run.pieces.push(part);
                     run.fdes.push(fde);
                 }
@@ -72,10 +74,13 @@ pub(super) fn runs_of(unwind: &Unwind, fragment: &UnwindFragment) -> Vec<Run> {
 
 /// Whether code of `next` may continue an output entry that ends with code of `last`. Entries that lie side by side in one piece
 /// stay apart: nothing is gained by a longer program for unwinders to run through.
-fn may_join(unwind: &Unwind, last: Fde, next: Fde, is_first_part: bool) -> bool {
+fn may_join(unwind: &Unwind, run: &Run, (part, next): (&Piece, Fde), is_first_part: bool) -> bool {
+    let last = run.fdes[run.fdes.len() - 1];
+    let is_one_clone = run.pieces[0].clone == part.clone;
     let has_table = |f: &FdeData| f.lsda.is_some() || f.opaque_lsda.is_some();
     let (a, b) = (&unwind.fdes[last], &unwind.fdes[next]);
-    last == next || (is_first_part && a.cie == b.cie && !has_table(a) && !has_table(b))
+    let without_tables = !has_table(a) && !has_table(b);
+    last == next && (is_one_clone || without_tables) || (is_first_part && a.cie == b.cie && without_tables)
 }
 
 /// Cuts a piece where input entries begin and end. New bytes without an input byte belong to the last part.
@@ -137,6 +142,9 @@ impl Writer {
 
 /// The call frame instructions of a run. What can't be evaluated can still be re-timed.
 pub(super) fn instructions(unwind: &Unwind, run: &Run) -> Result<Vec<u8>, UnwindError> {
+    if run.pieces.iter().any(|piece| piece.deeper != Deeper::default()) {
+        return differences(unwind, run);
+    }
     let Some(retimed) = retimed(&unwind.fdes[run.fde()], run)? else { return differences(unwind, run) };
     Ok(match differences(unwind, run) {
         Ok(differences) if differences.len() < retimed.len() => differences,
@@ -170,17 +178,30 @@ fn retimed(fde: &FdeData, run: &Run) -> Result<Option<Vec<u8>>, UnwindError> {
 /// What leads from each row to the next, whatever the order.
 fn differences(unwind: &Unwind, run: &Run) -> Result<Vec<u8>, UnwindError> {
     let cie = &unwind.cies[unwind.fdes[run.fde()].cie as usize];
-    let mut rows_of: Vec<(Fde, Rows<'_>)> = Vec::new();
-    for &fde in &run.fdes {
-        if !rows_of.iter().any(|(known, _)| *known == fde) {
-            rows_of.push((fde, Rows::evaluate(cie, &unwind.fdes[fde])?));
+    let parts = || run.pieces.iter().zip(&run.fdes).filter(|(piece, _)| piece.new_len != 0);
+    let mut entries: Vec<((Fde, Deeper), Cow<'_, FdeData>)> = Vec::new();
+    for (piece, &fde) in parts() {
+        let key = (fde, piece.deeper);
+        if entries.iter().any(|(known, _)| *known == key) {
+            continue;
         }
+        let data = &unwind.fdes[fde];
+        let entry = if piece.deeper == Deeper::default() {
+            Cow::Borrowed(data)
+        } else {
+            Cow::Owned(deepened(cie, data, piece.deeper).ok_or(UnwindError::Deeper(data.start))?)
+        };
+        entries.push((key, entry));
+    }
+    let mut rows_of: Vec<((Fde, Deeper), Rows<'_>)> = Vec::with_capacity(entries.len());
+    for (key, entry) in &entries {
+        rows_of.push((*key, Rows::evaluate(cie, entry)?));
     }
     let initial = Row::initial(cie)?;
     let mut current = &initial;
     let mut writer = Writer { bytes: Vec::new(), at: run.start() };
-    for (piece, fde) in run.pieces.iter().zip(&run.fdes).filter(|(piece, _)| piece.new_len != 0) {
-        let Some((_, rows)) = rows_of.iter().find(|(known, _)| known == fde) else { continue };
+    for (piece, &fde) in parts() {
+        let Some((_, rows)) = rows_of.iter().find(|(known, _)| *known == (fde, piece.deeper)) else { continue };
         let first = (piece.old_start, rows.at(piece.old_start));
         let changes = rows.changes(piece.old_start, piece.old_end()).map(|(at, row)| (*at, row));
         for (old, row) in std::iter::once(first).chain(changes) {

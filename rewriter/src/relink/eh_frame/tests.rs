@@ -8,7 +8,7 @@ use lifter::elf::lsda::{CallSite, Lsda};
 use lifter::entity::EntityId;
 use lifter::{Image, Va};
 
-use super::{Piece, UnwindBytes, UnwindFragment, UnwindLayout};
+use super::{Deeper, Piece, UnwindBytes, UnwindFragment, UnwindLayout};
 use oracle::{Entry, Row};
 
 /// A small generator (splitmix64) so that a failure repeats.
@@ -56,7 +56,7 @@ struct Written {
 
 /// Plans and writes, the sections behind everything else in the image.
 fn write(unwind: &Unwind, fragments: &[UnwindFragment], sections_at: Va, pad: impl Fn(Va) -> Option<Va> + Sync) -> Written {
-    let layout = UnwindLayout::plan(unwind, fragments, pad).unwrap();
+    let layout = UnwindLayout::plan(unwind, fragments, |_, va| pad(va)).unwrap();
     let except_table_at = sections_at;
     let eh_frame_at = (except_table_at + layout.except_table_len).align_up(8);
     let hdr_at = (eh_frame_at + layout.eh_frame_len).align_up(4);
@@ -156,7 +156,15 @@ fn identity(start: Va, end: Va) -> UnwindFragment {
     UnwindFragment {
         start,
         len,
-        pieces: vec![Piece { old_start: start, old_len: len, new_start: start, new_len: len, is_new: false }],
+        pieces: vec![Piece {
+            old_start: start,
+            old_len: len,
+            new_start: start,
+            new_len: len,
+            is_new: false,
+            deeper: Deeper::default(),
+            clone: None,
+        }],
     }
 }
 
@@ -246,7 +254,15 @@ fn tear(unwind: &Unwind, from: Va, every: usize, random: &mut Random) -> Torn {
                     1 if old_len > 2 => old_len - 2,
                     _ => old_len,
                 };
-                placed.push(Piece { old_start, old_len, new_start: at, new_len, is_new: false });
+                placed.push(Piece {
+                    old_start,
+                    old_len,
+                    new_start: at,
+                    new_len,
+                    is_new: false,
+                    deeper: Deeper::default(),
+                    clone: None,
+                });
                 at = at + u64::from(new_len);
             }
             fragments.push(UnwindFragment { start, len: (at - start) as u32, pieces: placed });
@@ -334,7 +350,7 @@ fn a_pad_that_went_nowhere_is_an_error_that_names_it() {
         else {
             return false;
         };
-        let error = UnwindLayout::plan(&unwind, &[identity(fde.start, fde.end)], |_| None).unwrap_err();
+        let error = UnwindLayout::plan(&unwind, &[identity(fde.start, fde.end)], |_, _| None).unwrap_err();
         assert!(matches!(error, super::UnwindError::LandingPadGone { pad, .. } if unwind.fde_containing(pad).is_some()));
         true
     });
@@ -348,10 +364,10 @@ fn fragments_that_overlap_and_pieces_that_descend_are_errors() {
     let unwind = Unwind::parse(&image).unwrap();
     let fde = &unwind.fdes[lifter::entity::Fde::new(0)];
     let twice = [identity(fde.start, fde.end), identity(fde.start, fde.end)];
-    assert!(matches!(UnwindLayout::plan(&unwind, &twice, Some), Err(super::UnwindError::Overlap(_))));
+    assert!(matches!(UnwindLayout::plan(&unwind, &twice, |_, va| Some(va)), Err(super::UnwindError::Overlap(_))));
     let mut outside = identity(fde.start, fde.end);
     outside.pieces[0].new_start = fde.start + 1;
-    assert!(matches!(UnwindLayout::plan(&unwind, &[outside], Some), Err(super::UnwindError::Pieces(_))));
+    assert!(matches!(UnwindLayout::plan(&unwind, &[outside], |_, va| Some(va)), Err(super::UnwindError::Pieces(_))));
 }
 
 #[test]
@@ -369,7 +385,7 @@ fn damaged_tables_are_written_or_refused_without_a_panic() {
             let image = Image::parse(&bytes).unwrap();
             if let Ok(unwind) = Unwind::parse(&image) {
                 let torn = tear(&unwind, image.high().align_up(4096), 20, &mut random);
-                if let Ok(layout) = UnwindLayout::plan(&unwind, &torn.fragments, |va| torn.new_address(va).or(Some(va))) {
+                if let Ok(layout) = UnwindLayout::plan(&unwind, &torn.fragments, |_, va| torn.new_address(va).or(Some(va))) {
                     let (a, b) = (torn.end.align_up(8), torn.end.align_up(8) + layout.except_table_len.next_multiple_of(8));
                     written += usize::from(layout.write(a, b, b + layout.eh_frame_len).is_ok());
                 }
