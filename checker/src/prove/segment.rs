@@ -11,6 +11,7 @@
 //!
 //! **Terminates**: a side runs at most [`STEPS_MAX`] instructions.
 
+mod alone;
 mod compare;
 mod leave;
 mod local;
@@ -29,7 +30,7 @@ use super::class::Class;
 use super::decoded::{Decoded, Operand};
 use super::expr::{Id, Pool};
 use super::facts::Facts;
-use super::machine::{BASE, Machine, Privacy, RED_ZONE, STACK, Trouble};
+use super::machine::{BASE, Machine, Privacy, STACK, Trouble};
 use super::semantics::Context;
 use super::{Key, Prover};
 use crate::decode::{Inst, Kind};
@@ -495,92 +496,6 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     fn condition_of(&mut self, side: &Side<'_>, cursor: &Cursor, inst: Inst) -> Id {
         let number = crate::walk::condition(side.code.bytes(cursor.at, inst));
         cursor.machine.condition(&mut self.pool, number)
-    }
-
-    /// Goes on where what is known decides a branch that the other side does not have.
-    fn decide(&mut self, input: &mut Cursor, a: Inst, output: &mut Cursor, b: Inst) -> Step<bool> {
-        let (mut of_input, mut of_output) = (None, None);
-        let (mut x, mut y) = (None, None);
-        if a.kind == Kind::Branch {
-            let condition = self.condition_of(self.walk.input, input, a);
-            (x, of_input) = (Some(condition), self.pool.as_const(condition));
-        }
-        if b.kind == Kind::Branch {
-            let condition = self.condition_of(self.walk.output, output, b);
-            (y, of_output) = (Some(condition), self.pool.as_const(condition));
-        }
-        let is_pair = match (x, y) {
-            (Some(x), Some(y)) => {
-                of_input.is_some() == of_output.is_some() && (of_input.is_none() || !self.prover.decides_first)
-                    || x == y && of_input.is_none()
-            }
-            _ => false,
-        };
-        if is_pair {
-            return Ok(false);
-        }
-        if let Some(value) = of_input {
-            if let Some(call) = input.within {
-                self.check_within(call, input.at, a)?;
-            }
-            self.take(true, input, a, value != 0)?;
-            self.advance_input(input)?;
-            return Ok(true);
-        }
-        if let Some(value) = of_output {
-            self.take(false, output, b, value != 0)?;
-            self.advance_output(output, input)?;
-            return Ok(true);
-        }
-        Ok(false)
-    }
-
-    fn take(&mut self, is_input: bool, cursor: &mut Cursor, inst: Inst, is_taken: bool) -> Step<()> {
-        self.note_row(is_input, cursor)?;
-        let side: &Side<'_> = if is_input { self.walk.input } else { self.walk.output };
-        cursor.pass(inst.len);
-        cursor.decided += 1;
-        if cursor.decided > 64 {
-            return self.fail(cursor.at, "too many branches that are decided");
-        }
-        cursor.at = if is_taken { side.target(cursor.at, inst) } else { cursor.at + u64::from(inst.len) };
-        Ok(())
-    }
-
-    /// Goes on where the input calls or returns and the output has the callee's body.
-    fn step_alone(&mut self, input: &mut Cursor, a: Inst, output: &Cursor, b: Inst) -> Step<bool> {
-        let Some((at, within)) = self.walk.step_of_input(input.at, a, b, input.within) else { return Ok(false) };
-        input.marks.clear();
-        if input.within.is_none() {
-            self.note_row(true, input)?;
-            input.pass(a.len);
-            self.segment.effects.push(Effect::Rewritten { input: input.at, output: output.at });
-        }
-        (input.at, input.within) = (at, within);
-        input.went_alone = true;
-        if input.instructions.is_empty() {
-            input.first_within = within;
-        }
-        if input.steps > STEPS_MAX {
-            return self.fail(output.at, "too many calls in a row");
-        }
-        self.advance_input(input)?;
-        Ok(true)
-    }
-
-    /// Both come to where an address of the frame goes elsewhere: from there on others may see what is in it, so it is the same.
-    fn let_out(&mut self, input: &mut Cursor, output: &mut Cursor) -> Step<()> {
-        if !(input.lets_out && output.lets_out && input.within.is_none()) {
-            return Err(Failure::escape(output.at));
-        }
-        self.note_row(true, input)?;
-        self.note_row(false, output)?;
-        self.compare_events(input, output)?;
-        self.compare_slots(input, output, RED_ZONE)?;
-        let facts = Facts::end(&mut self.pool, &input.machine, &output.machine);
-        self.segment.successors.push((Key { input: input.at, output: output.at, within: None }, facts));
-        self.segment.is_let_out = true;
-        Ok(())
     }
 
     /// The rules of the frame change in the same way, or say the same all the way.

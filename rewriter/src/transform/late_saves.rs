@@ -2,16 +2,17 @@
 //!
 //! A compiler saves callee-saved registers where a function begins, because some way through it makes a call. Often the usual way makes none. The block that
 //! saves them becomes a copy of what usually runs from there to the return (`region`), without saves, restores and room on the stack; what it kept in
-//! callee-saved registers it keeps in others (`names`). Where control leaves the usual way, the frame is made after all, step by step as the original makes it, the saved
-//! registers get what the original has in them by then, and the original goes on (`write`).
+//! callee-saved registers it keeps in others (`names`). Where others are too few, the first saves are made at once, and taken back before the return. Where control leaves the usual
+//! way, the frame is made after all, step by step as the original makes it, the saved registers get what the original has in them by then, stores to the frame that
+//! have waited for it are made (`assigned`), and the original goes on (`write`).
 //!
-//! **Safety.** No instruction of the region uses the stack but to make and unmake the frame, so none can tell that it is not there. The saves go to the
+//! **Safety.** No instruction of the region uses the stack but to make and unmake the frame and to store what nothing in it loads, so none can tell that it is not there. The saves go to the
 //! function's own frame, below the return address, which nobody else knows of before the region is left: no call is made, and the stack pointer goes nowhere.
 //! * *Registers.* The copy does not write the registers that it no longer saves, so where it returns they are what they were. What it writes instead is dead when the region begins and
 //!   behind all ways out of it: by liveness across calls (`analysis::liveness`), so no caller that knows the callee's code relies on it.
 //! * *Flags.* Steps of the frame that set flags are left out only where the flags are written again before they are read. A frame made late sets none.
 //! * *Memory.* The other accesses are those of the original, in its order.
-//! * *Unwinders.* Of the copy they read the row of the entry: the return address on top, no register saved, which is so. Of each step of a late frame, the row that the original has
+//! * *Unwinders.* Of the copy they read the row of the entry: the return address on top, no register saved, which is so; or that behind the saves that are made at once. Of each step of a late frame, the row that the original has
 //!   there. Blocks in which an exception may be handled are not copied.
 //!
 //! **Profit.** Two accesses for each saved register, and the instructions themselves, each time the usual way is gone; a jump and the copies between registers otherwise. Only in

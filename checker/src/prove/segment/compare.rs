@@ -18,57 +18,52 @@ impl Run<'_, '_, '_> {
 
     /// All registers that somebody may read after a return hold the same.
     pub(super) fn compare_returned(&mut self, input: &Cursor, output: &Cursor) -> Step<()> {
-        let mut same = output.machine.clone();
-        for place in 0..16 {
-            let is_other = input.machine.general[place] != same.general[place];
-            if is_other && self.prover.is_dead_at_return(self.walk, self.root, place as u8) {
-                same.general[place] = input.machine.general[place];
-                self.segment.stats.dead_registers += 1;
-            }
-        }
-        let output = Cursor::new(output.at, same, None);
-        self.compare_registers(input, &output)
+        self.compare_but(input, output, |run, register| {
+            let is_dead = run.prover.is_dead_at_return(run.walk, run.root, register);
+            run.note_dead(is_dead)
+        })
     }
 
     /// All registers that somebody may read from a call on hold the same.
     pub(super) fn compare_called(&mut self, input: &Cursor, call: Inst, output: &Cursor) -> Step<()> {
-        let mut same = output.machine.clone();
-        for place in 0..16 {
-            let is_other = input.machine.general[place] != same.general[place];
-            if is_other && self.prover.is_unread_at_call(self.walk, input.at, call, place as u8) {
-                same.general[place] = input.machine.general[place];
-                self.segment.stats.dead_registers += 1;
-            }
-        }
-        let output = Cursor::new(output.at, same, None);
-        self.compare_registers(input, &output)
+        self.compare_but(input, output, |run, register| {
+            let is_dead = run.prover.is_unread_at_call(run.walk, input.at, call, register);
+            run.note_dead(is_dead)
+        })
     }
 
     /// All registers that somebody may read from an indirect jump on hold the same.
     pub(super) fn compare_jumped(&mut self, input: &Cursor, output: &Cursor) -> Step<()> {
+        self.compare_but(input, output, |run, register| {
+            let is_dead = run.prover.is_dead_at_jump(run.walk, input.at, register);
+            run.note_dead(is_dead)
+        })
+    }
+
+    /// All registers that an instruction which is not looked into may use hold the same.
+    pub(super) fn compare_used(&mut self, input: &Cursor, inst: Inst, decoded: Option<&Decoded>, output: &Cursor) -> Step<()> {
+        self.compare_but(input, output, |run, register| {
+            let is_free = usize::from(register) != STACK || run.walk.is_free_of_stack(input.at, inst);
+            is_free && decoded.is_some_and(|decoded| !decoded.may_use(register))
+        })
+    }
+
+    /// All registers hold the same but those general ones, asked for where they differ, in which nobody reads it.
+    fn compare_but(&mut self, input: &Cursor, output: &Cursor, mut is_free: impl FnMut(&mut Self, u8) -> bool) -> Step<()> {
         let mut same = output.machine.clone();
-        for place in 0..16 {
-            let is_other = input.machine.general[place] != same.general[place];
-            if is_other && self.prover.is_dead_at_jump(self.walk, input.at, place as u8) {
+        for register in 0..16u8 {
+            let place = usize::from(register);
+            if input.machine.general[place] != same.general[place] && is_free(self, register) {
                 same.general[place] = input.machine.general[place];
-                self.segment.stats.dead_registers += 1;
             }
         }
         let output = Cursor::new(output.at, same, None);
         self.compare_registers(input, &output)
     }
 
-    /// All registers that an instruction which is not looked into may use hold the same.
-    pub(super) fn compare_used(&self, input: &Cursor, inst: Inst, decoded: Option<&Decoded>, output: &Cursor) -> Step<()> {
-        let mut same = output.machine.clone();
-        for place in 0..16 {
-            let is_free = place != STACK || self.walk.is_free_of_stack(input.at, inst);
-            if is_free && decoded.is_some_and(|decoded| !decoded.may_use(place as u8)) {
-                same.general[place] = input.machine.general[place];
-            }
-        }
-        let output = Cursor::new(output.at, same, None);
-        self.compare_registers(input, &output)
+    fn note_dead(&mut self, is_dead: bool) -> bool {
+        self.segment.stats.dead_registers += u64::from(is_dead);
+        is_dead
     }
 
     /// All registers hold the same.

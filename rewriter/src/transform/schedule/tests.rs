@@ -1,3 +1,5 @@
+//! The rules of reordering, each by a block that would break without it, and what the model of processors knows.
+
 use iced_x86::code_asm::*;
 use iced_x86::{Instruction, InstructionInfoFactory};
 use lifter::address::Va;

@@ -1,0 +1,96 @@
+//! Steps of a segment that are no pair of transfers of control: branches that what is known decides, calls and returns of the input where the output has the body, and the end
+//! before an address of the frame goes elsewhere.
+
+use super::super::Key;
+use super::super::facts::Facts;
+use super::super::machine::RED_ZONE;
+use super::{Cursor, Effect, Failure, Run, STEPS_MAX, Side, Step};
+use crate::decode::{Inst, Kind};
+
+impl Run<'_, '_, '_> {
+    /// Goes on where what is known decides a branch that the other side does not have.
+    pub(super) fn decide(&mut self, input: &mut Cursor, a: Inst, output: &mut Cursor, b: Inst) -> Step<bool> {
+        let (mut of_input, mut of_output) = (None, None);
+        let (mut x, mut y) = (None, None);
+        if a.kind == Kind::Branch {
+            let condition = self.condition_of(self.walk.input, input, a);
+            (x, of_input) = (Some(condition), self.pool.as_const(condition));
+        }
+        if b.kind == Kind::Branch {
+            let condition = self.condition_of(self.walk.output, output, b);
+            (y, of_output) = (Some(condition), self.pool.as_const(condition));
+        }
+        let is_pair = match (x, y) {
+            (Some(x), Some(y)) => {
+                of_input.is_some() == of_output.is_some() && (of_input.is_none() || !self.prover.decides_first)
+                    || x == y && of_input.is_none()
+            }
+            _ => false,
+        };
+        if is_pair {
+            return Ok(false);
+        }
+        if let Some(value) = of_input {
+            if let Some(call) = input.within {
+                self.check_within(call, input.at, a)?;
+            }
+            self.take(true, input, a, value != 0)?;
+            self.advance_input(input)?;
+            return Ok(true);
+        }
+        if let Some(value) = of_output {
+            self.take(false, output, b, value != 0)?;
+            self.advance_output(output, input)?;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    fn take(&mut self, is_input: bool, cursor: &mut Cursor, inst: Inst, is_taken: bool) -> Step<()> {
+        self.note_row(is_input, cursor)?;
+        let side: &Side<'_> = if is_input { self.walk.input } else { self.walk.output };
+        cursor.pass(inst.len);
+        cursor.decided += 1;
+        if cursor.decided > 64 {
+            return self.fail(cursor.at, "too many branches that are decided");
+        }
+        cursor.at = if is_taken { side.target(cursor.at, inst) } else { cursor.at + u64::from(inst.len) };
+        Ok(())
+    }
+
+    /// Goes on where the input calls or returns and the output has the callee's body.
+    pub(super) fn step_alone(&mut self, input: &mut Cursor, a: Inst, output: &Cursor, b: Inst) -> Step<bool> {
+        let Some((at, within)) = self.walk.step_of_input(input.at, a, b, input.within) else { return Ok(false) };
+        input.marks.clear();
+        if input.within.is_none() {
+            self.note_row(true, input)?;
+            input.pass(a.len);
+            self.segment.effects.push(Effect::Rewritten { input: input.at, output: output.at });
+        }
+        (input.at, input.within) = (at, within);
+        input.went_alone = true;
+        if input.instructions.is_empty() {
+            input.first_within = within;
+        }
+        if input.steps > STEPS_MAX {
+            return self.fail(output.at, "too many calls in a row");
+        }
+        self.advance_input(input)?;
+        Ok(true)
+    }
+
+    /// Both come to where an address of the frame goes elsewhere: from there on others may see what is in it, so it is the same.
+    pub(super) fn let_out(&mut self, input: &mut Cursor, output: &mut Cursor) -> Step<()> {
+        if !(input.lets_out && output.lets_out && input.within.is_none()) {
+            return Err(Failure::escape(output.at));
+        }
+        self.note_row(true, input)?;
+        self.note_row(false, output)?;
+        self.compare_events(input, output)?;
+        self.compare_slots(input, output, RED_ZONE)?;
+        let facts = Facts::end(&mut self.pool, &input.machine, &output.machine);
+        self.segment.successors.push((Key { input: input.at, output: output.at, within: None }, facts));
+        self.segment.is_let_out = true;
+        Ok(())
+    }
+}
