@@ -34,6 +34,7 @@ pub use report::{Report, Stats, Violation, ViolationKind};
 use image::Image;
 use rustc_hash::FxHashSet;
 use unwind::Rows;
+pub use walk::NOTHING_LEADS;
 use walk::{Finished, Side, Walk};
 
 /// Further walks of what does not correspond, with copies of functions followed by their callers.

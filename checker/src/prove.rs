@@ -19,6 +19,7 @@
 //! **Terminates**: each visit of a pair but the first lowers its facts, of which there are chains of bounded length; and the number of
 //! segments is bounded.
 
+mod adjust;
 mod callers;
 mod class;
 mod constant;
@@ -41,10 +42,9 @@ use crate::decode::{Inst, Kind};
 use crate::image::Slot;
 use crate::report::{Stats, Violation, ViolationKind};
 use crate::walk::{Side, Walk};
-pub(crate) use callers::Called;
 pub(crate) use constant::address_in;
 use decoded::{Decoded, Engine};
-pub(crate) use entry::Entry;
+pub(crate) use entry::{Called, Entry, Told};
 use facts::{Facts, Value};
 use liveness::Liveness;
 use machine::{BASE, Privacy, STACK};
@@ -82,8 +82,10 @@ pub(crate) struct Proof {
     pub(crate) input: Vec<(u64, u8)>,
     pub(crate) output: Vec<(u64, u8)>,
     pub(crate) stats: Stats,
-    /// Direct calls, by what they call in both programs, and what is known there.
+    /// Direct calls, and what is known there.
     pub(crate) calls: Vec<Called>,
+    /// Registers that are others than in the input where it returns.
+    pub(crate) leaves: u16,
 }
 
 /// What proofs share.
@@ -93,6 +95,10 @@ pub(crate) struct Prover {
     keys: Keys,
     /// Branches that are decided on both sides are followed, not compared.
     decides_first: bool,
+    /// What is proven may leave registers other than the input at returns.
+    may_leave: bool,
+    /// Registers that are so behind calls of what is entered with something known.
+    left: FxHashMap<Told, u16>,
     /// What was proven, by pair.
     proven: FxHashMap<Key, Vec<(Privacy, Facts)>>,
     /// By group of functions, whether an address of the frame is made.
@@ -125,6 +131,8 @@ impl Prover {
             decoded: FxHashMap::default(),
             keys: Keys::default(),
             decides_first: false,
+            may_leave: false,
+            left: FxHashMap::default(),
             proven: FxHashMap::default(),
             escapes: FxHashMap::default(),
             liveness: Liveness::default(),
@@ -162,16 +170,44 @@ impl Prover {
 
     /// Proves what flows from a pair at which all is the same.
     pub(crate) fn prove(&mut self, walk: &Walk<'_, '_>, input: u64, output: u64) -> Result<Proof, Violation> {
-        self.prove_task(walk, &Task { root: (input, output), entry: Entry::default(), is_whole: false })
+        let task = Task { root: (input, output), entry: Entry::default(), is_whole: false };
+        self.prove_deciding(walk, &task, &[false, true])
     }
 
     /// Proves a function that is entered with what its callers know.
-    pub(crate) fn prove_entered(&mut self, walk: &Walk<'_, '_>, root: (u64, u64), entry: Entry) -> Result<Proof, Violation> {
-        self.prove_task(walk, &Task { root, entry, is_whole: true })
+    pub(crate) fn prove_entered(&mut self, walk: &Walk<'_, '_>, told: Told, entry: Entry) -> Result<Proof, Violation> {
+        let task = Task { root: told.0, entry, is_whole: true };
+        self.may_leave = true;
+        // Ways that are never taken may leave more.
+        let decided = self.prove_deciding(walk, &task, &[true]);
+        let outcome = match decided {
+            Ok(proof) if proof.leaves == 0 => Ok(proof),
+            decided => match (decided, self.prove_deciding(walk, &task, &[false])) {
+                (Ok(decided), Ok(other)) if other.leaves & decided.leaves != other.leaves => Ok(decided),
+                (decided, Err(_)) => decided,
+                (_, other) => other,
+            },
+        };
+        self.may_leave = false;
+        outcome
     }
 
-    /// Proves what flows from a pair, in one of the ways to take slots for private.
-    fn prove_task(&mut self, walk: &Walk<'_, '_>, task: &Task) -> Result<Proof, Violation> {
+    /// What a call of a pair leaves other than the input.
+    pub(crate) fn left(&self, told: Told) -> u16 {
+        self.left.get(&told).copied().unwrap_or(0)
+    }
+
+    /// Whether a pair leaves more than was known.
+    pub(crate) fn add_left(&mut self, told: Told, registers: u16) -> bool {
+        let known = self.left(told);
+        if known | registers != known {
+            self.left.insert(told, known | registers);
+        }
+        known | registers != known
+    }
+
+    /// Proves what flows from a pair, in one of the ways to take slots for private, and to go on at branches that are decided.
+    fn prove_deciding(&mut self, walk: &Walk<'_, '_>, task: &Task, ways: &[bool]) -> Result<Proof, Violation> {
         let (input, output) = task.root;
         let root = Key { input, output, within: None };
         let mut start = identity_at(walk, root).map_err(Failure::into_violation)?;
@@ -179,7 +215,7 @@ impl Prover {
         // Where a frame is made already, an address of it may be known already.
         let is_hidden = walk.input.unwind.is_as_at_entry(input) || !self.lets_frame_out(walk, input);
         let mut first = None;
-        for decides_first in [false, true] {
+        for &decides_first in ways {
             self.decides_first = decides_first;
             let all = [Privacy::Frame, Privacy::Saves(saves_around(walk, root)), Privacy::Saves(Vec::new())];
             for privacy in all.into_iter().skip(usize::from(!is_hidden)) {
@@ -364,6 +400,7 @@ impl Proof {
         self.input.extend(segment.input);
         self.output.extend(segment.output);
         self.calls.extend(segment.call);
+        self.leaves |= segment.leaves;
         self.stats.add_proven(&segment.stats);
     }
 }

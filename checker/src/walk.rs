@@ -37,6 +37,7 @@ pub(crate) use calls::CALL_THROUGH;
 pub(crate) use compare::Reference;
 pub(crate) use compare::{condition, prefixes};
 use contexts::Contexts;
+pub use contexts::NOTHING_LEADS;
 use proofs::Proofs;
 use relation::Recorded;
 pub(crate) use relation::{Bits, Relation, Stands};
@@ -133,6 +134,8 @@ pub(crate) struct Walk<'w, 'a> {
     flows: Vec<Pair>,
     /// Frame descriptions of the input that it has come to.
     touched: Vec<u32>,
+    /// Instructions of the output that it was the first to find a counterpart of, by index.
+    recorded: Vec<u32>,
     /// The rules of frames, for proofs.
     pub(crate) rows: Option<&'w Rows>,
     proofs: Proofs,
@@ -140,6 +143,10 @@ pub(crate) struct Walk<'w, 'a> {
     /// Where the walk from a root began.
     began_at: Option<(u64, u64)>,
     tries: Vec<Pair>,
+    /// How often a walk has come to what was proven.
+    met_proven: usize,
+    /// Places of the output to which only branches lead that are decided otherwise.
+    never: Vec<u64>,
     input_row: Located,
     output_row: Located,
     pub(crate) has_ibt: bool,
@@ -180,11 +187,14 @@ impl<'w, 'a> Walk<'w, 'a> {
             queue: Vec::new(),
             flows: Vec::new(),
             touched: Vec::new(),
+            recorded: Vec::new(),
             rows: None,
             proofs: Proofs::default(),
             contexts: Contexts::with_copies(copies),
             began_at: None,
             tries: Vec::new(),
+            met_proven: 0,
+            never: Vec::new(),
             input_row: Located::nowhere(),
             output_row: Located::nowhere(),
             has_ibt: crate::structure::claims_ibt(&input.image),
@@ -337,7 +347,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                 Recorded::Conflict(None) => {
                     return fail(ViolationKind::Conflict, o, format!("stands for the input's {i:#x} in place of another call"));
                 }
-                Recorded::New => {}
+                Recorded::New => self.recorded.push(to as u32),
             }
             self.stats.instructions += 1;
             self.stats.moved_instructions += u64::from(i != o);

@@ -201,7 +201,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         break (plan, edits, relinked);
     };
     warnings.extend(unproven.warning());
-    if !unproven.has_no_clones {
+    if !unproven.has_left_out_clones() {
         warnings.extend(nothing_cloned(&lifted, &weights, job.edits.cloning, &edits));
     }
     let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
@@ -347,8 +347,9 @@ fn transforms(lifted: &Lifted<'_>, plan: &LayoutPlan, relinked: &Relinked, mut c
         layout.insert("old addresses kept by a jump", relinked.num_anchors as u64);
     }
     counts.insert("layout", layout);
-    if let Some(specialize) = counts.get_mut("specialize").filter(|_| relinked.clone_bytes > 0) {
-        specialize.insert("bytes of copies", relinked.clone_bytes);
+    let clone_bytes: u64 = relinked.clones.iter().map(|(_, start, end)| end.0 - start.0).sum();
+    if let Some(specialize) = counts.get_mut("specialize").filter(|_| clone_bytes > 0) {
+        specialize.insert("bytes of copies", clone_bytes);
     }
     counts
 }

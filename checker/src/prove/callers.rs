@@ -20,9 +20,6 @@ use super::{Entry, Key, Prover, identity_at};
 use crate::decode::{Inst, Kind};
 use crate::walk::Walk;
 
-/// A direct call: what it leads to in both programs, and what is known there.
-pub(crate) type Called = ((u64, u64), Entry);
-
 /// Straight pieces of code that one question follows.
 const PIECES_MAX: usize = 200_000;
 /// Values that are made on the way, apart from those of the facts.
@@ -120,7 +117,7 @@ impl Prover {
                 }
                 Kind::Call | Kind::IndirectCall => {
                     if inst.kind == Kind::Call {
-                        piece.call = Some((at, Entry::of(&pool, &machine, &machine)));
+                        piece.call = Some((at, Entry::of(&pool, &machine, &machine, 0)));
                     }
                     self.return_alone(walk, (at, inst), &mut machine, (&mut pool, &mut fresh));
                     next.extend((!walk.call_never_returns(at, inst)).then_some(after));
@@ -176,8 +173,8 @@ impl Prover {
         (pool, fresh): (&mut Pool, &mut Fresh),
     ) {
         let returns_twice = self.returns_twice(walk, at, inst);
-        let written = if returns_twice { u16::MAX } else { self.written_by_call(walk, at, inst) };
-        let is_lost = |&place: &usize| place != STACK && written >> place & 1 == 1 && (returns_twice || !KEPT.contains(&place));
+        // What compilers keep across calls in other registers the output need not have there: nobody may read it.
+        let is_lost = |&place: &usize| place != STACK && (returns_twice || !KEPT.contains(&place));
         let lost: Vec<usize> = (0..16).filter(is_lost).collect();
         fresh.forget(pool, machine, &lost);
         let top = machine.stack_offset(pool).filter(|_| !returns_twice);

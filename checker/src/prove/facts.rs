@@ -102,12 +102,21 @@ impl Facts {
         facts
     }
 
-    /// Registers that hold a certain value in both programs.
-    pub(super) fn know(&mut self, known: impl Iterator<Item = (usize, Value)>) {
-        for (register, value) in known {
+    /// What a register holds at the start; followed by [`Facts::settle`].
+    pub(super) fn know(&mut self, register: usize, input: Option<Value>, output: Option<Value>, is_same: bool) {
+        if let Some(value) = input {
             self.input.registers[register] = value;
-            self.output.registers[register] = value;
         }
+        if let Some(value) = output {
+            self.output.registers[register] = value;
+        } else if !is_same {
+            self.output.registers[register] = Value::Class(self.widths.len() as u32);
+            self.widths.push(64);
+        }
+    }
+
+    /// Equal facts are equal data again.
+    pub(super) fn settle(&mut self) {
         self.renumber();
     }
 

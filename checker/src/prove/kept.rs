@@ -4,7 +4,8 @@
 //! hold other values in the output, if nothing reads them behind the call either, which facts tell. What the compiler could not see keeps to the psABI; code of this file is
 //! followed: from its entry until it overwrites the register, and again from where it takes it from the stack.
 //!
-//! The other way round, registers that calls need not keep are kept by code of this file that writes them nowhere, nor does what it calls: compilers rely on that.
+//! The other way round, registers that calls need not keep are kept by code of this file that writes them nowhere, nor does what it calls: compilers rely on that. What is known of them behind
+//! a call is known only if that is so in both programs.
 //!
 //! An exception that lands in the function of the call brings these registers back, so the rule holds for functions without handlers alone.
 //!
@@ -17,7 +18,7 @@ use super::class::Class;
 use super::decoded::{Decoded, Operand, Reg};
 use super::liveness::{KEPT, Use, use_of};
 use crate::decode::{Inst, Kind};
-use crate::walk::Walk;
+use crate::walk::{Side, Walk};
 
 const STACK: u8 = 4;
 /// Instructions of a callee, and what it calls, that are looked through for what they write.
@@ -46,19 +47,25 @@ impl Prover {
         is_kept
     }
 
-    /// Registers that a call of the input may have written when it returns, as bits.
-    pub(super) fn written_by_call(&mut self, walk: &Walk<'_, '_>, place: u64, inst: Inst) -> u16 {
-        let Some(target) = self.own_callee(walk, place, inst) else { return !KEPT };
-        if let Some(&known) = self.liveness.written.get(&target) {
+    /// Registers that a call in both programs may have written in one of them when it returns, as bits.
+    pub(super) fn written_by_calls(&mut self, walk: &Walk<'_, '_>, input: u64, output: u64) -> u16 {
+        self.written_by_call(walk, true, input) | self.written_by_call(walk, false, output)
+    }
+
+    fn written_by_call(&mut self, walk: &Walk<'_, '_>, is_input: bool, place: u64) -> u16 {
+        let side = if is_input { walk.input } else { walk.output };
+        let Some(target) = side.inst(place).and_then(|inst| own_callee_of(side, place, inst)) else { return !KEPT };
+        if let Some(&known) = self.liveness.written.get(&(is_input, target)) {
             return known;
         }
-        let written = self.written_from(walk, target).unwrap_or(!KEPT);
-        self.liveness.written.insert(target, written);
+        let written = self.written_from(walk, is_input, target).unwrap_or(!KEPT);
+        self.liveness.written.insert((is_input, target), written);
         written
     }
 
     /// `None` if anything may be written.
-    fn written_from(&mut self, walk: &Walk<'_, '_>, target: u64) -> Option<u16> {
+    fn written_from(&mut self, walk: &Walk<'_, '_>, is_input: bool, target: u64) -> Option<u16> {
+        let side = if is_input { walk.input } else { walk.output };
         let mut seen: FxHashSet<u64> = FxHashSet::default();
         let mut work = vec![target];
         let mut written = 0;
@@ -66,18 +73,21 @@ impl Prover {
             if !seen.insert(at) {
                 continue;
             }
-            let inst = walk.input.inst(at).filter(|_| seen.len() < CALLEE_STEPS_MAX && written | KEPT != u16::MAX)?;
+            let inst = side.inst(at).filter(|_| seen.len() < CALLEE_STEPS_MAX && written | KEPT != u16::MAX)?;
             let after = at + u64::from(inst.len);
             match inst.kind {
                 Kind::Nop | Kind::EndBranch => work.push(after),
-                Kind::Jump => work.push(walk.input.target(at, inst)),
-                Kind::Branch => work.extend([walk.input.target(at, inst), after]),
+                Kind::Jump => work.push(side.target(at, inst)),
+                Kind::Branch => work.extend([side.target(at, inst), after]),
                 Kind::Return | Kind::Stop | Kind::Trap => {}
                 Kind::Loop | Kind::IndirectCall => return None,
-                Kind::IndirectJump => work.extend(self.targets_of(walk, at).filter(|targets| !targets.is_empty())?),
-                Kind::Call => work.extend([self.own_callee(walk, at, inst)?, after]),
+                Kind::IndirectJump if !is_input => return None,
+                Kind::IndirectJump => {
+                    work.extend(self.targets_of(walk, at).filter(|targets| !targets.places.is_empty())?.places);
+                }
+                Kind::Call => work.extend([own_callee_of(side, at, inst)?, after]),
                 Kind::Plain | Kind::Lea => {
-                    let decoded = self.decode(true, walk.input, at, inst)?;
+                    let decoded = self.decode(is_input, side, at, inst)?;
                     if decoded.is_special {
                         return None;
                     }
@@ -110,7 +120,7 @@ impl Prover {
                     else {
                         return false;
                     };
-                    work.extend(targets.into_iter().map(|target| (target, holds)));
+                    work.extend(targets.places.into_iter().map(|target| (target, holds)));
                 }
                 Kind::Call | Kind::IndirectCall => {
                     match self.own_callee(walk, at, inst) {
@@ -131,6 +141,12 @@ impl Prover {
         }
         true
     }
+}
+
+/// The code of a file that a call in it enters.
+fn own_callee_of(side: &Side<'_>, at: u64, inst: Inst) -> Option<u64> {
+    let target = (inst.kind == Kind::Call).then(|| side.target(at, inst))?;
+    side.slot_of_stub(target).is_none().then_some(target)
 }
 
 /// Whether an instruction may write a register.

@@ -5,12 +5,11 @@
 //!
 //! * A call of code of this file is followed into it, and behind the call where some way through it passes the register on.
 //! * A call of what the compiler could not see (through a stub, a slot, a register) reads what the psABI passes arguments in and writes all other registers that calls do not keep. But
-//!   what is left in a register by a function that overwrites it is garbage to its callers, and no argument of theirs; and
 //!   what may be a call of a descriptor of thread-local storage keeps them all; and of a file with the profiling calls, which do so too, nothing is claimed.
 //! * At a return, the code behind all calls of the function in this file is followed, and of those that end in a jump to it; of callers elsewhere, the psABI says that they
-//!   read `rax` and `rdx` alone. These two always count as read there.
-//! * An indirect jump leads to all that the jump tables of its function name and to all of the function that data point to, and may be a tail call. It counts as a read where neither
-//!   is known: with a frame and without targets, in a function that computes with addresses of its own code, in a file at a fixed address.
+//!   read `rax` and `rdx` alone. These two count as read there, unless nothing names the function but direct calls and jumps.
+//! * An indirect jump through a jump table leads where that says. Any other leads to all that the jump tables of its function name and to all of the function that data point to, and may be a tail call; it
+//!   counts as a read where neither is known: with a frame and without targets, in a function that computes with addresses of its own code, in a file at a fixed address.
 //!
 //! What is one function here is said in [`bodies`].
 //!
@@ -29,7 +28,6 @@ use super::class::{Class, effect_of};
 use super::decoded::{Decoded, Operand, Reg};
 use crate::decode::{Inst, Kind, Shape};
 use crate::tables::TableReference;
-use crate::unwind::Fde;
 use crate::walk::Walk;
 use bodies::{Bodies, Body};
 
@@ -58,8 +56,6 @@ const WRITE_FIRST: [&str; 14] = [
     "cvttsd2si",
     "cvttss2si",
 ];
-/// Instructions before a function asks for the number of vector registers.
-const PROLOGUE_MAX: usize = 32;
 /// Instructions that one question looks at.
 const STEPS_MAX: usize = 2_000_000;
 
@@ -91,17 +87,17 @@ impl Place {
 pub(super) struct Liveness {
     /// By what is called and a register that calls keep, whether nobody reads that.
     pub(super) kept: FxHashMap<(u64, u8), bool>,
-    /// By what is called, the registers that it may write.
-    pub(super) written: FxHashMap<u64, u16>,
-    /// By body, the registers that it overwrites, itself or by calls of what the compiler could not see.
-    overwritten: FxHashMap<u32, u16>,
+    /// By what is called, in the input or the output, the registers that it may write.
+    pub(super) written: FxHashMap<(bool, u64), u16>,
+    /// By call and register, whether nobody reads that from behind the call on.
+    behind: FxHashMap<(u64, u8), bool>,
     bodies: Option<Rc<Bodies>>,
     /// By body and register, whether nobody reads it after a return.
     answers: FxHashMap<(u32, u8), bool>,
     /// The same from a call or an indirect jump on, by its address.
     called: FxHashMap<(u64, u8), bool>,
-    /// By register, and whether it is garbage, what is known of code from which on nobody reads it.
-    free: FxHashMap<(u8, bool), Free>,
+    /// By register, what is known of code from which on nobody reads it.
+    free: FxHashMap<u8, Free>,
 }
 
 /// Code from which on nobody reads a register.
@@ -122,6 +118,13 @@ pub(super) enum Use {
     Passes,
 }
 
+/// Where an indirect jump may lead inside its function.
+pub(super) struct Targets {
+    pub(super) places: Vec<u64>,
+    /// It goes through a jump table, and nowhere else.
+    is_table: bool,
+}
+
 /// Where a question leads.
 #[derive(Default)]
 struct Question {
@@ -133,22 +136,19 @@ struct Question {
     waiting: FxHashMap<u64, Vec<Place>>,
     /// Bodies whose returns were followed.
     returned: FxHashSet<u32>,
-    /// It begins at returns from a function that overwrites the register.
-    is_garbage: bool,
 }
 
 impl Prover {
     /// Whether nobody reads a register after a return from the function around an address of the input.
     pub(super) fn is_dead_at_return(&mut self, walk: &Walk<'_, '_>, address: u64, register: u8) -> bool {
         let bodies = self.bodies(walk);
-        let is_scratch = (KEPT | RETURNED) >> register & 1 == 0;
+        let is_scratch = KEPT >> register & 1 == 0;
         let Some(body) = bodies.at(walk, address).filter(|_| is_scratch) else { return false };
         if let Some(&known) = self.liveness.answers.get(&(body, register)) {
             return known;
         }
-        let is_garbage = self.overwrites(walk, &bodies, body, register);
-        let mut question = Question { is_garbage, ..Question::default() };
-        let is_dead = question.leave(walk, &bodies, body) && self.is_read_nowhere(walk, register, question);
+        let mut question = Question::default();
+        let is_dead = question.leave(walk, &bodies, body, register) && self.is_read_nowhere(walk, register, question);
         self.liveness.answers.insert((body, register), is_dead);
         is_dead
     }
@@ -159,7 +159,7 @@ impl Prover {
             return false;
         }
         let Some(target) = self.own_callee(walk, place, inst) else {
-            return self.is_free_for_others(walk, place, inst, register, false);
+            return self.is_free_for_others(walk, place, inst, register);
         };
         if let Some(&known) = self.liveness.called.get(&(place, register)) {
             return known;
@@ -170,6 +170,19 @@ impl Prover {
         question.call(target, (!walk.call_never_returns(place, inst)).then_some(after), &Free::default());
         let is_dead = self.is_read_nowhere(walk, register, question);
         self.liveness.called.insert((place, register), is_dead);
+        is_dead
+    }
+
+    /// Whether nobody reads a register from behind a call of the input on.
+    pub(crate) fn is_dead_behind_call(&mut self, walk: &Walk<'_, '_>, place: u64, register: u8) -> bool {
+        if let Some(&known) = self.liveness.behind.get(&(place, register)) {
+            return known;
+        }
+        let (Some(inst), Some(body)) = (walk.input.inst(place), self.bodies(walk).at(walk, place)) else { return false };
+        let after = Place::new(Context::Open(body), place + u64::from(inst.len));
+        let is_dead = walk.call_never_returns(place, inst)
+            || self.is_read_nowhere(walk, register, Question { work: vec![after], ..Question::default() });
+        self.liveness.behind.insert((place, register), is_dead);
         is_dead
     }
 
@@ -196,8 +209,7 @@ impl Prover {
         if is_profiled(walk) {
             return false;
         }
-        let kind = (register, question.is_garbage);
-        let mut free = self.liveness.free.remove(&kind).unwrap_or_default();
+        let mut free = self.liveness.free.remove(&register).unwrap_or_default();
         let mut is_read = false;
         while let Some(place) = question.work.pop() {
             if !self.follow_use(walk, place, register, &free, &mut question) {
@@ -209,7 +221,7 @@ impl Prover {
             free.places.extend(question.seen);
             free.passing.extend(question.passing);
         }
-        self.liveness.free.insert(kind, free);
+        self.liveness.free.insert(register, free);
         !is_read
     }
 
@@ -224,11 +236,7 @@ impl Prover {
                 Kind::Jump => {
                     let target = walk.input.target(at, inst);
                     if walk.input.slot_of_stub(target).is_some() {
-                        return question.is_garbage || ARGUMENTS >> register & 1 == 0;
-                    }
-                    let is_entry = question.is_garbage && walk.input.unwind.starts_at(target);
-                    if is_entry && ARGUMENTS >> register & 1 == 1 && Self::is_variadic(walk, target) {
-                        return true;
+                        return ARGUMENTS >> register & 1 == 0;
                     }
                     at = target;
                 }
@@ -237,20 +245,20 @@ impl Prover {
                     question.work.push(Place { context, at: walk.input.target(at, inst), has_low });
                     at = after;
                 }
-                Kind::IndirectJump if walk.input.slot_of_stub(at).is_some() => {
-                    return question.is_garbage || ARGUMENTS >> register & 1 == 0;
-                }
+                Kind::IndirectJump if walk.input.slot_of_stub(at).is_some() => return ARGUMENTS >> register & 1 == 0,
                 Kind::IndirectJump => {
                     let Some(targets) = self.targets_of(walk, at) else { return false };
-                    question.work.extend(targets.into_iter().map(|at| Place { context, at, has_low }));
-                    return self.is_free_for_others(walk, at, inst, register, question.is_garbage);
+                    question.work.extend(targets.places.into_iter().map(|at| Place { context, at, has_low }));
+                    return match targets.is_table {
+                        true => !self.is_named(walk, at, inst, register),
+                        false => self.is_free_for_others(walk, at, inst, register),
+                    };
                 }
                 Kind::Stop | Kind::Trap => return true,
                 Kind::Return => match context {
-                    Context::Open(_) if RETURNED >> register & 1 == 1 => return false,
                     Context::Open(body) => {
                         let bodies = self.bodies(walk);
-                        return question.leave(walk, &bodies, body);
+                        return question.leave(walk, &bodies, body, register);
                     }
                     Context::Called(entry) => {
                         if question.passing.insert(entry) {
@@ -262,13 +270,9 @@ impl Prover {
                 Kind::IndirectCall if self.may_keep_all(walk, at, inst) => at = after,
                 Kind::Call | Kind::IndirectCall => {
                     let Some(target) = self.own_callee(walk, at, inst) else {
-                        return self.is_free_for_others(walk, at, inst, register, question.is_garbage);
+                        return self.is_free_for_others(walk, at, inst, register);
                     };
                     let behind = (!walk.call_never_returns(at, inst)).then_some(Place::new(context, after));
-                    if question.is_garbage && ARGUMENTS >> register & 1 == 1 && Self::is_variadic(walk, target) {
-                        question.work.extend(behind);
-                        return true;
-                    }
                     question.call(target, behind, free);
                     return true;
                 }
@@ -289,7 +293,7 @@ impl Prover {
     }
 
     /// Where an indirect jump of the input may lead inside its function; none if it is but a tail call, `None` if that is not known.
-    pub(super) fn targets_of(&mut self, walk: &Walk<'_, '_>, address: u64) -> Option<Vec<u64>> {
+    pub(super) fn targets_of(&mut self, walk: &Walk<'_, '_>, address: u64) -> Option<Targets> {
         // Its tables are words that nothing marks as addresses.
         if walk.input.image.is_position_dependent() {
             return None;
@@ -297,9 +301,12 @@ impl Prover {
         let bodies = self.bodies(walk);
         let body = bodies.at(walk, address).and_then(|body| bodies.body(body)).filter(|body| !body.is_unclear)?;
         if let Some(table) = self.table_of(walk, &bodies, body, address) {
-            return Some(crate::tables::targets(walk, table).into_iter().flatten().collect());
+            let places: Vec<u64> = crate::tables::targets(walk, table).into_iter().flatten().collect();
+            let is_table = !places.is_empty();
+            return Some(Targets { places, is_table });
         }
-        (!body.targets.is_empty() || bodies::is_at_return_address(walk, address)).then(|| body.targets.clone())
+        let is_known = !body.targets.is_empty() || bodies::is_at_return_address(walk, address);
+        is_known.then(|| Targets { places: body.targets.clone(), is_table: false })
     }
 
     /// The jump table that an indirect jump goes through, where the instructions right before it, to which nothing jumps, say so.
@@ -355,56 +362,13 @@ impl Prover {
     }
 
     /// Whether a call of what the compiler could not see reads no such register: it writes it, by the psABI.
-    fn is_free_for_others(&mut self, walk: &Walk<'_, '_>, at: u64, inst: Inst, register: u8, is_garbage: bool) -> bool {
-        let is_no_argument = is_garbage || ARGUMENTS >> register & 1 == 0;
-        is_no_argument && (inst.kind == Kind::Call || !self.is_named(walk, at, inst, register))
+    fn is_free_for_others(&mut self, walk: &Walk<'_, '_>, at: u64, inst: Inst, register: u8) -> bool {
+        ARGUMENTS >> register & 1 == 0 && (inst.kind == Kind::Call || !self.is_named(walk, at, inst, register))
     }
 
     /// Whether an instruction has a register among its operands, or may have.
     pub(super) fn is_named(&mut self, walk: &Walk<'_, '_>, at: u64, inst: Inst, register: u8) -> bool {
         self.decode(true, walk.input, at, inst).is_none_or(|decoded| decoded.names(register))
-    }
-
-    /// Whether code of a body, or what it calls by the psABI, overwrites a register.
-    fn overwrites(&mut self, walk: &Walk<'_, '_>, bodies: &Bodies, body: u32, register: u8) -> bool {
-        if let Some(&known) = self.liveness.overwritten.get(&body) {
-            return known >> register & 1 == 1;
-        }
-        let mut overwritten = 0;
-        for fde in bodies.parts_of(body) {
-            let Some(&Fde { start: mut at, end, .. }) = walk.input.unwind.fdes.get(fde as usize) else { continue };
-            while let Some(inst) = walk.input.inst(at).filter(|_| at < end) {
-                match inst.kind {
-                    Kind::Call | Kind::IndirectCall if self.own_callee(walk, at, inst).is_none() => {
-                        overwritten |= !(KEPT | RETURNED);
-                    }
-                    Kind::Plain | Kind::Lea => {
-                        if let Some(decoded) = self.decode(true, walk.input, at, inst) {
-                            let is_written = |&number: &u8| use_of(&decoded, number, false) == Use::Writes;
-                            overwritten |= (0..16).filter(is_written).fold(0, |all, number| all | 1 << number);
-                        }
-                    }
-                    _ => {}
-                }
-                at += u64::from(inst.len);
-            }
-        }
-        self.liveness.overwritten.insert(body, overwritten);
-        overwritten >> register & 1 == 1
-    }
-
-    /// Whether a function stores all registers that may bring arguments, as those do that take any number of them: it asks `al` for the number of vector registers.
-    fn is_variadic(walk: &Walk<'_, '_>, mut at: u64) -> bool {
-        for _ in 0..PROLOGUE_MAX {
-            let Some(inst) = walk.input.inst(at) else { return false };
-            match inst.kind {
-                // `test al, al`
-                Kind::Plain if walk.input.code.bytes(at, inst) == [0x84, 0xc0] => return true,
-                Kind::Plain | Kind::Nop | Kind::EndBranch => at += u64::from(inst.len),
-                _ => return false,
-            }
-        }
-        false
     }
 }
 
@@ -421,14 +385,18 @@ impl Question {
         self.work.push(Place::new(Context::Called(target), target));
     }
 
-    /// Goes on behind all calls that a return from a body may return to; `false` if they are not known.
-    fn leave(&mut self, walk: &Walk<'_, '_>, bodies: &Bodies, body: u32) -> bool {
+    /// Goes on behind all calls that a return from a body may return to; `false` if they are not known, or may read the register by the psABI.
+    fn leave(&mut self, walk: &Walk<'_, '_>, bodies: &Bodies, body: u32, register: u8) -> bool {
+        let is_returned = RETURNED >> register & 1 == 1;
         let mut open = vec![body];
         while let Some(number) = open.pop() {
             if !self.returned.insert(number) {
                 continue;
             }
             let Some(body) = bodies.body(number).filter(|body| !body.is_unclear) else { return false };
+            if is_returned && body.is_named {
+                return false;
+            }
             for &at in &body.behind_calls {
                 let Some(caller) = bodies.at(walk, at) else { return false };
                 self.work.push(Place::new(Context::Open(caller), at));

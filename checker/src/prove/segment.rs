@@ -25,9 +25,9 @@ use local::Mark;
 
 use rustc_hash::FxHashSet;
 
-use super::callers::Called;
 use super::class::Class;
 use super::decoded::{Decoded, Operand};
+use super::entry::Called;
 use super::expr::{Id, Pool};
 use super::facts::Facts;
 use super::machine::{BASE, Machine, Privacy, STACK, Trouble};
@@ -55,6 +55,8 @@ pub(crate) enum Effect {
     Walk(Pair),
     /// It may.
     Try(Pair),
+    /// The output never goes here from a branch that what is known decides.
+    Never(u64),
     Reference {
         reference: Reference,
         input: u64,
@@ -105,6 +107,8 @@ pub(super) struct Segment {
     pub(super) successors: Vec<(Key, Facts)>,
     /// The direct call that ends it.
     pub(super) call: Option<Called>,
+    /// Registers that are others than in the input where it returns.
+    pub(super) leaves: u16,
     /// It ends right before an address of the frame goes elsewhere: of what comes then, nothing but saves is private.
     pub(super) is_let_out: bool,
     pub(super) stats: Stats,
@@ -259,7 +263,8 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             if input.lets_out || output.lets_out {
                 return self.let_out(input, output);
             }
-            if self.step_alone(input, a, output, b)? || self.decide(input, a, output, b)? {
+            // The output may still have to come to the call that the input is at.
+            if self.decide(input, a, output, b)? || self.step_alone(input, a, output, b)? {
                 continue;
             }
             self.leave(input, a, output, b)?;

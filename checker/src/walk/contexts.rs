@@ -1,4 +1,4 @@
-//! Functions of the output that hold only under what their callers know: clones for constant arguments.
+//! Functions of the output that hold only under what their callers know: clones for constant arguments, and copies that are told a state.
 //!
 //! **Problem.** A clone of a function does what the function does only where certain arguments are certain constants. Walked with nothing known, it differs from the function.
 //!
@@ -7,22 +7,37 @@
 //! input tells what that is ([`crate::prove::Prover::known_at`]); at those of what was proven the proof does. Calls
 //! in what is proven so lead to further pairs with what is known there; what is taken for known at a pair is only ever weakened, until all calls agree with it.
 //!
+//! Three things go beyond constants ([`crate::prove::Entry`]):
+//! * a call may leave a register to be another than the input's, because the callee has no use for it: then the callee is proven with a register of which the output knows nothing;
+//! * a pair may *leave* a register another than in the input where it returns: then no call of it may need that, which proofs of callers know, and liveness tells at all other calls;
+//! * of a pair that is told a state there is a proof for each state.
+//!
 //! **Why this is sound.** At the end each pair that was put aside is proven under facts that hold at every call that leads to it: those of functions that hold whoever calls them,
 //! and those of other pairs that were put aside, under their own facts (induction over the calls of an execution). Any other way to such a pair (a pointer, a symbol, an exception, a
 //! table, a jump of something that is not proven with it) takes the constants away, and without them there is no proof. If roots or calls turn up later, all is settled anew.
 //!
-//! **Terminates**: facts of a pair are weakened at most once a register; and each round follows a new root, call or pair.
+//! **Terminates**: facts of a pair and state are weakened at most three times a register, what it leaves grows a register at a time, the states are limited, and each round follows a new root, call or
+//! pair.
+
+mod known;
+
+use std::rc::Rc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::proofs::Marks;
 use super::{Canonical, Pair, Reach, Walk};
-use crate::decode::Kind;
-use crate::prove::{Called, Entry, Proof};
+use crate::prove::{Called, Entry, Proof, Prover, Told};
 use crate::report::{Violation, ViolationKind};
+use known::Found;
 
 /// Addresses in both programs.
 type At = (u64, u64);
+
+/// Of what holds for certain callers only, that none is known.
+pub const NOTHING_LEADS: &str = "no call leads there";
+/// States of one pair that are told apart; further ones are one.
+const STATES_MAX: usize = 1_024;
 
 /// A pair that was put aside.
 #[derive(Default)]
@@ -31,15 +46,23 @@ struct Aside {
     failures: Vec<Violation>,
     /// Something other than a direct call leads there.
     is_open: bool,
-    /// What it was proven with, or why it is not.
-    outcome: Option<Result<Entry, Violation>>,
 }
 
-/// What was found in a group of functions.
-struct Found {
-    roots: Vec<u64>,
-    sites: Vec<u64>,
-    known: FxHashMap<u64, Entry>,
+/// A proof of a pair with what is known at its entry.
+#[derive(Clone)]
+struct Proven {
+    entry: Entry,
+    outcome: Result<Rc<Proof>, Violation>,
+    /// The rest of the walk knows of it.
+    is_taken: bool,
+}
+
+/// What leads to pairs that are proven with what is known at their entries.
+#[derive(Default)]
+struct Leading {
+    known: FxHashMap<Told, Entry>,
+    /// Calls of the input of which all is the same behind them.
+    sites: FxHashMap<Told, Vec<u64>>,
 }
 
 #[derive(Default)]
@@ -51,13 +74,18 @@ pub(super) struct Contexts {
     roots: FxHashMap<At, bool>,
     /// Direct calls of what was walked in lock-step, by indexes: in the input, and of what that of the output leads to.
     pub(super) calls: Vec<(u32, u32)>,
-    /// What is known at all calls, of what was proven instead, that lead to a pair.
-    proven: FxHashMap<At, Entry>,
+    /// The same where the input has called before and jumps: its call, and where both programs go.
+    pub(super) inside: Vec<(u64, At)>,
+    /// Direct calls of what was proven with nothing known.
+    proven: FxHashSet<Called>,
+    /// One of them leaves a register another than in the input.
+    has_differences: bool,
+    outcomes: FxHashMap<Told, Proven>,
     groups: FxHashMap<u32, Found>,
     /// Groups of the input's functions into which code without frame descriptions jumps.
     entered: Option<FxHashSet<u32>>,
     /// How many roots, calls and pairs put aside there were when all was settled.
-    settled: (usize, usize, usize, bool),
+    settled: (usize, usize, usize, usize, bool),
 }
 
 impl Contexts {
@@ -78,13 +106,34 @@ impl Contexts {
         for at in self.roots.keys().chain(self.aside.keys()) {
             *places.entry(at.0).or_default() += 1;
         }
+        // Where nothing stands in several places there are no clones.
+        if !self.aside.keys().any(|at| places[&at.0] > 1) {
+            return FxHashSet::default();
+        }
         let called = self.roots.iter().filter(|&(at, &is_called)| is_called && places[&at.0] > 1).map(|(&at, _)| at);
-        let is_unproven = |at: &At| self.aside.get(at).is_some_and(|aside| !matches!(aside.outcome, Some(Ok(_))));
-        self.copies.iter().copied().filter(|at| !is_unproven(at)).chain(called.filter(|at| !self.copies.contains(at))).collect()
+        let unproven: FxHashSet<At> =
+            self.outcomes.iter().filter(|(_, proven)| proven.outcome.is_err()).map(|(&(at, ..), _)| at).collect();
+        self.copies
+            .iter()
+            .copied()
+            .filter(|at| !unproven.contains(at))
+            .chain(called.filter(|at| !self.copies.contains(at)))
+            .collect()
     }
 
     pub(super) fn is_root(&self, at: At) -> bool {
         self.roots.contains_key(&at)
+    }
+
+    /// What a call enters, if that is proven with what is known there.
+    fn told(&self, at: At, entry: &Entry) -> Option<Told> {
+        let (differing, state) = (entry.differing(), entry.state());
+        if !self.aside.contains_key(&at) && differing == 0 {
+            return None;
+        }
+        let is_new = state.is_some() && !self.outcomes.contains_key(&(at, differing, state));
+        let is_too_many = || self.outcomes.keys().filter(|told| told.0 == at).count() >= STATES_MAX;
+        Some((at, differing, state.filter(|_| !is_new || !is_too_many())))
     }
 }
 
@@ -97,11 +146,25 @@ impl Walk<'_, '_> {
         self.queue.push(pair);
     }
 
+    /// The same where the output calls in the body of a call of the input.
+    pub(super) fn called_inside(&mut self, call: u64, pair: Pair) {
+        self.contexts.inside.push((call, (pair.input, pair.output)));
+        self.queue.push(pair);
+    }
+
+    /// Whether a pair is known to hold for certain callers only.
+    pub(super) fn is_for_callers(&self, at: At) -> bool {
+        let contexts = &self.contexts;
+        (!contexts.aside.is_empty() || !contexts.copies.is_empty())
+            && self
+                .leads_to(at)
+                .is_some_and(|at| contexts.aside.contains_key(&at) || contexts.copies.contains(&at) && !contexts.is_root(at))
+    }
+
     /// Takes in the calls of what was proven with nothing known.
     pub(super) fn add_calls(&mut self, calls: &[Called]) {
-        for &(at, entry) in calls {
-            meet(&mut self.contexts.proven, at, entry);
-        }
+        self.contexts.has_differences |= calls.iter().any(|called| called.entry.differing() != 0);
+        self.contexts.proven.extend(calls);
     }
 
     /// Whether a root needs no walk, because it holds only with what callers know. What is no call may not lead there.
@@ -138,12 +201,13 @@ impl Walk<'_, '_> {
         };
         self.forget(marks);
         self.note_touched();
+        self.relation.add_conditional(self.recorded.drain(..));
         self.contexts.aside.insert(at, Aside { failures, ..Aside::default() });
         Ok(())
     }
 
     /// Where jumps and padding lead in both programs.
-    fn leads_to(&self, (input, output): At) -> Option<At> {
+    pub(crate) fn leads_to(&self, (input, output): At) -> Option<At> {
         match (Self::lead(self.input, input, |_, _| {}), Self::lead(self.output, output, |_, _| {})) {
             (Canonical::At(input, _), Canonical::At(output, _)) => Some((input, output)),
             _ => None,
@@ -153,29 +217,29 @@ impl Walk<'_, '_> {
     /// Proves what was put aside, as far as all that leads there is known. Whether there may be more to walk.
     pub(super) fn settle_contexts(&mut self, is_last: bool) -> bool {
         let contexts = &self.contexts;
-        let size = (contexts.roots.len(), contexts.calls.len(), contexts.aside.len(), is_last);
-        if contexts.aside.is_empty() || contexts.settled == size {
+        let size = (
+            contexts.roots.len(),
+            contexts.calls.len() + contexts.inside.len(),
+            contexts.proven.len(),
+            contexts.aside.len(),
+            is_last,
+        );
+        if contexts.aside.is_empty() && !contexts.has_differences || contexts.settled == size {
             return false;
         }
         self.contexts.settled = size;
-        let first = self.known_at_entries(is_last);
-        let (known, mut proofs) = self.weaken(first);
-        let mut pairs: Vec<At> = known.keys().copied().collect();
-        pairs.sort_unstable();
-        for at in pairs {
-            let entry = known[&at];
-            let aside = self.contexts.aside.entry(at).or_default();
-            match proofs.remove(&at) {
-                Some(Ok(proof)) => {
-                    let is_known = matches!(aside.outcome, Some(Ok(known)) if known == entry);
-                    if !is_known {
-                        aside.outcome = Some(Ok(entry));
-                        self.stats.entered_with_constants += 1;
-                        self.take_over(proof);
-                    }
-                }
-                Some(Err(violation)) => aside.outcome = Some(Err(violation)),
-                None => {}
+        let leading = self.leading(is_last);
+        let known = self.weaken(leading.known);
+        self.compare_sites(&leading.sites);
+        let mut all: Vec<Told> = known.into_keys().collect();
+        all.sort_unstable();
+        for told in all {
+            let Some(proven) = self.contexts.outcomes.get_mut(&told).filter(|proven| !proven.is_taken) else { continue };
+            if let Ok(proof) = &proven.outcome {
+                proven.is_taken = true;
+                let proof = Rc::clone(proof);
+                self.stats.entered_with_constants += 1;
+                self.take_over(&proof, true);
             }
         }
         true
@@ -183,21 +247,31 @@ impl Walk<'_, '_> {
 
     /// What nothing was found to lead to, or something that is no call, is not proven.
     pub(super) fn judge_contexts(&mut self) {
-        let mut pairs: Vec<At> = self.contexts.aside.keys().copied().collect();
-        pairs.sort_unstable();
-        for at in pairs {
-            let Some(aside) = self.contexts.aside.get_mut(&at) else { continue };
-            let other = |what: &str| Violation::new(ViolationKind::InstructionMismatch, at.1, what);
-            let why = match &aside.outcome {
-                _ if aside.is_open => other("something other than a call leads there"),
-                Some(Ok(_)) => continue,
-                Some(Err(violation)) => violation.clone(),
-                None => other("no call leads there"),
-            };
-            let mut failures = std::mem::take(&mut aside.failures);
+        let mut why: FxHashMap<At, Option<Violation>> = self.contexts.aside.keys().map(|&at| (at, None)).collect();
+        let mut outcomes: Vec<(&Told, &Proven)> = self.contexts.outcomes.iter().collect();
+        outcomes.sort_unstable_by_key(|(told, _)| **told);
+        let mut has_outcome: FxHashSet<At> = FxHashSet::default();
+        for (&(at, ..), proven) in outcomes {
+            has_outcome.insert(at);
+            if let Err(violation) = &proven.outcome {
+                why.entry(at).or_default().get_or_insert_with(|| violation.clone());
+            }
+        }
+        let mut all: Vec<(At, Option<Violation>)> = why.into_iter().collect();
+        all.sort_unstable_by_key(|&(at, _)| at);
+        for (at, why) in all {
+            let nobody = || Violation::new(ViolationKind::InstructionMismatch, at.1, NOTHING_LEADS).about(at.0);
+            let Some(why) = why.or_else(|| (!has_outcome.contains(&at)).then(nobody)) else { continue };
+            let aside = self.contexts.aside.get_mut(&at);
+            let is_open = aside.as_ref().is_some_and(|aside| aside.is_open);
+            let mut failures = aside.map(|aside| std::mem::take(&mut aside.failures)).unwrap_or_default();
+            if is_open {
+                let message = "something other than a call leads there";
+                explain(&mut failures, &Violation::new(ViolationKind::InstructionMismatch, at.1, message));
+            }
             explain(&mut failures, &why);
             if failures.is_empty() {
-                failures.push(why);
+                failures.push(Violation { input: Some(at.0), ..why });
             }
             self.violations.append(&mut failures);
         }
@@ -205,142 +279,100 @@ impl Walk<'_, '_> {
 
     /// Pairs to be put aside from the start, if what is wrong may be only that they were not.
     pub(crate) fn copies_to_try(&self) -> FxHashSet<At> {
-        let likely = self.contexts.likely_copies();
+        let mut likely = self.contexts.likely_copies();
+        if !likely.is_empty() || !self.contexts.copies.is_empty() {
+            // What was walked in lock-step is to be proven if it calls them inside of what it calls.
+            let inside = self.contexts.inside.iter().filter_map(|&(_, at)| self.leads_to(at));
+            likely.extend(inside.filter(|at| self.contexts.aside.contains_key(at) && !self.contexts.copies.contains(at)));
+        }
         if likely == self.contexts.copies { FxHashSet::default() } else { likely }
     }
 
-    /// What functions that hold whoever calls them know where they call what was put aside.
-    fn known_at_entries(&mut self, is_last: bool) -> FxHashMap<At, Entry> {
-        let mut known: FxHashMap<At, Entry> = FxHashMap::default();
-        for (at, aside) in &self.contexts.aside {
-            if aside.is_open {
-                known.insert(*at, Entry::default());
-            }
-        }
-        let proven: Vec<Called> = self.contexts.proven.iter().map(|(&called, &entry)| (called, entry)).collect();
-        for (called, entry) in proven {
-            if let Some(at) = self.leads_to(called).filter(|at| self.contexts.aside.contains_key(at)) {
-                meet(&mut known, at, entry);
-            }
-        }
-        let sites = self.sites_by_group();
-        let mut roots: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
-        for &(at, _) in self.contexts.roots.keys() {
-            let group = self.input.unwind.fde_at(at).map(|fde| self.survey.group_of(fde));
-            if let Some(group) = group.filter(|group| sites.contains_key(group)) {
-                roots.entry(group).or_default().push(at);
-            }
-        }
-        for (group, places) in sites {
-            let mut wanted: Vec<u64> = places.iter().map(|&(from, _)| from).collect();
-            let mut roots = roots.remove(&group).unwrap_or_default();
-            for list in [&mut wanted, &mut roots] {
-                list.sort_unstable();
-                list.dedup();
-            }
-            self.follow_group(group, roots, wanted);
-            let Some(found) = self.contexts.groups.get(&group) else { continue };
-            for (place, at) in places {
-                // What no root leads to yet may be reached later.
-                match found.known.get(&place) {
-                    Some(&entry) => {
-                        meet(&mut known, at, entry);
+    /// Proves pairs with what is known at their entries, which calls in other pairs weaken until nothing changes.
+    fn weaken(&mut self, mut known: FxHashMap<Told, Entry>) -> FxHashMap<Told, Entry> {
+        let mut callers: FxHashMap<Told, FxHashSet<Told>> = FxHashMap::default();
+        let mut work: Vec<Told> = known.keys().copied().collect();
+        work.sort_unstable();
+        let mut prover = self.take_prover();
+        while let Some(told) = work.pop() {
+            let entry = known[&told];
+            let old = self.contexts.outcomes.get(&told).filter(|old| old.entry == entry && self.still_holds(&prover, old));
+            let outcome = match old {
+                Some(old) => old.outcome.clone(),
+                None => prover.prove_entered(self, told, entry).map(Rc::new),
+            };
+            let mut again: Vec<Told> = Vec::new();
+            if let Ok(proof) = &outcome {
+                if prover.add_left(told, proof.leaves) {
+                    let affected = callers.get(&told).into_iter().flatten().copied();
+                    again.extend(affected);
+                    again.iter().for_each(|told| drop(self.contexts.outcomes.remove(told)));
+                }
+                for called in &proof.calls {
+                    let Some(callee) = self.told(called.at, &called.entry) else { continue };
+                    callers.entry(callee).or_default().insert(told);
+                    if meet(&mut known, callee, called.entry) {
+                        again.push(callee);
                     }
-                    None if is_last => {
-                        meet(&mut known, at, Entry::default());
-                    }
-                    None => {}
                 }
             }
+            // A function that calls itself may be among those to be proven again.
+            let is_taken = self.contexts.outcomes.get(&told).is_some_and(|old| old.is_taken && old.entry == entry);
+            if !again.contains(&told) {
+                self.contexts.outcomes.insert(told, Proven { entry, outcome, is_taken });
+            }
+            again.sort_unstable();
+            again.dedup();
+            work.retain(|told| !again.contains(told));
+            work.append(&mut again);
         }
+        self.give_back(prover);
         known
     }
 
-    /// The calls that may lead to what was put aside, with what they lead to, by group of the caller.
-    fn sites_by_group(&mut self) -> FxHashMap<u32, Vec<(u64, At)>> {
-        let mut sites: FxHashMap<u32, Vec<(u64, At)>> = FxHashMap::default();
-        let outputs: FxHashSet<u64> = self.contexts.aside.keys().map(|at| at.1).collect();
-        let mut leads: FxHashMap<u32, bool> = FxHashMap::default();
-        for &(from, to) in &self.contexts.calls {
-            let target = self.output.code.address(to as usize);
-            let is_sought =
-                *leads.entry(to).or_insert_with(|| self.output_leads_to(target).is_some_and(|at| outputs.contains(&at)));
-            if !is_sought {
-                continue;
-            }
-            let place = self.input.code.address(from as usize);
-            let callee = self.input.inst(place).filter(|inst| inst.kind == Kind::Call);
-            let callee = callee.map(|inst| self.input.target(place, inst));
-            let Some(at) = callee.and_then(|callee| self.leads_to((callee, target))) else { continue };
-            let group = self.input.unwind.fde_at(place).map_or(crate::unwind::NONE, |fde| self.survey.group_of(fde));
-            sites.entry(group).or_default().push((place, at));
-        }
-        sites
+    /// Whether what is called leaves no more than was known when it was proven.
+    fn still_holds(&self, prover: &Prover, proven: &Proven) -> bool {
+        let leaves_no_more = |called: &Called| {
+            let told = self.told(called.at, &called.entry);
+            told.is_none_or(|told| prover.left(told) & !called.left == 0)
+        };
+        proven.outcome.as_ref().is_ok_and(|proof| proof.calls.iter().all(leaves_no_more)) || proven.outcome.is_err()
     }
 
-    /// Finds the calls of a group, if they are not known from before.
-    fn follow_group(&mut self, group: u32, roots: Vec<u64>, sites: Vec<u64>) {
-        if self.contexts.groups.get(&group).is_some_and(|found| found.roots == roots && found.sites == sites) {
-            return;
-        }
-        let mut entered = self.contexts.entered.take();
-        let is_closed = group != crate::unwind::NONE && !entered.get_or_insert_with(|| self.entered_groups()).contains(&group);
-        self.contexts.entered = entered;
-        let mut known = FxHashMap::default();
-        if is_closed {
-            let mut prover = self.take_prover();
-            known = prover.known_at(self, group, &roots, &sites);
-            self.give_back(prover);
-        }
-        self.contexts.groups.insert(group, Found { roots, sites, known });
+    /// What a call enters, if that is proven with what is known there.
+    pub(crate) fn told(&self, at: At, entry: &Entry) -> Option<Told> {
+        self.leads_to(at).and_then(|at| self.contexts.told(at, entry))
     }
 
-    /// Groups of functions into which code without frame descriptions jumps or runs.
-    fn entered_groups(&self) -> FxHashSet<u32> {
-        let mut entered = FxHashSet::default();
-        let mut enter = |at: u64| entered.extend(self.input.unwind.fde_at(at).map(|fde| self.survey.group_of(fde)));
-        crate::leftover::each_instruction(self.input, |address, inst| {
-            if self.input.unwind.fde_at(address).is_some() {
-                return;
-            }
-            if matches!(inst.kind, Kind::Jump | Kind::Branch | Kind::Loop) {
-                enter(self.input.target(address, inst));
-            }
-            if !inst.ends_flow() && inst.kind != Kind::Nop {
-                enter(address + u64::from(inst.len));
-            }
-        });
-        entered
-    }
-
-    /// Proves pairs with what is known at their entries, which calls in other pairs weaken until nothing changes.
-    #[allow(clippy::type_complexity)]
-    fn weaken(&mut self, mut known: FxHashMap<At, Entry>) -> (FxHashMap<At, Entry>, FxHashMap<At, Result<Proof, Violation>>) {
-        let mut proofs: FxHashMap<At, Result<Proof, Violation>> = FxHashMap::default();
-        let mut work: Vec<At> = known.keys().copied().collect();
-        work.sort_unstable();
+    /// At calls of what was not proven with it, nobody may read what a pair leaves other than the input.
+    fn compare_sites(&mut self, sites: &FxHashMap<Told, Vec<u64>>) {
         let mut prover = self.take_prover();
-        while let Some(at) = work.pop() {
-            let proof = prover.prove_entered(self, at, known[&at]);
-            let mut weakened: Vec<At> = Vec::new();
-            for &(called, entry) in proof.iter().flat_map(|proof| &proof.calls) {
-                let callee = self.leads_to(called).filter(|at| self.contexts.aside.contains_key(at));
-                weakened.extend(callee.filter(|&at| meet(&mut known, at, entry)));
+        let mut read: Vec<(Told, Violation)> = Vec::new();
+        for (&told, sites) in sites {
+            let left = prover.left(told);
+            for register in (0..16).filter(|register| left >> register & 1 == 1) {
+                if let Some(site) = sites.iter().find(|&&site| !prover.is_dead_behind_call(self, site, register)) {
+                    let message =
+                        format!("leaves register {register} other than the input, which is read behind the call at {site:#x}");
+                    read.push((told, Violation::new(ViolationKind::InstructionMismatch, told.0.1, message)));
+                    break;
+                }
             }
-            proofs.insert(at, proof);
-            work.retain(|at| !weakened.contains(at));
-            work.append(&mut weakened);
         }
         self.give_back(prover);
-        (known, proofs)
+        for (told, violation) in read {
+            if let Some(proven) = self.contexts.outcomes.get_mut(&told) {
+                proven.outcome = Err(violation);
+            }
+        }
     }
 }
 
 /// Takes in what is known on one more way; whether that is less than before.
-fn meet(known: &mut FxHashMap<At, Entry>, at: At, entry: Entry) -> bool {
-    let old = known.get(&at).copied();
+fn meet(known: &mut FxHashMap<Told, Entry>, told: Told, entry: Entry) -> bool {
+    let old = known.get(&told).copied();
     let met = old.map_or(entry, |old| old.meet(&entry));
-    known.insert(at, met);
+    known.insert(told, met);
     old != Some(met)
 }
 

@@ -32,6 +32,7 @@ pub(super) struct Marks {
     unmoved: usize,
     displaced: usize,
     calls: usize,
+    inside: usize,
     violations: usize,
     stats: Stats,
 }
@@ -46,6 +47,7 @@ impl Walk<'_, '_> {
             unmoved: self.unmoved.len(),
             displaced: self.displaced.len(),
             calls: self.contexts.calls.len(),
+            inside: self.contexts.inside.len(),
             violations: self.violations.len(),
             stats: self.stats,
         };
@@ -53,6 +55,7 @@ impl Walk<'_, '_> {
             return;
         }
         self.touched.clear();
+        self.recorded.clear();
         // What the first instructions belong to is noted with their rules.
         self.input_row = crate::unwind::Located::nowhere();
         self.began_at = None;
@@ -78,13 +81,16 @@ impl Walk<'_, '_> {
     }
 
     /// A walk comes to a pair that was recorded before. What is in the place of a call was recorded by walks of the function that calls.
-    pub(super) fn meet_proven(&self, i: u64, o: u64, within: Option<u64>) -> Result<(), Violation> {
+    pub(super) fn meet_proven(&mut self, i: u64, o: u64, within: Option<u64>) -> Result<(), Violation> {
         if self.proofs.ground.is_empty() {
             return Ok(());
         }
         let fde = self.input.unwind.locate(within.unwrap_or(i)).fde;
-        let is_settled = || self.proofs.settled.contains(&(i, o)) || self.contexts.is_root((i, o));
-        if !self.proofs.ground.contains(&fde) || is_settled() {
+        if !self.proofs.ground.contains(&fde) {
+            return Ok(());
+        }
+        if self.proofs.settled.contains(&(i, o)) || self.contexts.is_root((i, o)) {
+            self.met_proven += 1;
             return Ok(());
         }
         let message = format!("leads to what differs from the input's {i:#x}");
@@ -147,7 +153,7 @@ impl Walk<'_, '_> {
                 self.proofs.settled.insert((input, output));
                 self.note_touched();
                 self.add_calls(&proof.calls);
-                self.take_over(proof);
+                self.take_over(&proof, false);
                 true
             }
             Err(violation) => {
@@ -173,6 +179,7 @@ impl Walk<'_, '_> {
         self.unmoved.truncate(marks.unmoved);
         self.displaced.truncate(marks.displaced);
         self.contexts.calls.truncate(marks.calls);
+        self.contexts.inside.truncate(marks.inside);
         self.violations.truncate(marks.violations);
         self.stats = marks.stats;
     }
@@ -184,13 +191,18 @@ impl Walk<'_, '_> {
     }
 
     /// Asks for all that a proof relies on.
-    pub(super) fn take_over(&mut self, proof: Proof) {
+    pub(super) fn take_over(&mut self, proof: &Proof, is_entered: bool) {
         self.stats.proven_roots += 1;
         self.stats.add_proven(&proof.stats);
         self.pass_all(Some(&proof.input), &proof.output);
         let came_to = proof.input.iter().filter_map(|&(address, _)| self.input.unwind.fde_at(address));
         self.add_ground(came_to);
-        for effect in proof.effects {
+        for &effect in &proof.effects {
+            if let Effect::Record { output, .. } = effect
+                && let Some(output) = self.output.code.index(output)
+            {
+                self.relation.note_condition(output, is_entered);
+            }
             if let Err(violation) = self.take_effect(effect) {
                 self.violations.push(violation);
             }
@@ -211,6 +223,7 @@ impl Walk<'_, '_> {
         match effect {
             Effect::Walk(pair) => self.queue.push(pair),
             Effect::Try(pair) => self.tries.push(pair),
+            Effect::Never(output) => self.never.push(output),
             Effect::Reference { reference, input, output } => self.follow(Some(reference), input, output)?,
             Effect::CallSite { input, output } => {
                 self.compare_rows(input, output)?;

@@ -6,6 +6,7 @@
 use rustc_hash::FxHashSet;
 
 use super::{Canonical, Displaced, Finished, Pair, Reach, Unmoved, Walk};
+use crate::decode::Kind;
 use crate::report::ViolationKind;
 use crate::tables::{self, Doubtful};
 
@@ -54,12 +55,13 @@ impl Walk<'_, '_> {
         self.attempt_if(pair, false)
     }
 
-    /// The same; with `is_edited`, a guess is wrong as well if all calls in it are made as in the input.
+    /// The same; with `is_edited`, a guess is wrong as well if all calls in it are made as in the input, and it leads to nothing that was changed.
     fn attempt_if(&mut self, pair: Pair, is_edited: bool) -> bool {
-        let num_rewritten = self.relation.num_rewritten_calls();
+        let num_changed = self.relation.num_rewritten_calls() + self.met_proven;
         let queue = std::mem::take(&mut self.queue);
         let marks = (self.tables.len(), self.tries.len(), self.unmoved.len(), self.displaced.len());
-        let (violations, calls, stats) = (self.violations.len(), self.contexts.calls.len(), self.stats);
+        let (violations, stats) = (self.violations.len(), self.stats);
+        let (calls, inside) = (self.contexts.calls.len(), self.contexts.inside.len());
         self.relation.begin();
         self.queue.push(pair);
         let mut is_right = true;
@@ -77,7 +79,7 @@ impl Walk<'_, '_> {
             }
             roots.extend(self.began_at.filter(|_| is_root));
         }
-        is_right &= !is_edited || self.relation.num_rewritten_calls() > num_rewritten;
+        is_right &= !is_edited || self.relation.num_rewritten_calls() + self.met_proven > num_changed;
         if is_right {
             self.relation.commit();
             roots.into_iter().for_each(|root| self.contexts.add_root(Some(root), false));
@@ -89,11 +91,30 @@ impl Walk<'_, '_> {
             self.displaced.truncate(marks.3);
             self.violations.truncate(violations);
             self.contexts.calls.truncate(calls);
+            self.contexts.inside.truncate(inside);
             self.stats = stats;
         }
         self.queue = queue;
         self.flows.clear();
         is_right
+    }
+
+    /// Code to which nothing else leads but branches that are decided otherwise never runs.
+    pub(crate) fn cover_dead_ways(&mut self) {
+        let mut work = std::mem::take(&mut self.never);
+        while let Some(at) = work.pop() {
+            let Some(index) = self.output.code.index(at).filter(|&index| !self.relation.covered.contains(index)) else {
+                continue;
+            };
+            let Some(inst) = self.output.inst(at) else { continue };
+            self.relation.pass(false, index, inst.len);
+            if matches!(inst.kind, Kind::Jump | Kind::Branch | Kind::Loop) {
+                work.push(self.output.target(at, inst));
+            }
+            if !inst.ends_flow() {
+                work.push(at + u64::from(inst.len));
+            }
+        }
     }
 
     /// Without section headers, leaves out of what is to be explained as code what is compared by its meaning.

@@ -4,15 +4,15 @@
 //! not cost the user the whole output, and an edit that is wrong must not get through.
 //!
 //! **Method.** Where an output does not pass, the edits in question are taken out of the functions that violations are about, and all is made and checked again; of all functions, if no
-//! violation is about one of them. Clones go first, all of them, since what callers pass and clones take for granted is one plan. What is written is what passed, and the report says how many edits and clones
-//! were left out. Each round leaves out the clones or at least one function that had an edit, and the rounds are limited. Schedules go first, in the first rounds block by block: there are many in a function, and one is worth least of all edits.
+//! violation is about one of them. Clones go first: those that violations are about, and calls of clones from functions that they are about; at last all. What is written is what passed, and the report says how
+//! many edits and clones were left out. Each round leaves out a clone, a function's calls of clones, or at least one function that had an edit, and the rounds are limited. Schedules go first, in the first rounds block by block: there are many in a function, and one is worth least of all edits.
 
 use std::collections::BTreeSet;
 
 use checker::ViolationKind;
 use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::Program;
-use rewriter::clones;
+use rewriter::clones::{self, CloneId, LeftOut};
 use rewriter::edit::{Change, EditPlan};
 use rewriter::relink::Relinked;
 
@@ -26,15 +26,20 @@ pub(super) struct Unproven {
     blocks: BTreeSet<Block>,
     /// How many edits went that way.
     num_edits: usize,
-    /// It could not follow the clones.
-    pub(super) has_no_clones: bool,
+    /// Clones that it could not follow, by their numbers in the plan of all.
+    clones: LeftOut,
+    /// By number in the plan that was made last, that in the plan of all.
+    numbers: Vec<CloneId>,
     num_clones: usize,
     tries: u32,
+    tries_with_clones: u32,
 }
 
 impl Unproven {
     /// Outputs that are checked before none of the edits in question is made.
     const TRIES_MAX: u32 = 6;
+    /// The same before no clone is made.
+    const TRIES_WITH_CLONES: u32 = 8;
     /// Those of them in which schedules are left out block by block.
     const TRIES_BY_BLOCK: u32 = 3;
 
@@ -53,10 +58,13 @@ impl Unproven {
             !(is_out && Self::is_in_question(r.change))
         });
         self.num_edits = count - edits.replacements.len();
-        if self.has_no_clones {
-            self.num_clones = edits.clones.len();
-            clones::leave_out(edits);
-        }
+        let count = edits.clones.len();
+        self.numbers = clones::leave_out(program, edits, &self.clones);
+        self.num_clones = count - edits.clones.len();
+    }
+
+    pub(super) fn has_left_out_clones(&self) -> bool {
+        self.num_clones > 0
     }
 
     /// Finds the edited functions that violations are about, or because of which others are not found. False if there is none, so that the check stands as it is.
@@ -71,13 +79,24 @@ impl Unproven {
             return false;
         }
         if !edits.clones.is_empty() {
-            self.has_no_clones = true;
+            self.find_clones(program, edits, relinked, checked);
             return true;
         }
         self.tries += 1;
         if self.tries <= Self::TRIES_BY_BLOCK && self.find_blocks(edits, relinked, checked) {
             return true;
         }
+        let found = self.find_functions(program, edits, relinked, checked);
+        if !found || self.tries >= Self::TRIES_MAX {
+            self.add(program, edits, edited);
+        }
+        true
+    }
+
+    /// Finds the edited functions that violations are about.
+    fn find_functions(&mut self, program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
+        let edited: BTreeSet<Func> =
+            edits.replacements.iter().filter(|r| Self::is_in_question(r.change)).map(|r| program.func_of(r.block)).collect();
         let is_about = |&func: &Func| {
             let ranges = program.funcs[func].blocks.iter().map(|block| relinked.blocks[block.index()]);
             let mut spans = ranges.map(|(start, len)| (start.0, start.0 + u64::from(len)));
@@ -89,15 +108,55 @@ impl Unproven {
             };
             is_at || checked.violations.iter().filter_map(|v| v.input).any(owns)
         };
-        let found: Vec<Func> = edited.iter().copied().filter(is_about).collect();
-        let all = if found.is_empty() || self.tries >= Self::TRIES_MAX { edited } else { found };
+        let found: Vec<Func> = edited.into_iter().filter(is_about).collect();
+        let has_found = !found.is_empty();
+        self.add(program, edits, found);
+        has_found
+    }
+
+    /// Leaves out the schedules of functions that have one, and of others their other edits.
+    fn add(&mut self, program: &Program, edits: &EditPlan, functions: Vec<Func>) {
         let mut scheduled: Vec<Func> =
             edits.replacements.iter().filter(|r| r.change == Change::Schedule).map(|r| program.func_of(r.block)).collect();
         scheduled.sort_unstable();
-        let (scheduled, others): (Vec<Func>, Vec<Func>) = all.into_iter().partition(|func| scheduled.binary_search(func).is_ok());
+        let (scheduled, others): (Vec<Func>, Vec<Func>) =
+            functions.into_iter().partition(|func| scheduled.binary_search(func).is_ok());
         self.schedules.extend(scheduled);
         self.functions.extend(others);
-        true
+    }
+
+    /// Finds the clones that violations are about, and functions that call clones.
+    fn find_clones(&mut self, program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) {
+        self.tries_with_clones += 1;
+        // What is not explained may be so because of what would lead there.
+        let is_first =
+            |v: &&checker::Violation| v.kind != ViolationKind::Unexplained && !v.message.ends_with(checker::NOTHING_LEADS);
+        let mut places: Vec<u64> = checked.violations.iter().filter(is_first).map(|v| v.address).collect();
+        if places.is_empty() {
+            places.extend(checked.violations.iter().map(|v| v.address));
+        }
+        places.sort_unstable();
+        let meets = |start: u64, end: u64| {
+            let first = places.partition_point(|&place| place < start);
+            places.get(first).is_some_and(|&place| place < end)
+        };
+        let about = relinked.clones.iter().filter(|(_, start, end)| meets(start.0, end.0)).map(|&(clone, ..)| clone);
+        let found: BTreeSet<CloneId> = about.filter_map(|clone| self.numbers.get(clone.index()).copied()).collect();
+        let calling = edits.replacements.iter().filter(|r| r.change == Change::Specialize).map(|r| program.func_of(r.block));
+        let calling: BTreeSet<Func> = calling.filter(|func| !self.clones.functions.contains(func)).collect();
+        let is_about = |func: &Func| {
+            let mut blocks = program.funcs[*func].blocks.iter().map(|block| relinked.blocks[block.index()]);
+            blocks.any(|(start, len)| meets(start.0, start.0 + u64::from(len)))
+        };
+        let calling: Vec<Func> = calling.into_iter().filter(is_about).collect();
+        // What is wrong may be another edit's fault.
+        let has_others = self.find_blocks(edits, relinked, checked) || self.find_functions(program, edits, relinked, checked);
+        let is_last = self.tries_with_clones >= Self::TRIES_WITH_CLONES;
+        if is_last || found.is_empty() && calling.is_empty() && !has_others {
+            self.clones.clones.extend(self.numbers.iter());
+        }
+        self.clones.clones.extend(found);
+        self.clones.functions.extend(calling);
     }
 
     /// Finds the scheduled blocks that violations are about.
