@@ -201,7 +201,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         break (plan, edits, relinked);
     };
     warnings.extend(unproven.warning());
-    if !unproven.has_left_out_clones() {
+    if unproven.num_clones() == 0 {
         warnings.extend(nothing_cloned(&lifted, &weights, job.edits.cloning, &edits));
     }
     let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
@@ -232,6 +232,10 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         warnings.push(why.to_owned());
     }
     let (functions, text_bytes) = report::coverage(&lifted.program, Some(&plan));
+    let mut counts = transforms(&lifted, &plan, &relinked, transform::counts(&lifted.program, measure, &edits));
+    if let Some(specialize) = counts.get_mut("specialize").filter(|_| unproven.num_clones() > 0) {
+        specialize.insert("clones and copies left out", unproven.num_clones());
+    }
     let mut report = Report {
         input: input.display().to_string(),
         output: output.display().to_string(),
@@ -241,7 +245,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         loaded_bytes: report::Change { before: report::loaded_bytes(&bytes), after: report::loaded_bytes(&relinked.bytes) },
         functions,
         text_bytes,
-        transforms: transforms(&lifted, &plan, &relinked, transform::counts(&lifted.program, measure, &edits)),
+        transforms: counts,
         dyno: None,
         profile: quality,
         dropped_sections: relinked.dropped_sections.clone(),

@@ -43,6 +43,8 @@ struct Held {
     output: Option<Known>,
     /// Both programs have the same value there.
     is_same: bool,
+    /// They differ, but nobody of the input reads it.
+    is_unread: bool,
 }
 
 /// What is known of the registers of [`ARGUMENTS`]; of all others, that they are the same.
@@ -67,7 +69,7 @@ pub(crate) struct Called {
 impl Default for Entry {
     /// All is the same, and nothing else is known.
     fn default() -> Self {
-        Self([Held { input: None, output: None, is_same: true }; ARGUMENTS.len()])
+        Self([Held { input: None, output: None, is_same: true, is_unread: false }; ARGUMENTS.len()])
     }
 }
 
@@ -77,11 +79,11 @@ impl Entry {
         Self(std::array::from_fn(|index| {
             let register = ARGUMENTS[index];
             let (x, y) = (input.general[register], output.general[register]);
-            let held = Held { input: Known::of(pool, x), output: Known::of(pool, y), is_same: x == y };
+            let held = Held { input: Known::of(pool, x), output: Known::of(pool, y), is_same: x == y, is_unread: false };
             let is_state = index == STATE && held.output.is_some();
             match unread >> register & 1 == 1 && !held.is_same {
-                true if is_state => Held { input: None, ..held },
-                true => Held { input: None, output: None, is_same: true },
+                true if is_state => Held { input: None, is_unread: true, ..held },
+                true => Held { input: None, output: None, is_same: true, is_unread: false },
                 false => held,
             }
         }))
@@ -93,6 +95,7 @@ impl Entry {
         for (held, other) in met.0.iter_mut().zip(&other.0) {
             held.input = held.input.filter(|_| held.input == other.input);
             held.output = held.output.filter(|_| held.output == other.output);
+            held.is_unread = (held.is_unread || held.is_same) && (other.is_unread || other.is_same);
             held.is_same &= other.is_same;
         }
         met
@@ -102,6 +105,11 @@ impl Entry {
     pub(crate) fn differing(&self) -> u16 {
         let differing = ARGUMENTS.into_iter().zip(&self.0).filter(|(_, held)| !held.is_same);
         differing.fold(0, |all, (register, _)| all | 1 << register)
+    }
+
+    /// Whether what is entered has to be proven with what is known here, because the programs differ in something that may be read.
+    pub(crate) fn demands_proof(&self) -> bool {
+        self.0.iter().any(|held| !held.is_same && !held.is_unread)
     }
 
     /// What the output alone is told.

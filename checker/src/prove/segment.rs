@@ -263,8 +263,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             if input.lets_out || output.lets_out {
                 return self.let_out(input, output);
             }
-            // The output may still have to come to the call that the input is at.
-            if self.decide(input, a, output, b)? || self.step_alone(input, a, output, b)? {
+            if self.step_alone(input, a, output, b)? || self.decide(input, a, output, b)? {
                 continue;
             }
             self.leave(input, a, output, b)?;

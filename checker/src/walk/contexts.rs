@@ -128,7 +128,7 @@ impl Contexts {
     /// What a call enters, if that is proven with what is known there.
     fn told(&self, at: At, entry: &Entry) -> Option<Told> {
         let (differing, state) = (entry.differing(), entry.state());
-        if !self.aside.contains_key(&at) && differing == 0 {
+        if !self.aside.contains_key(&at) && !entry.demands_proof() {
             return None;
         }
         let is_new = state.is_some() && !self.outcomes.contains_key(&(at, differing, state));
@@ -163,7 +163,7 @@ impl Walk<'_, '_> {
 
     /// Takes in the calls of what was proven with nothing known.
     pub(super) fn add_calls(&mut self, calls: &[Called]) {
-        self.contexts.has_differences |= calls.iter().any(|called| called.entry.differing() != 0);
+        self.contexts.has_differences |= calls.iter().any(|called| called.entry.demands_proof());
         self.contexts.proven.extend(calls);
     }
 

@@ -63,8 +63,8 @@ impl Unproven {
         self.num_clones = count - edits.clones.len();
     }
 
-    pub(super) fn has_left_out_clones(&self) -> bool {
-        self.num_clones > 0
+    pub(super) fn num_clones(&self) -> u64 {
+        self.num_clones as u64
     }
 
     /// Finds the edited functions that violations are about, or because of which others are not found. False if there is none, so that the check stands as it is.

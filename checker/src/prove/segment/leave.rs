@@ -46,7 +46,22 @@ impl Run<'_, '_, '_> {
         let at = (input.at, self.walk.output.target(o, b));
         self.note_called(input, output, at, call, unread);
         self.return_from(input, output, call)?;
+        if self.is_entry_of(call, input.at) {
+            // The output has only come to the same call later, by branches that are decided.
+            (input.at, input.within) = (call, None);
+            if input.instructions.is_empty() {
+                input.first_within = None;
+            }
+        }
         Ok(true)
+    }
+
+    /// Whether the input comes to an address first when it goes into a call.
+    fn is_entry_of(&self, call: u64, at: u64) -> bool {
+        let side = self.walk.input;
+        let Some(target) = side.inst(call).map(|inst| side.target(call, inst)) else { return false };
+        let skipped = side.inst(target).filter(|inst| inst.kind == Kind::EndBranch).map_or(0, |inst| u64::from(inst.len));
+        at == target || at == target + skipped
     }
 
     /// The output calls through what the input jumps through in the place of a call.
