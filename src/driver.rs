@@ -50,13 +50,20 @@ fn lift_image<'a>(path: &Path, image: Image<'a>, verify: bool, timing: &mut Timi
     let refuse = |e: lifter::Error| from_lifter(path, &e);
     let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(refuse)?;
     let program = timing.phase("find functions, blocks and references", |_| lifter::lift(&image, unwind)).map_err(refuse)?;
+    let lifted = Lifted { image, program };
     if verify {
-        let violations = timing.phase("verify the program", |_| verify::verify(&image, &program));
-        if let Some(first) = violations.first() {
-            return Err(Failure::at(path, format!("lifting broke {} invariants, the first: {first}", violations.len())));
-        }
+        self::verify(path, &lifted, "lifting", timing)?;
     }
-    Ok(Lifted { image, program })
+    Ok(lifted)
+}
+
+/// Whether the invariants of the program hold after what was done to it.
+pub(crate) fn verify(path: &Path, lifted: &Lifted<'_>, done: &str, timing: &mut Timing) -> Result<()> {
+    let violations = timing.phase("verify the program", |_| verify::verify(&lifted.image, &lifted.program));
+    match violations.first() {
+        Some(first) => Err(Failure::at(path, format!("{done} broke {} invariants, the first: {first}", violations.len()))),
+        None => Ok(()),
+    }
 }
 
 /// How the output is laid out.
@@ -99,12 +106,18 @@ pub(crate) fn fold(lifted: &Lifted<'_>, timing: &mut Timing) -> Folding {
 }
 
 /// The plan for an order.
-pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, folded: &Folding, timing: &mut Timing) -> LayoutPlan {
+pub(crate) fn plan(
+    lifted: &Lifted<'_>,
+    weights: &Weights,
+    order: &Order,
+    (edits, folded): (&EditPlan, &Folding),
+    timing: &mut Timing,
+) -> LayoutPlan {
     timing.phase("lay out", |_| {
         let mut plan = match order {
             Order::ByWeights(options) => {
                 let options = LayoutOptions { folded: folded.clone(), ..options.clone() };
-                return layout::compute(&lifted.program, weights, &options);
+                return layout::compute(&lifted.program, weights, edits, &options);
             }
             Order::Original => layout::original(&lifted.program),
             Order::Shuffled(seed) => layout::shuffle(&lifted.program, *seed),
@@ -118,7 +131,8 @@ pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, folded
 pub(crate) fn instrument(path: &Path, lifted: &Lifted<'_>, profile: &Path, timing: &mut Timing) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
     let fail = |e: rewriter::Error| from_rewriter(path, &e);
-    let plan = plan(lifted, &Weights::default(), &Order::Original, &Folding::default(), timing);
+    let unchanged = (&EditPlan::default(), &Folding::default());
+    let plan = plan(lifted, &Weights::default(), &Order::Original, unchanged, timing);
     let mut instrumentation =
         timing.phase("place counters", |_| instrument::Instrumentation::plan(image, program, profile)).map_err(fail)?;
     let edits = instrumentation.edits().map_err(fail)?;
@@ -143,22 +157,38 @@ fn apply(
 
 /// The independent checker's verdict.
 pub(crate) fn check(output: &Path, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<checker::Report> {
-    let report = examine(output, before, after, checker::Assumptions::default(), timing)?;
+    let report = Examiner::default().examine(output, (before, after), checker::Assumptions::default(), false, timing)?;
     require_no_violations(output, &report)?;
     Ok(report)
 }
 
-/// What the independent checker finds, good or bad.
-pub(crate) fn examine(
-    output: &Path,
-    before: &[u8],
-    after: &[u8],
-    assumptions: checker::Assumptions,
-    timing: &mut Timing,
-) -> Result<checker::Report> {
-    timing
-        .phase("check", |_| checker::check_assuming(before, after, assumptions))
-        .map_err(|e| Failure::at(output, format!("the checker can't read it: {e}")))
+/// The independent checker, which reads the input once for all outputs.
+#[derive(Debug, Default)]
+pub(crate) struct Examiner<'a>(Option<checker::Original<'a>>);
+
+impl<'a> Examiner<'a> {
+    /// What the checker finds, good or bad; what differs in code may be enough.
+    pub(crate) fn examine(
+        &mut self,
+        output: &Path,
+        (before, after): (&'a [u8], &[u8]),
+        assumptions: checker::Assumptions,
+        stops_early: bool,
+        timing: &mut Timing,
+    ) -> Result<checker::Report> {
+        let mut check = || {
+            let original = match self.0.take() {
+                Some(original) => original,
+                None => checker::Original::read(before)?,
+            };
+            let original = self.0.insert(original);
+            match stops_early {
+                true => original.check_until_code_differs(after, assumptions),
+                false => original.check(after, assumptions),
+            }
+        };
+        timing.phase("check", |_| check()).map_err(|e| Failure::at(output, format!("the checker can't read it: {e}")))
+    }
 }
 
 pub(crate) fn require_no_violations(output: &Path, report: &checker::Report) -> Result<()> {

@@ -31,11 +31,15 @@ mod walk;
 pub use error::Error;
 pub use report::{Report, Stats, Violation, ViolationKind};
 
+use std::sync::Arc;
+
+use decode::Memo;
 use image::Image;
+use prove::Liveness;
 use rustc_hash::FxHashSet;
 use unwind::Rows;
 pub use walk::NOTHING_LEADS;
-use walk::{Finished, Side, Walk};
+use walk::{Finished, Known, Side, Walk};
 
 /// Further walks of what does not correspond, with copies of functions followed by their callers.
 const TRIES_MAX: usize = 3;
@@ -60,45 +64,114 @@ pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
 /// # Errors
 /// As [`check`].
 pub fn check_assuming(input: &[u8], output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
-    let input = Image::parse(input).map_err(Error::Input)?;
-    let output = Image::parse(output).map_err(Error::Output)?;
-    let mut rows = Rows::default();
-    let input = Side::new(input, &mut rows).map_err(Error::Input)?;
-    let output = Side::new(output, &mut rows).map_err(Error::Output)?;
-
-    let mut report = compare_code(&input, &output, &rows, assumptions, FxHashSet::default());
-    for _ in 0..TRIES_MAX {
-        if report.copies.is_empty() {
-            break;
-        }
-        let copies = std::mem::take(&mut report.copies);
-        report = compare_code(&input, &output, &rows, assumptions, copies);
-    }
-
-    data::compare(&input, &output, &report.explained, &mut report.violations);
-    structure::check(&input, &output, &mut report.violations);
-    registered::check(&input, &output, &mut report.violations);
-    Ok(Report::new(report.violations, report.stats))
+    Original::read(input)?.check(output, assumptions)
 }
 
-/// The walk of both programs; `copies` are put aside for what their callers know.
-fn compare_code(
-    input: &Side<'_>,
-    output: &Side<'_>,
-    rows: &Rows,
+/// The program as it was, read once for all outputs that are compared with it.
+pub struct Original<'a> {
+    known: Known<'a>,
+    rows: Rows,
+    memo: Arc<Memo>,
+    liveness: Liveness,
+}
+
+impl std::fmt::Debug for Original<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Original").finish_non_exhaustive()
+    }
+}
+
+impl<'a> Original<'a> {
+    /// Reads a program.
+    ///
+    /// # Errors
+    /// If it is not a 64-bit little-endian x86-64 ELF file with sane tables.
+    pub fn read(bytes: &'a [u8]) -> Result<Self, Error> {
+        let image = Image::parse(bytes).map_err(Error::Input)?;
+        let (mut rows, memo) = (Rows::default(), Arc::new(Memo::new()));
+        let side = Side::new(image, &mut rows, &memo).map_err(Error::Input)?;
+        Ok(Self { known: Known::of(side), rows, memo, liveness: Liveness::default() })
+    }
+
+    /// Compares an output with it. Nothing of an output is kept but numbers for unwind rules, so it makes no difference which ones were checked before.
+    ///
+    /// # Errors
+    /// If the output is not a 64-bit little-endian x86-64 ELF file with sane tables.
+    pub fn check(&mut self, output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
+        self.check_as_far_as(output, assumptions, false)
+    }
+
+    /// The same, but if code that must correspond does not, nothing else is looked at: for who makes another output then.
+    ///
+    /// # Errors
+    /// As [`Original::check`].
+    pub fn check_until_code_differs(&mut self, output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
+        self.check_as_far_as(output, assumptions, true)
+    }
+
+    fn check_as_far_as(&mut self, output: &[u8], assumptions: Assumptions, stops_early: bool) -> Result<Report, Error> {
+        let output = Image::parse(output).map_err(Error::Output)?;
+        let output = Side::new(output, &mut self.rows, &self.memo).map_err(Error::Output)?;
+        let mut copies = FxHashSet::default();
+        let mut tries = 0;
+        let mut report = loop {
+            let how = How { assumptions, stops_early, copies, liveness: std::mem::take(&mut self.liveness) };
+            let mut report = match compare_code(&self.known, &output, &self.rows, how) {
+                Compared::Whole(report) => report,
+                Compared::Differs(report, liveness) => {
+                    self.liveness = liveness;
+                    return Ok(report);
+                }
+            };
+            copies = std::mem::take(&mut report.copies);
+            tries += 1;
+            if copies.is_empty() || tries > TRIES_MAX {
+                break report;
+            }
+            self.liveness = report.liveness;
+        };
+
+        let input = &self.known.side;
+        data::compare(input, &output, &report.explained, &mut report.violations);
+        structure::check(input, &output, &mut report.violations);
+        registered::check(input, &output, &mut report.violations);
+        self.liveness = report.liveness;
+        Ok(Report::new(report.violations, report.stats))
+    }
+}
+
+/// How code is compared.
+struct How {
     assumptions: Assumptions,
+    stops_early: bool,
+    /// They are put aside for what their callers know.
     copies: FxHashSet<(u64, u64)>,
-) -> Finished {
-    let mut walk = Walk::new(input, output, copies);
+    liveness: Liveness,
+}
+
+/// How far code was compared.
+enum Compared {
+    Whole(Finished),
+    Differs(Report, Liveness),
+}
+
+/// The walk of both programs.
+fn compare_code<'a>(known: &Known<'a>, output: &Side<'a>, rows: &Rows, how: How) -> Compared {
+    let mut walk = Walk::new(known, output, how.copies);
     walk.rows = Some(rows);
-    walk.assumptions = assumptions;
+    walk.assumptions = how.assumptions;
+    walk.begin_with(how.liveness);
     data::seed(&mut walk);
     walk.settle_all(false);
     data::seed_symbols(&mut walk);
     walk.settle_all(false);
+    if how.stops_early && !walk.violations.is_empty() {
+        let report = Report::new(std::mem::take(&mut walk.violations), walk.stats);
+        return Compared::Differs(Report { is_whole: false, ..report }, walk.into_liveness());
+    }
     walk.cover_metadata();
     leftover::settle(&mut walk);
-    walk.finish()
+    Compared::Whole(walk.finish())
 }
 
 #[cfg(test)]

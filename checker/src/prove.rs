@@ -46,7 +46,7 @@ pub(crate) use constant::address_in;
 use decoded::{Decoded, Engine};
 pub(crate) use entry::{Called, Entry, Told};
 use facts::{Facts, Value};
-use liveness::Liveness;
+pub(crate) use liveness::Liveness;
 use machine::{BASE, Privacy, STACK};
 pub(crate) use segment::{Effect, Local};
 use segment::{Failure, Run, Segment};
@@ -99,6 +99,8 @@ pub(crate) struct Prover {
     may_leave: bool,
     /// Registers that are so behind calls of what is entered with something known.
     left: FxHashMap<Told, u16>,
+    /// By what is called, in the input or the output, the registers that it may write.
+    written: FxHashMap<(bool, u64), u16>,
     /// What was proven, by pair.
     proven: FxHashMap<Key, Vec<(Privacy, Facts)>>,
     /// By group of functions, whether an address of the frame is made.
@@ -125,7 +127,8 @@ struct Visited {
 }
 
 impl Prover {
-    pub(crate) fn new() -> Self {
+    /// With what is known already of the registers that the input reads.
+    pub(crate) fn with(liveness: Liveness) -> Self {
         Self {
             engine: Engine::new(),
             decoded: FxHashMap::default(),
@@ -133,11 +136,16 @@ impl Prover {
             decides_first: false,
             may_leave: false,
             left: FxHashMap::default(),
+            written: FxHashMap::default(),
             proven: FxHashMap::default(),
             escapes: FxHashMap::default(),
-            liveness: Liveness::default(),
+            liveness,
             groups: FxHashMap::default(),
         }
+    }
+
+    pub(crate) fn into_liveness(self) -> Liveness {
+        self.liveness
     }
 
     fn decode(&mut self, is_input: bool, side: &Side<'_>, address: u64, inst: Inst) -> Option<Rc<Decoded>> {

@@ -13,6 +13,7 @@ pub mod error;
 pub mod ground_truth;
 pub mod ir;
 pub mod lift;
+pub mod split;
 mod symbolize;
 pub mod verify;
 pub mod x86;

@@ -2,9 +2,11 @@
 #![allow(clippy::print_stderr)]
 
 use lifter::elf::Unwind;
-use lifter::ir::{PinReason, Program, RelinkMode};
+use lifter::entity::{Block, EntityId};
+use lifter::ir::{CodeTarget, PinReason, Program, RelinkMode, Terminator};
+use lifter::split::{Cut, split};
 use lifter::verify::verify;
-use lifter::{Image, lift};
+use lifter::{Image, lift, x86};
 
 const PROGRAMS: [&str; 7] = ["xz", "gzip", "bzip2", "git", "perl", "bash", "sqlite3"];
 
@@ -50,4 +52,41 @@ fn lifting_gives_the_same_program_for_any_number_of_threads() {
         pool.install(|| format!("{:?}", lift(&image, Unwind::parse(&image).expect("unwinds")).expect("lifts")))
     };
     assert!(lifted(1) == lifted(3));
+}
+
+#[test]
+fn blocks_cut_before_every_instruction_are_a_program_whose_parts_run_into_each_other() {
+    for name in ["gzip", "xz"] {
+        let Some(bytes) = read(name) else { continue };
+        let image = Image::parse(&bytes).expect("parses");
+        let mut program = lift(&image, Unwind::parse(&image).expect("unwinds")).expect("lifts");
+        let mut cuts = Vec::new();
+        for block in program.blocks.keys().filter(|&block| program.funcs[program.func_of(block)].is_movable()) {
+            let start = program.blocks[block].start.0;
+            for (num_insts, instruction) in (0..).zip(x86::decode_block(&image, &program, block)) {
+                cuts.push(Cut { block, offset: (instruction.ip() - start) as u32, num_insts });
+            }
+        }
+        let (blocks, edges) = (program.blocks.clone(), program.edges.clone());
+        let num_refs = program.refs.len();
+        let made = split(&mut program, &cuts);
+        assert_eq!(verify(&image, &program), [], "{name}");
+        assert!(program.blocks.len() > 3 * blocks.len(), "{name}");
+        assert_eq!(program.edges.len() - edges.len(), program.blocks.len() - blocks.len(), "{name}");
+        assert_eq!(program.blocks.values().map(|data| data.refs.len()).sum::<usize>(), num_refs, "{name}");
+        let mut lens = vec![0; blocks.len()];
+        program.blocks.values().zip(&made.origins).for_each(|(part, origin)| lens[origin.index()] += part.len);
+        for (old, data) in blocks.iter() {
+            assert_eq!((program.blocks[made.front(old)].start, lens[old.index()]), (data.start, data.len), "{name}");
+        }
+        for (block, data) in program.blocks.iter().filter(|(block, _)| made.front(made.origins[block.index()]) != *block) {
+            let before = &program.blocks[Block::new(block.index() - 1)];
+            assert_eq!((before.terminator, before.end()), (Terminator::Fallthrough { next: block }, data.start), "{name}");
+        }
+        let jumped = program.blocks.values().filter_map(|data| match data.terminator {
+            Terminator::Jump { target: CodeTarget::Block(target) } => Some(target),
+            _ => None,
+        });
+        assert!(jumped.into_iter().all(|target| made.front(made.origins[target.index()]) == target), "{name}");
+    }
 }

@@ -1,6 +1,7 @@
 //! What a profile says of a lifted program once its flow is consistent: how often each block and edge runs.
 
-use lifter::entity::{Block, Func};
+use lifter::entity::{Block, EntityId, Func};
+use lifter::split::Split;
 
 /// The targets seen at one indirect call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +51,25 @@ impl Weights {
     /// Nothing known: all counts zero.
     pub fn none(num_blocks: usize, num_edges: usize) -> Self {
         Self { blocks: vec![0; num_blocks], edges: vec![0; num_edges], ..Self::default() }
+    }
+    /// The counts of a program whose blocks have been cut: each part ran as often as the whole.
+    #[must_use]
+    pub fn of_parts(mut self, split: &Split) -> Self {
+        let count = |counts: &[u64], index: usize| counts.get(index).copied().unwrap_or(0);
+        let blocks: Vec<u64> = split.origins.iter().map(|origin| count(&self.blocks, origin.index())).collect();
+        // Edges between parts are in the order of the parts that they lead out of.
+        let fronts = split.origins.iter().zip(split.origins.iter().skip(1)).zip(&blocks);
+        let mut between = fronts.filter(|((front, rear), _)| front == rear).map(|(_, count)| *count);
+        self.edges = split
+            .edges
+            .iter()
+            .map(|edge| edge.map_or_else(|| between.next().unwrap_or(0), |old| count(&self.edges, old as usize)))
+            .collect();
+        self.blocks = blocks;
+        for site in &mut self.indirect {
+            (site.block, site.return_offset) = split.part_before(site.block, site.return_offset);
+        }
+        self
     }
     /// Adds another profile of the same program, each count so many times. Sums of consistent flows are consistent.
     pub fn add(&mut self, other: &Weights, weight: u64) {

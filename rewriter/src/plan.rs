@@ -70,13 +70,13 @@ impl LayoutPlan {
         self.folded = folded;
     }
 
-    /// Leaves out blocks that others stand for. Last of all: what is planned behind them is not known of them.
+    /// Leaves out blocks that others stand for, besides those that are left out already. Last of all: what is planned behind them is not known of them.
     pub fn fold_blocks(&mut self, folded: BlockFolding) {
         for fragment in &mut self.fragments {
             fragment.blocks.retain(|planned| !folded.goes(planned.block));
         }
         self.fragments.retain(|fragment| !fragment.blocks.is_empty());
-        self.folded_blocks = folded;
+        self.folded_blocks = std::mem::take(&mut self.folded_blocks).and(folded);
     }
 
     /// Lets code of which no profile says anything share unwind entries as cold code does: smaller tables, in which unwinders take a few more steps.

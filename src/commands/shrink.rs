@@ -5,12 +5,14 @@ use std::process::ExitCode;
 
 use lifter::Image;
 use lifter::address::Va;
-use lifter::entity::Func;
+use lifter::entity::{Block, Func, SecondaryMap};
 use lifter::ir::RefTarget;
+use lifter::split;
 use profiles::Weights;
 use rewriter::edit::EditPlan;
 use rewriter::fold::Folding;
 use rewriter::fold::blocks::BlockFolding;
+use rewriter::fold::ends;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::relink::Relinked;
 use rewriter::shrink::{cuts, dead, pack, spread, tables};
@@ -119,10 +121,10 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
     driver::read(input, &bytes)?;
     let mut named = None;
     let code = match driver::lift_to_shrink(input, &bytes, args.rewrite.verify, timing) {
-        Ok(lifted) => {
+        Ok(mut lifted) => {
             report.set_coverage(&lifted.program);
             named = lifted.program.is_replaceable().then(|| named_data(&lifted));
-            shrink_code(args, &lifted, timing, &mut report.warnings)?
+            shrink_code(args, &mut lifted, timing, &mut report.warnings)?
         }
         Err(failure) => {
             report.warnings.push(format!("code stays as it is: {failure}"));
@@ -248,8 +250,8 @@ fn write(args: &Shrink, before: &[u8], after: &[u8], timing: &mut Timing) -> Res
 }
 
 /// Relinks with less code; `None` where nothing of it can move.
-fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings: &mut Vec<String>) -> Result<Option<Code>> {
-    let Lifted { image, program } = lifted;
+fn shrink_code(args: &Shrink, lifted: &mut Lifted<'_>, timing: &mut Timing, warnings: &mut Vec<String>) -> Result<Option<Code>> {
+    let Lifted { image, program } = &*lifted;
     let wants_code = OF_CODE.into_iter().any(|technique| args.is_on(technique));
     if !wants_code {
         return Ok(None);
@@ -268,11 +270,6 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
         [] => none,
         paths => timing.phase("attribute the profile", |timing| profile::load(paths, None, input, lifted, timing))?.0,
     };
-    let mut plan = timing.phase("lay out", |_| match (weights.has_counts(), args.is_on(Technique::Padding)) {
-        (true, _) => layout::compute(program, &weights, &layout_options()),
-        (false, true) => layout::packed(program),
-        (false, false) => layout::original(program),
-    });
     let dropped = match args.is_on(Technique::DeadCode) {
         true => timing.phase("find dead code", |_| dead::find(image, program)),
         false => Vec::new(),
@@ -284,7 +281,20 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
         true => driver::fold(lifted, timing).among(is_open),
         false => Folding::default(),
     };
-    let weights = folded.weights(program, &weights);
+    let (weights, is_reached) = match args.is_on(Technique::Tails) {
+        true => timing.phase("cut blocks", |_| cut_blocks(lifted, &folded, weights, is_reached)),
+        false => (weights, is_reached),
+    };
+    if args.rewrite.verify {
+        driver::verify(input, lifted, "cutting blocks", timing)?;
+    }
+    let Lifted { image, program } = &*lifted;
+    let mut plan = timing.phase("lay out", |_| match (weights.has_counts(), args.is_on(Technique::Padding)) {
+        (true, _) => layout::compute(program, &weights, &EditPlan::default(), &layout_options()),
+        (false, true) => layout::packed(program),
+        (false, false) => layout::original(program),
+    });
+    let weights = folded.weights(program, weights);
     let mut gone = Gone {
         num_dead: dropped.len() as u64,
         dead_bytes: dropped.iter().map(|&func| program.func_size(func)).sum(),
@@ -295,9 +305,8 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
     plan.drop_functions(dropped);
     plan.fold(folded);
     if args.is_on(Technique::Tails) {
-        let tails = timing.phase("find equal tails", |_| BlockFolding::find(image, program, &plan, &weights, &is_reached));
-        (gone.num_tails, gone.tail_bytes) = (tails.pairs().len() as u64, tails.saved());
-        plan.fold_blocks(tails);
+        timing.phase("find equal tails", |_| BlockFolding::apply(image, program, &mut plan, &weights, &is_reached));
+        (gone.num_tails, gone.tail_bytes) = (plan.folded_blocks.pairs().len() as u64, plan.folded_blocks.saved());
     }
     // With a profile, what runs is laid out for speed.
     if args.is_on(Technique::Order) && !weights.has_counts() {
@@ -325,6 +334,21 @@ fn shrink_code(args: &Shrink, lifted: &Lifted<'_>, timing: &mut Timing, warnings
     }
     let savings = savings(image, &relinked, &gone);
     Ok(Some(Code { relinked, savings }))
+}
+
+/// Makes blocks of ends that may be worth sharing; what was known of blocks is known of their parts.
+fn cut_blocks(
+    lifted: &mut Lifted<'_>,
+    folded: &Folding,
+    weights: Weights,
+    is_reached: SecondaryMap<Block, bool>,
+) -> (Weights, SecondaryMap<Block, bool>) {
+    let Lifted { image, program } = lifted;
+    let cuts = ends::cuts(image, program, folded, &weights, &is_reached);
+    let split = split::split(program, &cuts);
+    let mut parts = SecondaryMap::new(split.origins.len(), false);
+    program.blocks.keys().zip(&split.origins).for_each(|(part, origin)| parts[part] = is_reached[*origin]);
+    (weights.of_parts(&split), parts)
 }
 
 /// Hot code for speed, but without copies.

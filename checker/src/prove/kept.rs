@@ -55,11 +55,11 @@ impl Prover {
     fn written_by_call(&mut self, walk: &Walk<'_, '_>, is_input: bool, place: u64) -> u16 {
         let side = if is_input { walk.input } else { walk.output };
         let Some(target) = side.inst(place).and_then(|inst| own_callee_of(side, place, inst)) else { return !KEPT };
-        if let Some(&known) = self.liveness.written.get(&(is_input, target)) {
+        if let Some(&known) = self.written.get(&(is_input, target)) {
             return known;
         }
         let written = self.written_from(walk, is_input, target).unwrap_or(!KEPT);
-        self.liveness.written.insert((is_input, target), written);
+        self.written.insert((is_input, target), written);
         written
     }
 

@@ -83,12 +83,11 @@ impl Place {
     }
 }
 
+/// What was found out so far; it is about the input alone.
 #[derive(Default)]
-pub(super) struct Liveness {
+pub(crate) struct Liveness {
     /// By what is called and a register that calls keep, whether nobody reads that.
     pub(super) kept: FxHashMap<(u64, u8), bool>,
-    /// By what is called, in the input or the output, the registers that it may write.
-    pub(super) written: FxHashMap<(bool, u64), u16>,
     /// By call and register, whether nobody reads that from behind the call on.
     behind: FxHashMap<(u64, u8), bool>,
     bodies: Option<Rc<Bodies>>,
@@ -98,6 +97,8 @@ pub(super) struct Liveness {
     called: FxHashMap<(u64, u8), bool>,
     /// By register, what is known of code from which on nobody reads it.
     free: FxHashMap<u8, Free>,
+    /// Whether functions may begin with calls that keep all registers.
+    is_profiled: Option<bool>,
 }
 
 /// Code from which on nobody reads a register.
@@ -206,7 +207,7 @@ impl Prover {
     }
 
     fn is_read_nowhere(&mut self, walk: &Walk<'_, '_>, register: u8, mut question: Question) -> bool {
-        if is_profiled(walk) {
+        if *self.liveness.is_profiled.get_or_insert_with(|| is_profiled(walk)) {
             return false;
         }
         let mut free = self.liveness.free.remove(&register).unwrap_or_default();

@@ -12,7 +12,7 @@ use super::contexts::explain;
 use super::relation::Recorded;
 use super::{Canonical, Pair, Reach, Walk};
 use crate::decode::{Inst, Kind};
-use crate::prove::{Effect, Proof, Prover};
+use crate::prove::{Effect, Liveness, Proof, Prover};
 use crate::report::{Stats, Violation, ViolationKind};
 
 #[derive(Default)]
@@ -35,6 +35,17 @@ pub(super) struct Marks {
     inside: usize,
     violations: usize,
     stats: Stats,
+}
+
+impl Proofs {
+    /// Proofs that begin with what earlier ones have found out about the input.
+    pub(super) fn with(liveness: Liveness) -> Self {
+        Self { prover: Some(Box::new(Prover::with(liveness))), ..Self::default() }
+    }
+
+    pub(super) fn into_liveness(self) -> Liveness {
+        self.prover.map(|prover| prover.into_liveness()).unwrap_or_default()
+    }
 }
 
 impl Walk<'_, '_> {
@@ -164,7 +175,7 @@ impl Walk<'_, '_> {
     }
 
     pub(super) fn take_prover(&mut self) -> Box<Prover> {
-        self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::new()))
+        self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::with(Liveness::default())))
     }
 
     pub(super) fn give_back(&mut self, prover: Box<Prover>) {

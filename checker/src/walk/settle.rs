@@ -5,8 +5,10 @@
 
 use rustc_hash::FxHashSet;
 
+use super::proofs::Proofs;
 use super::{Canonical, Displaced, Finished, Pair, Reach, Unmoved, Walk};
 use crate::decode::Kind;
+use crate::prove::Liveness;
 use crate::report::ViolationKind;
 use crate::tables::{self, Doubtful};
 
@@ -43,6 +45,15 @@ impl Walk<'_, '_> {
                 self.settle();
             }
         }
+    }
+
+    /// Uses what was found out about the input's registers before.
+    pub(crate) fn begin_with(&mut self, liveness: Liveness) {
+        self.proofs = Proofs::with(liveness);
+    }
+
+    pub(crate) fn into_liveness(self) -> Liveness {
+        self.proofs.into_liveness()
     }
 
     /// Notes a guess for later.
@@ -189,7 +200,13 @@ impl Walk<'_, '_> {
         }
         self.explained.sort_unstable();
         self.explained.dedup();
-        Finished { violations: self.violations, stats: self.stats, explained: self.explained, copies }
+        Finished {
+            violations: self.violations,
+            stats: self.stats,
+            explained: self.explained,
+            copies,
+            liveness: self.proofs.into_liveness(),
+        }
     }
 
     fn judge_unmoved(&mut self, address: u64, origin: u64) {

@@ -5,8 +5,8 @@
 //!
 //! **Method.** What runs on into the next block stays together as a *chain*, so no instruction is executed more than before. The chains of a function, those of
 //! its split-off part included where unwinders find the same rules, are put into another order: greedily, each time the chain by which the most branches become
-//! short, less those that get out of reach by it; then single chains move to where they cost least, as long as that helps. Sizes
-//! are measured as the encoder makes them, and the order stays as it was where nothing is won.
+//! short, less those that get out of reach by it; then single chains move to where they cost least, as long as that helps. What unwinders have to be told between one
+//! chain and the next counts too ([`seams`]). Sizes are measured as the encoder makes them, and the order stays as it was where nothing is won.
 //!
 //! **Invariants.** A permutation of each function's blocks; its entry is first; no chain is torn, so each fallthrough stays one. The result depends on the program and
 //! the plan alone.
@@ -20,8 +20,11 @@ use lifter::ir::{CodeTarget, Program, Terminator};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
+use self::seams::Seams;
 use super::align;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock};
+
+mod seams;
 
 /// As far as a short branch reaches forward.
 const REACH: i64 = 127;
@@ -40,11 +43,7 @@ const NEAR_KIN: usize = 2;
 
 /// Orders the blocks of all fragments anew; returns how many bytes that saves, as far as is known before addresses are.
 pub fn compact(program: &Program, plan: &mut LayoutPlan) -> u64 {
-    let stand_in = |block: Block| {
-        let block = plan.folded.stand_in(program, block);
-        let pairs = plan.folded_blocks.pairs();
-        pairs.binary_search_by_key(&block, |pair| pair.0).map_or(block, |index| pairs[index].1)
-    };
+    let stand_in = |block: Block| plan.folded_blocks.stand_in(plan.folded.stand_in(program, block));
     let len = |fragment: &FragmentPlan| {
         let graph = Graph::new(program, fragment, &stand_in);
         let order: Vec<u32> = (0..graph.pieces.len() as u32).collect();
@@ -140,6 +139,7 @@ struct Graph {
     pieces: Vec<Piece>,
     /// Runs of pieces, as ranges.
     chains: Vec<(u32, u32)>,
+    seams: Seams,
 }
 
 /// Runs of pieces of which each runs on into the next.
@@ -186,30 +186,32 @@ impl Graph {
         };
         let pieces: Vec<Piece> = fragment.blocks.iter().map(piece).collect();
         let chains = chains_of(&pieces);
-        Graph { pieces, chains }
+        Graph { pieces, chains, seams: Seams::of(program, fragment) }
     }
 
     fn pieces_of(&self, order: &[u32]) -> Vec<u32> {
         order.iter().flat_map(|&chain| self.chains[chain as usize].0..self.chains[chain as usize].1).collect()
     }
 
-    /// The order of pieces with the fewest bytes that was found, and how many it has.
+    /// The order of pieces with the fewest bytes that was found, rows included, and how many its code has.
     fn best(&self) -> (Vec<u32>, u64) {
         let in_order: Vec<u32> = (0..self.pieces.len() as u32).collect();
         let before = self.measure(&in_order);
-        let mut best = (in_order, before.len);
+        let rows = self.seams.total(&in_order);
+        let mut best = (in_order, before.len, before.len as i64 + rows);
         // The first chain has its place.
         if self.chains.len() > 2 {
             let given: Vec<u32> = (0..self.chains.len() as u32).collect();
             for start in [self.greedy(&before), given] {
                 let order = self.pieces_of(&self.improved(start));
                 let len = self.measure(&order).len;
-                if len < best.1 {
-                    best = (order, len);
+                let total = len as i64 + self.seams.total(&order);
+                if total < best.2 {
+                    best = (order, len, total);
                 }
             }
         }
-        best
+        (best.0, best.1)
     }
 
     /// Lays the pieces out as the encoder does: all short, then longer what doesn't reach.
@@ -260,7 +262,7 @@ impl Graph {
     }
 
     /// What the search looks at, with sizes as they were measured.
-    fn model(&self, measured: &Measured) -> Model {
+    fn model(&self, measured: &Measured) -> Model<'_> {
         let mut chain_of = vec![0u32; self.pieces.len()];
         let mut offsets = vec![0i64; self.pieces.len()];
         let mut lens = vec![0i64; self.chains.len()];
@@ -291,7 +293,7 @@ impl Graph {
                 }
             }
         }
-        Model { lens, branches }
+        Model { lens, branches, graph: self }
     }
 
     /// Chains one after the other, each time the one that is worth most where the last one ends.
@@ -354,7 +356,8 @@ impl Graph {
                     .filter(|&&other| other != candidate)
                     .map(|&other| in_reach(other, at) - in_reach(other, at + len))
                     .sum();
-                let gain = in_reach(candidate, at) - lost + if follows(candidate) { i64::from(SHORT) } else { 0 };
+                let spared = if follows(candidate) { i64::from(SHORT) } else { 0 };
+                let gain = in_reach(candidate, at) - lost + spared - model.seam(chain, Some(candidate));
                 let key = (gain, std::cmp::Reverse(len), std::cmp::Reverse(candidate));
                 if best.is_none_or(|known| key > known) {
                     best = Some(key);
@@ -395,20 +398,29 @@ struct Branch {
     spared: u32,
 }
 
-struct Model {
+struct Model<'a> {
     lens: Vec<i64>,
     branches: Vec<Branch>,
+    graph: &'a Graph,
+}
+
+impl Model<'_> {
+    /// Bytes of unwind rows between two chains that follow each other.
+    fn seam(&self, chain: u32, next: Option<u32>) -> i64 {
+        let chains = &self.graph.chains;
+        self.graph.seams.cost(chains[chain as usize].1 - 1, next.map(|next| chains[next as usize].0))
+    }
 }
 
 struct Search<'a> {
-    model: &'a Model,
+    model: &'a Model<'a>,
     order: Vec<u32>,
     starts: Vec<i64>,
     kin: Vec<Vec<u32>>,
 }
 
 impl<'a> Search<'a> {
-    fn new(model: &'a Model, order: Vec<u32>) -> Self {
+    fn new(model: &'a Model<'a>, order: Vec<u32>) -> Self {
         let mut kin: Vec<Vec<u32>> = vec![Vec::new(); order.len()];
         for branch in &model.branches {
             kin[branch.chain as usize].push(branch.to_chain);
@@ -422,8 +434,8 @@ impl<'a> Search<'a> {
         Search { model, order, starts, kin }
     }
 
-    /// What branches save under this order.
-    fn gain(&mut self, order: &[u32]) -> u64 {
+    /// What branches save under this order, less what it costs in unwind rows.
+    fn gain(&mut self, order: &[u32]) -> i64 {
         let mut at = 0;
         for &chain in order {
             self.starts[chain as usize] = at;
@@ -435,9 +447,10 @@ impl<'a> Search<'a> {
             let distance = to + branch.to - from - branch.from;
             let follows = branch.spared > 0 && to == from + self.model.lens[branch.chain as usize];
             let is_short = (-REACH - 1..=REACH).contains(&distance);
-            u64::from(if is_short { branch.gain } else { 0 }) + u64::from(if follows { branch.spared } else { 0 })
+            i64::from(if is_short { branch.gain } else { 0 }) + i64::from(if follows { branch.spared } else { 0 })
         };
-        self.model.branches.iter().map(gain).sum()
+        let seams = order.iter().enumerate().map(|(at, &chain)| self.model.seam(chain, order.get(at + 1).copied()));
+        self.model.branches.iter().map(gain).sum::<i64>() - seams.sum::<i64>()
     }
 
     /// Tries other places for each chain but the first; whether any moved.

@@ -4,7 +4,7 @@
 //!
 //! **Method.** The loader's tables and the unwinder's lie at the ends of segments that are not written, and are found by the dynamic section
 //! and by a program header alone. They can lie at the end of any such segment. All ways to spread them (grouped, so that there are few) over the
-//! ends are tried on paper, and the one with the shortest file is taken; of several, the one that moves least.
+//! ends are tried on paper, and the one with the shortest file is taken, before and after `strip`; of several, the one that moves least.
 //!
 //! **Why it is right.** See [`super::tables`]: nothing but tags and `PT_GNU_EH_FRAME` says where these tables are, and what code names stays. Bytes of
 //! a table may become executable, as in all files of linkers that put what is only read in one segment with code; with
@@ -142,9 +142,11 @@ impl<'a, 'b> Search<'a, 'b> {
         Some((plan, ends))
     }
 
-    /// How long the file becomes if its segments end there.
-    fn total(&self, ends: &[Va]) -> u64 {
-        pack::total(self.image, &cuts::whole(self.image, ends), self.options)
+    /// How long the file becomes if its segments end there, and how long without what no loader reads: what fills holes now may be stripped later.
+    fn total(&self, ends: &[Va]) -> (u64, u64) {
+        let parts = cuts::whole(self.image, ends);
+        let stripped = Options { strip: true, ..self.options };
+        (pack::total(self.image, &parts, self.options), pack::total(self.image, &parts, stripped))
     }
 
     fn best(&self) -> Option<Plan> {
@@ -154,17 +156,19 @@ impl<'a, 'b> Search<'a, 'b> {
             present[item.group] = true;
             home[item.group] = self.open.iter().position(|&(load, _)| load == item.load)?;
         }
-        let now = self.total(&self.place(&home)?.1);
+        let (now, now_stripped) = self.total(&self.place(&home)?.1);
         let mut best: Option<(u64, u64, Plan)> = None;
         let mut choice = home.map(|_| 0);
         (0..GROUPS).filter(|&group| !present[group]).for_each(|group| choice[group] = home[group]);
         loop {
             if let Some((plan, ends)) = self.place(&choice) {
-                let total = self.total(&ends);
+                let (total, stripped) = self.total(&ends);
+                let both = total + stripped;
                 let moved = self.items.iter().zip(&plan).filter(|(item, (load, _))| item.load != *load);
                 let moved: u64 = moved.map(|(item, _)| item.size).sum();
-                if total < now && best.as_ref().is_none_or(|(least, bytes, _)| (total, moved) < (*least, *bytes)) {
-                    best = Some((total, moved, plan));
+                let is_better = total <= now && both < now + now_stripped;
+                if is_better && best.as_ref().is_none_or(|(least, bytes, _)| (both, moved) < (*least, *bytes)) {
+                    best = Some((both, moved, plan));
                 }
             }
             // Count on, in the base of as many segments as there are.

@@ -4,8 +4,13 @@
 //! not cost the user the whole output, and an edit that is wrong must not get through.
 //!
 //! **Method.** Where an output does not pass, the edits in question are taken out of the functions that violations are about, and all is made and checked again; of all functions, if no
-//! violation is about one of them. Clones go first: those that violations are about, and calls of clones from functions that they are about; at last all. What is written is what passed, and the report says how
-//! many edits and clones were left out. Each round leaves out a clone, a function's calls of clones, or at least one function that had an edit, and the rounds are limited. Schedules go first, in the first rounds block by block: there are many in a function, and one is worth least of all edits.
+//! violation is about one of them. What is written is what passed, and the report says how many edits were left out. Each round leaves out at least one function that had
+//! an edit, and the rounds are limited. Where violations in code that must correspond tell which edits these are, the rest of such an output is not looked at.
+//! Schedules go first, in the first rounds block by block: there are many in a function, and one is worth least of all edits.
+//! A function that nothing leads to any more, since its callers do its work, is found by its contents: so it goes without edits of any kind. If nothing else helps, no edit
+//! is made at all, which the user is asked to report.
+//!
+//! Clones go before all that: those that violations are about, and calls of clones from functions that they are about; after some rounds all of them.
 
 use std::collections::BTreeSet;
 
@@ -24,6 +29,10 @@ pub(super) struct Unproven {
     schedules: BTreeSet<Func>,
     /// The same of single blocks.
     blocks: BTreeSet<Block>,
+    /// Functions that stay without an edit of any kind.
+    unreached: BTreeSet<Func>,
+    /// No edit is made.
+    is_hopeless: bool,
     /// How many edits went that way.
     num_edits: usize,
     /// Clones that it could not follow, by their numbers in the plan of all.
@@ -38,10 +47,10 @@ pub(super) struct Unproven {
 impl Unproven {
     /// Outputs that are checked before none of the edits in question is made.
     const TRIES_MAX: u32 = 6;
-    /// The same before no clone is made.
-    const TRIES_WITH_CLONES: u32 = 8;
     /// Those of them in which schedules are left out block by block.
     const TRIES_BY_BLOCK: u32 = 3;
+    /// Outputs that are checked before no clone is made.
+    const TRIES_WITH_CLONES: u32 = 8;
 
     /// Whether an edit is of the kind that the checker proves piece by piece, which may be beyond it.
     fn is_in_question(change: Change) -> bool {
@@ -52,6 +61,9 @@ impl Unproven {
         let count = edits.replacements.len();
         edits.replacements.retain(|r| {
             let func = program.func_of(r.block);
+            if self.is_hopeless || self.unreached.contains(&func) {
+                return false;
+            }
             let is_scheduled = r.change == Change::Schedule;
             let is_out = self.functions.contains(&func)
                 || is_scheduled && (self.schedules.contains(&func) || self.blocks.contains(&r.block));
@@ -59,6 +71,10 @@ impl Unproven {
         });
         self.num_edits = count - edits.replacements.len();
         let count = edits.clones.len();
+        if self.is_hopeless {
+            self.clones.clones.extend(edits.clones.keys());
+        }
+        self.clones.functions.extend(&self.unreached);
         self.numbers = clones::leave_out(program, edits, &self.clones);
         self.num_clones = count - edits.clones.len();
     }
@@ -69,13 +85,9 @@ impl Unproven {
 
     /// Finds the edited functions that violations are about, or because of which others are not found. False if there is none, so that the check stands as it is.
     pub(super) fn find(&mut self, program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
-        let mut edited: Vec<Func> =
-            edits.replacements.iter().filter(|r| Self::is_in_question(r.change)).map(|r| program.func_of(r.block)).collect();
-        edited.sort_unstable();
-        edited.dedup();
         // Code that nothing leads to is found by its contents, which an edit of what it leads to changes.
-        let is_whole = checked.violations.is_empty() && checked.stats.dropped_functions == 0;
-        if is_whole || (edited.is_empty() && edits.clones.is_empty()) {
+        let is_right = checked.violations.is_empty() && checked.stats.dropped_functions == 0;
+        if is_right || edits.replacements.is_empty() {
             return false;
         }
         if !edits.clones.is_empty() {
@@ -83,42 +95,31 @@ impl Unproven {
             return true;
         }
         self.tries += 1;
+        let is_late = self.tries > Self::TRIES_MAX;
+        if !is_late && checked.violations.iter().all(|v| v.kind == ViolationKind::Unexplained) {
+            let count = self.unreached.len();
+            self.find_unreached(program, edits, relinked, checked);
+            if self.unreached.len() > count {
+                return true;
+            }
+        }
+        let edited = functions_with(program, edits, Self::is_in_question);
+        if edited.is_empty() || is_late {
+            self.is_hopeless = true;
+            return true;
+        }
         if self.tries <= Self::TRIES_BY_BLOCK && self.find_blocks(edits, relinked, checked) {
             return true;
         }
-        let found = self.find_functions(program, edits, relinked, checked);
-        if !found || self.tries >= Self::TRIES_MAX {
-            self.add(program, edits, edited);
-        }
+        let found: Vec<Func> = edited.iter().copied().filter(|&func| Self::is_about(func, program, relinked, checked)).collect();
+        let all = if found.is_empty() || self.tries >= Self::TRIES_MAX { edited } else { found };
+        self.add(program, edits, all);
         true
-    }
-
-    /// Finds the edited functions that violations are about.
-    fn find_functions(&mut self, program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
-        let edited: BTreeSet<Func> =
-            edits.replacements.iter().filter(|r| Self::is_in_question(r.change)).map(|r| program.func_of(r.block)).collect();
-        let is_about = |&func: &Func| {
-            let ranges = program.funcs[func].blocks.iter().map(|block| relinked.blocks[block.index()]);
-            let mut spans = ranges.map(|(start, len)| (start.0, start.0 + u64::from(len)));
-            let is_at =
-                spans.any(|(start, end)| checked.violations.iter().any(|v| (start..end.max(start + 1)).contains(&v.address)));
-            let owns = |address: u64| {
-                let mut blocks = program.funcs[func].blocks.iter();
-                blocks.any(|block| (program.blocks[block].start.0..program.blocks[block].end().0).contains(&address))
-            };
-            is_at || checked.violations.iter().filter_map(|v| v.input).any(owns)
-        };
-        let found: Vec<Func> = edited.into_iter().filter(is_about).collect();
-        let has_found = !found.is_empty();
-        self.add(program, edits, found);
-        has_found
     }
 
     /// Leaves out the schedules of functions that have one, and of others their other edits.
     fn add(&mut self, program: &Program, edits: &EditPlan, functions: Vec<Func>) {
-        let mut scheduled: Vec<Func> =
-            edits.replacements.iter().filter(|r| r.change == Change::Schedule).map(|r| program.func_of(r.block)).collect();
-        scheduled.sort_unstable();
+        let scheduled = functions_with(program, edits, |change| change == Change::Schedule);
         let (scheduled, others): (Vec<Func>, Vec<Func>) =
             functions.into_iter().partition(|func| scheduled.binary_search(func).is_ok());
         self.schedules.extend(scheduled);
@@ -142,21 +143,57 @@ impl Unproven {
         };
         let about = relinked.clones.iter().filter(|(_, start, end)| meets(start.0, end.0)).map(|&(clone, ..)| clone);
         let found: BTreeSet<CloneId> = about.filter_map(|clone| self.numbers.get(clone.index()).copied()).collect();
-        let calling = edits.replacements.iter().filter(|r| r.change == Change::Specialize).map(|r| program.func_of(r.block));
-        let calling: BTreeSet<Func> = calling.filter(|func| !self.clones.functions.contains(func)).collect();
         let is_about = |func: &Func| {
             let mut blocks = program.funcs[*func].blocks.iter().map(|block| relinked.blocks[block.index()]);
             blocks.any(|(start, len)| meets(start.0, start.0 + u64::from(len)))
         };
+        let calling = functions_with(program, edits, |change| change == Change::Specialize);
         let calling: Vec<Func> = calling.into_iter().filter(is_about).collect();
         // What is wrong may be another edit's fault.
-        let has_others = self.find_blocks(edits, relinked, checked) || self.find_functions(program, edits, relinked, checked);
+        let edited = functions_with(program, edits, Self::is_in_question);
+        let edited: Vec<Func> = edited.into_iter().filter(|&func| Self::is_about(func, program, relinked, checked)).collect();
+        let has_others = self.find_blocks(edits, relinked, checked) || !edited.is_empty();
         let is_last = self.tries_with_clones >= Self::TRIES_WITH_CLONES;
         if is_last || found.is_empty() && calling.is_empty() && !has_others {
             self.clones.clones.extend(self.numbers.iter());
         }
+        self.add(program, edits, edited);
         self.clones.clones.extend(found);
         self.clones.functions.extend(calling);
+    }
+
+    /// Finds the edited functions of which nothing is found in the input.
+    fn find_unreached(&mut self, program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) {
+        let unexplained = checked.violations.iter().filter(|v| v.kind == ViolationKind::Unexplained);
+        let mut places: Vec<u64> = unexplained.map(|v| v.address).collect();
+        places.sort_unstable();
+        let is_about = |&func: &Func| {
+            program.funcs[func].blocks.iter().any(|block| {
+                let (start, len) = relinked.blocks[block.index()];
+                let first = places.partition_point(|&place| place < start.0);
+                places.get(first).is_some_and(|&place| place < start.0 + u64::from(len))
+            })
+        };
+        let edited = functions_with(program, edits, |_| true);
+        self.unreached.extend(edited.into_iter().filter(is_about));
+    }
+
+    /// Whether any violation is about an edited function; if none is, more of them may be.
+    pub(super) fn are_about(program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
+        functions_with(program, edits, Self::is_in_question)
+            .into_iter()
+            .any(|func| Self::is_about(func, program, relinked, checked))
+    }
+
+    fn is_about(func: Func, program: &Program, relinked: &Relinked, checked: &checker::Report) -> bool {
+        let ranges = program.funcs[func].blocks.iter().map(|block| relinked.blocks[block.index()]);
+        let mut spans = ranges.map(|(start, len)| (start.0, start.0 + u64::from(len)));
+        let is_at = spans.any(|(start, end)| checked.violations.iter().any(|v| (start..end.max(start + 1)).contains(&v.address)));
+        let owns = |address: u64| {
+            let mut blocks = program.funcs[func].blocks.iter();
+            blocks.any(|block| (program.blocks[block].start.0..program.blocks[block].end().0).contains(&address))
+        };
+        is_at || checked.violations.iter().filter_map(|v| v.input).any(owns)
     }
 
     /// Finds the scheduled blocks that violations are about.
@@ -176,7 +213,15 @@ impl Unproven {
     }
 
     pub(super) fn warning(&self) -> Option<String> {
-        let (functions, blocks, edits) = (self.functions.union(&self.schedules).count(), self.blocks.len(), self.num_edits);
+        if self.is_hopeless {
+            let edits = self.num_edits;
+            return Some(format!(
+                "all {edits} edits were left out: the checker could not follow the output with them (please report this with the input file)"
+            ));
+        }
+        let functions: BTreeSet<Func> =
+            [&self.functions, &self.schedules, &self.unreached].into_iter().flatten().copied().collect();
+        let (functions, blocks, edits) = (functions.len(), self.blocks.len(), self.num_edits);
         let clones = (self.num_clones > 0).then(|| format!("{} clones of functions", self.num_clones));
         let places = match (functions, blocks) {
             (0, 0) => return clones.map(|clones| format!("{clones} were left out: the checker could not follow them")),
@@ -187,4 +232,13 @@ impl Unproven {
         let more = clones.map_or_else(String::new, |clones| format!(" and {clones}"));
         Some(format!("{edits} edits in {places}{more} were left out: the checker could not follow them"))
     }
+}
+
+/// The functions that have an edit of some kind, ascending.
+fn functions_with(program: &Program, edits: &EditPlan, is_kind: impl Fn(Change) -> bool) -> Vec<Func> {
+    let mut functions: Vec<Func> =
+        edits.replacements.iter().filter(|r| is_kind(r.change)).map(|r| program.func_of(r.block)).collect();
+    functions.sort_unstable();
+    functions.dedup();
+    functions
 }

@@ -18,7 +18,9 @@ fn find(program: &Program, weights: &Weights) -> BlockFolding {
     let end = program.blocks.values().map(|data| data.end()).max().unwrap_or_default();
     let text = vec![0x90; (end.0 - TEXT_START) as usize];
     let all = SecondaryMap::new(program.blocks.len(), true);
-    BlockFolding::find(&image_of(&text), program, &layout::packed(program), weights, &all)
+    let mut plan = layout::packed(program);
+    BlockFolding::apply(&image_of(&text), program, &mut plan, weights, &all);
+    plan.folded_blocks
 }
 
 /// A branch over a body of its own to a tail of two blocks.
@@ -71,7 +73,7 @@ fn what_is_run_into_goes_only_where_it_is_long_and_no_loop() {
     // Each of these tails is jumped to as well, so that it is a block.
     let tails = |tail: u32| program(vec![straight(10, tail), straight(11, tail)]);
     assert_eq!(folded(&tails(40), &Weights::default()), [(3, 1)]);
-    assert_eq!(folded(&tails(RUN_INTO_BYTES_MIN - 1), &Weights::default()), []);
+    assert_eq!(folded(&tails(FAR_BYTES_MIN - 1), &Weights::default()), []);
     let around = |own: u32| {
         vec![
             TestBlock::new(own, End::Fallthrough),

@@ -8,7 +8,7 @@ fn piece(body: u32, end: End) -> Piece {
 
 fn graph(pieces: Vec<Piece>) -> Graph {
     let chains = chains_of(&pieces);
-    Graph { pieces, chains }
+    Graph { pieces, chains, seams: Seams::default() }
 }
 
 #[test]

@@ -103,7 +103,7 @@ impl Cfa<'_> {
 
 /// The state that holds from one address to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Row<'a> {
+pub(crate) struct Row<'a> {
     cfa: Cfa<'a>,
     /// Ascending by register: the instruction that set its rule.
     registers: Rc<Vec<(u64, &'a [u8])>>,
@@ -156,6 +156,21 @@ impl<'a> FrameRows<'a> {
     pub(crate) fn evaluate(cie: &'a CieData, fde: &'a FdeData) -> Option<Self> {
         let (initial, rows) = (Row::initial(cie).ok()?, Rows::evaluate(cie, fde).ok()?);
         Some(Self { initial, rows, data_alignment: cie.data_alignment })
+    }
+
+    /// The common entry's row.
+    pub(crate) fn initial(&self) -> &Row<'a> {
+        &self.initial
+    }
+    /// The row that holds at an address of the entry.
+    pub(crate) fn at(&self, va: Va) -> &Row<'a> {
+        self.rows.at(va)
+    }
+    /// Bytes of the instructions that turn a row into another of the same common entry.
+    pub(crate) fn difference_len(&self, from: &Row<'_>, to: &Row<'_>) -> usize {
+        let mut bytes = Vec::new();
+        from.emit_difference(to, self.data_alignment, &mut bytes);
+        bytes.len()
     }
 
     /// The row at `start`, and each other one up to `end` with its distance.
@@ -250,6 +265,10 @@ impl<'a> Row<'a> {
             Err(index) => Rc::make_mut(&mut self.registers).insert(index, (register, bytes)),
         }
         Some(())
+    }
+
+    pub(super) fn has_args_size_of(&self, other: &Row<'_>) -> bool {
+        self.args_size == other.args_size
     }
 
     /// Appends the instructions that turn this row into another of the same common entry.

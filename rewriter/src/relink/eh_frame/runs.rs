@@ -198,19 +198,48 @@ fn differences(unwind: &Unwind, run: &Run) -> Result<Vec<u8>, UnwindError> {
         rows_of.push((*key, Rows::evaluate(cie, entry)?));
     }
     let initial = Row::initial(cie)?;
-    let mut current = &initial;
-    let mut writer = Writer { bytes: Vec::new(), at: run.start() };
+    let mut changes_of_run: Vec<(Va, &Row<'_>)> = Vec::new();
     for (piece, &fde) in parts() {
         let Some((_, rows)) = rows_of.iter().find(|(known, _)| *known == (fde, piece.deeper)) else { continue };
         let first = (piece.old_start, rows.at(piece.old_start));
         let changes = rows.changes(piece.old_start, piece.old_end()).map(|(at, row)| (*at, row));
         for (old, row) in std::iter::once(first).chain(changes) {
             let at = piece.map(old);
+            let current = changes_of_run.last().map_or(&initial, |(_, row)| row);
             if at < piece.new_end() && row != current {
-                writer.advance(at)?;
-                current.emit_difference(row, cie.data_alignment, &mut writer.bytes);
-                current = row;
+                changes_of_run.push((at, row));
             }
+        }
+    }
+    emit(&initial, &changes_of_run, run.start(), cie.data_alignment)
+}
+
+/// The instructions for rows, each from its address on. Where functions share an entry, each begins with the common row: if that is shorter, it is remembered.
+fn emit(initial: &Row<'_>, rows: &[(Va, &Row<'_>)], start: Va, data_alignment: i64) -> Result<Vec<u8>, UnwindError> {
+    let befores = || std::iter::once(initial).chain(rows.iter().map(|(_, row)| *row));
+    let mut told = Vec::new();
+    let mut num_returns = 0;
+    for (before, (_, row)) in befores().zip(rows).filter(|(_, (_, row))| *row == initial) {
+        before.emit_difference(row, data_alignment, &mut told);
+        num_returns += 1;
+    }
+    // The size of pushed arguments is not remembered.
+    let is_plain = rows.iter().all(|(_, row)| row.has_args_size_of(initial));
+    let remembers = is_plain && 2 * num_returns < told.len();
+    let mut writer = Writer { bytes: Vec::new(), at: start };
+    if remembers {
+        writer.bytes.push(gimli::DW_CFA_remember_state.0);
+    }
+    for (before, &(at, row)) in befores().zip(rows) {
+        writer.advance(at)?;
+        if remembers && row == initial {
+            num_returns -= 1;
+            writer.bytes.push(gimli::DW_CFA_restore_state.0);
+            if num_returns > 0 {
+                writer.bytes.push(gimli::DW_CFA_remember_state.0);
+            }
+        } else {
+            before.emit_difference(row, data_alignment, &mut writer.bytes);
         }
     }
     Ok(writer.bytes)

@@ -1,0 +1,159 @@
+//! Where blocks are cut so that equal ends can share a copy: what functions give back before they return, what error paths go on with.
+//!
+//! **Problem.** [`super::blocks`] lets blocks share that are alike as a whole. A function's end is rarely one: it begins in the middle of whatever comes to it, and each way
+//! out has its own. Its unwind rows, one for each register that is taken back, cost more than its instructions.
+//!
+//! **Method.** Each block has an end for each of its last instructions. Ends of the same hash do the same ([`super::blocks`]). A block is cut where more blocks share
+//! an end than share the next longer one, if what is saved pays for a jump: inside a function by bytes alone, across functions if it is long. What
+//! comes of a cut is decided later; a block that is cut for nothing runs into its rear part, and costs nothing.
+//!
+//! **Invariants.** No cut is in a loop, nor in a block that ran. Functions that are folded are cut as the one that stands for them.
+
+use lifter::Image;
+use lifter::entity::{Block, EntityId, Func, SecondaryMap};
+use lifter::ir::Program;
+use lifter::split::Cut;
+use profiles::Weights;
+use rayon::prelude::*;
+
+use super::blocks::hashes::{Hasher, Suffix};
+use super::blocks::{Scope, in_loops, pays};
+use super::{Context, Folding};
+
+/// Instructions of an end that are looked at.
+const DEPTH_MAX: usize = 24;
+
+/// An end that may be worth sharing.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct End {
+    hash: u64,
+    block: Block,
+    offset: u32,
+    num_before: u32,
+    num_rows: u32,
+}
+
+impl End {
+    fn pays(&self, program: &Program, scope: Scope) -> bool {
+        pays(scope, program.blocks[self.block].body_len - self.offset, self.num_rows)
+    }
+}
+
+/// All cuts, ascending, in those blocks that `is_open` allows.
+pub fn cuts(
+    image: &Image<'_>,
+    program: &Program,
+    folded: &Folding,
+    weights: &Weights,
+    is_open: &SecondaryMap<Block, bool>,
+) -> Vec<Cut> {
+    let context = Context::new(image, program);
+    let is_looping = in_loops(program);
+    let may_share = |block: Block| {
+        let has_run = weights.blocks.get(block.index()).is_some_and(|&count| count > 0);
+        is_open[block] && !has_run && !is_looping[block]
+    };
+    let stays = |func: Func| program.funcs[func].is_movable() && folded.representative(func) == func;
+    let funcs: Vec<Func> = program.funcs.keys().filter(|&func| stays(func)).collect();
+    let ends: Vec<Vec<End>> = funcs.par_iter().map(|&func| ends_of(&context, folded, func, &may_share)).collect();
+    let mut ends: Vec<End> = ends.into_iter().flatten().collect();
+    ends.par_sort_unstable();
+    let mut shared: Vec<(Block, u32, u32, usize)> = Vec::new();
+    for same in ends.chunk_by(|a, b| a.hash == b.hash).filter(|same| same.len() > 1) {
+        let is_shared = same[0].pays(program, Scope::Program);
+        for near in same.chunk_by(|a, b| program.func_of(a.block) == program.func_of(b.block)) {
+            let count = if is_shared { same.len() } else { near.len() };
+            if count > 1 {
+                shared.extend(near.iter().map(|end| (end.block, end.offset, end.num_before, count)));
+            }
+        }
+    }
+    shared.par_sort_unstable();
+    let mut cuts: Vec<Cut> = Vec::new();
+    for ends in shared.chunk_by(|a, b| a.0 == b.0) {
+        let mut most = 1;
+        for &(block, offset, num_insts, count) in ends.iter().filter(|end| end.3 > 1) {
+            if count > most && offset > 0 {
+                cuts.push(Cut { block, offset, num_insts });
+            }
+            most = most.max(count);
+        }
+    }
+    mirror(program, folded, &mut cuts);
+    cuts
+}
+
+fn ends_of(context: &Context<'_>, folded: &Folding, func: Func, may_share: &(impl Fn(Block) -> bool + Sync)) -> Vec<End> {
+    let mut ends = Vec::new();
+    Hasher::new(context, folded, func).each(func, |block, suffixes, _| {
+        if may_share(block) {
+            let all = suffixes.iter().take(DEPTH_MAX).map(|&Suffix { offset, num_before, hash, num_rows }| End {
+                hash: hash as u64,
+                block,
+                offset,
+                num_before,
+                num_rows,
+            });
+            ends.extend(all.filter(|end| end.pays(context.program, Scope::Function)));
+        }
+    });
+    ends
+}
+
+/// Cuts functions that others stand for as those.
+fn mirror(program: &Program, folded: &Folding, cuts: &mut Vec<Cut>) {
+    let mut more = Vec::new();
+    for &(func, stand_in) in folded.pairs() {
+        let (own, other) = (program.funcs[func].blocks.as_usize(), program.funcs[stand_in].blocks.as_usize());
+        let first = cuts.partition_point(|cut| cut.block.index() < other.start);
+        let same = cuts[first..].iter().take_while(|cut| other.contains(&cut.block.index()));
+        more.extend(same.map(|cut| Cut { block: Block::new(cut.block.index() - other.start + own.start), ..*cut }));
+    }
+    cuts.extend(more);
+    cuts.sort_unstable();
+}
+
+#[cfg(test)]
+mod tests {
+    //! Where programs of no-ops are cut.
+
+    use super::*;
+    use crate::testing::{End::*, ProgramBuilder, TEXT_START, TestBlock, image_of};
+
+    /// Each cut as block and offset.
+    fn cut(funcs: &[&[TestBlock]], folded: &Folding, weights: &Weights) -> Vec<(usize, u32)> {
+        let program = funcs.iter().fold(ProgramBuilder::default(), |builder, func| builder.func(func.to_vec())).build();
+        let end = program.blocks.values().map(|data| data.end()).max().unwrap_or_default();
+        let text = vec![0x90; (end.0 - TEXT_START) as usize];
+        let is_open = SecondaryMap::new(program.blocks.len(), true);
+        let cuts = cuts(&image_of(&text), &program, folded, weights, &is_open);
+        cuts.iter().map(|cut| (cut.block.index(), cut.offset)).collect()
+    }
+
+    #[test]
+    fn blocks_are_cut_where_what_they_share_begins() {
+        let [a, b, c] = [40, 30, 14].map(|len| [TestBlock::new(len, Return)]);
+        let deepest = DEPTH_MAX as u32;
+        assert_eq!(cut(&[&a, &b], &Folding::default(), &Weights::default()), [(0, 40 - deepest), (1, 30 - deepest)]);
+        // All of the third is the end of the others.
+        let all = [(0, 40 - deepest), (0, 26), (1, 30 - deepest), (1, 16)];
+        assert_eq!(cut(&[&a, &b, &c], &Folding::default(), &Weights::default()), all);
+    }
+
+    #[test]
+    fn across_functions_a_short_end_is_no_reason_and_inside_of_one_it_is() {
+        let short = [TestBlock::new(20, Branch(2)), TestBlock::new(9, Return), TestBlock::new(6, Return)];
+        let other = [TestBlock::new(7, Return)];
+        assert_eq!(cut(&[&other, &other[..]], &Folding::default(), &Weights::default()), []);
+        assert_eq!(cut(&[&short], &Folding::default(), &Weights::default()), [(1, 3)]);
+    }
+
+    #[test]
+    fn what_ran_and_what_is_in_a_loop_is_not_cut() {
+        let [a, b] = [40, 30].map(|len| [TestBlock::new(len, Return)]);
+        let weights = Weights { blocks: vec![1, 0], ..Weights::default() };
+        assert_eq!(cut(&[&a, &b], &Folding::default(), &weights), []);
+        let looping = |len| [TestBlock::new(len, Branch(0)), TestBlock::new(3, Return)];
+        assert_eq!(cut(&[&looping(40), &looping(30)], &Folding::default(), &Weights::default()), []);
+    }
+}
