@@ -212,7 +212,10 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
         places.extend(image.elf.dynsyms.iter().filter(|symbol| symbol.st_shndx != 0).map(|symbol| symbol.st_value));
         places.extend(image.slots.iter().filter_map(|&(_, slot)| match slot {
             Slot::Relative(place) | Slot::Resolver(place) => Some(place),
-            Slot::Symbol { .. } => None,
+            Slot::Symbol { symbol, addend, .. } => {
+                let symbol = image.elf.dynsyms.get(symbol).filter(|symbol| symbol.st_shndx != 0)?;
+                Some(symbol.st_value.wrapping_add_signed(addend))
+            }
         }));
         let dynamic = image.elf.dynamic.iter().flat_map(|dynamic| &dynamic.dyns);
         places.extend(dynamic.filter(|entry| matches!(entry.d_tag, DT_INIT | DT_FINI)).map(|entry| entry.d_val));
