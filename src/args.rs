@@ -124,7 +124,7 @@ pub(crate) struct Transforms {
     /// Stop after this many changes, to bisect a fault: functions laid out anew first, then edits of code one by one.
     #[arg(long, value_name = "N")]
     pub(crate) fuel: Option<u64>,
-    /// Clone functions for calling contexts in which arguments are known. The checker does not know clones yet: needs --no-check.
+    /// Clone functions for calling contexts in which arguments are known. Those that the checker can't prove are left out.
     #[arg(long, value_enum, default_value_t = CloneMode::None, value_name = "CONTEXTS")]
     pub(crate) clone: CloneMode,
     /// Clone for every context in which anything is saved, whatever it is worth: a test, and what tables of bytes compare.

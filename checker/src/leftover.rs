@@ -25,6 +25,7 @@ use crate::report::ViolationKind;
 use crate::walk::{Bits, Pair, Reach, Side, Walk};
 use choice::{Answer, Open};
 use graph::{Graph, Node, Owner};
+pub(crate) use missing::by_offsets;
 use partition::Partition;
 use pieces::{End, Of, Tables};
 
@@ -56,6 +57,8 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     match_changed(walk, &mut found);
     walk.settle_doubtful();
     missing::report(walk, &found.missing);
+    walk.settle_all(true);
+    walk.cover_dead_ways();
     report_unexplained(walk);
 }
 

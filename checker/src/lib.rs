@@ -36,8 +36,13 @@ use std::sync::Arc;
 use decode::Memo;
 use image::Image;
 use prove::Liveness;
+use rustc_hash::FxHashSet;
 use unwind::Rows;
-use walk::{Known, Side, Walk};
+pub use walk::NOTHING_LEADS;
+use walk::{Finished, Known, Side, Walk};
+
+/// Further walks of what does not correspond, with copies of functions followed by their callers.
+const TRIES_MAX: usize = 3;
 
 /// What somebody says of a program, and what no file shows.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -107,22 +112,24 @@ impl<'a> Original<'a> {
     fn check_as_far_as(&mut self, output: &[u8], assumptions: Assumptions, stops_early: bool) -> Result<Report, Error> {
         let output = Image::parse(output).map_err(Error::Output)?;
         let output = Side::new(output, &mut self.rows, &self.memo).map_err(Error::Output)?;
-        let mut walk = Walk::new(&self.known, &output);
-        walk.rows = Some(&self.rows);
-        walk.assumptions = assumptions;
-        walk.begin_with(std::mem::take(&mut self.liveness));
-        data::seed(&mut walk);
-        walk.settle();
-        data::seed_symbols(&mut walk);
-        walk.settle();
-        if stops_early && !walk.violations.is_empty() {
-            let report = Report::new(std::mem::take(&mut walk.violations), walk.stats);
-            self.liveness = walk.into_liveness();
-            return Ok(Report { is_whole: false, ..report });
-        }
-        walk.cover_metadata();
-        leftover::settle(&mut walk);
-        let mut report = walk.finish();
+        let mut copies = FxHashSet::default();
+        let mut tries = 0;
+        let mut report = loop {
+            let how = How { assumptions, stops_early, copies, liveness: std::mem::take(&mut self.liveness) };
+            let mut report = match compare_code(&self.known, &output, &self.rows, how) {
+                Compared::Whole(report) => report,
+                Compared::Differs(report, liveness) => {
+                    self.liveness = liveness;
+                    return Ok(report);
+                }
+            };
+            copies = std::mem::take(&mut report.copies);
+            tries += 1;
+            if copies.is_empty() || tries > TRIES_MAX {
+                break report;
+            }
+            self.liveness = report.liveness;
+        };
 
         let input = &self.known.side;
         data::compare(input, &output, &report.explained, &mut report.violations);
@@ -131,6 +138,40 @@ impl<'a> Original<'a> {
         self.liveness = report.liveness;
         Ok(Report::new(report.violations, report.stats))
     }
+}
+
+/// How code is compared.
+struct How {
+    assumptions: Assumptions,
+    stops_early: bool,
+    /// They are put aside for what their callers know.
+    copies: FxHashSet<(u64, u64)>,
+    liveness: Liveness,
+}
+
+/// How far code was compared.
+enum Compared {
+    Whole(Finished),
+    Differs(Report, Liveness),
+}
+
+/// The walk of both programs.
+fn compare_code<'a>(known: &Known<'a>, output: &Side<'a>, rows: &Rows, how: How) -> Compared {
+    let mut walk = Walk::new(known, output, how.copies);
+    walk.rows = Some(rows);
+    walk.assumptions = how.assumptions;
+    walk.begin_with(how.liveness);
+    data::seed(&mut walk);
+    walk.settle_all(false);
+    data::seed_symbols(&mut walk);
+    walk.settle_all(false);
+    if how.stops_early && !walk.violations.is_empty() {
+        let report = Report::new(std::mem::take(&mut walk.violations), walk.stats);
+        return Compared::Differs(Report { is_whole: false, ..report }, walk.into_liveness());
+    }
+    walk.cover_metadata();
+    leftover::settle(&mut walk);
+    Compared::Whole(walk.finish())
 }
 
 #[cfg(test)]

@@ -19,12 +19,16 @@
 //! **Terminates**: each visit of a pair but the first lowers its facts, of which there are chains of bounded length; and the number of
 //! segments is bounded.
 
+mod adjust;
+mod callers;
 mod class;
 mod constant;
 mod decoded;
+mod entry;
 mod escape;
 mod expr;
 mod facts;
+mod kept;
 mod liveness;
 mod machine;
 mod segment;
@@ -40,6 +44,7 @@ use crate::report::{Stats, Violation, ViolationKind};
 use crate::walk::{Side, Walk};
 pub(crate) use constant::address_in;
 use decoded::{Decoded, Engine};
+pub(crate) use entry::{Called, Entry, Told};
 use facts::{Facts, Value};
 pub(crate) use liveness::Liveness;
 use machine::{BASE, Privacy, STACK};
@@ -77,6 +82,10 @@ pub(crate) struct Proof {
     pub(crate) input: Vec<(u64, u8)>,
     pub(crate) output: Vec<(u64, u8)>,
     pub(crate) stats: Stats,
+    /// Direct calls, and what is known there.
+    pub(crate) calls: Vec<Called>,
+    /// Registers that are others than in the input where it returns.
+    pub(crate) leaves: u16,
 }
 
 /// What proofs share.
@@ -86,6 +95,12 @@ pub(crate) struct Prover {
     keys: Keys,
     /// Branches that are decided on both sides are followed, not compared.
     decides_first: bool,
+    /// What is proven may leave registers other than the input at returns.
+    may_leave: bool,
+    /// Registers that are so behind calls of what is entered with something known.
+    left: FxHashMap<Told, u16>,
+    /// By what is called, in the input or the output, the registers that it may write.
+    written: FxHashMap<(bool, u64), u16>,
     /// What was proven, by pair.
     proven: FxHashMap<Key, Vec<(Privacy, Facts)>>,
     /// By group of functions, whether an address of the frame is made.
@@ -93,6 +108,16 @@ pub(crate) struct Prover {
     liveness: Liveness,
     /// Starts and ends of the frame descriptions of each group of functions.
     groups: FxHashMap<u32, Vec<(u64, u64)>>,
+}
+
+/// What is to be proven.
+struct Task {
+    /// A pair at which all is the same.
+    root: (u64, u64),
+    /// What else is known there.
+    entry: Entry,
+    /// All calls are to be found: what was proven before is looked at again.
+    is_whole: bool,
 }
 
 /// A pair with what is known there, and what came of it.
@@ -109,6 +134,9 @@ impl Prover {
             decoded: FxHashMap::default(),
             keys: Keys::default(),
             decides_first: false,
+            may_leave: false,
+            left: FxHashMap::default(),
+            written: FxHashMap::default(),
             proven: FxHashMap::default(),
             escapes: FxHashMap::default(),
             liveness,
@@ -150,19 +178,56 @@ impl Prover {
 
     /// Proves what flows from a pair at which all is the same.
     pub(crate) fn prove(&mut self, walk: &Walk<'_, '_>, input: u64, output: u64) -> Result<Proof, Violation> {
-        let root = Key { input, output, within: None };
-        let start = match identity_at(walk, root) {
-            Ok(start) => start,
-            Err(failure) => return Err(failure.into_violation()),
+        let task = Task { root: (input, output), entry: Entry::default(), is_whole: false };
+        self.prove_deciding(walk, &task, &[false, true])
+    }
+
+    /// Proves a function that is entered with what its callers know.
+    pub(crate) fn prove_entered(&mut self, walk: &Walk<'_, '_>, told: Told, entry: Entry) -> Result<Proof, Violation> {
+        let task = Task { root: told.0, entry, is_whole: true };
+        self.may_leave = true;
+        // Ways that are never taken may leave more.
+        let decided = self.prove_deciding(walk, &task, &[true]);
+        let outcome = match decided {
+            Ok(proof) if proof.leaves == 0 => Ok(proof),
+            decided => match (decided, self.prove_deciding(walk, &task, &[false])) {
+                (Ok(decided), Ok(other)) if other.leaves & decided.leaves != other.leaves => Ok(decided),
+                (decided, Err(_)) => decided,
+                (_, other) => other,
+            },
         };
+        self.may_leave = false;
+        outcome
+    }
+
+    /// What a call of a pair leaves other than the input.
+    pub(crate) fn left(&self, told: Told) -> u16 {
+        self.left.get(&told).copied().unwrap_or(0)
+    }
+
+    /// Whether a pair leaves more than was known.
+    pub(crate) fn add_left(&mut self, told: Told, registers: u16) -> bool {
+        let known = self.left(told);
+        if known | registers != known {
+            self.left.insert(told, known | registers);
+        }
+        known | registers != known
+    }
+
+    /// Proves what flows from a pair, in one of the ways to take slots for private, and to go on at branches that are decided.
+    fn prove_deciding(&mut self, walk: &Walk<'_, '_>, task: &Task, ways: &[bool]) -> Result<Proof, Violation> {
+        let (input, output) = task.root;
+        let root = Key { input, output, within: None };
+        let mut start = identity_at(walk, root).map_err(Failure::into_violation)?;
+        task.entry.add_to(&mut start);
         // Where a frame is made already, an address of it may be known already.
         let is_hidden = walk.input.unwind.is_as_at_entry(input) || !self.lets_frame_out(walk, input);
         let mut first = None;
-        for decides_first in [false, true] {
+        for &decides_first in ways {
             self.decides_first = decides_first;
             let all = [Privacy::Frame, Privacy::Saves(saves_around(walk, root)), Privacy::Saves(Vec::new())];
             for privacy in all.into_iter().skip(usize::from(!is_hidden)) {
-                match self.prove_with(walk, root, &start, &privacy) {
+                match self.prove_with(walk, (root, task.is_whole), &start, &privacy) {
                     Ok(proof) => return Ok(proof),
                     Err(failure) if failure.is_escape => {}
                     Err(failure) => {
@@ -176,12 +241,18 @@ impl Prover {
         Err(first.unwrap_or_else(nothing).into_violation())
     }
 
-    fn prove_with(&mut self, walk: &Walk<'_, '_>, root: Key, start: &Facts, privacy: &Privacy) -> Result<Proof, Failure> {
+    fn prove_with(
+        &mut self,
+        walk: &Walk<'_, '_>,
+        (root, is_whole): (Key, bool),
+        start: &Facts,
+        privacy: &Privacy,
+    ) -> Result<Proof, Failure> {
         if privacy.has_any() && start.stack().is_none() {
             return Err(Failure::escape(root.output));
         }
         let saves = Privacy::Saves(saves_around(walk, root));
-        let mut visits = Visits { root, all: [privacy, &saves], visited: FxHashMap::default(), work: Vec::new() };
+        let mut visits = Visits { root, is_whole, all: [privacy, &saves], visited: FxHashMap::default(), work: Vec::new() };
         visits.begin(start);
         let mut segments = 0;
         while let Some((node, facts)) = visits.next() {
@@ -230,7 +301,7 @@ impl Prover {
     /// Facts flow to a pair.
     fn arrive(&self, visits: &mut Visits<'_>, node: Node, facts: &Facts) -> Result<(), Failure> {
         let privacy = visits.privacy(node);
-        if self.is_proven(node.0, privacy, facts) {
+        if !visits.is_whole && self.is_proven(node.0, privacy, facts) {
             return Ok(());
         }
         let has_any = privacy.has_any();
@@ -288,7 +359,8 @@ impl Prover {
         if let Some(failure) = failure {
             return Err(failure);
         }
-        for (node, facts) in proven {
+        // Where all calls are looked for, what was proven before is looked at again; it may hold under more than it is told later.
+        for (node, facts) in proven.into_iter().filter(|_| !visits.is_whole) {
             self.proven.entry(node.0).or_default().push((visits.privacy(node).clone(), facts));
         }
         Ok(proof)
@@ -301,6 +373,8 @@ type Node = (Key, bool);
 /// What a proof has looked at.
 struct Visits<'p> {
     root: Key,
+    /// Of a task, whether all calls are looked for.
+    is_whole: bool,
     /// What is private before an address of the frame goes elsewhere, and then.
     all: [&'p Privacy; 2],
     visited: FxHashMap<Node, Visited>,
@@ -333,6 +407,8 @@ impl Proof {
         self.effects.extend(segment.effects);
         self.input.extend(segment.input);
         self.output.extend(segment.output);
+        self.calls.extend(segment.call);
+        self.leaves |= segment.leaves;
         self.stats.add_proven(&segment.stats);
     }
 }

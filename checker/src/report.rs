@@ -112,6 +112,8 @@ pub struct Stats {
     pub dropped_functions: u64,
     /// Places to which a proof was needed because instructions differ, and for which there is one.
     pub proven_roots: u64,
+    /// Functions that were proven with constants that all their callers pass.
+    pub entered_with_constants: u64,
     /// Straight pieces of code in which instructions differ and that were proven to do the same.
     pub changed_pieces: u64,
     /// In these: loads from and stores to private slots of the frame that are no more made.

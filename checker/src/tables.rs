@@ -272,6 +272,15 @@ pub(crate) struct Doubtful {
 fn read_entry(walk: &mut Walk<'_, '_>, place: u64, input: Entry, output: Option<u64>, (is_certain, width): (bool, u8)) -> bool {
     let Entry::To(input) = input else { return output.is_some() };
     match output.filter(|&output| walk.output.image.in_code(output)) {
+        // Nothing compares where offsets lead inside of a function: that of a copy of the function leads into the copy.
+        Some(output)
+            if is_certain
+                && width == 4
+                && walk.relation.is_named_elsewhere(input, output)
+                && !walk.input.unwind.starts_at(input) =>
+        {
+            walk.seed(input, output, place);
+        }
         Some(output) if is_certain => walk.seed_address(input, output, place),
         Some(output) => walk.doubtful.push(Doubtful { input, output, place, width }),
         None if is_certain => {

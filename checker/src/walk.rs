@@ -18,6 +18,7 @@
 
 mod calls;
 mod compare;
+mod contexts;
 mod frames;
 mod proofs;
 mod relation;
@@ -36,6 +37,8 @@ use crate::unwind::{Located, Rows};
 pub(crate) use calls::CALL_THROUGH;
 pub(crate) use compare::Reference;
 pub(crate) use compare::{condition, prefixes};
+use contexts::Contexts;
+pub use contexts::NOTHING_LEADS;
 use proofs::Proofs;
 use relation::Recorded;
 pub(crate) use relation::{Bits, Relation, Stands};
@@ -70,7 +73,9 @@ impl Pair {
 pub(crate) enum Reach {
     /// By falling through or a jump: any copy will do.
     Flow,
-    /// By a call, a landing pad, a symbol: nothing compares such an address.
+    /// By a direct call in both programs.
+    Call,
+    /// By another call, a landing pad, a symbol: nothing compares such an address.
     Name,
     /// By an address that the program can hold and compare.
     Pointer,
@@ -97,6 +102,8 @@ pub(crate) struct Finished {
     pub(crate) stats: Stats,
     /// Words of the output's data that a jump table or a slot explains: address and size, sorted.
     pub(crate) explained: Vec<(u64, u64)>,
+    /// Copies of functions that hold for certain callers only, as far as a walk that has found violations can tell.
+    pub(crate) copies: FxHashSet<(u64, u64)>,
     /// About the input alone.
     pub(crate) liveness: Liveness,
 }
@@ -130,10 +137,19 @@ pub(crate) struct Walk<'w, 'a> {
     flows: Vec<Pair>,
     /// Frame descriptions of the input that it has come to.
     touched: Vec<u32>,
+    /// Instructions of the output that it was the first to find a counterpart of, by index.
+    recorded: Vec<u32>,
     /// The rules of frames, for proofs.
     pub(crate) rows: Option<&'w Rows>,
     proofs: Proofs,
+    contexts: Contexts,
+    /// Where the walk from a root began.
+    began_at: Option<(u64, u64)>,
     tries: Vec<Pair>,
+    /// How often a walk has come to what was proven.
+    met_proven: usize,
+    /// Places of the output to which only branches lead that are decided otherwise.
+    never: Vec<u64>,
     input_row: Located,
     output_row: Located,
     pub(crate) has_ibt: bool,
@@ -174,7 +190,7 @@ enum Canonical {
 }
 
 impl<'w, 'a> Walk<'w, 'a> {
-    pub(crate) fn new(known: &'w Known<'a>, output: &'w Side<'a>) -> Self {
+    pub(crate) fn new(known: &'w Known<'a>, output: &'w Side<'a>, copies: FxHashSet<(u64, u64)>) -> Self {
         let input = &known.side;
         Self {
             input,
@@ -198,9 +214,14 @@ impl<'w, 'a> Walk<'w, 'a> {
             queue: Vec::new(),
             flows: Vec::new(),
             touched: Vec::new(),
+            recorded: Vec::new(),
             rows: None,
             proofs: Proofs::default(),
+            contexts: Contexts::with_copies(copies),
+            began_at: None,
             tries: Vec::new(),
+            met_proven: 0,
+            never: Vec::new(),
             input_row: Located::nowhere(),
             output_row: Located::nowhere(),
             has_ibt: known.has_ibt,
@@ -314,6 +335,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         loop {
             let Some((input, a, output, b)) = self.meet((i, o), origin, within, name.is_none())? else { return Ok(()) };
             (i, o) = (input, output);
+            self.began_at.get_or_insert((i, o));
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
             let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
             if let Some(name) = name.take().filter(|name| name.reach == Reach::Pointer) {
@@ -352,7 +374,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                 Recorded::Conflict(None) => {
                     return fail(ViolationKind::Conflict, o, format!("stands for the input's {i:#x} in place of another call"));
                 }
-                Recorded::New => {}
+                Recorded::New => self.recorded.push(to as u32),
             }
             self.stats.instructions += 1;
             self.stats.moved_instructions += u64::from(i != o);
@@ -452,7 +474,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                 }
                 if a.kind == Kind::Call && b.kind == Kind::Call {
                     let (input, output) = (self.input.target(i, a), self.output.target(o, b));
-                    self.queue.push(Pair::new(input, output, o, Reach::Name));
+                    self.called(i, Pair::new(input, output, o, Reach::Call));
                 }
                 if self.noreturn.ends_at(self.input, i, a) {
                     self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));

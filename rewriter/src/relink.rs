@@ -28,11 +28,12 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 pub use addresses::Addresses;
 
+use crate::clones::CloneId;
 use crate::edit::Snippet;
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
 use crate::instrument::Start;
-use crate::materialize::OutProgram;
+use crate::materialize::{OutFragment, OutProgram};
 use headers::HeaderChanges;
 use patch::OutBytes;
 use place::Placement;
@@ -73,8 +74,8 @@ pub struct Relinked {
     pub num_anchors: usize,
     /// Loaded bytes that nothing needs: from, and up to. Ascending, apart from each other.
     pub free: Vec<(Va, Va)>,
-    /// Bytes of code that clones take.
-    pub clone_bytes: u64,
+    /// Where the code of clones went: starts and ends.
+    pub clones: Vec<(CloneId, Va, Va)>,
     /// Bytes of the three unwind sections, before and after.
     pub unwind_bytes: (u64, u64),
 }
@@ -182,8 +183,7 @@ pub fn relink(
         None => {}
     }
     let dropped_sections = table.dropped.clone();
-    let of_clones = out.fragments.iter().zip(&codes).filter(|(fragment, _)| fragment.clone.is_some());
-    let clone_bytes = of_clones.map(|(_, code)| code.bytes.len() as u64).sum();
+    let clones = clone_places(out, &codes, &placement.fragments);
     let blocks = block_places(program, out, &codes, &addresses);
     let build_id = image.build_id.map(|(offset, len)| (build_id_offset(image, offset, &moved_address, &file), len));
     let mut bytes = finish(image, file.bytes, &segments, table, entry)?;
@@ -201,7 +201,7 @@ pub fn relink(
         overflow_bytes: overflow.len(),
         num_anchors,
         free: space::joined(free),
-        clone_bytes,
+        clones,
         unwind_bytes: (old, new),
     })
 }
@@ -401,6 +401,13 @@ fn block_places(program: &Program, out: &OutProgram, codes: &[FragmentCode], add
         None => (data.start, data.len),
     };
     program.blocks.iter().map(place).collect()
+}
+
+fn clone_places(out: &OutProgram, codes: &[FragmentCode], fragments: &[Va]) -> Vec<(CloneId, Va, Va)> {
+    let placed = out.fragments.iter().zip(codes).zip(fragments);
+    let range =
+        |((fragment, code), &at): ((&OutFragment, &FragmentCode), &Va)| Some((fragment.clone?, at, at + code.bytes.len() as u64));
+    placed.filter_map(range).collect()
 }
 
 fn build_id_offset(

@@ -194,7 +194,9 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         let relinked = driver::rewrite(input, &lifted, &adjusted, &plan, &edits, timing)?;
         if !no_check {
             let files = (&*bytes, &*relinked.bytes);
-            let mut checked = examiner.examine(output, files, job.assumptions(), true, timing)?;
+            // What differs may be a clone's fault, which is told at the end.
+            let stops_early = edits.clones.is_empty();
+            let mut checked = examiner.examine(output, files, job.assumptions(), stops_early, timing)?;
             if !checked.is_whole && !Unproven::are_about(&lifted.program, &edits, &relinked, &checked) {
                 checked = examiner.examine(output, files, job.assumptions(), false, timing)?;
             }
@@ -208,7 +210,9 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     };
     drop(examiner);
     warnings.extend(unproven.warning());
-    warnings.extend(nothing_cloned(&lifted, &weights, job.edits.cloning, &edits));
+    if unproven.num_clones() == 0 {
+        warnings.extend(nothing_cloned(&lifted, &weights, job.edits.cloning, &edits));
+    }
     let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
     draft.put_in_place()?;
 
@@ -237,6 +241,10 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         warnings.push(why.to_owned());
     }
     let (functions, text_bytes) = report::coverage(&lifted.program, Some(&plan));
+    let mut counts = transforms(&lifted, &plan, &relinked, transform::counts(&lifted.program, measure, &edits));
+    if let Some(specialize) = counts.get_mut("specialize").filter(|_| unproven.num_clones() > 0) {
+        specialize.insert("clones and copies left out", unproven.num_clones());
+    }
     let mut report = Report {
         input: input.display().to_string(),
         output: output.display().to_string(),
@@ -246,7 +254,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         loaded_bytes: report::Change { before: report::loaded_bytes(&bytes), after: report::loaded_bytes(&relinked.bytes) },
         functions,
         text_bytes,
-        transforms: transforms(&lifted, &plan, &relinked, transform::counts(&lifted.program, measure, &edits)),
+        transforms: counts,
         dyno: None,
         profile: quality,
         dropped_sections: relinked.dropped_sections.clone(),
@@ -352,8 +360,9 @@ fn transforms(lifted: &Lifted<'_>, plan: &LayoutPlan, relinked: &Relinked, mut c
         layout.insert("old addresses kept by a jump", relinked.num_anchors as u64);
     }
     counts.insert("layout", layout);
-    if let Some(specialize) = counts.get_mut("specialize").filter(|_| relinked.clone_bytes > 0) {
-        specialize.insert("bytes of copies", relinked.clone_bytes);
+    let clone_bytes: u64 = relinked.clones.iter().map(|(_, start, end)| end.0 - start.0).sum();
+    if let Some(specialize) = counts.get_mut("specialize").filter(|_| clone_bytes > 0) {
+        specialize.insert("bytes of copies", clone_bytes);
     }
     counts
 }

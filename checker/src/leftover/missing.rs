@@ -43,7 +43,7 @@ pub(super) fn report(walk: &mut Walk<'_, '_>, missing: &[(u32, u64)]) {
 }
 
 /// Words of data that are the distance to one of the functions.
-fn by_offsets(walk: &Walk<'_, '_>, starts: &FxHashSet<u64>, named: &mut FxHashSet<u64>) {
+pub(crate) fn by_offsets(walk: &Walk<'_, '_>, starts: &FxHashSet<u64>, named: &mut FxHashSet<u64>) {
     let input = walk.input;
     let is_data = |section: &&Section<'_>| section.is_alloc() && !section.is_code();
     for section in input.image.sections.iter().filter(is_data) {

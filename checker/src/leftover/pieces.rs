@@ -97,6 +97,7 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
         let index = self.side().code.index(address)?;
         match self.of {
             Of::Input => self.walk.relation.first_of(index),
+            Of::Output if self.walk.relation.is_conditional(index) => None,
             Of::Output => match self.walk.relation.input_of(index)? {
                 Stands::For(input) => self.walk.relation.first_of(input),
                 // What leads into the middle of a body that replaced a call is another thing than what leads into the callee.

@@ -85,7 +85,8 @@ impl Decoded {
     /// Whether an instruction that is not looked into may read or write a general register. Where it uses more than general registers, others than those it names may be
     /// among that, except where these are the x87's or what rounds vectors; but `r8` to `r15` have to be named, but by `syscall`.
     pub(super) fn may_use(&self, register: u8) -> bool {
-        let is_number = self.computes_on_vectors() || (self.name.starts_with('f') && !self.name.starts_with("fx"));
+        let is_number =
+            self.computes_on_vectors() || (self.name.starts_with('f') && (!self.name.starts_with("fx") || self.name == "fxch"));
         let has_others = !is_number && self.reads.iter().chain(&self.writes).any(|found| *found == Reg::Other);
         self.is_special || (has_others && register < 8) || self.name.starts_with("sys") || self.names(register)
     }

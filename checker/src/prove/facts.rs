@@ -102,6 +102,24 @@ impl Facts {
         facts
     }
 
+    /// What a register holds at the start; followed by [`Facts::settle`].
+    pub(super) fn know(&mut self, register: usize, input: Option<Value>, output: Option<Value>, is_same: bool) {
+        if let Some(value) = input {
+            self.input.registers[register] = value;
+        }
+        if let Some(value) = output {
+            self.output.registers[register] = value;
+        } else if !is_same {
+            self.output.registers[register] = Value::Class(self.widths.len() as u32);
+            self.widths.push(64);
+        }
+    }
+
+    /// Equal facts are equal data again.
+    pub(super) fn settle(&mut self) {
+        self.renumber();
+    }
+
     /// Classes in the order in which they turn up, so that equal facts are equal data.
     fn renumber(&mut self) {
         let mut known: FxHashMap<u32, u32> = FxHashMap::default();

@@ -7,9 +7,9 @@
 //! * A call of what the compiler could not see (through a stub, a slot, a register) reads what the psABI passes arguments in and writes all other registers that calls do not keep. But
 //!   what may be a call of a descriptor of thread-local storage keeps them all; and of a file with the profiling calls, which do so too, nothing is claimed.
 //! * At a return, the code behind all calls of the function in this file is followed, and of those that end in a jump to it; of callers elsewhere, the psABI says that they
-//!   read `rax` and `rdx` alone. These two always count as read.
-//! * An indirect jump leads to all that the jump tables of its function name and to all of the function that data point to, and may be a tail call. It counts as a read where neither
-//!   is known: with a frame and without targets, in a function that computes with addresses of its own code, in a file at a fixed address.
+//!   read `rax` and `rdx` alone. These two count as read there, unless nothing names the function but direct calls and jumps.
+//! * An indirect jump through a jump table leads where that says. Any other leads to all that the jump tables of its function name and to all of the function that data point to, and may be a tail call; it
+//!   counts as a read where neither is known: with a frame and without targets, in a function that computes with addresses of its own code, in a file at a fixed address.
 //!
 //! What is one function here is said in [`bodies`].
 //!
@@ -32,7 +32,7 @@ use crate::walk::Walk;
 use bodies::{Bodies, Body};
 
 /// Registers that calls keep, and those that return values or pass arguments.
-const KEPT: u16 = 1 << 3 | 1 << 4 | 1 << 5 | 0xf000;
+pub(super) const KEPT: u16 = 1 << 3 | 1 << 4 | 1 << 5 | 0xf000;
 const RETURNED: u16 = 1 | 1 << 2;
 /// `rcx`.
 const COUNTER: u8 = 1;
@@ -86,6 +86,10 @@ impl Place {
 /// What was found out so far; it is about the input alone.
 #[derive(Default)]
 pub(crate) struct Liveness {
+    /// By what is called and a register that calls keep, whether nobody reads that.
+    pub(super) kept: FxHashMap<(u64, u8), bool>,
+    /// By call and register, whether nobody reads that from behind the call on.
+    behind: FxHashMap<(u64, u8), bool>,
     bodies: Option<Rc<Bodies>>,
     /// By body and register, whether nobody reads it after a return.
     answers: FxHashMap<(u32, u8), bool>,
@@ -107,12 +111,19 @@ struct Free {
 
 /// What an instruction does with a register.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum Use {
+pub(super) enum Use {
     Reads,
     Writes,
     /// The low byte alone.
     WritesLow,
     Passes,
+}
+
+/// Where an indirect jump may lead inside its function.
+pub(super) struct Targets {
+    pub(super) places: Vec<u64>,
+    /// It goes through a jump table, and nowhere else.
+    is_table: bool,
 }
 
 /// Where a question leads.
@@ -132,20 +143,20 @@ impl Prover {
     /// Whether nobody reads a register after a return from the function around an address of the input.
     pub(super) fn is_dead_at_return(&mut self, walk: &Walk<'_, '_>, address: u64, register: u8) -> bool {
         let bodies = self.bodies(walk);
-        let is_scratch = (KEPT | RETURNED) >> register & 1 == 0;
+        let is_scratch = KEPT >> register & 1 == 0;
         let Some(body) = bodies.at(walk, address).filter(|_| is_scratch) else { return false };
         if let Some(&known) = self.liveness.answers.get(&(body, register)) {
             return known;
         }
         let mut question = Question::default();
-        let is_dead = question.leave(walk, &bodies, body) && self.is_read_nowhere(walk, register, question);
+        let is_dead = question.leave(walk, &bodies, body, register) && self.is_read_nowhere(walk, register, question);
         self.liveness.answers.insert((body, register), is_dead);
         is_dead
     }
 
     /// Whether nobody reads a register from a call of the input on.
     pub(super) fn is_dead_at_call(&mut self, walk: &Walk<'_, '_>, place: u64, inst: Inst, register: u8) -> bool {
-        if (KEPT | RETURNED) >> register & 1 == 1 {
+        if KEPT >> register & 1 == 1 {
             return false;
         }
         let Some(target) = self.own_callee(walk, place, inst) else {
@@ -160,6 +171,19 @@ impl Prover {
         question.call(target, (!walk.call_never_returns(place, inst)).then_some(after), &Free::default());
         let is_dead = self.is_read_nowhere(walk, register, question);
         self.liveness.called.insert((place, register), is_dead);
+        is_dead
+    }
+
+    /// Whether nobody reads a register from behind a call of the input on.
+    pub(crate) fn is_dead_behind_call(&mut self, walk: &Walk<'_, '_>, place: u64, register: u8) -> bool {
+        if let Some(&known) = self.liveness.behind.get(&(place, register)) {
+            return known;
+        }
+        let (Some(inst), Some(body)) = (walk.input.inst(place), self.bodies(walk).at(walk, place)) else { return false };
+        let after = Place::new(Context::Open(body), place + u64::from(inst.len));
+        let is_dead = walk.call_never_returns(place, inst)
+            || self.is_read_nowhere(walk, register, Question { work: vec![after], ..Question::default() });
+        self.liveness.behind.insert((place, register), is_dead);
         is_dead
     }
 
@@ -225,14 +249,17 @@ impl Prover {
                 Kind::IndirectJump if walk.input.slot_of_stub(at).is_some() => return ARGUMENTS >> register & 1 == 0,
                 Kind::IndirectJump => {
                     let Some(targets) = self.targets_of(walk, at) else { return false };
-                    question.work.extend(targets.into_iter().map(|at| Place { context, at, has_low }));
-                    return self.is_free_for_others(walk, at, inst, register);
+                    question.work.extend(targets.places.into_iter().map(|at| Place { context, at, has_low }));
+                    return match targets.is_table {
+                        true => !self.is_named(walk, at, inst, register),
+                        false => self.is_free_for_others(walk, at, inst, register),
+                    };
                 }
                 Kind::Stop | Kind::Trap => return true,
                 Kind::Return => match context {
                     Context::Open(body) => {
                         let bodies = self.bodies(walk);
-                        return question.leave(walk, &bodies, body);
+                        return question.leave(walk, &bodies, body, register);
                     }
                     Context::Called(entry) => {
                         if question.passing.insert(entry) {
@@ -267,7 +294,7 @@ impl Prover {
     }
 
     /// Where an indirect jump of the input may lead inside its function; none if it is but a tail call, `None` if that is not known.
-    fn targets_of(&mut self, walk: &Walk<'_, '_>, address: u64) -> Option<Vec<u64>> {
+    pub(super) fn targets_of(&mut self, walk: &Walk<'_, '_>, address: u64) -> Option<Targets> {
         // Its tables are words that nothing marks as addresses.
         if walk.input.image.is_position_dependent() {
             return None;
@@ -275,9 +302,12 @@ impl Prover {
         let bodies = self.bodies(walk);
         let body = bodies.at(walk, address).and_then(|body| bodies.body(body)).filter(|body| !body.is_unclear)?;
         if let Some(table) = self.table_of(walk, &bodies, body, address) {
-            return Some(crate::tables::targets(walk, table).into_iter().flatten().collect());
+            let places: Vec<u64> = crate::tables::targets(walk, table).into_iter().flatten().collect();
+            let is_table = !places.is_empty();
+            return Some(Targets { places, is_table });
         }
-        (!body.targets.is_empty() || bodies::is_at_return_address(walk, address)).then(|| body.targets.clone())
+        let is_known = !body.targets.is_empty() || bodies::is_at_return_address(walk, address);
+        is_known.then(|| Targets { places: body.targets.clone(), is_table: false })
     }
 
     /// The jump table that an indirect jump goes through, where the instructions right before it, to which nothing jumps, say so.
@@ -319,7 +349,7 @@ impl Prover {
     }
 
     /// The code of this file that a call enters; its return is followed to all of its callers.
-    fn own_callee(&self, walk: &Walk<'_, '_>, at: u64, inst: Inst) -> Option<u64> {
+    pub(super) fn own_callee(&self, walk: &Walk<'_, '_>, at: u64, inst: Inst) -> Option<u64> {
         let target = (inst.kind == Kind::Call).then(|| walk.input.target(at, inst))?;
         walk.input.slot_of_stub(target).is_none().then_some(target)
     }
@@ -334,8 +364,12 @@ impl Prover {
 
     /// Whether a call of what the compiler could not see reads no such register: it writes it, by the psABI.
     fn is_free_for_others(&mut self, walk: &Walk<'_, '_>, at: u64, inst: Inst, register: u8) -> bool {
-        let decoded = self.decode(true, walk.input, at, inst);
-        ARGUMENTS >> register & 1 == 0 && decoded.is_some_and(|decoded| inst.kind == Kind::Call || !decoded.names(register))
+        ARGUMENTS >> register & 1 == 0 && (inst.kind == Kind::Call || !self.is_named(walk, at, inst, register))
+    }
+
+    /// Whether an instruction has a register among its operands, or may have.
+    pub(super) fn is_named(&mut self, walk: &Walk<'_, '_>, at: u64, inst: Inst, register: u8) -> bool {
+        self.decode(true, walk.input, at, inst).is_none_or(|decoded| decoded.names(register))
     }
 }
 
@@ -352,14 +386,18 @@ impl Question {
         self.work.push(Place::new(Context::Called(target), target));
     }
 
-    /// Goes on behind all calls that a return from a body may return to; `false` if they are not known.
-    fn leave(&mut self, walk: &Walk<'_, '_>, bodies: &Bodies, body: u32) -> bool {
+    /// Goes on behind all calls that a return from a body may return to; `false` if they are not known, or may read the register by the psABI.
+    fn leave(&mut self, walk: &Walk<'_, '_>, bodies: &Bodies, body: u32, register: u8) -> bool {
+        let is_returned = RETURNED >> register & 1 == 1;
         let mut open = vec![body];
         while let Some(number) = open.pop() {
             if !self.returned.insert(number) {
                 continue;
             }
             let Some(body) = bodies.body(number).filter(|body| !body.is_unclear) else { return false };
+            if is_returned && body.is_named {
+                return false;
+            }
             for &at in &body.behind_calls {
                 let Some(caller) = bodies.at(walk, at) else { return false };
                 self.work.push(Place::new(Context::Open(caller), at));
@@ -429,7 +467,7 @@ fn may_name(bytes: &[u8], register: u8) -> bool {
 }
 
 /// What an instruction does with a register. A write counts only where all of it is known to be written.
-fn use_of(decoded: &Decoded, register: u8, has_low: bool) -> Use {
+pub(super) fn use_of(decoded: &Decoded, register: u8, has_low: bool) -> Use {
     let class = decoded.class();
     // It overwrites `rcx` and `r11`.
     if decoded.name == "syscall" && matches!(register, 1 | 11) {

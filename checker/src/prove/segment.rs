@@ -19,6 +19,7 @@ mod raceless;
 mod unwound;
 mod words;
 
+pub(super) use leave::KEPT;
 pub(crate) use local::Local;
 use local::Mark;
 
@@ -26,6 +27,7 @@ use rustc_hash::FxHashSet;
 
 use super::class::Class;
 use super::decoded::{Decoded, Operand};
+use super::entry::Called;
 use super::expr::{Id, Pool};
 use super::facts::Facts;
 use super::machine::{BASE, Machine, Privacy, STACK, Trouble};
@@ -53,6 +55,8 @@ pub(crate) enum Effect {
     Walk(Pair),
     /// It may.
     Try(Pair),
+    /// The output never goes here from a branch that what is known decides.
+    Never(u64),
     Reference {
         reference: Reference,
         input: u64,
@@ -101,6 +105,10 @@ pub(super) struct Segment {
     pub(super) input: Vec<(u64, u8)>,
     pub(super) output: Vec<(u64, u8)>,
     pub(super) successors: Vec<(Key, Facts)>,
+    /// The direct call that ends it.
+    pub(super) call: Option<Called>,
+    /// Registers that are others than in the input where it returns.
+    pub(super) leaves: u16,
     /// It ends right before an address of the frame goes elsewhere: of what comes then, nothing but saves is private.
     pub(super) is_let_out: bool,
     pub(super) stats: Stats,
@@ -123,6 +131,8 @@ struct Cursor {
     within: Option<u64>,
     /// In place of which call the first instruction is.
     first_within: Option<u64>,
+    /// It went into a callee alone, or out of one.
+    went_alone: bool,
     /// It is right before an instruction by which an address of the frame goes elsewhere.
     lets_out: bool,
     /// Before each instruction in the place of a call.
@@ -143,6 +153,7 @@ impl Cursor {
             unwound: unwound::Unwound::default(),
             within,
             first_within: within,
+            went_alone: false,
             lets_out: false,
             marks: Vec::new(),
             decided: 0,
@@ -519,7 +530,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         let first = |cursor: &Cursor| cursor.instructions.first().map_or(cursor.at, |&(at, _)| at);
         let is_same = |(&(i, a), &(o, b)): (&(u64, Inst), &(u64, Inst))| self.walk.compare(i, a, o, b).is_ok();
         let is_whole = input.within == within
-            && input.first_within == within
+            && !input.went_alone
             && input.decided + output.decided == 0
             && input.instructions.len() == output.instructions.len()
             && input.instructions.iter().zip(&output.instructions).all(is_same);

@@ -17,8 +17,8 @@ _start:
     call *(%rbx)
     mov %eax, %edi
     call classify
+    mov %eax, %edi
     mov $60, %eax
-    xor %edi, %edi
     syscall
     hlt
     .cfi_endproc

@@ -133,7 +133,7 @@ fn a_jump_table_entry_that_leads_elsewhere_is_seen() {
     // Of the largest table, entries that differ change places.
     let (place, first, second) = subject.with_known(|known| {
         let side = &known.side;
-        let mut walk = Walk::new(known, side);
+        let mut walk = Walk::new(known, side, FxHashSet::default());
         data::seed(&mut walk);
         walk.settle();
         let words: Vec<u64> = walk.explained.iter().filter(|&&(_, size)| size == 4).map(|&(place, _)| place).collect();

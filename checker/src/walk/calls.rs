@@ -101,7 +101,13 @@ impl Walk<'_, '_> {
         match b.kind {
             Kind::Call if y.len() == 5 => {
                 let target = self.output.target(o, b);
-                self.queue.push(Pair::new(i, target, o, Reach::Flow));
+                if self.is_for_callers((i, target)) {
+                    let message = format!(
+                        "calls what holds for certain callers only; the input's {i:#x}, in place of the call at {call:#x}"
+                    );
+                    return Err(Violation::new(ViolationKind::InstructionMismatch, o, message));
+                }
+                self.called_inside(call, Pair::new(i, target, o, Reach::Call));
             }
             Kind::IndirectCall if a.kind == Kind::IndirectJump && self.is_call_for_jump((i, a, x), (o, b, y)) => {
                 // The jump itself may fault.

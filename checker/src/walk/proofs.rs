@@ -8,8 +8,9 @@
 
 use rustc_hash::FxHashSet;
 
+use super::contexts::explain;
 use super::relation::Recorded;
-use super::{Canonical, Pair, Walk};
+use super::{Canonical, Pair, Reach, Walk};
 use crate::decode::{Inst, Kind};
 use crate::prove::{Effect, Liveness, Proof, Prover};
 use crate::report::{Stats, Violation, ViolationKind};
@@ -24,12 +25,14 @@ pub(super) struct Proofs {
 }
 
 /// How much there was before a root was walked.
-struct Marks {
+pub(super) struct Marks {
     queue: usize,
     tables: usize,
     tries: usize,
     unmoved: usize,
     displaced: usize,
+    calls: usize,
+    inside: usize,
     violations: usize,
     stats: Stats,
 }
@@ -54,12 +57,19 @@ impl Walk<'_, '_> {
             tries: self.tries.len(),
             unmoved: self.unmoved.len(),
             displaced: self.displaced.len(),
+            calls: self.contexts.calls.len(),
+            inside: self.contexts.inside.len(),
             violations: self.violations.len(),
             stats: self.stats,
         };
+        if self.is_aside(root) {
+            return;
+        }
         self.touched.clear();
+        self.recorded.clear();
         // What the first instructions belong to is noted with their rules.
         self.input_row = crate::unwind::Located::nowhere();
+        self.began_at = None;
         let mut failures = Vec::new();
         self.flows.push(root);
         while let Some(pair) = self.flows.pop() {
@@ -67,21 +77,31 @@ impl Walk<'_, '_> {
                 failures.push(violation);
             }
         }
+        let began_at = self.began_at;
         // What an address stands for does not depend on values.
         let is_open = failures.iter().all(|failure| failure.kind != ViolationKind::Conflict);
-        let is_proven = failures.is_empty() || (is_open && self.prove(root, &marks, &mut failures));
-        if !is_proven {
-            self.violations.append(&mut failures);
+        if failures.is_empty() || (is_open && self.prove(root, &marks, &mut failures)) {
+            self.contexts.add_root(began_at, root.reach == Reach::Call);
+            return;
         }
+        if is_open {
+            let Err(rest) = self.put_aside(root, &marks, failures) else { return };
+            failures = rest;
+        }
+        self.violations.append(&mut failures);
     }
 
     /// A walk comes to a pair that was recorded before. What is in the place of a call was recorded by walks of the function that calls.
-    pub(super) fn meet_proven(&self, i: u64, o: u64, within: Option<u64>) -> Result<(), Violation> {
+    pub(super) fn meet_proven(&mut self, i: u64, o: u64, within: Option<u64>) -> Result<(), Violation> {
         if self.proofs.ground.is_empty() {
             return Ok(());
         }
         let fde = self.input.unwind.locate(within.unwrap_or(i)).fde;
-        if !self.proofs.ground.contains(&fde) || self.proofs.settled.contains(&(i, o)) {
+        if !self.proofs.ground.contains(&fde) {
+            return Ok(());
+        }
+        if self.proofs.settled.contains(&(i, o)) || self.contexts.is_root((i, o)) {
+            self.met_proven += 1;
             return Ok(());
         }
         let message = format!("leads to what differs from the input's {i:#x}");
@@ -99,9 +119,9 @@ impl Walk<'_, '_> {
         if !is_plain(a) && !is_plain(b) {
             return Ok(None);
         }
-        let mut prover = self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::with(Liveness::default())));
+        let mut prover = self.take_prover();
         let outcome = prover.meet_again(self, (i, o), within);
-        self.proofs.prover = Some(prover);
+        self.give_back(prover);
         let Ok(local) = outcome else { return Ok(None) };
         self.stats.changed_pieces += 1;
         self.stats.instructions += local.output.len() as u64;
@@ -135,42 +155,65 @@ impl Walk<'_, '_> {
         if self.proofs.settled.contains(&(input, output)) {
             return true;
         }
-        let mut prover = self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::with(Liveness::default())));
+        let mut prover = self.take_prover();
         let outcome = prover.prove(self, input, output);
-        self.proofs.prover = Some(prover);
+        self.give_back(prover);
         match outcome {
             Ok(proof) => {
-                self.queue.truncate(marks.queue);
-                self.tables.truncate(marks.tables);
-                self.tries.truncate(marks.tries);
-                self.unmoved.truncate(marks.unmoved);
-                self.displaced.truncate(marks.displaced);
-                self.violations.truncate(marks.violations);
-                self.stats = marks.stats;
+                self.forget(marks);
                 self.proofs.settled.insert((input, output));
-                let came_to: Vec<u32> = self.touched.drain(..).collect();
-                self.add_ground(came_to);
-                self.take_over(proof);
+                self.note_touched();
+                self.add_calls(&proof.calls);
+                self.take_over(&proof, false);
                 true
             }
             Err(violation) => {
-                if let Some(first) = failures.first_mut() {
-                    let why = format!("; not proven, because at {:#x} {}", violation.address, violation.message);
-                    first.message.push_str(&why);
-                }
+                explain(failures, &violation);
                 false
             }
         }
     }
 
+    pub(super) fn take_prover(&mut self) -> Box<Prover> {
+        self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::with(Liveness::default())))
+    }
+
+    pub(super) fn give_back(&mut self, prover: Box<Prover>) {
+        self.proofs.prover = Some(prover);
+    }
+
+    /// Forgets what a walk that was given up has asked for.
+    pub(super) fn forget(&mut self, marks: &Marks) {
+        self.queue.truncate(marks.queue);
+        self.tables.truncate(marks.tables);
+        self.tries.truncate(marks.tries);
+        self.unmoved.truncate(marks.unmoved);
+        self.displaced.truncate(marks.displaced);
+        self.contexts.calls.truncate(marks.calls);
+        self.contexts.inside.truncate(marks.inside);
+        self.violations.truncate(marks.violations);
+        self.stats = marks.stats;
+    }
+
+    /// What a walk that was given up has come to is proven ground.
+    pub(super) fn note_touched(&mut self) {
+        let came_to: Vec<u32> = self.touched.drain(..).collect();
+        self.add_ground(came_to);
+    }
+
     /// Asks for all that a proof relies on.
-    fn take_over(&mut self, proof: Proof) {
+    pub(super) fn take_over(&mut self, proof: &Proof, is_entered: bool) {
         self.stats.proven_roots += 1;
         self.stats.add_proven(&proof.stats);
         self.pass_all(Some(&proof.input), &proof.output);
         let came_to = proof.input.iter().filter_map(|&(address, _)| self.input.unwind.fde_at(address));
         self.add_ground(came_to);
-        for effect in proof.effects {
+        for &effect in &proof.effects {
+            if let Effect::Record { output, .. } = effect
+                && let Some(output) = self.output.code.index(output)
+            {
+                self.relation.note_condition(output, is_entered);
+            }
             if let Err(violation) = self.take_effect(effect) {
                 self.violations.push(violation);
             }
@@ -191,6 +234,7 @@ impl Walk<'_, '_> {
         match effect {
             Effect::Walk(pair) => self.queue.push(pair),
             Effect::Try(pair) => self.tries.push(pair),
+            Effect::Never(output) => self.never.push(output),
             Effect::Reference { reference, input, output } => self.follow(Some(reference), input, output)?,
             Effect::CallSite { input, output } => {
                 self.compare_rows(input, output)?;

@@ -84,6 +84,8 @@ pub(crate) struct Relation {
     /// One counterpart of each input instruction; tails may have more.
     forward: Vec<u32>,
     backward: Vec<u32>,
+    /// Output instructions that were only found where more is known than that all is the same: they stand for what they do for certain callers alone.
+    conditional: FxHashSet<usize>,
     /// Further pairs of output instructions that stand for several.
     more: FxHashSet<Standing>,
     /// By output address, the input's that the program holds where the output's holds it.
@@ -107,6 +109,7 @@ impl Relation {
         Self {
             forward: vec![0; input_size],
             backward: vec![0; output_size],
+            conditional: FxHashSet::default(),
             more: FxHashSet::default(),
             held: FxHashMap::default(),
             within: FxHashMap::default(),
@@ -124,6 +127,11 @@ impl Relation {
         self.forward.get(input).and_then(|&value| (value as usize).checked_sub(1))
     }
 
+    /// Whether an address of the input that the program can hold is known to stand at another place than this one.
+    pub(crate) fn is_named_elsewhere(&self, input: u64, output: u64) -> bool {
+        self.names.get(&input).and_then(|identity| identity.moved).is_some_and(|moved| moved != output)
+    }
+
     /// Whether an output instruction stands for this one of the input, be it among others.
     pub(crate) fn is_for(&self, output: usize, input: usize) -> bool {
         self.input_of(output) == Some(Stands::For(input)) || self.more.contains(&(input as u32, output as u32, None))
@@ -133,6 +141,24 @@ impl Relation {
     pub(crate) fn input_of(&self, output: usize) -> Option<Stands> {
         let input = self.backward.get(output).and_then(|&value| (value as usize).checked_sub(1))?;
         Some(if self.within.contains_key(&output) { Stands::ForCall } else { Stands::For(input) })
+    }
+
+    /// Whether what an output instruction stands for holds for certain callers alone.
+    pub(crate) fn is_conditional(&self, output: usize) -> bool {
+        self.conditional.contains(&output)
+    }
+
+    pub(super) fn add_conditional(&mut self, outputs: impl Iterator<Item = u32>) {
+        self.conditional.extend(outputs.map(|output| output as usize));
+    }
+
+    /// Before an instruction of a proof is recorded: whether the proof holds for certain callers alone.
+    pub(super) fn note_condition(&mut self, output: usize, is_conditional: bool) {
+        if !is_conditional {
+            self.conditional.remove(&output);
+        } else if self.input_of(output).is_none() {
+            self.conditional.insert(output);
+        }
     }
 
     /// The first input instruction that was found to stand where this one does; itself, if it does so alone.

@@ -3,8 +3,11 @@
 //! **Terminates**: [`Walk::settle`] ends because each pair relates something new or stops; a guess is walked from once a round and leaves
 //! nothing behind if it is wrong.
 
+use rustc_hash::FxHashSet;
+
 use super::proofs::Proofs;
 use super::{Canonical, Displaced, Finished, Pair, Reach, Unmoved, Walk};
+use crate::decode::Kind;
 use crate::prove::Liveness;
 use crate::report::ViolationKind;
 use crate::tables::{self, Doubtful};
@@ -21,6 +24,14 @@ impl Walk<'_, '_> {
             }
             let Some(table) = self.tables.pop() else { return };
             tables::read(self, table);
+        }
+    }
+
+    /// The same, and proves what holds only with what callers know.
+    pub(crate) fn settle_all(&mut self, is_last: bool) {
+        self.settle();
+        while self.settle_contexts(is_last) {
+            self.settle();
         }
     }
 
@@ -55,16 +66,19 @@ impl Walk<'_, '_> {
         self.attempt_if(pair, false)
     }
 
-    /// The same; with `is_edited`, a guess is wrong as well if all calls in it are made as in the input.
+    /// The same; with `is_edited`, a guess is wrong as well if all calls in it are made as in the input, and it leads to nothing that was changed.
     fn attempt_if(&mut self, pair: Pair, is_edited: bool) -> bool {
-        let num_rewritten = self.relation.num_rewritten_calls();
+        let num_changed = self.relation.num_rewritten_calls() + self.met_proven;
         let queue = std::mem::take(&mut self.queue);
         let marks = (self.tables.len(), self.tries.len(), self.unmoved.len(), self.displaced.len());
         let (violations, stats) = (self.violations.len(), self.stats);
+        let (calls, inside) = (self.contexts.calls.len(), self.contexts.inside.len());
         self.relation.begin();
         self.queue.push(pair);
         let mut is_right = true;
-        while let Some(next) = self.flows.pop().or_else(|| self.queue.pop()) {
+        let mut roots = Vec::new();
+        while let Some((next, is_root)) = self.flows.pop().map(|flow| (flow, false)).or_else(|| Some((self.queue.pop()?, true))) {
+            self.began_at = None;
             // Other data is a copied table in code that must correspond, and a wrong guess otherwise.
             let names_other_data = |walk: &Self| {
                 walk.displaced.len() > marks.3
@@ -74,10 +88,12 @@ impl Walk<'_, '_> {
                 is_right = false;
                 break;
             }
+            roots.extend(self.began_at.filter(|_| is_root));
         }
-        is_right &= !is_edited || self.relation.num_rewritten_calls() > num_rewritten;
+        is_right &= !is_edited || self.relation.num_rewritten_calls() + self.met_proven > num_changed;
         if is_right {
             self.relation.commit();
+            roots.into_iter().for_each(|root| self.contexts.add_root(Some(root), false));
         } else {
             self.relation.undo();
             self.tables.truncate(marks.0);
@@ -85,11 +101,31 @@ impl Walk<'_, '_> {
             self.unmoved.truncate(marks.2);
             self.displaced.truncate(marks.3);
             self.violations.truncate(violations);
+            self.contexts.calls.truncate(calls);
+            self.contexts.inside.truncate(inside);
             self.stats = stats;
         }
         self.queue = queue;
         self.flows.clear();
         is_right
+    }
+
+    /// Code to which nothing else leads but branches that are decided otherwise never runs.
+    pub(crate) fn cover_dead_ways(&mut self) {
+        let mut work = std::mem::take(&mut self.never);
+        while let Some(at) = work.pop() {
+            let Some(index) = self.output.code.index(at).filter(|&index| !self.relation.covered.contains(index)) else {
+                continue;
+            };
+            let Some(inst) = self.output.inst(at) else { continue };
+            self.relation.pass(false, index, inst.len);
+            if matches!(inst.kind, Kind::Jump | Kind::Branch | Kind::Loop) {
+                work.push(self.output.target(at, inst));
+            }
+            if !inst.ends_flow() {
+                work.push(at + u64::from(inst.len));
+            }
+        }
     }
 
     /// Without section headers, leaves out of what is to be explained as code what is compared by its meaning.
@@ -144,6 +180,9 @@ impl Walk<'_, '_> {
 
     /// The end: what could only be judged when everything was known.
     pub(crate) fn finish(mut self) -> Finished {
+        self.settle_all(true);
+        self.judge_contexts();
+        let copies = if self.violations.is_empty() { FxHashSet::default() } else { self.copies_to_try() };
         let mut unmoved = std::mem::take(&mut self.unmoved);
         unmoved.sort_by_key(|reference| (reference.address, reference.origin));
         unmoved.dedup_by_key(|reference| reference.address);
@@ -165,6 +204,7 @@ impl Walk<'_, '_> {
             violations: self.violations,
             stats: self.stats,
             explained: self.explained,
+            copies,
             liveness: self.proofs.into_liveness(),
         }
     }

@@ -22,6 +22,7 @@ mod arguments;
 mod choose;
 mod code;
 mod frame;
+mod options;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -41,57 +42,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::contexts::{ContextForest, procedure_of};
 use super::merge::{Class, Merged};
 use super::{Body, CallSite, FunctionId};
-use crate::clones::{CloneData, CloneId};
+use crate::clones::{CloneData, CloneId, Dropped};
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
 use crate::transform::Context;
 use choose::Wanted;
 use code::{Calling, KEPT, Way};
 use frame::Frames;
-
-/// How contexts become copies.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub enum Form {
-    #[default]
-    None,
-    Direct,
-    Machine(Dispatch),
-    Shared,
-    Full,
-}
-
-/// How a call chooses among ways.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub enum Dispatch {
-    /// By whichever executes fewer instructions.
-    #[default]
-    Cheaper,
-    Inline,
-    Table,
-}
-
-/// Which contexts become copies, and how.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Cloning {
-    pub form: Form,
-    /// Every context in which anything is saved, whatever it is worth.
-    pub everywhere: bool,
-    /// Contexts that are looked at.
-    pub max_contexts: usize,
-    /// Instructions that must go for a context to have a body.
-    pub least: u32,
-}
-
-impl Default for Cloning {
-    fn default() -> Self {
-        Cloning { form: Form::None, everywhere: false, max_contexts: 15_000, least: 1 }
-    }
-}
-
-impl Cloning {
-    pub fn is_off(self) -> bool {
-        self.form == Form::None
-    }
-}
+pub use options::{Cloning, Dispatch, Form};
 
 /// What was done, by name.
 pub type Tally = BTreeMap<&'static str, u64>;
@@ -403,6 +360,8 @@ impl Emitter<'_, '_> {
             decided: outcome.decided.clone(),
             count,
             deeper: if copy.tracked.is_some() { KEPT } else { 0 },
+            dropped: Vec::new(),
+            bound: Vec::new(),
         })
     }
 
@@ -456,7 +415,7 @@ impl Emitter<'_, '_> {
         let calls: Vec<Vec<Lead>> = copy.states.iter().map(|&class| self.calls_of(class)).collect();
         let mut led: Vec<Replacement> = Vec::new();
         let mut led_tails: FxHashSet<Block> = FxHashSet::default();
-        let mut unneeded: Vec<Place> = Vec::new();
+        let mut unneeded: Vec<(Place, u32)> = Vec::new();
         // All states of one function have the same calls.
         for (index, &(place, site, _)) in calls[0].iter().enumerate() {
             let ways: Vec<(Way, u64)> = calls
@@ -473,7 +432,8 @@ impl Emitter<'_, '_> {
             if let Some(code) = self.dispatch(calling, &ways, frames) {
                 let targets: Vec<Class> = calls.iter().map(|calls| calls[index].2).collect();
                 if ways.iter().all(|&(way, _)| way != Way::Original) {
-                    unneeded.extend(self.unneeded(place, calling, &targets, frames));
+                    let places = self.unneeded(place, calling, &targets, frames);
+                    unneeded.extend(places.into_iter().map(|unneeded| (unneeded, place.offset)));
                 }
                 led_tails.extend(calling.is_tail.then_some(place.block));
                 led.push(self.replacement(place, code));
@@ -487,15 +447,18 @@ impl Emitter<'_, '_> {
             }
         }
         let nothing = self.edits_nothing();
-        let replacements = &mut self.edits.clones[clone].replacements;
-        for place in unneeded {
-            match replacements.iter().position(|r| r.block == place.block && r.offset == place.offset && r.len == place.len) {
-                Some(known) => replacements[known].code = nothing,
-                None if !overlaps(replacements, &place) => replacements.push(replaced(&place, nothing)),
-                None => {}
+        let data = &mut self.edits.clones[clone];
+        for (place, call) in unneeded {
+            let Place { block, offset, len } = place;
+            let known = data.replacements.iter().position(|r| r.block == block && r.offset == offset && r.len == len);
+            let before = known.map(|known| std::mem::replace(&mut data.replacements[known].code, nothing));
+            if known.is_some() || !overlaps(&data.replacements, &place) {
+                data.dropped.push(Dropped { block, call, offset, len, before });
+                data.replacements.extend(known.is_none().then(|| replaced(&place, nothing)));
             }
         }
-        replacements.extend(led);
+        data.replacements.extend(led);
+        data.bound.extend(led_tails.into_iter().filter(|_| copy.tracked.is_some()));
     }
 
     /// The code of a call by state; `None` where it is as it was.
@@ -552,6 +515,8 @@ impl Emitter<'_, '_> {
             decided: Vec::new(),
             count,
             deeper: 0,
+            dropped: Vec::new(),
+            bound: vec![callee],
         }))
     }
 

@@ -9,12 +9,15 @@
 //! Schedules go first, in the first rounds block by block: there are many in a function, and one is worth least of all edits.
 //! A function that nothing leads to any more, since its callers do its work, is found by its contents: so it goes without edits of any kind. If nothing else helps, no edit
 //! is made at all, which the user is asked to report.
+//!
+//! Clones go before all that: those that violations are about, and calls of clones from functions that they are about; after some rounds all of them.
 
 use std::collections::BTreeSet;
 
 use checker::ViolationKind;
 use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::Program;
+use rewriter::clones::{self, CloneId, LeftOut};
 use rewriter::edit::{Change, EditPlan};
 use rewriter::relink::Relinked;
 
@@ -32,7 +35,13 @@ pub(super) struct Unproven {
     is_hopeless: bool,
     /// How many edits went that way.
     num_edits: usize,
+    /// Clones that it could not follow, by their numbers in the plan of all.
+    clones: LeftOut,
+    /// By number in the plan that was made last, that in the plan of all.
+    numbers: Vec<CloneId>,
+    num_clones: usize,
     tries: u32,
+    tries_with_clones: u32,
 }
 
 impl Unproven {
@@ -40,6 +49,8 @@ impl Unproven {
     const TRIES_MAX: u32 = 6;
     /// Those of them in which schedules are left out block by block.
     const TRIES_BY_BLOCK: u32 = 3;
+    /// Outputs that are checked before no clone is made.
+    const TRIES_WITH_CLONES: u32 = 8;
 
     /// Whether an edit is of the kind that the checker proves piece by piece, which may be beyond it.
     fn is_in_question(change: Change) -> bool {
@@ -59,6 +70,17 @@ impl Unproven {
             !(is_out && Self::is_in_question(r.change))
         });
         self.num_edits = count - edits.replacements.len();
+        let count = edits.clones.len();
+        if self.is_hopeless {
+            self.clones.clones.extend(edits.clones.keys());
+        }
+        self.clones.functions.extend(&self.unreached);
+        self.numbers = clones::leave_out(program, edits, &self.clones);
+        self.num_clones = count - edits.clones.len();
+    }
+
+    pub(super) fn num_clones(&self) -> u64 {
+        self.num_clones as u64
     }
 
     /// Finds the edited functions that violations are about, or because of which others are not found. False if there is none, so that the check stands as it is.
@@ -67,6 +89,10 @@ impl Unproven {
         let is_right = checked.violations.is_empty() && checked.stats.dropped_functions == 0;
         if is_right || edits.replacements.is_empty() {
             return false;
+        }
+        if !edits.clones.is_empty() {
+            self.find_clones(program, edits, relinked, checked);
+            return true;
         }
         self.tries += 1;
         let is_late = self.tries > Self::TRIES_MAX;
@@ -87,11 +113,53 @@ impl Unproven {
         }
         let found: Vec<Func> = edited.iter().copied().filter(|&func| Self::is_about(func, program, relinked, checked)).collect();
         let all = if found.is_empty() || self.tries >= Self::TRIES_MAX { edited } else { found };
+        self.add(program, edits, all);
+        true
+    }
+
+    /// Leaves out the schedules of functions that have one, and of others their other edits.
+    fn add(&mut self, program: &Program, edits: &EditPlan, functions: Vec<Func>) {
         let scheduled = functions_with(program, edits, |change| change == Change::Schedule);
-        let (scheduled, others): (Vec<Func>, Vec<Func>) = all.into_iter().partition(|func| scheduled.binary_search(func).is_ok());
+        let (scheduled, others): (Vec<Func>, Vec<Func>) =
+            functions.into_iter().partition(|func| scheduled.binary_search(func).is_ok());
         self.schedules.extend(scheduled);
         self.functions.extend(others);
-        true
+    }
+
+    /// Finds the clones that violations are about, and functions that call clones.
+    fn find_clones(&mut self, program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) {
+        self.tries_with_clones += 1;
+        // What is not explained may be so because of what would lead there.
+        let is_first =
+            |v: &&checker::Violation| v.kind != ViolationKind::Unexplained && !v.message.ends_with(checker::NOTHING_LEADS);
+        let mut places: Vec<u64> = checked.violations.iter().filter(is_first).map(|v| v.address).collect();
+        if places.is_empty() {
+            places.extend(checked.violations.iter().map(|v| v.address));
+        }
+        places.sort_unstable();
+        let meets = |start: u64, end: u64| {
+            let first = places.partition_point(|&place| place < start);
+            places.get(first).is_some_and(|&place| place < end)
+        };
+        let about = relinked.clones.iter().filter(|(_, start, end)| meets(start.0, end.0)).map(|&(clone, ..)| clone);
+        let found: BTreeSet<CloneId> = about.filter_map(|clone| self.numbers.get(clone.index()).copied()).collect();
+        let is_about = |func: &Func| {
+            let mut blocks = program.funcs[*func].blocks.iter().map(|block| relinked.blocks[block.index()]);
+            blocks.any(|(start, len)| meets(start.0, start.0 + u64::from(len)))
+        };
+        let calling = functions_with(program, edits, |change| change == Change::Specialize);
+        let calling: Vec<Func> = calling.into_iter().filter(is_about).collect();
+        // What is wrong may be another edit's fault.
+        let edited = functions_with(program, edits, Self::is_in_question);
+        let edited: Vec<Func> = edited.into_iter().filter(|&func| Self::is_about(func, program, relinked, checked)).collect();
+        let has_others = self.find_blocks(edits, relinked, checked) || !edited.is_empty();
+        let is_last = self.tries_with_clones >= Self::TRIES_WITH_CLONES;
+        if is_last || found.is_empty() && calling.is_empty() && !has_others {
+            self.clones.clones.extend(self.numbers.iter());
+        }
+        self.add(program, edits, edited);
+        self.clones.clones.extend(found);
+        self.clones.functions.extend(calling);
     }
 
     /// Finds the edited functions of which nothing is found in the input.
@@ -154,13 +222,15 @@ impl Unproven {
         let functions: BTreeSet<Func> =
             [&self.functions, &self.schedules, &self.unreached].into_iter().flatten().copied().collect();
         let (functions, blocks, edits) = (functions.len(), self.blocks.len(), self.num_edits);
+        let clones = (self.num_clones > 0).then(|| format!("{} clones of functions", self.num_clones));
         let places = match (functions, blocks) {
-            (0, 0) => return None,
+            (0, 0) => return clones.map(|clones| format!("{clones} were left out: the checker could not follow them")),
             (_, 0) => format!("{functions} functions"),
             (0, _) => format!("{blocks} blocks"),
             _ => format!("{functions} functions and {blocks} blocks"),
         };
-        Some(format!("{edits} edits in {places} were left out: the checker could not follow them"))
+        let more = clones.map_or_else(String::new, |clones| format!(" and {clones}"));
+        Some(format!("{edits} edits in {places}{more} were left out: the checker could not follow them"))
     }
 }
 

@@ -7,6 +7,9 @@
 //!
 //! What is joined or entered is never too little. A tail call may be a jump inside a function, but then the way back joins its parts.
 
+use goblin::elf::dynamic::{DT_FINI, DT_INIT};
+use rustc_hash::FxHashSet;
+
 use crate::decode::{Inst, Kind};
 use crate::image::Slot;
 use crate::tables::TableReference;
@@ -26,6 +29,8 @@ pub(super) struct Body {
     pub(super) targets: Vec<u64>,
     /// Whether code that no frame description covers jumps to it, or it computes with an address of its own code: nothing is known of its returns and indirect jumps.
     pub(super) is_unclear: bool,
+    /// Something but calls and jumps of this file may enter it.
+    pub(super) is_named: bool,
     has_indirect_jump: bool,
     has_labels: bool,
 }
@@ -45,6 +50,7 @@ impl Bodies {
         let mut finder = Finder::new(walk);
         crate::leftover::each_instruction(walk.input, |address, inst| finder.visit(address, inst));
         finder.labels();
+        finder.names();
         finder.finish()
     }
 
@@ -145,6 +151,10 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
 
     /// What an instruction names: a jump table, data, or code.
     fn named(&mut self, from: Option<u32>, at: u64, place: u64) {
+        let into = self.walk.input.unwind.fde_at(place);
+        if let Some(into) = into {
+            self.found[into as usize].is_named = true;
+        }
         let Some(from) = from else { return };
         let table = TableReference { input: place, output: place, width: 4, from: at, origin: at };
         for target in crate::tables::targets(self.walk, table).into_iter().flatten() {
@@ -153,7 +163,6 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
                 self.join(from, to);
             }
         }
-        let into = self.walk.input.unwind.fde_at(place);
         if let Some(into) = into.filter(|&into| self.walk.input.unwind.fdes[into as usize].start != place) {
             self.join(from, into);
             self.found[from as usize].is_unclear = true;
@@ -192,6 +201,32 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
         }
     }
 
+    /// What the loader and words of data name. At a fixed address any number may.
+    fn names(&mut self) {
+        let (walk, image) = (self.walk, &self.walk.input.image);
+        if image.is_position_dependent() {
+            self.found.iter_mut().for_each(|found| found.is_named = true);
+            return;
+        }
+        let mut places: Vec<u64> = vec![image.elf.entry];
+        places.extend(image.elf.dynsyms.iter().filter(|symbol| symbol.st_shndx != 0).map(|symbol| symbol.st_value));
+        places.extend(image.slots.iter().filter_map(|&(_, slot)| match slot {
+            Slot::Relative(place) | Slot::Resolver(place) => Some(place),
+            Slot::Symbol { symbol, addend, .. } => {
+                let symbol = image.elf.dynsyms.get(symbol).filter(|symbol| symbol.st_shndx != 0)?;
+                Some(symbol.st_value.wrapping_add_signed(addend))
+            }
+        }));
+        let dynamic = image.elf.dynamic.iter().flat_map(|dynamic| &dynamic.dyns);
+        places.extend(dynamic.filter(|entry| matches!(entry.d_tag, DT_INIT | DT_FINI)).map(|entry| entry.d_val));
+        let starts: FxHashSet<u64> = walk.input.unwind.fdes.iter().map(|fde| fde.start).collect();
+        let mut by_offsets = FxHashSet::default();
+        crate::leftover::by_offsets(walk, &starts, &mut by_offsets);
+        for fde in places.into_iter().chain(by_offsets).filter_map(|place| walk.input.unwind.fde_at(place)) {
+            self.found[fde as usize].is_named = true;
+        }
+    }
+
     fn body_of(&mut self, mut fde: u32) -> u32 {
         while self.parents[fde as usize] != fde {
             let above = self.parents[self.parents[fde as usize] as usize];
@@ -216,6 +251,7 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
             body.behind_calls.extend(found.behind_calls);
             body.targets.extend(found.targets);
             body.is_unclear |= found.is_unclear;
+            body.is_named |= found.is_named;
         }
         for body in &mut bodies {
             for list in [&mut body.targets, &mut body.behind_calls] {

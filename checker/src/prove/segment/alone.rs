@@ -54,7 +54,14 @@ impl Run<'_, '_, '_> {
         if cursor.decided > 64 {
             return self.fail(cursor.at, "too many branches that are decided");
         }
-        cursor.at = if is_taken { side.target(cursor.at, inst) } else { cursor.at + u64::from(inst.len) };
+        let (mut next, mut never) = (cursor.at + u64::from(inst.len), side.target(cursor.at, inst));
+        if is_taken {
+            std::mem::swap(&mut next, &mut never);
+        }
+        if !is_input {
+            self.segment.effects.push(Effect::Never(never));
+        }
+        cursor.at = next;
         Ok(())
     }
 
@@ -68,6 +75,7 @@ impl Run<'_, '_, '_> {
             self.segment.effects.push(Effect::Rewritten { input: input.at, output: output.at });
         }
         (input.at, input.within) = (at, within);
+        input.went_alone = true;
         if input.instructions.is_empty() {
             input.first_within = within;
         }

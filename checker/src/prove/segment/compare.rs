@@ -1,8 +1,10 @@
 //! What must be the same where both programs leave a segment.
 
 use super::super::decoded::Decoded;
+use super::super::entry::ARGUMENTS;
 use super::super::expr::Id;
 use super::super::facts;
+use super::super::liveness::KEPT;
 use super::super::machine::{STACK, are_apart};
 use super::words::slot_name;
 use super::{Cursor, Run, Step, raceless};
@@ -20,14 +22,30 @@ impl Run<'_, '_, '_> {
     pub(super) fn compare_returned(&mut self, input: &Cursor, output: &Cursor) -> Step<()> {
         self.compare_but(input, output, |run, register| {
             let is_dead = run.prover.is_dead_at_return(run.walk, run.root, register);
+            if !is_dead && run.prover.may_leave && KEPT >> register & 1 == 0 {
+                run.segment.leaves |= 1 << register;
+                return true;
+            }
             run.note_dead(is_dead)
         })
+    }
+
+    /// The same at a call of what may be entered with registers that differ: gives those in which the programs differ and which nobody reads from there on.
+    pub(super) fn compare_entered(&mut self, input: &Cursor, call: Inst, output: &Cursor) -> Step<u16> {
+        let may_differ = self.prover.own_callee(self.walk, input.at, call).is_some();
+        let mut unread = 0;
+        self.compare_but(input, output, |run, register| {
+            let is_unread = run.prover.is_unread_at_call(run.walk, input.at, call, register);
+            unread |= u16::from(is_unread) << register;
+            run.note_dead(is_unread) || may_differ && ARGUMENTS.contains(&usize::from(register))
+        })?;
+        Ok(unread)
     }
 
     /// All registers that somebody may read from a call on hold the same.
     pub(super) fn compare_called(&mut self, input: &Cursor, call: Inst, output: &Cursor) -> Step<()> {
         self.compare_but(input, output, |run, register| {
-            let is_dead = run.prover.is_dead_at_call(run.walk, input.at, call, register);
+            let is_dead = run.prover.is_unread_at_call(run.walk, input.at, call, register);
             run.note_dead(is_dead)
         })
     }
@@ -49,7 +67,12 @@ impl Run<'_, '_, '_> {
     }
 
     /// All registers hold the same but those general ones, asked for where they differ, in which nobody reads it.
-    fn compare_but(&mut self, input: &Cursor, output: &Cursor, mut is_free: impl FnMut(&mut Self, u8) -> bool) -> Step<()> {
+    pub(super) fn compare_but(
+        &mut self,
+        input: &Cursor,
+        output: &Cursor,
+        mut is_free: impl FnMut(&mut Self, u8) -> bool,
+    ) -> Step<()> {
         let mut same = output.machine.clone();
         for register in 0..16u8 {
             let place = usize::from(register);
@@ -61,7 +84,7 @@ impl Run<'_, '_, '_> {
         self.compare_registers(input, &output)
     }
 
-    fn note_dead(&mut self, is_dead: bool) -> bool {
+    pub(super) fn note_dead(&mut self, is_dead: bool) -> bool {
         self.segment.stats.dead_registers += u64::from(is_dead);
         is_dead
     }

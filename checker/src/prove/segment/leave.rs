@@ -2,7 +2,8 @@
 
 use super::super::Key;
 use super::super::decoded::{Decoded, Operand, Reg};
-use super::super::expr::{Id, Node};
+use super::super::entry::{ARGUMENTS, Called, Entry};
+use super::super::expr::{Id, Node, Pool};
 use super::super::facts::Facts;
 use super::super::machine::{RED_ZONE, STACK};
 use super::super::semantics::Context;
@@ -13,7 +14,10 @@ use crate::report::ViolationKind;
 use crate::walk::{Pair, Reach, Side};
 
 /// Registers that a call keeps: `rbx`, `rsp`, `rbp`, `r12` to `r15`.
-const KEPT: [usize; 7] = [3, 4, 5, 12, 13, 14, 15];
+pub(in super::super) const KEPT: [usize; 7] = [3, 4, 5, 12, 13, 14, 15];
+
+/// The place of the adjust flag among the flags.
+const ADJUST: usize = 2;
 
 impl Run<'_, '_, '_> {
     /// In the place of a call, the output may call the rest of what the input called, which begins where the input's state was what the output's is.
@@ -22,9 +26,15 @@ impl Run<'_, '_, '_> {
         if b.kind != Kind::Call || self.walk.output.code.bytes(o, b).len() != 5 {
             return Ok(false);
         }
-        let Some(mark) = (0..input.marks.len()).find(|&index| self.is_here(&input.marks[index], output)) else {
-            return Ok(false);
-        };
+        // Where registers may differ, more than one place may do: that is it in which the fewest do.
+        let mut best: Option<(u32, usize, u16)> = None;
+        for index in 0..input.marks.len() {
+            let Some((unread, count)) = self.is_here(&input.marks[index], output) else { continue };
+            if best.is_none_or(|best| count < best.0) {
+                best = Some((count, index, unread));
+            }
+        }
+        let Some((_, mark, unread)) = best else { return Ok(false) };
         let mark = input.marks.swap_remove(mark);
         input.instructions.truncate(mark.instructions);
         (input.at, input.machine) = (mark.at, mark.machine);
@@ -32,9 +42,26 @@ impl Run<'_, '_, '_> {
         self.note_row(false, output)?;
         self.compare_events(input, output)?;
         output.pass(b.len);
-        self.segment.effects.push(Effect::Walk(Pair::new(input.at, self.walk.output.target(o, b), o, Reach::Flow)));
+        // Both have called what comes next.
+        let at = (input.at, self.walk.output.target(o, b));
+        self.note_called(input, output, at, call, unread);
         self.return_from(input, output, call)?;
+        if self.is_entry_of(call, input.at) {
+            // The output has only come to the same call later, by branches that are decided.
+            (input.at, input.within) = (call, None);
+            if input.instructions.is_empty() {
+                input.first_within = None;
+            }
+        }
         Ok(true)
+    }
+
+    /// Whether the input comes to an address first when it goes into a call.
+    fn is_entry_of(&self, call: u64, at: u64) -> bool {
+        let side = self.walk.input;
+        let Some(target) = side.inst(call).map(|inst| side.target(call, inst)) else { return false };
+        let skipped = side.inst(target).filter(|inst| inst.kind == Kind::EndBranch).map_or(0, |inst| u64::from(inst.len));
+        at == target || at == target + skipped
     }
 
     /// The output calls through what the input jumps through in the place of a call.
@@ -50,12 +77,29 @@ impl Run<'_, '_, '_> {
         self.return_from(input, output, call)
     }
 
-    /// Whether what comes next can't tell the two programs apart.
-    fn is_here(&mut self, mark: &Mark, output: &Cursor) -> bool {
+    /// Whether what comes next can't tell the two programs apart but by registers that bring arguments: gives those that differ and are not read, and how many others do.
+    fn is_here(&mut self, mark: &Mark, output: &Cursor) -> Option<(u16, u32)> {
         let input = Cursor::new(mark.at, mark.machine.clone(), None);
-        mark.has_same_events(&output.machine)
-            && self.compare_flags(&input, output).is_ok()
-            && self.compare_jumped(&input, output).is_ok()
+        if !mark.has_same_events(&output.machine) || !self.has_same_flags(&input, output) {
+            return None;
+        }
+        let (mut unread, mut count) = (0, 0);
+        let is_here = self.compare_but(&input, output, |run, register| {
+            let is_unread = run.prover.is_dead_at_jump(run.walk, input.at, register);
+            unread |= u16::from(is_unread) << register;
+            count += u32::from(!is_unread);
+            run.note_dead(is_unread) || ARGUMENTS.contains(&usize::from(register))
+        });
+        is_here.is_ok().then_some((unread, count))
+    }
+
+    /// The flags are the same, but for the adjust flag where nobody reads it.
+    fn has_same_flags(&mut self, input: &Cursor, output: &Cursor) -> bool {
+        let (mut x, y) = (input.machine.flags, output.machine.flags);
+        if x[ADJUST] != y[ADJUST] && self.prover.adjust_flag_is_free(self.walk, input.at) {
+            x[ADJUST] = y[ADJUST];
+        }
+        x == y
     }
 
     /// Both go on where a call of the input returns to, from something else than that call.
@@ -94,8 +138,11 @@ impl Run<'_, '_, '_> {
             (Kind::Call, Kind::Call) => {
                 let (x, y) = (self.walk.input.target(i, a), self.walk.output.target(o, b));
                 self.compare_events(input, output)?;
-                self.segment.effects.push(Effect::Walk(Pair::new(x, y, o, Reach::Name)));
-                self.call(input, a, output, (after_i, after_o))
+                let unread = self.compare_entered(input, a, output)?;
+                self.compare_slots(input, output, 0)?;
+                self.note_called(input, output, (x, y), i, unread);
+                self.called(input, a, output, (after_i, after_o));
+                Ok(())
             }
             (Kind::Call, Kind::IndirectCall) if self.walk.is_call_past_stub(i, a, o, b) => {
                 self.compare_events(input, output)?;
@@ -219,6 +266,15 @@ impl Run<'_, '_, '_> {
         Ok(())
     }
 
+    /// Notes a direct call, and what is known there; `unread` are registers that nobody of the input reads from there on.
+    fn note_called(&mut self, input: &Cursor, output: &Cursor, at: (u64, u64), site: u64, unread: u16) {
+        self.segment.effects.push(Effect::Walk(Pair::new(at.0, at.1, output.at, Reach::Call)));
+        let entry = Entry::of(&self.pool, &input.machine, &output.machine, unread);
+        let told = self.walk.told(at, &entry);
+        let left = told.map_or(0, |told| self.prover.left(told));
+        self.segment.call = Some(Called { at, entry, site, left });
+    }
+
     fn call(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64)) -> Step<()> {
         self.compare_called(input, a, output)?;
         self.compare_slots(input, output, 0)?;
@@ -235,11 +291,18 @@ impl Run<'_, '_, '_> {
         }
         let returns_twice = self.prover.returns_twice(self.walk, input.at, a);
         let (mut x, mut y) = (input.machine.clone(), output.machine.clone());
+        // What is known is lost only in registers that the callee may write.
+        let is_known = |pool: &Pool, id: Id| pool.as_const(id).or(pool.as_image(id)).is_some();
+        let matters = !returns_twice && [0, 1, 2, 6, 7, 8, 9, 10, 11].iter().any(|&place| is_known(&self.pool, x.general[place]));
+        let written = if matters { self.prover.written_by_calls(self.walk, input.at, output.at) } else { u16::MAX };
+        let left = self.segment.call.map_or(0, |called| called.left);
         for place in 0..16 {
-            if !KEPT.contains(&place) || (returns_twice && place != STACK) {
+            // What differed before the call may differ behind it, and in the output be anything.
+            let is_same = x.general[place] == y.general[place] && left >> place & 1 == 0;
+            let is_lost = !KEPT.contains(&place) && (written >> place & 1 == 1 || !is_same);
+            if is_lost || (returns_twice && place != STACK) {
                 let fresh = self.fresh(64);
-                // What differed before the call may differ behind it.
-                let other = if x.general[place] == y.general[place] { fresh } else { self.fresh(64) };
+                let other = if is_same { fresh } else { self.fresh(64) };
                 (x.general[place], y.general[place]) = (fresh, other);
             }
         }
