@@ -106,12 +106,18 @@ pub(crate) fn fold(lifted: &Lifted<'_>, timing: &mut Timing) -> Folding {
 }
 
 /// The plan for an order.
-pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, folded: &Folding, timing: &mut Timing) -> LayoutPlan {
+pub(crate) fn plan(
+    lifted: &Lifted<'_>,
+    weights: &Weights,
+    order: &Order,
+    (edits, folded): (&EditPlan, &Folding),
+    timing: &mut Timing,
+) -> LayoutPlan {
     timing.phase("lay out", |_| {
         let mut plan = match order {
             Order::ByWeights(options) => {
                 let options = LayoutOptions { folded: folded.clone(), ..options.clone() };
-                return layout::compute(&lifted.program, weights, &options);
+                return layout::compute(&lifted.program, weights, edits, &options);
             }
             Order::Original => layout::original(&lifted.program),
             Order::Shuffled(seed) => layout::shuffle(&lifted.program, *seed),
@@ -125,7 +131,8 @@ pub(crate) fn plan(lifted: &Lifted<'_>, weights: &Weights, order: &Order, folded
 pub(crate) fn instrument(path: &Path, lifted: &Lifted<'_>, profile: &Path, timing: &mut Timing) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
     let fail = |e: rewriter::Error| from_rewriter(path, &e);
-    let plan = plan(lifted, &Weights::default(), &Order::Original, &Folding::default(), timing);
+    let unchanged = (&EditPlan::default(), &Folding::default());
+    let plan = plan(lifted, &Weights::default(), &Order::Original, unchanged, timing);
     let mut instrumentation =
         timing.phase("place counters", |_| instrument::Instrumentation::plan(image, program, profile)).map_err(fail)?;
     let edits = instrumentation.edits().map_err(fail)?;
@@ -150,22 +157,38 @@ fn apply(
 
 /// The independent checker's verdict.
 pub(crate) fn check(output: &Path, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<checker::Report> {
-    let report = examine(output, before, after, checker::Assumptions::default(), timing)?;
+    let report = Examiner::default().examine(output, (before, after), checker::Assumptions::default(), false, timing)?;
     require_no_violations(output, &report)?;
     Ok(report)
 }
 
-/// What the independent checker finds, good or bad.
-pub(crate) fn examine(
-    output: &Path,
-    before: &[u8],
-    after: &[u8],
-    assumptions: checker::Assumptions,
-    timing: &mut Timing,
-) -> Result<checker::Report> {
-    timing
-        .phase("check", |_| checker::check_assuming(before, after, assumptions))
-        .map_err(|e| Failure::at(output, format!("the checker can't read it: {e}")))
+/// The independent checker, which reads the input once for all outputs.
+#[derive(Debug, Default)]
+pub(crate) struct Examiner<'a>(Option<checker::Original<'a>>);
+
+impl<'a> Examiner<'a> {
+    /// What the checker finds, good or bad; what differs in code may be enough.
+    pub(crate) fn examine(
+        &mut self,
+        output: &Path,
+        (before, after): (&'a [u8], &[u8]),
+        assumptions: checker::Assumptions,
+        stops_early: bool,
+        timing: &mut Timing,
+    ) -> Result<checker::Report> {
+        let mut check = || {
+            let original = match self.0.take() {
+                Some(original) => original,
+                None => checker::Original::read(before)?,
+            };
+            let original = self.0.insert(original);
+            match stops_early {
+                true => original.check_until_code_differs(after, assumptions),
+                false => original.check(after, assumptions),
+            }
+        };
+        timing.phase("check", |_| check()).map_err(|e| Failure::at(output, format!("the checker can't read it: {e}")))
+    }
 }
 
 pub(crate) fn require_no_violations(output: &Path, report: &checker::Report) -> Result<()> {

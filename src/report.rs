@@ -320,9 +320,14 @@ fn row(text: &mut String, label: &str, before: &str, after: &str, change: &str) 
     let _ = writeln!(text, "{label:<34} {before:>18} {after:>18} {change:>9}");
 }
 
+/// From so many times on, a growth is told in times and not in percent.
+const TIMES_MIN: u64 = 100;
+
 fn size_row(text: &mut String, label: &str, before: u64, after: u64) {
     let change = if before == 0 {
         if after == 0 { "=".to_owned() } else { "new".to_owned() }
+    } else if after / before >= TIMES_MIN {
+        format!("× {}", group(after / before))
     } else {
         format!("{:+.1} %", (after as f64 - before as f64) * 100.0 / before as f64)
     };

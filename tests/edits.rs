@@ -49,6 +49,16 @@ fn listed(text: &str) -> usize {
 }
 
 #[test]
+fn what_seldom_runs_of_an_inlined_beginning_lies_apart() {
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let Some(program) = built(scratch.path()) else { return };
+    let (_, text) = optimized(&program, &[], scratch.path());
+    let count =
+        text.lines().filter(|line| line.starts_with("relift: edit: inline-leaves") && line.contains(", apart from +")).count();
+    assert!(count >= 1, "{text}");
+}
+
+#[test]
 fn each_transform_is_a_switch_and_says_what_it_did() {
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
     let Some(program) = built(scratch.path()) else { return };

@@ -1,7 +1,6 @@
 //! Which blocks have to be looked at again when something changes at another: a relation of blocks, flattened.
 
 use lifter::entity::{Block, EntityId};
-use rayon::prelude::*;
 
 /// By block, those that ask for what is known of it.
 #[derive(Debug)]
@@ -12,17 +11,32 @@ pub(crate) struct Dependents {
 
 impl Dependents {
     /// From pairs of a block and one that asks for it, in any order and any number of times.
-    pub(crate) fn from_pairs(num_blocks: usize, mut pairs: Vec<(Block, Block)>) -> Self {
-        pairs.par_sort_unstable();
-        pairs.dedup();
+    pub(crate) fn from_pairs(num_blocks: usize, pairs: &[(Block, Block)]) -> Self {
         let mut starts = vec![0u32; num_blocks + 1];
-        for (target, _) in &pairs {
+        for (target, _) in pairs {
             starts[target.index() + 1] += 1;
         }
         for index in 0..num_blocks {
             starts[index + 1] += starts[index];
         }
-        Dependents { starts, blocks: pairs.into_iter().map(|(_, block)| block).collect() }
+        let mut next = starts.clone();
+        let mut blocks = vec![Block::new(0); pairs.len()];
+        for &(target, block) in pairs {
+            let place = &mut next[target.index()];
+            blocks[*place as usize] = block;
+            *place += 1;
+        }
+        Dependents { starts, blocks }
+    }
+
+    /// From a list for each block.
+    pub(crate) fn listed(lists: impl Iterator<Item = impl AsRef<[Block]>>) -> Self {
+        let (mut starts, mut blocks) = (vec![0u32], Vec::new());
+        for list in lists {
+            blocks.extend_from_slice(list.as_ref());
+            starts.push(blocks.len() as u32);
+        }
+        Dependents { starts, blocks }
     }
 
     pub(crate) fn of(&self, block: Block) -> &[Block] {

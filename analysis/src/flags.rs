@@ -25,13 +25,16 @@ mod summary;
 #[cfg(test)]
 mod tests;
 
+use iced_x86::Instruction;
 use lifter::Image;
 use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{BlockFlags, CodeTarget, Program, StopKind, Terminator};
+use lifter::x86::decode_block_into;
 use rayon::prelude::*;
 
 use crate::dependents::Dependents;
-use summary::{BlockSummary, Callee, summarize};
+use summary::Callee;
+pub(crate) use summary::{BlockSummary, summarize};
 
 /// A set of flags, as `iced_x86::RflagsBits`.
 pub(crate) type FlagSet = u8;
@@ -50,9 +53,17 @@ pub struct FlagLiveness {
 impl FlagLiveness {
     pub fn compute(image: &Image<'_>, program: &Program) -> Self {
         let blocks: Vec<Block> = program.blocks.keys().collect();
-        let summaries: Vec<BlockSummary> =
-            blocks.par_iter().with_min_len(64).map(|&block| summarize(image, program, block)).collect();
-        let mut solver = Solver::new(program, &summaries);
+        let summary = |instructions: &mut Vec<Instruction>, &block: &Block| {
+            decode_block_into(image, program, block, instructions);
+            summarize(program, block, instructions)
+        };
+        let summaries: Vec<BlockSummary> = blocks.par_iter().with_min_len(64).map_init(Vec::new, summary).collect();
+        Self::of_summaries(program, &summaries)
+    }
+
+    /// From what each block does.
+    pub(crate) fn of_summaries(program: &Program, summaries: &[BlockSummary]) -> Self {
+        let mut solver = Solver::new(program, summaries);
         solver.run();
         let edge_targets = program.edges.iter().map(|e| e.target).collect();
         FlagLiveness { live_in: solver.live_in, edge_targets, at_return: solver.at_return }
@@ -295,5 +306,5 @@ fn dependents(program: &Program, summaries: &[BlockSummary]) -> Dependents {
             }
         }
     }
-    Dependents::from_pairs(program.blocks.len(), pairs)
+    Dependents::from_pairs(program.blocks.len(), &pairs)
 }

@@ -36,6 +36,7 @@ use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{BlockFlags, PinReason, Program};
 use lifter::x86::decode_block;
 
+use crate::flags::{FlagLiveness, summarize};
 use crate::procedures::Procedures;
 use crate::values::Summary;
 
@@ -153,10 +154,19 @@ impl RegisterLiveness {
             let at_return = vec![Registers::ALL; program.funcs.len()];
             return RegisterLiveness { passages: anything.clone(), calls: anything, at_return, at_pads: all };
         }
-        let mut solver = Solver::new(image, program, saves);
-        solver.run_up();
-        solver.run_down();
-        solver.finish()
+        Solver::new(program, graph::all_pieces(image, program, saves, |_, _| ()).0, saves).solve()
+    }
+
+    /// That of the flags too, with each block decoded once for both.
+    pub fn with_flags(image: &Image<'_>, program: &Program, saves: Saves<'_>) -> (Self, FlagLiveness) {
+        if is_profiled(image) {
+            return (Self::compute(image, program, saves), FlagLiveness::compute(image, program));
+        }
+        let of_flags = |block: Block, instructions: &[Instruction]| summarize(program, block, instructions);
+        let (pieces, summaries) = graph::all_pieces(image, program, saves, of_flags);
+        let flags = FlagLiveness::of_summaries(program, &summaries);
+        drop(summaries);
+        (Solver::new(program, pieces, saves).solve(), flags)
     }
 
     /// Live where a function returns to, in any of its callers.
@@ -183,7 +193,7 @@ impl RegisterLiveness {
         for instruction in decode_block(image, program, block).into_iter().rev() {
             live = live.union(pads);
             list.push((instruction, live));
-            live = graph::passage_of(program, &step(program, &instruction, &mut factory), &self.calls).apply(live);
+            live = graph::passage_of(&step(program, &instruction, &mut factory), &self.calls).apply(live);
         }
         list.reverse();
         list

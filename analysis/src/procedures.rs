@@ -170,12 +170,18 @@ pub(crate) fn has_unwind_entry(program: &Program, block: Block) -> bool {
 /// The blocks that a terminator goes to directly.
 pub(crate) fn targets(terminator: &Terminator, program: &Program) -> Vec<Block> {
     let mut list = Vec::new();
-    let mut push = |target: lifter::ir::CodeTarget| {
-        if let lifter::ir::CodeTarget::Block(block) = target {
-            list.push(block);
+    each_target(terminator, program, |target| list.push(target));
+    list
+}
+
+/// The same, without a list.
+pub(crate) fn each_target(terminator: &Terminator, program: &Program, mut visit: impl FnMut(Block)) {
+    use lifter::ir::CodeTarget;
+    let mut push = |target: CodeTarget| {
+        if let CodeTarget::Block(block) = target {
+            visit(block);
         }
     };
-    use lifter::ir::CodeTarget;
     match *terminator {
         Terminator::Fallthrough { next } => push(CodeTarget::Block(next)),
         Terminator::Jump { target } => push(target),
@@ -187,8 +193,7 @@ pub(crate) fn targets(terminator: &Terminator, program: &Program) -> Vec<Block> 
             push(CodeTarget::Block(taken));
             push(CodeTarget::Block(next));
         }
-        Terminator::Stop(StopKind::TableJump(table)) => list.extend(program.targets_of(table)),
+        Terminator::Stop(StopKind::TableJump(table)) => program.targets_of(table).iter().copied().for_each(visit),
         Terminator::Stop(_) => {}
     }
-    list
 }

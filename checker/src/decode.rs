@@ -2,9 +2,12 @@
 //!
 //! `capstone` gives lengths and instruction ids; its detail mode is several times slower and is wrong about displacement
 //! positions of some VEX and EVEX encodings, so [`Shape`] reads prefixes, opcode and ModRM itself (Intel SDM vol. 2, chapter 2 and appendix A).
-//! Results are cached in 16 bits per byte of code. The cache is filled by several threads: relaxed stores are enough, because
+//! What is encoded alike is asked for once ([`memo`]). Results are cached in 16 bits per byte of code. The cache is filled by several threads: relaxed stores are enough, because
 //! whoever decodes an address decodes the same bytes to the same value.
 
+mod memo;
+
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use capstone::arch::x86::X86Insn;
@@ -13,6 +16,8 @@ use rayon::prelude::*;
 
 use crate::error::FileError;
 use crate::image::Area;
+use memo::Beginning;
+pub(crate) use memo::Memo;
 
 /// What an instruction does to the flow of control.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
@@ -81,6 +86,7 @@ pub(crate) struct Code<'a> {
     /// Number, start and size of the largest area.
     main: (usize, u64, u64),
     cache: Vec<AtomicU16>,
+    memo: Arc<Memo>,
 }
 
 /// A disassembler of one thread.
@@ -94,7 +100,7 @@ impl Decoder {
 }
 
 impl<'a> Code<'a> {
-    pub(crate) fn new(areas: &[Area<'a>]) -> Self {
+    pub(crate) fn new(areas: &[Area<'a>], memo: Arc<Memo>) -> Self {
         let mut bases = Vec::with_capacity(areas.len());
         let mut size = 0u32;
         for area in areas {
@@ -104,7 +110,7 @@ impl<'a> Code<'a> {
         let cache = (0..size).map(|_| AtomicU16::new(UNKNOWN)).collect();
         let largest = areas.iter().enumerate().max_by_key(|(_, area)| area.bytes.len());
         let main = largest.map_or((0, 0, 0), |(number, area)| (number, area.start, area.bytes.len() as u64));
-        Self { areas: areas.to_vec(), bases, main, cache }
+        Self { areas: areas.to_vec(), bases, main, cache, memo }
     }
 
     pub(crate) fn areas(&self) -> &[Area<'a>] {
@@ -149,22 +155,31 @@ impl<'a> Code<'a> {
     fn decode_range(&self, decoder: &Decoder, start: u64, end: u64) {
         let (Some(first), Some(tail)) = (self.index(start), self.tail(start)) else { return };
         let size = usize::try_from(end - start).unwrap_or(usize::MAX).min(tail.len());
-        let Ok(mut stream) = decoder.0.disasm_iter(&tail[..size], start) else { return };
         let mut offset = 0;
         while offset < size {
-            let packed = match stream.next() {
-                Some(found) => pack(classify(found.id().0, found.bytes())),
-                None => INVALID,
-            };
-            if packed == INVALID {
-                let Some(inst) = self.inst(decoder, start + offset as u64) else { return };
-                offset += usize::from(inst.len);
-                stream.reset(&tail[offset.min(size)..size], start + offset as u64);
-                continue;
-            }
+            let packed = self.decode(decoder, &tail[offset..], start + offset as u64);
             self.cache[first + offset].store(packed, Ordering::Relaxed);
+            if packed == INVALID {
+                return;
+            }
             offset += usize::from(packed & 15);
         }
+    }
+
+    /// The instruction that code begins with, packed.
+    fn decode(&self, decoder: &Decoder, tail: &[u8], address: u64) -> u16 {
+        let window = &tail[..tail.len().min(15)];
+        let beginning = Beginning::of(window, &Shape::of(window));
+        let known = beginning.and_then(|beginning| self.memo.find(beginning));
+        if let Some(packed) = known.filter(|packed| usize::from(packed & 15) <= window.len()) {
+            return packed;
+        }
+        let found = decoder.0.disasm_count(window, address, 1).ok();
+        let decoded = found.as_ref().and_then(|list| list.iter().next().map(|found| classify(found.id().0, found.bytes())));
+        if let (Some(beginning), Some(inst)) = (beginning, decoded) {
+            self.memo.keep(beginning, pack(inst));
+        }
+        decoded.or_else(|| fallback(window)).map_or(INVALID, pack)
     }
 
     /// Fills the cache for all ranges, on all threads.
@@ -183,10 +198,7 @@ impl<'a> Code<'a> {
         let mut packed = self.cache[index].load(Ordering::Relaxed);
         if packed == UNKNOWN {
             let tail = self.tail(address)?;
-            let window = &tail[..tail.len().min(15)];
-            let found = decoder.0.disasm_count(window, address, 1).ok();
-            let decoded = found.as_ref().and_then(|list| list.iter().next().map(|found| classify(found.id().0, found.bytes())));
-            packed = decoded.or_else(|| fallback(window)).map_or(INVALID, pack);
+            packed = self.decode(decoder, tail, address);
             self.cache[index].store(packed, Ordering::Relaxed);
         }
         unpack(packed)

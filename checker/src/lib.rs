@@ -31,9 +31,13 @@ mod walk;
 pub use error::Error;
 pub use report::{Report, Stats, Violation, ViolationKind};
 
+use std::sync::Arc;
+
+use decode::Memo;
 use image::Image;
+use prove::Liveness;
 use unwind::Rows;
-use walk::{Side, Walk};
+use walk::{Known, Side, Walk};
 
 /// What somebody says of a program, and what no file shows.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -55,27 +59,78 @@ pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
 /// # Errors
 /// As [`check`].
 pub fn check_assuming(input: &[u8], output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
-    let input = Image::parse(input).map_err(Error::Input)?;
-    let output = Image::parse(output).map_err(Error::Output)?;
-    let mut rows = Rows::default();
-    let input = Side::new(input, &mut rows).map_err(Error::Input)?;
-    let output = Side::new(output, &mut rows).map_err(Error::Output)?;
+    Original::read(input)?.check(output, assumptions)
+}
 
-    let mut walk = Walk::new(&input, &output);
-    walk.rows = Some(&rows);
-    walk.assumptions = assumptions;
-    data::seed(&mut walk);
-    walk.settle();
-    data::seed_symbols(&mut walk);
-    walk.settle();
-    walk.cover_metadata();
-    leftover::settle(&mut walk);
-    let mut report = walk.finish();
+/// The program as it was, read once for all outputs that are compared with it.
+pub struct Original<'a> {
+    known: Known<'a>,
+    rows: Rows,
+    memo: Arc<Memo>,
+    liveness: Liveness,
+}
 
-    data::compare(&input, &output, &report.explained, &mut report.violations);
-    structure::check(&input, &output, &mut report.violations);
-    registered::check(&input, &output, &mut report.violations);
-    Ok(Report::new(report.violations, report.stats))
+impl std::fmt::Debug for Original<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Original").finish_non_exhaustive()
+    }
+}
+
+impl<'a> Original<'a> {
+    /// Reads a program.
+    ///
+    /// # Errors
+    /// If it is not a 64-bit little-endian x86-64 ELF file with sane tables.
+    pub fn read(bytes: &'a [u8]) -> Result<Self, Error> {
+        let image = Image::parse(bytes).map_err(Error::Input)?;
+        let (mut rows, memo) = (Rows::default(), Arc::new(Memo::new()));
+        let side = Side::new(image, &mut rows, &memo).map_err(Error::Input)?;
+        Ok(Self { known: Known::of(side), rows, memo, liveness: Liveness::default() })
+    }
+
+    /// Compares an output with it. Nothing of an output is kept but numbers for unwind rules, so it makes no difference which ones were checked before.
+    ///
+    /// # Errors
+    /// If the output is not a 64-bit little-endian x86-64 ELF file with sane tables.
+    pub fn check(&mut self, output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
+        self.check_as_far_as(output, assumptions, false)
+    }
+
+    /// The same, but if code that must correspond does not, nothing else is looked at: for who makes another output then.
+    ///
+    /// # Errors
+    /// As [`Original::check`].
+    pub fn check_until_code_differs(&mut self, output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
+        self.check_as_far_as(output, assumptions, true)
+    }
+
+    fn check_as_far_as(&mut self, output: &[u8], assumptions: Assumptions, stops_early: bool) -> Result<Report, Error> {
+        let output = Image::parse(output).map_err(Error::Output)?;
+        let output = Side::new(output, &mut self.rows, &self.memo).map_err(Error::Output)?;
+        let mut walk = Walk::new(&self.known, &output);
+        walk.rows = Some(&self.rows);
+        walk.assumptions = assumptions;
+        walk.begin_with(std::mem::take(&mut self.liveness));
+        data::seed(&mut walk);
+        walk.settle();
+        data::seed_symbols(&mut walk);
+        walk.settle();
+        if stops_early && !walk.violations.is_empty() {
+            let report = Report::new(std::mem::take(&mut walk.violations), walk.stats);
+            self.liveness = walk.into_liveness();
+            return Ok(Report { is_whole: false, ..report });
+        }
+        walk.cover_metadata();
+        leftover::settle(&mut walk);
+        let mut report = walk.finish();
+
+        let input = &self.known.side;
+        data::compare(input, &output, &report.explained, &mut report.violations);
+        structure::check(input, &output, &mut report.violations);
+        registered::check(input, &output, &mut report.violations);
+        self.liveness = report.liveness;
+        Ok(Report::new(report.violations, report.stats))
+    }
 }
 
 #[cfg(test)]

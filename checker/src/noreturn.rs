@@ -193,6 +193,11 @@ impl<'s, 'a> Search<'s, 'a> {
         }
     }
 
+    /// Whether the frame description of what is at `address` ends at `after`: what follows is other code, and the compiler knew that a call before it comes to nothing.
+    fn is_end(&self, address: u64, after: u64) -> bool {
+        self.side.unwind.fde_at(address).is_some_and(|fde| self.side.unwind.fdes[fde as usize].end <= after)
+    }
+
     fn visit(&mut self, function: u32, start: u64) {
         let mut address = start;
         loop {
@@ -224,11 +229,16 @@ impl<'s, 'a> Search<'s, 'a> {
                         return;
                     }
                 }
-                Kind::IndirectCall if inst.disp != 0 && self.cells.contains(&self.side.operand(address, inst)) => return,
+                Kind::IndirectCall => {
+                    let is_known = inst.disp != 0 && self.cells.contains(&self.side.operand(address, inst));
+                    if is_known || self.is_end(address, after) {
+                        return;
+                    }
+                }
                 Kind::Call => {
                     let callee = self.side.target(address, inst);
                     let id = self.function(callee);
-                    if self.side.unwind.fde_at(address).is_some_and(|fde| self.side.unwind.fdes[fde as usize].end <= after) {
+                    if self.is_end(address, after) {
                         self.witnessed.push(callee);
                         return;
                     }

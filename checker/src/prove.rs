@@ -41,7 +41,7 @@ use crate::walk::{Side, Walk};
 pub(crate) use constant::address_in;
 use decoded::{Decoded, Engine};
 use facts::{Facts, Value};
-use liveness::Liveness;
+pub(crate) use liveness::Liveness;
 use machine::{BASE, Privacy, STACK};
 pub(crate) use segment::{Effect, Local};
 use segment::{Failure, Run, Segment};
@@ -102,7 +102,8 @@ struct Visited {
 }
 
 impl Prover {
-    pub(crate) fn new() -> Self {
+    /// With what is known already of the registers that the input reads.
+    pub(crate) fn with(liveness: Liveness) -> Self {
         Self {
             engine: Engine::new(),
             decoded: FxHashMap::default(),
@@ -110,9 +111,13 @@ impl Prover {
             decides_first: false,
             proven: FxHashMap::default(),
             escapes: FxHashMap::default(),
-            liveness: Liveness::default(),
+            liveness,
             groups: FxHashMap::default(),
         }
+    }
+
+    pub(crate) fn into_liveness(self) -> Liveness {
+        self.liveness
     }
 
     fn decode(&mut self, is_input: bool, side: &Side<'_>, address: u64, inst: Inst) -> Option<Rc<Decoded>> {

@@ -147,13 +147,15 @@ pub struct Report {
     /// By address, then kind: the same on every run.
     pub violations: Vec<Violation>,
     pub stats: Stats,
+    /// Whether all was compared; if not, there are violations, and may be more.
+    pub is_whole: bool,
 }
 
 impl Report {
     pub(crate) fn new(mut violations: Vec<Violation>, stats: Stats) -> Self {
         violations.sort_by(|a, b| (a.address, a.kind, &a.message).cmp(&(b.address, b.kind, &b.message)));
         violations.dedup();
-        Self { violations, stats }
+        Self { violations, stats, is_whole: true }
     }
 
     #[must_use]

@@ -224,6 +224,14 @@ impl Unwind {
         (address < fde.end).then(|| after as u32 - 1)
     }
 
+    /// The description at an address, and where it is the same one.
+    pub(crate) fn span_at(&self, address: u64) -> Option<(u32, std::ops::Range<u64>)> {
+        let number = self.fde_at(address)?;
+        let fde = &self.fdes[number as usize];
+        let next = self.fdes.get(number as usize + 1).map_or(u64::MAX, |next| next.start);
+        Some((number, fde.start..fde.end.min(next)))
+    }
+
     /// Whether a frame description begins at an address.
     pub(crate) fn starts_at(&self, address: u64) -> bool {
         self.fde_at(address).is_some_and(|index| self.fdes[index as usize].start == address)

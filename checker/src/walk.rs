@@ -28,6 +28,7 @@ use rustc_hash::FxHashSet;
 
 use crate::decode::{Inst, Kind};
 use crate::noreturn::NoReturn;
+use crate::prove::Liveness;
 use crate::report::{Stats, Violation, ViolationKind};
 use crate::stack::StackUse;
 use crate::tables::{Doubtful, Survey, TableReference};
@@ -96,6 +97,8 @@ pub(crate) struct Finished {
     pub(crate) stats: Stats,
     /// Words of the output's data that a jump table or a slot explains: address and size, sorted.
     pub(crate) explained: Vec<(u64, u64)>,
+    /// About the input alone.
+    pub(crate) liveness: Liveness,
 }
 
 pub(crate) struct Walk<'w, 'a> {
@@ -115,12 +118,12 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) doubtful: Vec<Doubtful>,
     /// Moved tables: input start, output start, bytes that were explained.
     pub(crate) clones: Vec<(u64, u64, u64)>,
-    pub(crate) survey: Survey,
+    pub(crate) survey: &'w Survey,
     /// Places in the input's code where the linker put an absolute address.
-    absolute_fields: FxHashSet<u64>,
+    absolute_fields: &'w FxHashSet<u64>,
     /// Whether code addresses in the input are plain numbers.
     has_numbers: bool,
-    noreturn: NoReturn,
+    noreturn: &'w NoReturn,
     stack_use: StackUse,
     queue: Vec<Pair>,
     /// What flows from the root that is walked now.
@@ -138,6 +141,29 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) assumptions: crate::Assumptions,
 }
 
+/// What is known of the input alone.
+pub(crate) struct Known<'a> {
+    pub(crate) side: Side<'a>,
+    survey: Survey,
+    absolute_fields: FxHashSet<u64>,
+    has_numbers: bool,
+    noreturn: NoReturn,
+    has_ibt: bool,
+}
+
+impl<'a> Known<'a> {
+    pub(crate) fn of(side: Side<'a>) -> Self {
+        Self {
+            survey: Survey::of(&side),
+            absolute_fields: crate::data::absolute_fields(&side.image),
+            has_numbers: crate::data::has_numbers(&side.image),
+            noreturn: NoReturn::compute(&side),
+            has_ibt: crate::structure::claims_ibt(&side.image),
+            side,
+        }
+    }
+}
+
 /// Where following jumps and padding leads.
 enum Canonical {
     At(u64, Inst),
@@ -148,7 +174,8 @@ enum Canonical {
 }
 
 impl<'w, 'a> Walk<'w, 'a> {
-    pub(crate) fn new(input: &'w Side<'a>, output: &'w Side<'a>) -> Self {
+    pub(crate) fn new(known: &'w Known<'a>, output: &'w Side<'a>) -> Self {
+        let input = &known.side;
         Self {
             input,
             output,
@@ -163,10 +190,10 @@ impl<'w, 'a> Walk<'w, 'a> {
             arguments: Vec::new(),
             doubtful: Vec::new(),
             clones: Vec::new(),
-            survey: Survey::of(input),
-            absolute_fields: crate::data::absolute_fields(&input.image),
-            has_numbers: crate::data::has_numbers(&input.image),
-            noreturn: NoReturn::compute(input),
+            survey: &known.survey,
+            absolute_fields: &known.absolute_fields,
+            has_numbers: known.has_numbers,
+            noreturn: &known.noreturn,
             stack_use: StackUse::default(),
             queue: Vec::new(),
             flows: Vec::new(),
@@ -176,7 +203,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             tries: Vec::new(),
             input_row: Located::nowhere(),
             output_row: Located::nowhere(),
-            has_ibt: crate::structure::claims_ibt(&input.image),
+            has_ibt: known.has_ibt,
             assumptions: crate::Assumptions::default(),
         }
     }

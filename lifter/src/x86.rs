@@ -13,11 +13,16 @@ use crate::ir::{Condition, Program};
 /// The instructions of a block, terminator included, at their input addresses. Bytes that are no instruction (only pinned functions
 /// have any) end the list.
 pub fn decode_block(image: &Image<'_>, program: &Program, block: Block) -> Vec<Instruction> {
-    let data = &program.blocks[block];
-    let bytes = image.read(data.start, data.len as usize).unwrap_or(&[]);
-    let mut instructions = Vec::with_capacity(data.num_insts as usize);
-    decode_bytes(bytes, data.start, &mut instructions);
+    let mut instructions = Vec::with_capacity(program.blocks[block].num_insts as usize);
+    decode_block_into(image, program, block, &mut instructions);
     instructions
+}
+
+/// The same in place of what a list holds, for passes over all blocks.
+pub fn decode_block_into(image: &Image<'_>, program: &Program, block: Block, instructions: &mut Vec<Instruction>) {
+    let data = &program.blocks[block];
+    instructions.clear();
+    decode_bytes(image.read(data.start, data.len as usize).unwrap_or(&[]), data.start, instructions);
 }
 
 /// Appends the instructions of `bytes`, which lie at `start`, up to the first byte that begins no instruction.

@@ -19,6 +19,7 @@ mod export;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use rustc_hash::FxHashMap;
@@ -241,7 +242,10 @@ impl Fdata {
     }
 }
 
-fn unescape(name: &str) -> String {
+fn unescape(name: &str) -> Cow<'_, str> {
+    if !name.contains('\\') {
+        return Cow::Borrowed(name);
+    }
     let mut result = String::with_capacity(name.len());
     let mut is_escaped = false;
     for character in name.chars() {
@@ -252,7 +256,7 @@ fn unescape(name: &str) -> String {
         is_escaped = false;
         result.push(character);
     }
-    result
+    Cow::Owned(result)
 }
 
 fn escape(name: &str) -> String {

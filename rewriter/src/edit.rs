@@ -6,13 +6,14 @@
 //! **Replacements** put code of our own ([`NewCode`]: bytes, and the fields in them that name places) where whole instructions of a block were.
 //! Nothing in them is an output address: references are those of level 1 and are resolved with all others. One that reaches the end of its
 //! block takes the terminator's place too and then has to leave by itself. A body is replaced whole by one from 0 to its end; a call
-//! is led elsewhere by one whose reference names another block.
+//! is led elsewhere by one whose reference names another block. What of it seldom runs may lie apart (`NewCode::apart`).
 //!
 //! **Invariants** (checked by [`EditPlan::check`]): replacements ascend, lie in one block each, at boundaries of instructions, and don't overlap.
 //! For the unwinder and for exceptions, new code stands where the first replaced instruction did, or where it says: so it must not move the stack pointer but from
 //! one such place to the next. In clones it may stand lower on the stack, by as much as it says (`NewCode::deeper`).
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use lifter::Va;
 use lifter::entity::{Block, EntityId, PrimaryMap};
@@ -102,10 +103,36 @@ pub struct NewCode {
     /// From an offset on, by how many bytes the stack pointer is lower than in the input. Ascending; before the first, by as many as in the code around it
     /// (`CloneData::deeper`).
     pub deeper: Vec<(u32, u8)>,
+    /// Where parts begin that lie apart: what runs of them behind the code around it, the rest with what never runs. Control goes from part to part, and back,
+    /// by `crossings` alone. Ascending.
+    pub apart: Vec<u32>,
+    /// Displacements of four bytes at the ends of jumps into other parts: where they are, and the offset that they lead to, [`NewCode::END`] for what
+    /// follows the code in its place. Ascending.
+    pub crossings: Vec<(u32, u32)>,
 }
 
 impl NewCode {
     pub const WHOLE: u32 = 1 << 16;
+
+    pub const END: u32 = u32::MAX;
+
+    /// The bytes of a part: of 0, which stands where the replaced bytes did, or of one that lies apart.
+    pub fn part(&self, part: usize) -> Range<u32> {
+        let start = |part: usize| self.apart.get(part).copied().unwrap_or(self.bytes.len() as u32);
+        part.checked_sub(1).map_or(0, start)..start(part)
+    }
+
+    /// The part that an offset lies in.
+    pub fn part_of(&self, offset: u32) -> usize {
+        self.apart.partition_point(|&start| start <= offset)
+    }
+
+    /// Whether anything of a part is known to run.
+    pub fn runs(&self, part: usize) -> bool {
+        let part = self.part(part);
+        let first = self.runs_at(part.start, Self::WHOLE.into()) != 0;
+        first || self.shares.iter().any(|(start, share)| part.contains(start) && *share != 0)
+    }
 
     /// How often the branch at `offset` is taken if all of this runs `count` times.
     pub fn taken_at(&self, offset: u32, count: u64) -> u64 {
@@ -287,6 +314,9 @@ impl EditPlan {
             let mut text = format!("{} {at} in {func} {}: {} bytes become", r.change.transform(), r.block, r.len);
             for byte in &code.bytes {
                 let _ = write!(text, " {byte:02x}");
+            }
+            for apart in &code.apart {
+                let _ = write!(text, ", apart from +{apart} on");
             }
             for reference in &code.refs {
                 let _ = write!(text, ", +{} {:?} {:?}", reference.offset, reference.role, reference.target);

@@ -21,9 +21,9 @@ use lifter::ir::{BlockFlags, Condition, Program, RefData, RefKind, RefRole, RefT
 use rayon::prelude::*;
 
 use crate::clones::CloneId;
-use crate::edit::Snippet;
+use crate::edit::{NewCode, Snippet};
 use crate::error::Result;
-use crate::materialize::{Content, Edit, OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
+use crate::materialize::{Content, Edit, Out, OutBlock, OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
 use crate::relink::eh_frame::Deeper;
 use relax::Shape;
 
@@ -31,6 +31,8 @@ use relax::Shape;
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum FixupTarget {
     Code(OutTarget),
+    /// So many bytes behind the start of an output block.
+    Within(Out, u32),
     Table(Table),
     /// A clone's own copy of a table.
     TableOf(CloneId, Table),
@@ -107,14 +109,18 @@ fn encode_fragment(image: &Image<'_>, program: &Program, out: &OutProgram, fragm
     let layout = relax::relax(&shapes, &fragment.blocks);
     let mut writer = Writer { program, fragment, code: FragmentCode::default(), layout: &layout };
     writer.code.bytes.reserve(layout.len as usize);
-    for (index, (_, block)) in out.fragment_blocks(fragment).enumerate() {
+    for (index, (id, block)) in out.fragment_blocks(fragment).enumerate() {
         writer.align_to(layout.offsets[index]);
         let input = block_bytes(image, program, block.origin)?;
-        writer.body(block.origin, block.copies_body, input, out.edits_of(block), out);
+        writer.body(id, input, out);
         writer.terminator(index, block.terminator, input, &program.blocks[block.origin]);
     }
-    writer.code.offsets = layout.offsets.clone();
-    Ok(writer.code)
+    let Writer { mut code, .. } = writer;
+    code.offsets = layout.offsets;
+    // All fragments wait for the last one.
+    code.fixups.shrink_to_fit();
+    code.runs.shrink_to_fit();
+    Ok(code)
 }
 
 fn usize_range(range: &Range<u32>) -> Range<usize> {
@@ -138,7 +144,9 @@ impl Writer<'_> {
         push_nops(&mut self.code.bytes, padding);
     }
 
-    fn body(&mut self, origin: lifter::entity::Block, copies_body: bool, input: &[u8], edits: &[Edit], out: &OutProgram) {
+    fn body(&mut self, id: Out, input: &[u8], out: &OutProgram) {
+        let OutBlock { origin, copies_body, .. } = out.blocks[id];
+        let edits = out.edits_of(&out.blocks[id]);
         let data = &self.program.blocks[origin];
         let body = &input[..if copies_body { data.body_len as usize } else { 0 }];
         let end = body.len() as u32;
@@ -155,33 +163,48 @@ impl Writer<'_> {
                     self.code.lates.push(Late { offset: self.here(), len: edit.len, snippet });
                     self.code.bytes.resize(self.code.bytes.len() + edit.len as usize, 0xcc);
                 }
-                Content::Code(code) => {
-                    let code = &out.codes[code];
-                    self.push_fixups(&code.refs, 0, &code.enters, out);
-                    self.code.bytes.extend_from_slice(&code.bytes);
-                }
+                Content::Code(code) => self.new_code(&out.codes[code], 0, (id, edit.offset), out),
+                Content::Apart { code, part, of } => self.new_code(&out.codes[code], part, (of, edit.offset), out),
             }
         }
         self.copy(data.start, body, at.min(end)..end, refs, out);
     }
 
+    /// One part of new code; `first` is the block that has the first one, and where that is in the block's origin.
+    fn new_code(&mut self, code: &NewCode, part: usize, first: (Out, u32), out: &OutProgram) {
+        let base = self.here();
+        let range = code.part(part);
+        let refs = &code.refs[code.refs.partition_point(|r| r.offset < range.start)..];
+        let refs = &refs[..refs.partition_point(|r| r.offset < range.end)];
+        self.push_fixups(refs, range.start, &code.enters, out);
+        for &(at, to) in code.crossings.iter().filter(|(at, _)| range.contains(at)) {
+            let target = place_of(code, to, first, out).map(|(block, offset)| FixupTarget::Within(block, offset));
+            let offset = base + at - range.start;
+            self.code.fixups.extend(target.map(|target| Fixup { offset, to_end: 4, kind: RefKind::Rel32, target }));
+        }
+        self.code.bytes.extend_from_slice(&code.bytes[usize_range(&range)]);
+    }
+
     /// The pieces of an edit: all of it stands in one place, or as its code says.
     fn push_edit_runs(&mut self, edit: &Edit, old_start: Va, out: &OutProgram) {
-        let is_new = edit.replaced != 0;
-        let (stands, deeper) = match edit.content {
-            Content::Code(code) => (&out.codes[code].stands[..], &out.codes[code].deeper[..]),
-            Content::Snippet(_) => (&[][..], &[][..]),
+        let (code, part) = match edit.content {
+            Content::Code(code) => (Some(&out.codes[code]), 0..edit.len),
+            Content::Apart { code, part, .. } => (Some(&out.codes[code]), out.codes[code].part(part)),
+            Content::Snippet(_) => (None, 0..edit.len),
         };
-        let mut starts: Vec<u32> = stands.iter().map(|s| s.0).chain(deeper.iter().map(|d| d.0)).chain([0]).collect();
+        let is_new = edit.replaced != 0 || matches!(edit.content, Content::Apart { .. });
+        let (stands, deeper) = code.map_or((&[][..], &[][..]), |code| (&code.stands[..], &code.deeper[..]));
+        let inner = stands.iter().map(|s| s.0).chain(deeper.iter().map(|d| d.0)).filter(|start| part.contains(start));
+        let mut starts: Vec<u32> = inner.chain([part.start]).collect();
         starts.sort_unstable();
         starts.dedup();
         let base = self.here();
         for (index, &start) in starts.iter().enumerate() {
-            let end = starts.get(index + 1).copied().unwrap_or(edit.len);
+            let end = starts.get(index + 1).copied().unwrap_or(part.end);
             let old_len = if index == 0 { edit.replaced } else { 0 };
             let old_start = last_at(stands, start).unwrap_or(old_start);
             let deeper = Deeper { stack: last_at(deeper, start).unwrap_or(self.fragment.deeper), saves: self.fragment.deeper };
-            self.push_run(Run { old_start, old_len, offset: base + start, len: end - start, is_new, deeper });
+            self.push_run(Run { old_start, old_len, offset: base + start - part.start, len: end - start, is_new, deeper });
         }
     }
 
@@ -303,6 +326,21 @@ impl Writer<'_> {
         debug_assert!(i8::try_from(displacement).is_ok(), "a short branch that does not reach");
         self.code.bytes.push(displacement as i8 as u8);
     }
+}
+
+/// Where an offset of new code is: an output block, and bytes from its start.
+fn place_of(code: &NewCode, offset: u32, (block, origin_offset): (Out, u32), out: &OutProgram) -> Option<(Out, u32)> {
+    let part = if offset == NewCode::END { 0 } else { code.part_of(offset) };
+    if part > 0 {
+        let apart = out.apart.get(&(block, origin_offset))?.get(part - 1)?;
+        return Some((*apart, offset - code.part(part).start));
+    }
+    let edits = out.edits_of(&out.blocks[block]);
+    let is_first = |edit: &Edit| edit.offset == origin_offset && matches!(edit.content, Content::Code(_));
+    let index = edits.iter().position(is_first)?;
+    let before: u32 = edits[..index].iter().map(|edit| edit.len).sum();
+    let gone: u32 = edits[..index].iter().map(|edit| edit.replaced).sum();
+    Some((block, origin_offset + before - gone + offset.min(code.part(0).end)))
 }
 
 /// What holds at an offset, of what holds from offsets on.

@@ -95,8 +95,7 @@ impl Folding {
     }
 
     /// Weights in which what stays runs as often as all that it stands for.
-    pub fn weights(&self, program: &Program, weights: &Weights) -> Weights {
-        let mut merged = weights.clone();
+    pub fn weights(&self, program: &Program, mut merged: Weights) -> Weights {
         let take = |counts: &mut Vec<u64>, from: usize, to: usize| {
             if let Some(count) = counts.get_mut(from).map(std::mem::take)
                 && let Some(sum) = counts.get_mut(to)

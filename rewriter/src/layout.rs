@@ -16,6 +16,7 @@ use profiles::Weights;
 use rayon::prelude::*;
 
 use self::ext_tsp::{BlockGraph, Jump, JumpKind};
+use crate::edit::EditPlan;
 use crate::fold::Folding;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 
@@ -107,7 +108,7 @@ struct Group {
 }
 
 /// The layout for speed that the weights ask for; the input's where they say nothing.
-pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) -> LayoutPlan {
+pub fn compute(program: &Program, weights: &Weights, edits: &EditPlan, options: &LayoutOptions) -> LayoutPlan {
     if !weights.has_counts() {
         let mut plan = original(program);
         plan.fold(options.folded.clone());
@@ -149,7 +150,7 @@ pub fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) ->
     }
     let order = |fragments: Vec<FragmentPlan>| {
         if options.reorder_functions {
-            functions::order(program, weights, &options.folded, fragments)
+            functions::order(program, weights, (edits, &options.folded), fragments)
         } else {
             by_address(program, fragments)
         }
@@ -328,6 +329,21 @@ pub(crate) fn least_count_of_share(program: &Program, weights: &Weights, share: 
         }
     }
     1
+}
+
+/// What is left of the executed instructions by the code that is called busy here, in hundred thousandths.
+const BUSY_SHARE_LEFT: u64 = 1000;
+/// The executed instructions of which a byte of busy code saves or costs this share are worth it, in thousandths: more of it is more to fetch.
+const SAVED_PER_MILLE: u64 = 25;
+
+/// How many executed instructions or taken branches less a byte must bring that is added to busy code: a share of what a byte of it executes on average.
+pub(crate) fn saved_min_per_byte(program: &Program, weights: &Weights) -> u64 {
+    let least = least_count_of_share(program, weights, BUSY_SHARE_LEFT);
+    let busy = program.blocks.iter().filter(|(block, _)| count_of(weights, *block) >= least);
+    let (insts, bytes) = busy.fold((0u128, 0u128), |(insts, bytes), (block, data)| {
+        (insts + u128::from(count_of(weights, block)) * u128::from(data.num_insts), bytes + u128::from(data.len))
+    });
+    (insts * u128::from(SAVED_PER_MILLE)).checked_div(bytes * 1000).map_or(0, |least| u64::try_from(least).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -3,12 +3,14 @@
 //! **Method.** Every planned block becomes one `OutBlock`, every insertion on an edge one more, which holds nothing but the insertion. A
 //! code target resolves to the output block that carries it, or, where the plan leaves a block in place, to its old address. Terminators
 //! are made by `terminator::emit`, with the block that follows in the fragment in view. Edits belong to the block that they are in, so that its
-//! copies have them too.
+//! copies have them too. Each part of new code that lies apart becomes an output block of its own: what runs of them at the end of the fragment,
+//! the rest in the function's cold fragment or, if it has none, in one that is added behind all others.
 //!
 //! **Invariants.** Output blocks of a fragment have consecutive ids in output order. The successors of an output block, seen through
 //! edge blocks, are those of its origin. Every block of a movable function is placed exactly once, unless the plan drops the function; copies of a block are not its place: nothing names them, what stands before one runs into it. A clone's blocks are
 //! places for its own code alone (`clones`).
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use lifter::Image;
@@ -20,7 +22,7 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::clones::CloneId;
-use crate::edit::{EditPlan, NewCode, NewCodeId, Snippet};
+use crate::edit::{EditPlan, NewCode, NewCodeId, Replacement, Snippet};
 use crate::error::{Error, Result};
 use crate::plan::{LayoutPlan, PlannedBlock, Temperature};
 use crate::terminator::{Emitted, SuccessorCounts, emit_weighted};
@@ -69,6 +71,12 @@ pub enum Content {
     /// Made when addresses are known.
     Snippet(Snippet),
     Code(NewCodeId),
+    /// A part of code that lies apart, with the output block that has the first one.
+    Apart {
+        code: NewCodeId,
+        part: usize,
+        of: Out,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -109,6 +117,8 @@ pub struct OutProgram {
     pub clone_entries: Vec<Out>,
     /// The blocks of clones.
     pub in_clones: FxHashMap<(CloneId, Block), Out>,
+    /// By the output block that has the first part of new code and the edit's offset in it: the blocks that have the parts which lie apart.
+    pub apart: FxHashMap<(Out, u32), Vec<Out>>,
     /// As in the plan.
     pub fills_from_end: bool,
 }
@@ -137,6 +147,7 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         placed: skeleton.placed,
         clone_entries: Vec::with_capacity(edits.clones.len()),
         in_clones: skeleton.in_clones,
+        apart: skeleton.apart,
         fills_from_end: layout.fills_from_end,
     };
     for (clone, data) in edits.clones.iter() {
@@ -145,19 +156,18 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
     }
     for (plan, span) in layout.fragments.iter().zip(&skeleton.spans) {
         let first = plan.blocks[0].block;
-        let unwind_class = program.ranges[program.blocks[first].range as usize].unwind_class;
-        if plan.blocks.iter().any(|b| program.ranges[program.blocks[b.block].range as usize].unwind_class != unwind_class) {
+        let unwind_class = class_of(program, first);
+        if plan.blocks.iter().any(|planned| class_of(program, planned.block) != unwind_class) {
             return Err(Error::MixedUnwindClasses(plan.func));
         }
-        out.fragments.push(OutFragment {
-            func: plan.func,
-            temperature: plan.temperature,
-            align: plan.align,
-            unwind_class,
-            blocks: span.clone(),
-            clone: plan.clone,
-            deeper: plan.clone.map_or(0, |clone| edits.clones[clone].deeper),
-        });
+        let deeper = deeper(edits, plan.clone);
+        let (blocks, temperature, align) = (span.clone(), plan.temperature, plan.align);
+        out.fragments.push(OutFragment { func: plan.func, temperature, align, unwind_class, blocks, clone: plan.clone, deeper });
+    }
+    for (part, span) in skeleton.added.iter().zip(&skeleton.spans[layout.fragments.len()..]) {
+        let PartOf { func, unwind_class, clone } = *part;
+        let (deeper, temperature) = (deeper(edits, clone), Temperature::Cold);
+        out.fragments.push(OutFragment { func, temperature, align: 1, unwind_class, blocks: span.clone(), clone, deeper });
     }
     let mut in_table = SecondaryMap::new(program.blocks.len(), false);
     for table in program.tables.keys() {
@@ -189,14 +199,40 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
     Ok(out)
 }
 
+fn class_of(program: &Program, block: Block) -> u32 {
+    program.ranges[program.blocks[block].range as usize].unwind_class
+}
+
 /// How many fragments are made before they are put behind each other, so that not all of them are there twice.
 const FRAGMENTS_AT_ONCE: usize = 4096;
 
 /// One output block before its targets are known.
 #[derive(Copy, Clone)]
 enum Entry {
-    Body { block: Block, align: u8, clone: Option<CloneId> },
+    Body {
+        block: Block,
+        align: u8,
+        clone: Option<CloneId>,
+    },
     Edge(u32),
+    /// A part of a replacement's code that lies apart from the block it is in.
+    Apart {
+        replacement: Replacement,
+        part: usize,
+        of: Out,
+    },
+}
+
+/// What an output fragment is part of.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct PartOf {
+    func: Func,
+    unwind_class: u32,
+    clone: Option<CloneId>,
+}
+
+fn deeper(edits: &EditPlan, clone: Option<CloneId>) -> u8 {
+    clone.map_or(0, |clone| edits.clones[clone].deeper)
 }
 
 /// Which output block carries what: ids are given out here, before any target is resolved.
@@ -206,6 +242,13 @@ struct Skeleton {
     placed: SecondaryMap<Block, Option<Out>>,
     in_clones: FxHashMap<(CloneId, Block), Out>,
     edge_blocks: FxHashMap<u32, Out>,
+    /// As in `OutProgram`.
+    apart: FxHashMap<(Out, u32), Vec<Out>>,
+    /// Parts that lie apart and have no output block yet: those for the end of the fragment, and those that never run.
+    running: Vec<Entry>,
+    pending: BTreeMap<PartOf, Vec<Entry>>,
+    /// The fragments that are added to those of the plan.
+    added: Vec<PartOf>,
 }
 
 impl Skeleton {
@@ -216,11 +259,19 @@ impl Skeleton {
             placed: SecondaryMap::new(program.blocks.len(), None),
             in_clones: FxHashMap::default(),
             edge_blocks: FxHashMap::default(),
+            apart: FxHashMap::default(),
+            running: Vec::new(),
+            pending: BTreeMap::new(),
+            added: Vec::new(),
         };
+        let has_apart = edits.codes.values().any(|code| !code.apart.is_empty());
         for plan in &layout.fragments {
             let start = skeleton.entries.len() as u32;
             let mut out_of_line = Vec::new();
             for planned in &plan.blocks {
+                if has_apart {
+                    skeleton.note_apart(program, edits, planned.block, plan.clone);
+                }
                 skeleton.place(program, planned, plan.clone)?;
                 if edits.edges.is_empty() || plan.clone.is_some() {
                     continue;
@@ -239,7 +290,21 @@ impl Skeleton {
                 }
             }
             out_of_line.into_iter().for_each(|edge| skeleton.push_edge(edge));
+            let running = std::mem::take(&mut skeleton.running);
+            skeleton.push_apart(running);
+            let part = PartOf { func: plan.func, unwind_class: class_of(program, plan.blocks[0].block), clone: plan.clone };
+            if plan.temperature == Temperature::Cold
+                && let Some(parts) = skeleton.pending.remove(&part)
+            {
+                skeleton.push_apart(parts);
+            }
             skeleton.spans.push(start..skeleton.entries.len() as u32);
+        }
+        for (part, entries) in std::mem::take(&mut skeleton.pending) {
+            let start = skeleton.entries.len() as u32;
+            skeleton.push_apart(entries);
+            skeleton.spans.push(start..skeleton.entries.len() as u32);
+            skeleton.added.push(part);
         }
         for &(block, stays) in layout.folded_blocks.pairs() {
             skeleton.placed[block] = skeleton.placed[stays];
@@ -271,6 +336,31 @@ impl Skeleton {
         }
         self.entries.push(Entry::Body { block, align, clone });
         Ok(())
+    }
+
+    /// Notes what lies apart of the code in the block that is placed next.
+    fn note_apart(&mut self, program: &Program, edits: &EditPlan, block: Block, clone: Option<CloneId>) {
+        let of = Out::new(self.entries.len());
+        let part_of = PartOf { func: program.func_of(block), unwind_class: class_of(program, block), clone };
+        for &replacement in edits.replacements_in(clone, block) {
+            let code = &edits.codes[replacement.code];
+            for part in 1..=code.apart.len() {
+                let entry = Entry::Apart { replacement, part, of };
+                if code.runs(part) { self.running.push(entry) } else { self.pending.entry(part_of).or_default().push(entry) }
+            }
+        }
+    }
+
+    fn push_apart(&mut self, parts: Vec<Entry>) {
+        for entry in parts {
+            if let Entry::Apart { replacement, part, of } = entry {
+                // The parts of one edit come in any order.
+                let parts = self.apart.entry((of, replacement.offset)).or_default();
+                parts.resize(parts.len().max(part), of);
+                parts[part - 1] = Out::new(self.entries.len());
+            }
+            self.entries.push(entry);
+        }
     }
 
     fn push_edge(&mut self, edge: u32) {
@@ -336,10 +426,16 @@ impl Linker<'_> {
                 let edits = first_edit..edits.len() as u32;
                 OutBlock { origin: target, copies_body: false, align: 1, edits, terminator }
             }
+            Entry::Apart { replacement: Replacement { block, offset, code, .. }, part, of } => {
+                let len = self.edits.codes[code].part(part).len() as u32;
+                edits.push(Edit { offset, replaced: 0, len, content: Content::Apart { code, part, of } });
+                let edits = first_edit..edits.len() as u32;
+                OutBlock { origin: block, copies_body: false, align: 1, edits, terminator: OutTerminator::None }
+            }
             Entry::Body { block, align, clone } => {
                 edits.extend(self.edits.insertions_of(block).iter().map(|i| insertion(i.offset, i.len, i.snippet)));
                 edits.extend(self.edits.replacements_in(clone, block).iter().map(|r| {
-                    let len = self.edits.codes[r.code].bytes.len() as u32;
+                    let len = self.edits.codes[r.code].part(0).end;
                     Edit { offset: r.offset, replaced: r.len, len, content: Content::Code(r.code) }
                 }));
                 // What is inserted before an instruction that goes stays before what comes in its place.

@@ -19,7 +19,7 @@ use rewriter::transform::{self, schedule};
 
 use super::{Style, print, print_json, profile};
 use crate::args::{Assumption, CloneMode, Optimize, Rewrite, Transform, Transforms};
-use crate::driver::{self, Lifted, Order};
+use crate::driver::{self, Examiner, Lifted, Order};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Draft};
 use crate::report::{self, Report};
@@ -175,14 +175,16 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         folded.limit(fuel);
     }
     let folded = folded;
-    let weights = folded.weights(&lifted.program, &weights);
-    let mut unproven = Unproven::default();
+    // They have told the lifter all; a megabyte for each 40,000.
+    lifted.image.static_relocs = Vec::new();
+    let weights = folded.weights(&lifted.program, weights);
+    let (mut unproven, mut examiner) = (Unproven::default(), Examiner::default());
     let planned = driver::edits(&lifted, &weights, &folded, job.edits, timing);
     let (plan, edits, relinked) = loop {
         let mut edits = planned.clone();
         unproven.leave_out(&lifted.program, &mut edits);
         let mut adjusted = edits.adjusted(&lifted.program, &weights);
-        let mut plan = driver::plan(&lifted, &adjusted, &job.order, &folded, timing);
+        let mut plan = driver::plan(&lifted, &adjusted, &job.order, (&edits, &folded), timing);
         if let Some(fuel) = job.fuel {
             let fuel = fuel - folded.pairs().len() as u64;
             edits.limit(limit(&lifted, &mut plan, fuel));
@@ -191,7 +193,11 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         rewriter::clones::place(&lifted.program, &adjusted, &edits, &mut plan);
         let relinked = driver::rewrite(input, &lifted, &adjusted, &plan, &edits, timing)?;
         if !no_check {
-            let checked = driver::examine(output, &bytes, &relinked.bytes, job.assumptions(), timing)?;
+            let files = (&*bytes, &*relinked.bytes);
+            let mut checked = examiner.examine(output, files, job.assumptions(), true, timing)?;
+            if !checked.is_whole && !Unproven::are_about(&lifted.program, &edits, &relinked, &checked) {
+                checked = examiner.examine(output, files, job.assumptions(), false, timing)?;
+            }
             if unproven.find(&lifted.program, &edits, &relinked, &checked) {
                 continue;
             }
@@ -200,6 +206,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         }
         break (plan, edits, relinked);
     };
+    drop(examiner);
     warnings.extend(unproven.warning());
     warnings.extend(nothing_cloned(&lifted, &weights, job.edits.cloning, &edits));
     let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
@@ -210,7 +217,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         paths => {
             let (judge, _) =
                 timing.phase("attribute the profile", |timing| profile::load(paths, None, input, &lifted, timing))?;
-            Some(folded.weights(&lifted.program, &judge))
+            Some(folded.weights(&lifted.program, judge))
         }
     };
     let measure = judge.as_ref().unwrap_or(&weights);

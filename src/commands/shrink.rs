@@ -290,11 +290,11 @@ fn shrink_code(args: &Shrink, lifted: &mut Lifted<'_>, timing: &mut Timing, warn
     }
     let Lifted { image, program } = &*lifted;
     let mut plan = timing.phase("lay out", |_| match (weights.has_counts(), args.is_on(Technique::Padding)) {
-        (true, _) => layout::compute(program, &weights, &layout_options()),
+        (true, _) => layout::compute(program, &weights, &EditPlan::default(), &layout_options()),
         (false, true) => layout::packed(program),
         (false, false) => layout::original(program),
     });
-    let weights = folded.weights(program, &weights);
+    let weights = folded.weights(program, weights);
     let mut gone = Gone {
         num_dead: dropped.len() as u64,
         dead_bytes: dropped.iter().map(|&func| program.func_size(func)).sum(),

@@ -9,7 +9,6 @@ use lifter::entity::EntityId;
 use rayon::prelude::*;
 
 use super::prepared::Prepared;
-use crate::FlagLiveness;
 use crate::engine::Summaries;
 use crate::liveness::{RegisterLiveness, Saves};
 use crate::procedures::{Procedure, ProcedureData};
@@ -45,7 +44,7 @@ const MAX_ROUNDS: usize = 12;
 impl EntryUses {
     pub fn compute(summaries: &Summaries<'_>) -> Self {
         let Surroundings { image, program, procedures, .. } = &summaries.around;
-        let (registers, flags) = (RegisterLiveness::compute(image, program, Saves::Read), FlagLiveness::compute(image, program));
+        let (registers, flags) = RegisterLiveness::with_flags(image, program, Saves::Read);
         let returned = |data: &ProcedureData| (registers.at_return(data.func).0 as RegisterSet, flags.live_at_return(data.func));
         let returned = procedures.all.values().map(returned).collect();
         let mut uses = EntryUses { of: vec![Uses::default(); procedures.all.len()], returned };

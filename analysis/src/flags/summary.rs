@@ -1,10 +1,9 @@
 //! What one block does to the flags, between its calls.
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits};
+use lifter::Va;
 use lifter::entity::Block;
 use lifter::ir::{Program, StopKind, Terminator};
-use lifter::x86::decode_block;
-use lifter::{Image, Va};
 use smallvec::SmallVec;
 
 use super::FlagSet;
@@ -39,7 +38,7 @@ pub(super) struct Segment {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct BlockSummary {
+pub(crate) struct BlockSummary {
     /// In program order, never empty.
     pub(super) segments: SmallVec<[Segment; 2]>,
 }
@@ -50,17 +49,18 @@ impl BlockSummary {
     }
 }
 
-pub(super) fn summarize(image: &Image<'_>, program: &Program, block: Block) -> BlockSummary {
+/// Of a block's instructions.
+pub(crate) fn summarize(program: &Program, block: Block, instructions: &[Instruction]) -> BlockSummary {
     let data = &program.blocks[block];
     let mut summary = BlockSummary { segments: SmallVec::new() };
     let mut segment = Segment { reads: 0, writes: 0, callee: Callee::None };
     let mut decoded_end = data.start;
-    for instruction in decode_block(image, program, block) {
+    for instruction in instructions {
         decoded_end = Va(instruction.next_ip());
-        let (reads, writes) = effects(&instruction);
+        let (reads, writes) = effects(instruction);
         segment.reads |= reads & !segment.writes;
         segment.writes |= writes;
-        segment.callee = callee_of(program, &instruction);
+        segment.callee = callee_of(program, instruction);
         if segment.callee != Callee::None {
             summary.segments.push(segment);
             segment = Segment { reads: 0, writes: 0, callee: Callee::None };

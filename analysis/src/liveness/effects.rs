@@ -1,7 +1,8 @@
 //! What one instruction reads, and what it surely writes.
 
 use iced_x86::{
-    Code, EncodingKind, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register as Machine,
+    Code, EncodingKind, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess, OpKind,
+    Register as Machine,
 };
 use lifter::Va;
 use lifter::entity::Block;
@@ -44,7 +45,7 @@ pub fn step(program: &Program, instruction: &Instruction, factory: &mut Instruct
         step.writes = [0, 1, 11].into_iter().fold(Registers::NONE, |set, r| set.union(Registers::general(r)));
         return step;
     }
-    for used in factory.info(instruction).used_registers() {
+    for used in factory.info_options(instruction, InstructionInfoOptions::NO_MEMORY_USAGE).used_registers() {
         let register = used.register();
         let (low, all) = locations(register);
         match used.access() {

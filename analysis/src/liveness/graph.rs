@@ -3,7 +3,7 @@
 use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, OpAccess, Register};
 use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{BlockFlags, CodeTarget, Program, StopKind, Terminator};
-use lifter::x86::decode_block;
+use lifter::x86::decode_block_into;
 use lifter::{Image, Va};
 use rayon::prelude::*;
 use smallvec::SmallVec;
@@ -16,7 +16,7 @@ use crate::values::state::is_save;
 
 /// A block between its calls: what stands before each call, the calls, and what is behind the last.
 #[derive(Clone, Debug)]
-struct Pieces {
+pub(super) struct Pieces {
     calls: SmallVec<[(Passage, Callee); 2]>,
     rest: Passage,
 }
@@ -25,6 +25,8 @@ pub(super) struct Solver<'p> {
     program: &'p Program,
     pieces: Vec<Pieces>,
     pads: Vec<SmallVec<[Block; 1]>>,
+    /// By block, where its terminator leads.
+    successors: Dependents,
     passages: Vec<Passage>,
     calls: Vec<Passage>,
     /// By block: registers that a call of it hands back as it got them.
@@ -34,9 +36,8 @@ pub(super) struct Solver<'p> {
 }
 
 impl<'p> Solver<'p> {
-    pub(super) fn new(image: &Image<'_>, program: &'p Program, saves: Saves<'_>) -> Self {
+    pub(super) fn new(program: &'p Program, pieces: Vec<Pieces>, saves: Saves<'_>) -> Self {
         let blocks: Vec<Block> = program.blocks.keys().collect();
-        let pieces: Vec<Pieces> = blocks.par_iter().with_min_len(64).map(|&block| pieces(image, program, block, saves)).collect();
         let mut handed_back = vec![Registers::NONE; blocks.len()];
         if let Saves::Passed(procedures, summaries) = saves {
             for (procedure, data) in procedures.all.iter() {
@@ -50,7 +51,8 @@ impl<'p> Solver<'p> {
             }
         }
         let pads: Vec<SmallVec<[Block; 1]>> = blocks.iter().map(|&block| landing_pads(program, block)).collect();
-        let dependents = dependents(program, &pieces, &pads);
+        let successors = Dependents::listed(blocks.iter().map(|&block| successors(program, block)));
+        let dependents = dependents(program, &pieces, &pads, &successors);
         let by_unseen: Vec<Registers> = program.funcs.keys().map(|func| needed_by_unseen(program, func)).collect();
         // What is not understood may call anything; what compilers make is understood, so it keeps to the psABI.
         let has_unseen = by_unseen.contains(&Registers::ALL);
@@ -63,29 +65,47 @@ impl<'p> Solver<'p> {
             calls: vec![Passage::NONE; blocks.len()],
             pieces,
             pads,
+            successors,
             handed_back,
             dependents,
         }
     }
 
-    pub(super) fn run_up(&mut self) {
-        // The last block comes off the stack first: most edges lead forward.
-        let mut worklist: Vec<Block> = self.program.blocks.keys().collect();
-        let mut is_queued = vec![true; worklist.len()];
-        while let Some(block) = worklist.pop() {
-            is_queued[block.index()] = false;
-            let grown = self.passage(block).union(self.passages[block.index()]);
-            if grown == self.passages[block.index()] {
-                continue;
-            }
-            self.passages[block.index()] = grown;
-            let handed_back = self.handed_back[block.index()];
-            self.calls[block.index()] = Passage { passes: grown.passes.union(handed_back), ..grown };
-            for &dependent in self.dependents.of(block) {
-                if !std::mem::replace(&mut is_queued[dependent.index()], true) {
-                    worklist.push(dependent);
+    pub(super) fn solve(mut self) -> RegisterLiveness {
+        self.run_up();
+        self.run_down();
+        self.finish()
+    }
+
+    /// Sweeps over the blocks that have to be looked at, the last first: most edges lead forward.
+    fn run_up(&mut self) {
+        let count = self.program.blocks.len();
+        let mut waiting: Vec<u64> = vec![u64::MAX; count.div_ceil(64)];
+        if let Some(last) = waiting.last_mut().filter(|_| !count.is_multiple_of(64)) {
+            *last = (1 << (count % 64)) - 1;
+        }
+        let mut is_changing = true;
+        while std::mem::take(&mut is_changing) {
+            for word in (0..waiting.len()).rev() {
+                while let Some(bit) = waiting[word].checked_ilog2() {
+                    waiting[word] &= !(1 << bit);
+                    is_changing = true;
+                    self.look_again(Block::new(word * 64 + bit as usize), &mut waiting);
                 }
             }
+        }
+    }
+
+    fn look_again(&mut self, block: Block, waiting: &mut [u64]) {
+        let grown = self.passage(block).union(self.passages[block.index()]);
+        if grown == self.passages[block.index()] {
+            return;
+        }
+        self.passages[block.index()] = grown;
+        let handed_back = self.handed_back[block.index()];
+        self.calls[block.index()] = Passage { passes: grown.passes.union(handed_back), ..grown };
+        for dependent in self.dependents.of(block) {
+            waiting[dependent.index() / 64] |= 1 << (dependent.index() % 64);
         }
     }
 
@@ -93,22 +113,40 @@ impl<'p> Solver<'p> {
     fn passage(&self, block: Block) -> Passage {
         let pads = self.pads[block.index()].iter().fold(Passage::NONE, |all, pad| all.union(self.passages[pad.index()]));
         let pieces = &self.pieces[block.index()];
-        let mut passage = way_out(self.program, block, &self.passages, &self.calls).union(pads);
+        let mut passage = self.way_out(block).union(pads);
         passage = pieces.rest.before(passage).union(pads);
         for &(before, callee) in pieces.calls.iter().rev() {
-            passage = before.before(passage_of_callee(self.program, callee, &self.calls).before(passage).union(pads)).union(pads);
+            passage = before.before(passage_of_callee(callee, &self.calls).before(passage).union(pads)).union(pads);
         }
         passage
     }
 
-    pub(super) fn run_down(&mut self) {
+    fn way_out(&self, block: Block) -> Passage {
+        way_out_to(self.program, block, self.successors.of(block), &self.passages, &self.calls)
+    }
+
+    fn run_down(&mut self) {
         let program = self.program;
-        let mut is_called = vec![false; program.funcs.len()];
-        for block in program.blocks.keys() {
-            for (callee, _) in self.ways_in(block) {
-                is_called[program.func_of(callee).index()] = true;
+        // What is up is settled by now, so what comes behind a call does not change any more.
+        let mut starts = vec![0usize];
+        let mut ways: Vec<(Func, Passage)> = Vec::new();
+        for data in program.funcs.values() {
+            data.blocks.iter().for_each(|block| self.add_ways_in(block, &mut ways));
+            let first = starts.last().copied().unwrap_or(0);
+            ways[first..].sort_unstable_by_key(|&(into, Passage { reads, passes })| (into, reads.0, passes.0));
+            let mut last = None;
+            let mut kept = first;
+            for index in first..ways.len() {
+                if last.replace(ways[index]) != Some(ways[index]) {
+                    ways[kept] = ways[index];
+                    kept += 1;
+                }
             }
+            ways.truncate(kept);
+            starts.push(kept);
         }
+        let mut is_called = vec![false; program.funcs.len()];
+        ways.iter().for_each(|(into, _)| is_called[into.index()] = true);
         for func in program.funcs.keys().filter(|f| !is_called[f.index()]) {
             self.at_return[func.index()] = self.at_return[func.index()].union(Registers::RETURNED);
         }
@@ -117,42 +155,40 @@ impl<'p> Solver<'p> {
         while let Some(func) = worklist.pop() {
             is_queued[func.index()] = false;
             let at_return = self.at_return[func.index()];
-            for block in program.funcs[func].blocks.iter() {
-                for (callee, behind) in self.ways_in(block) {
-                    let into = program.func_of(callee).index();
-                    let grown = self.at_return[into].union(behind.apply(at_return));
-                    if grown != self.at_return[into] {
-                        self.at_return[into] = grown;
-                        if !std::mem::replace(&mut is_queued[into], true) {
-                            worklist.push(program.func_of(callee));
-                        }
+            for &(into, behind) in &ways[starts[func.index()]..starts[func.index() + 1]] {
+                let grown = self.at_return[into.index()].union(behind.apply(at_return));
+                if grown != self.at_return[into.index()] {
+                    self.at_return[into.index()] = grown;
+                    if !std::mem::replace(&mut is_queued[into.index()], true) {
+                        worklist.push(into);
                     }
                 }
             }
         }
     }
 
-    /// The blocks that a block calls, or goes to in other functions, each with what comes behind its return.
-    fn ways_in(&self, block: Block) -> Vec<(Block, Passage)> {
+    /// The functions that a block calls, or goes to, each with what comes behind its return.
+    fn add_ways_in(&self, block: Block, ways: &mut Vec<(Func, Passage)>) {
         let program = self.program;
-        let pads = self.pads[block.index()].iter().fold(Passage::NONE, |all, pad| all.union(self.passages[pad.index()]));
-        let pieces = &self.pieces[block.index()];
-        let mut list = Vec::new();
         let own = program.func_of(block);
-        let others = successors(program, block).into_iter().filter(|&target| program.func_of(target) != own);
-        list.extend(others.map(|target| (target, Passage::IDENTITY)));
-        let mut passage = way_out(program, block, &self.passages, &self.calls).union(pads);
+        let others = self.successors.of(block).iter().map(|&target| program.func_of(target)).filter(|&func| func != own);
+        ways.extend(others.map(|func| (func, Passage::IDENTITY)));
+        let pieces = &self.pieces[block.index()];
+        if pieces.calls.is_empty() {
+            return;
+        }
+        let pads = self.pads[block.index()].iter().fold(Passage::NONE, |all, pad| all.union(self.passages[pad.index()]));
+        let mut passage = self.way_out(block).union(pads);
         passage = pieces.rest.before(passage).union(pads);
         for &(before, callee) in pieces.calls.iter().rev() {
             if let Callee::Entry(entry) = callee {
-                list.push((entry, passage));
+                ways.push((program.func_of(entry), passage));
             }
-            passage = before.before(passage_of_callee(program, callee, &self.calls).before(passage).union(pads)).union(pads);
+            passage = before.before(passage_of_callee(callee, &self.calls).before(passage).union(pads)).union(pads);
         }
-        list
     }
 
-    pub(super) fn finish(self) -> RegisterLiveness {
+    fn finish(self) -> RegisterLiveness {
         let at_pads = self.program.blocks.keys().map(|block| {
             let at_return = self.at_return[self.program.func_of(block).index()];
             let pads = self.pads[block.index()].iter();
@@ -163,12 +199,12 @@ impl<'p> Solver<'p> {
 }
 
 /// What an instruction does to liveness, its call included.
-pub(super) fn passage_of(program: &Program, step: &Step, calls: &[Passage]) -> Passage {
+pub(super) fn passage_of(step: &Step, calls: &[Passage]) -> Passage {
     let own = Passage { reads: step.reads, passes: Registers::ALL.without(step.writes) };
-    own.before(passage_of_callee(program, step.callee, calls))
+    own.before(passage_of_callee(step.callee, calls))
 }
 
-fn passage_of_callee(_: &Program, callee: Callee, calls: &[Passage]) -> Passage {
+fn passage_of_callee(callee: Callee, calls: &[Passage]) -> Passage {
     match callee {
         Callee::None => Passage::IDENTITY,
         Callee::Entry(entry) => calls[entry.index()],
@@ -181,6 +217,10 @@ fn passage_of_callee(_: &Program, callee: Callee, calls: &[Passage]) -> Passage 
 
 /// From the returns of a block's activation to the block's end.
 pub(super) fn way_out(program: &Program, block: Block, passages: &[Passage], calls: &[Passage]) -> Passage {
+    way_out_to(program, block, &successors(program, block), passages, calls)
+}
+
+fn way_out_to(program: &Program, block: Block, successors: &[Block], passages: &[Passage], calls: &[Passage]) -> Passage {
     let func = program.func_of(block);
     let data = &program.blocks[block];
     let mut all = match data.terminator {
@@ -197,7 +237,7 @@ pub(super) fn way_out(program: &Program, block: Block, passages: &[Passage], cal
         }
         _ => Passage::NONE,
     };
-    for target in successors(program, block) {
+    for &target in successors {
         let way = if program.func_of(target) == func { passages[target.index()] } else { calls[target.index()] };
         all = all.union(way);
     }
@@ -206,21 +246,41 @@ pub(super) fn way_out(program: &Program, block: Block, passages: &[Passage], cal
 
 fn successors(program: &Program, block: Block) -> SmallVec<[Block; 4]> {
     let mut list: SmallVec<[Block; 4]> = program.block_edges(block).iter().map(|edge| edge.target).collect();
-    list.extend(crate::procedures::targets(&program.blocks[block].terminator, program));
+    crate::procedures::each_target(&program.blocks[block].terminator, program, |target| list.push(target));
     list.sort_unstable();
     list.dedup();
     list
 }
 
-fn pieces(image: &Image<'_>, program: &Program, block: Block, saves: Saves<'_>) -> Pieces {
+/// The pieces of all blocks, and what else is asked of their instructions.
+pub(super) fn all_pieces<T: Send>(
+    image: &Image<'_>,
+    program: &Program,
+    saves: Saves<'_>,
+    other: impl Fn(Block, &[Instruction]) -> T + Sync,
+) -> (Vec<Pieces>, Vec<T>) {
+    let blocks: Vec<Block> = program.blocks.keys().collect();
+    let scratch = || (InstructionInfoFactory::new(), Vec::new());
+    let of_block = |(factory, instructions): &mut (InstructionInfoFactory, Vec<Instruction>), &block: &Block| {
+        decode_block_into(image, program, block, instructions);
+        (pieces(program, block, saves, instructions, factory), other(block, instructions))
+    };
+    blocks.par_iter().with_min_len(64).map_init(scratch, of_block).unzip()
+}
+
+fn pieces(
+    program: &Program,
+    block: Block,
+    saves: Saves<'_>,
+    instructions: &[Instruction],
+    factory: &mut InstructionInfoFactory,
+) -> Pieces {
     let data = &program.blocks[block];
-    let mut factory = InstructionInfoFactory::new();
     let mut pieces = Pieces { calls: SmallVec::new(), rest: Passage::IDENTITY };
     let mut end = data.start;
-    let instructions = decode_block(image, program, block);
-    for instruction in &instructions {
+    for instruction in instructions {
         end = Va(instruction.next_ip());
-        let mut step = step(program, instruction, &mut factory);
+        let mut step = step(program, instruction, factory);
         if let (Saves::Passed(..), Some(register)) = (saves, step.pushes)
             && CALLEE_SAVED >> register & 1 != 0
         {
@@ -233,7 +293,7 @@ fn pieces(image: &Image<'_>, program: &Program, block: Block, saves: Saves<'_>) 
         }
     }
     let is_unknown = end != data.end() || data.terminator == Terminator::Stop(StopKind::Unknown);
-    if is_unknown || data.terminator == Terminator::Stop(StopKind::Return) && !returns_to_caller(&instructions, &mut factory) {
+    if is_unknown || data.terminator == Terminator::Stop(StopKind::Return) && !returns_to_caller(instructions, factory) {
         pieces.rest = pieces.rest.before(Passage::ANYTHING);
     }
     pieces
@@ -302,10 +362,10 @@ fn landing_pads(program: &Program, block: Block) -> SmallVec<[Block; 1]> {
 }
 
 /// Who asks for what each block makes.
-fn dependents(program: &Program, pieces: &[Pieces], pads: &[SmallVec<[Block; 1]>]) -> Dependents {
+fn dependents(program: &Program, pieces: &[Pieces], pads: &[SmallVec<[Block; 1]>], successors: &Dependents) -> Dependents {
     let mut pairs: Vec<(Block, Block)> = Vec::with_capacity(program.edges.len() * 2);
     for block in program.blocks.keys() {
-        pairs.extend(successors(program, block).into_iter().map(|target| (target, block)));
+        pairs.extend(successors.of(block).iter().map(|&target| (target, block)));
         pairs.extend(pads[block.index()].iter().map(|&pad| (pad, block)));
         for &(_, callee) in &pieces[block.index()].calls {
             if let Callee::Entry(entry) = callee {
@@ -313,5 +373,5 @@ fn dependents(program: &Program, pieces: &[Pieces], pads: &[SmallVec<[Block; 1]>
             }
         }
     }
-    Dependents::from_pairs(program.blocks.len(), pairs)
+    Dependents::from_pairs(program.blocks.len(), &pairs)
 }

@@ -83,8 +83,9 @@ impl Place {
     }
 }
 
+/// What was found out so far; it is about the input alone.
 #[derive(Default)]
-pub(super) struct Liveness {
+pub(crate) struct Liveness {
     bodies: Option<Rc<Bodies>>,
     /// By body and register, whether nobody reads it after a return.
     answers: FxHashMap<(u32, u8), bool>,
@@ -92,6 +93,8 @@ pub(super) struct Liveness {
     called: FxHashMap<(u64, u8), bool>,
     /// By register, what is known of code from which on nobody reads it.
     free: FxHashMap<u8, Free>,
+    /// Whether functions may begin with calls that keep all registers.
+    is_profiled: Option<bool>,
 }
 
 /// Code from which on nobody reads a register.
@@ -180,7 +183,7 @@ impl Prover {
     }
 
     fn is_read_nowhere(&mut self, walk: &Walk<'_, '_>, register: u8, mut question: Question) -> bool {
-        if is_profiled(walk) {
+        if *self.liveness.is_profiled.get_or_insert_with(|| is_profiled(walk)) {
             return false;
         }
         let mut free = self.liveness.free.remove(&register).unwrap_or_default();

@@ -16,8 +16,12 @@ impl Subject {
     }
 
     fn with<T>(&self, look: impl FnOnce(&Side<'_>) -> T) -> T {
+        self.with_known(|known| look(&known.side))
+    }
+
+    fn with_known<T>(&self, look: impl FnOnce(&Known<'_>) -> T) -> T {
         let image = Image::parse(&self.file).unwrap();
-        look(&Side::new(image, &mut Rows::default()).unwrap())
+        look(&Known::of(Side::new(image, &mut Rows::default(), &Arc::new(Memo::new())).unwrap()))
     }
 
     fn offset(&self, address: u64) -> usize {
@@ -127,8 +131,9 @@ fn a_byte_of_read_only_data_is_seen() {
 fn a_jump_table_entry_that_leads_elsewhere_is_seen() {
     let Some(subject) = Subject::new("/usr/bin/gzip") else { return };
     // Of the largest table, entries that differ change places.
-    let (place, first, second) = subject.with(|side| {
-        let mut walk = Walk::new(side, side);
+    let (place, first, second) = subject.with_known(|known| {
+        let side = &known.side;
+        let mut walk = Walk::new(known, side);
         data::seed(&mut walk);
         walk.settle();
         let words: Vec<u64> = walk.explained.iter().filter(|&&(_, size)| size == 4).map(|&(place, _)| place).collect();

@@ -11,7 +11,7 @@ use rustc_hash::FxHashSet;
 use super::relation::Recorded;
 use super::{Canonical, Pair, Walk};
 use crate::decode::{Inst, Kind};
-use crate::prove::{Effect, Proof, Prover};
+use crate::prove::{Effect, Liveness, Proof, Prover};
 use crate::report::{Stats, Violation, ViolationKind};
 
 #[derive(Default)]
@@ -32,6 +32,17 @@ struct Marks {
     displaced: usize,
     violations: usize,
     stats: Stats,
+}
+
+impl Proofs {
+    /// Proofs that begin with what earlier ones have found out about the input.
+    pub(super) fn with(liveness: Liveness) -> Self {
+        Self { prover: Some(Box::new(Prover::with(liveness))), ..Self::default() }
+    }
+
+    pub(super) fn into_liveness(self) -> Liveness {
+        self.prover.map(|prover| prover.into_liveness()).unwrap_or_default()
+    }
 }
 
 impl Walk<'_, '_> {
@@ -88,7 +99,7 @@ impl Walk<'_, '_> {
         if !is_plain(a) && !is_plain(b) {
             return Ok(None);
         }
-        let mut prover = self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::new()));
+        let mut prover = self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::with(Liveness::default())));
         let outcome = prover.meet_again(self, (i, o), within);
         self.proofs.prover = Some(prover);
         let Ok(local) = outcome else { return Ok(None) };
@@ -124,7 +135,7 @@ impl Walk<'_, '_> {
         if self.proofs.settled.contains(&(input, output)) {
             return true;
         }
-        let mut prover = self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::new()));
+        let mut prover = self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::with(Liveness::default())));
         let outcome = prover.prove(self, input, output);
         self.proofs.prover = Some(prover);
         match outcome {

@@ -3,7 +3,9 @@
 //! **Terminates**: [`Walk::settle`] ends because each pair relates something new or stops; a guess is walked from once a round and leaves
 //! nothing behind if it is wrong.
 
+use super::proofs::Proofs;
 use super::{Canonical, Displaced, Finished, Pair, Reach, Unmoved, Walk};
+use crate::prove::Liveness;
 use crate::report::ViolationKind;
 use crate::tables::{self, Doubtful};
 
@@ -32,6 +34,15 @@ impl Walk<'_, '_> {
                 self.settle();
             }
         }
+    }
+
+    /// Uses what was found out about the input's registers before.
+    pub(crate) fn begin_with(&mut self, liveness: Liveness) {
+        self.proofs = Proofs::with(liveness);
+    }
+
+    pub(crate) fn into_liveness(self) -> Liveness {
+        self.proofs.into_liveness()
     }
 
     /// Notes a guess for later.
@@ -150,7 +161,12 @@ impl Walk<'_, '_> {
         }
         self.explained.sort_unstable();
         self.explained.dedup();
-        Finished { violations: self.violations, stats: self.stats, explained: self.explained }
+        Finished {
+            violations: self.violations,
+            stats: self.stats,
+            explained: self.explained,
+            liveness: self.proofs.into_liveness(),
+        }
     }
 
     fn judge_unmoved(&mut self, address: u64, origin: u64) {

@@ -2,10 +2,11 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::decode::{Code, Decoder, Inst, Kind};
+use crate::decode::{Code, Decoder, Inst, Kind, Memo};
 use crate::error::FileError;
 use crate::image::Image;
 use crate::unwind::{CallSites, Rows, Unwind};
@@ -20,8 +21,8 @@ pub(crate) struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    pub(crate) fn new(image: Image<'a>, rows: &mut Rows) -> Result<Self, FileError> {
-        let code = Code::new(&image.code);
+    pub(crate) fn new(image: Image<'a>, rows: &mut Rows, memo: &Arc<Memo>) -> Result<Self, FileError> {
+        let code = Code::new(&image.code, memo.clone());
         let unwind = Unwind::parse(&image, rows)?;
         let ranges: Vec<(u64, u64)> = unwind.fdes.iter().map(|fde| (fde.start, fde.end)).collect();
         code.predecode(&ranges);

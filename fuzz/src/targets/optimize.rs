@@ -149,7 +149,7 @@ fn rewrite(image: &Image<'_>, program: &Program, job: Job) -> rewriter::error::R
 
 /// The plan of `relift optimize` with a profile.
 pub(super) fn by_weights(program: &Program, weights: &Weights) -> LayoutPlan {
-    layout::compute(program, weights, &LayoutOptions::default())
+    layout::compute(program, weights, &EditPlan::default(), &LayoutOptions::default())
 }
 
 pub(super) fn apply(

@@ -16,6 +16,9 @@ pub(crate) type RegisterMask = u16;
 /// `rax`, `rcx`, `rdx`, `rsi`, `rdi`, `r8` to `r11`: gone after a call.
 pub(crate) const CALLER_SAVED: RegisterMask = 0x0fc7;
 
+/// Fewer predecessors are no hub.
+const HUB_MIN: usize = 16;
+
 /// The number of a general register of any width, `rsp` 4.
 pub(crate) fn general(register: Register) -> Option<u8> {
     register.is_gpr().then(|| register.full_register().number() as u8)
@@ -26,7 +29,10 @@ pub(crate) struct BodyBlock {
     /// Indices into `Body::instructions`.
     pub(crate) first: u32,
     pub(crate) end: u32,
+    /// Ascending.
     pub(crate) preds: SmallVec<[u32; 4]>,
+    /// Those that are not in `Body::hub`, where all of the hub are predecessors.
+    pub(crate) preds_beyond_hub: Option<Box<[u32]>>,
     succs: SmallVec<[u32; 2]>,
     pub(crate) named_by: NamedBy,
     /// The registers that some instruction writes.
@@ -127,6 +133,7 @@ impl Body {
             first,
             end,
             preds: SmallVec::new(),
+            preds_beyond_hub: None,
             succs: SmallVec::new(),
             named_by: names.at(Va(self.instructions[first as usize].ip())),
             writes,
@@ -177,6 +184,21 @@ impl Body {
                 self.blocks[pred as usize].succs.push(target as u32);
                 self.blocks[target].preds.push(pred);
             }
+        }
+        self.find_hub();
+    }
+
+    /// In an interpreter hundreds of jumps lead to the same hundreds of blocks. The predecessors that most of these share are the *hub*: a search that has been at all of
+    /// them for one block need not look at each again for the next.
+    fn find_hub(&mut self) {
+        let mut lists: Vec<&[u32]> = self.blocks.iter().map(|block| &block.preds[..]).filter(|p| p.len() >= HUB_MIN).collect();
+        lists.sort_unstable();
+        let most = lists.chunk_by(|a, b| a == b).max_by_key(|equal| equal.len()).filter(|equal| equal.len() > 1);
+        let hub = most.map(|equal| equal[0].to_vec()).unwrap_or_default();
+        for block in &mut self.blocks {
+            let is_member = !hub.is_empty() && hub.iter().all(|pred| block.preds.binary_search(pred).is_ok());
+            let beyond = || block.preds.iter().copied().filter(|pred| hub.binary_search(pred).is_err()).collect();
+            block.preds_beyond_hub = is_member.then(beyond);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Cuts a cluster into blocks, with addresses still in place of ids.
 //!
-//! **Method.** Each unit is decoded once more, front to back. A block ends before every leader (an address that anything names) and
+//! **Method.** Each unit is decoded once more. A block ends before every leader (an address that anything names) and
 //! after every instruction that ends the flow. No-ops between a block and an aligned leader, or behind an instruction that never
 //! falls through, are padding and belong to no block; a no-op that something names is never padding.
 
@@ -84,14 +84,25 @@ pub(crate) struct Builder<'i> {
     pub(crate) has_labels: bool,
 }
 
+/// A unit of so many bytes is decoded once, and its instructions are kept while it is cut.
+const KEPT_BYTES_MAX: usize = 1 << 18;
+
+fn each_instruction(bytes: &[u8], start: Va, mut visit: impl FnMut(Instruction, ConstantOffsets)) {
+    let mut decoder = Decoder::with_ip(64, bytes, start.0, DecoderOptions::NONE);
+    while decoder.can_decode() {
+        let instruction = decoder.decode();
+        visit(instruction, decoder.get_constant_offsets(&instruction));
+    }
+}
+
 impl Builder<'_> {
     pub(crate) fn build(&self, members: &[Unit]) -> Draft {
-        let mut draft = Draft::default();
+        let (mut draft, mut decoded) = (Draft::default(), Vec::new());
         for &unit in members {
             if self.surveys[unit.index()].is_opaque() {
                 self.push_opaque(unit, &mut draft);
             } else {
-                self.cut_unit(unit, &mut draft);
+                self.cut_unit(unit, &mut decoded, &mut draft);
             }
         }
         draft.content_hash = self.hash(&draft);
@@ -113,50 +124,45 @@ impl Builder<'_> {
         });
     }
 
-    fn cut_unit(&self, unit: Unit, draft: &mut Draft) {
+    /// `decoded` is room for the unit's instructions.
+    fn cut_unit(&self, unit: Unit, decoded: &mut Vec<(Instruction, ConstantOffsets)>, draft: &mut Draft) {
         let data = &self.units[unit];
         let bytes = self.image.read(data.start, data.len()).unwrap_or(&[]);
-        let leaders = self.leaders(data, bytes);
-        let relocs = if self.use_static_relocs { self.image.static_relocs_in(data.start, data.end) } else { &[] };
-        let mut cutter =
-            Cutter { builder: self, unit, data, relocs, open: None, trailing_nops: (0, 0), ends_in_breakpoint: false, draft };
-        let mut next_leader = 0;
-        let mut decoder = Decoder::with_ip(64, bytes, data.start.0, DecoderOptions::NONE);
-        let mut instruction = Instruction::default();
-        while decoder.can_decode() {
-            decoder.decode_out(&mut instruction);
-            let at = Va(instruction.ip());
-            while next_leader < leaders.len() && leaders[next_leader] < at {
-                next_leader += 1;
-            }
-            if leaders.get(next_leader) == Some(&at) {
-                cutter.close_before(at);
-                cutter.open(at);
-            }
-            let offsets = decoder.get_constant_offsets(&instruction);
-            cutter.push(&instruction, &offsets);
-        }
-        cutter.close_at_end();
-    }
-
-    /// The addresses of a unit where a block must begin.
-    fn leaders(&self, data: &UnitData, bytes: &[u8]) -> Vec<Va> {
-        let mut leaders: Vec<Va> = self.names.within(data.start, data.end).iter().map(|n| n.0).collect();
-        leaders.push(data.start);
-        let mut instruction = Instruction::default();
-        let mut decoder = Decoder::with_ip(64, bytes, data.start.0, DecoderOptions::NONE);
-        while decoder.can_decode() {
-            decoder.decode_out(&mut instruction);
+        let is_kept = data.len() <= KEPT_BYTES_MAX;
+        decoded.clear();
+        let mut leaders = vec![data.start];
+        leaders.extend(self.names.within(data.start, data.end).iter().map(|n| n.0));
+        each_instruction(bytes, data.start, |instruction, offsets| {
             if let Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) = flow_of(&instruction)
                 && data.start <= target
                 && target < data.end
             {
                 leaders.push(target);
             }
-        }
+            if is_kept {
+                decoded.push((instruction, offsets));
+            }
+        });
         leaders.sort_unstable();
         leaders.dedup();
-        leaders
+        let relocs = if self.use_static_relocs { self.image.static_relocs_in(data.start, data.end) } else { &[] };
+        let mut cutter =
+            Cutter { builder: self, unit, data, relocs, open: None, trailing_nops: (0, 0), ends_in_breakpoint: false, draft };
+        let mut leaders = leaders.into_iter().peekable();
+        let mut push = |instruction: Instruction, offsets: ConstantOffsets| {
+            let at = Va(instruction.ip());
+            while leaders.next_if(|&leader| leader < at).is_some() {}
+            if leaders.next_if_eq(&at).is_some() {
+                cutter.close_before(at);
+                cutter.open(at);
+            }
+            cutter.push(&instruction, &offsets);
+        };
+        match is_kept {
+            true => decoded.iter().for_each(|&(instruction, offsets)| push(instruction, offsets)),
+            false => each_instruction(bytes, data.start, push),
+        }
+        cutter.close_at_end();
     }
 
     fn stop_kind(&self, instruction: &Instruction) -> DraftEnd {

@@ -70,7 +70,7 @@ fn rotating_a_loop_saves_a_taken_branch_per_round() {
     assert_eq!((before.unconditional_branches, before.taken_branches), (100, 101));
     assert_eq!((before.forward_branches, before.taken_forward_branches, before.backward_branches), (101, 1, 0));
 
-    let plan = layout::compute(&program, &weights, &LayoutOptions::default());
+    let plan = layout::compute(&program, &weights, &EditPlan::default(), &LayoutOptions::default());
     let rotated = after(&image, &program, &weights, &plan);
     // The jump into the loop is new, the one per round is gone, and the branch at the end of each round is taken.
     assert_eq!((rotated.unconditional_branches, rotated.taken_conditional_branches), (1, 100));
@@ -124,7 +124,7 @@ proptest! {
         let text = text_of(&program);
         let image = image_of(&text);
         let before = compute(&image, &program, &weights, Order::Input);
-        let optimized = layout::compute(&program, &weights, &LayoutOptions::default());
+        let optimized = layout::compute(&program, &weights, &EditPlan::default(), &LayoutOptions::default());
         let shuffled = layout::shuffle(&program, seed);
         for plan in [&optimized, &shuffled] {
             let stats = after(&image, &program, &weights, plan);

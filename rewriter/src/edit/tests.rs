@@ -130,6 +130,40 @@ fn a_copy_of_a_block_has_its_edits() {
 }
 
 #[test]
+fn what_lies_apart_is_led_to_and_leads_back_from_each_place_of_its_code() {
+    let (program, bytes) = program();
+    let mut edits = EditPlan::default();
+    // `nop; jne apart`, and apart `nop; nop; jmp back`.
+    let bytes_of_code = vec![NOP, 0x0f, 0x85, 0, 0, 0, 0, NOP, NOP, 0xe9, 0, 0, 0, 0];
+    let crossings = vec![(3, 7), (10, NewCode::END)];
+    let runs = NewCode { bytes: bytes_of_code, apart: vec![7], crossings, ..NewCode::default() };
+    let never_runs = NewCode { shares: vec![(7, 0)], ..runs.clone() };
+    replace(&mut edits, 0, (0, 5), never_runs);
+    replace(&mut edits, 0, (6, 1), runs);
+    let plan = layout::original(&program);
+    let out = materialize(&program, &Weights::default(), &plan, &edits).unwrap();
+    let codes = encode(&image_of(&bytes), &program, &out).unwrap();
+    let added = out.fragments.last().unwrap();
+    assert_eq!((out.fragments.len(), added.temperature), (plan.fragments.len() + 1, crate::plan::Temperature::Cold));
+    let last = |fragment| out.fragment_blocks(fragment).last().unwrap().0;
+    let (first, second) = (last(added), last(&out.fragments[0]));
+    let within = |code: &FragmentCode| -> Vec<(u32, FixupTarget)> {
+        let is_within = |f: &&crate::encode::Fixup| matches!(f.target, FixupTarget::Within(..));
+        code.fixups.iter().filter(is_within).map(|fixup| (fixup.offset, fixup.target)).collect()
+    };
+    // Each comes back behind its own place: 7 bytes from the block's start, and 8 bytes and 7 from there.
+    let block = out.placed[Block::new(0)].unwrap();
+    let part = codes[0].offsets.last().unwrap();
+    assert_eq!(
+        within(&codes[0]),
+        [(3, FixupTarget::Within(first, 0)), (11, FixupTarget::Within(second, 0)), (part + 3, FixupTarget::Within(block, 15))]
+    );
+    let apart = codes.last().unwrap();
+    assert_eq!(within(apart), [(3, FixupTarget::Within(block, 7))]);
+    assert!(apart.runs.iter().all(|run| run.is_new && run.old_len == 0));
+}
+
+#[test]
 fn edits_that_cannot_be_are_refused() {
     let (program, _) = program();
     let refused = |replacements: &[(usize, (u32, u32))]| {

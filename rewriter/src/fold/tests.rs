@@ -88,7 +88,7 @@ fn what_stays_weighs_as_much_as_all_that_it_stands_for() {
         entered: vec![(Func::new(2), 10), (Func::new(3), 20)],
         ..Weights::default()
     };
-    let merged = folding.weights(&program, &weights);
+    let merged = folding.weights(&program, weights.clone());
     assert_eq!(merged.blocks, [8, 8, 0, 0, 0, 0, 1]);
     assert_eq!(merged.edges, [8, 0]);
     assert_eq!(merged.entered, [(Func::new(2), 30)]);
@@ -101,9 +101,9 @@ fn a_layout_has_no_folded_function_and_loses_no_other() {
         let end = program.blocks.values().map(|data| data.end()).max().unwrap_or_default();
         let text = vec![0x90; (end.0 - TEXT_START) as usize];
         let folded = Folding::find(&image_of(&text), &program);
-        let weights = folded.weights(&program, &walk(&program, 100, seed));
+        let weights = folded.weights(&program, walk(&program, 100, seed));
         let options = LayoutOptions { folded: folded.clone(), ..LayoutOptions::default() };
-        let plan = layout::compute(&program, &weights, &options);
+        let plan = layout::compute(&program, &weights, &crate::edit::EditPlan::default(), &options);
         for (func, data) in program.funcs.iter().filter(|(_, data)| data.is_movable()) {
             let is_there = plan.fragments.iter().any(|fragment| fragment.func == func);
             assert_eq!(is_there, folded.representative(func) == func && !data.blocks.is_empty(), "{func} of seed {seed}");

@@ -47,7 +47,7 @@ pub(super) fn apply(
     per_mille_max: u64,
     fragments: &mut [FragmentPlan],
 ) {
-    let mut budget = Budget::per_mille(program, per_mille_max);
+    let mut budget = Budget::per_mille(program, weights, per_mille_max);
     let mut candidates = Vec::new();
     for (index, fragment) in fragments.iter().enumerate() {
         for position in 0..fragment.blocks.len() {
@@ -56,7 +56,7 @@ pub(super) fn apply(
     }
     // Most executions saved per byte first; equal ones in output order.
     candidates.sort_by_key(|c| (by_savings(c.saved, c.bytes), c.fragment, c.position));
-    candidates.retain(|c| budget.take(c.bytes));
+    candidates.retain(|c| budget.take(c.bytes, c.saved));
     insert(fragments, candidates);
 }
 

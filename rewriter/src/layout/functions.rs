@@ -18,12 +18,13 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use lifter::entity::Block;
-use lifter::ir::{CodeTarget, Program, RefRole, RefTarget, Terminator};
+use lifter::ir::{CodeTarget, Program, RefData, RefRole, RefTarget, Terminator};
 use profiles::Weights;
 use rustc_hash::FxHashMap;
 
 use super::links::Links;
 use super::{count_of, entries_of};
+use crate::edit::EditPlan;
 use crate::fold::Folding;
 use crate::plan::FragmentPlan;
 use crate::terminator::SuccessorCounts;
@@ -55,20 +56,30 @@ struct CallGraph {
 }
 
 /// The fragments in the order in which they are laid out.
-pub(super) fn order(program: &Program, weights: &Weights, folded: &Folding, fragments: Vec<FragmentPlan>) -> Vec<FragmentPlan> {
-    let graph = call_graph(program, weights, folded, &fragments);
+pub(super) fn order(
+    program: &Program,
+    weights: &Weights,
+    (edits, folded): (&EditPlan, &Folding),
+    fragments: Vec<FragmentPlan>,
+) -> Vec<FragmentPlan> {
+    let graph = call_graph(program, weights, (edits, folded), &fragments);
     let mut fragments: Vec<Option<FragmentPlan>> = fragments.into_iter().map(Some).collect();
     sort(&graph).into_iter().filter_map(|index| fragments[index as usize].take()).collect()
 }
 
-fn call_graph(program: &Program, weights: &Weights, folded: &Folding, fragments: &[FragmentPlan]) -> CallGraph {
+fn call_graph(
+    program: &Program,
+    weights: &Weights,
+    (edits, folded): (&EditPlan, &Folding),
+    fragments: &[FragmentPlan],
+) -> CallGraph {
     let mut graph = CallGraph::default();
     let mut places: FxHashMap<Block, (u32, u64)> = FxHashMap::default();
     for (index, fragment) in (0..).zip(fragments) {
         let mut size = 0u64;
         for planned in &fragment.blocks {
             places.insert(planned.block, (index, size));
-            size += u64::from(program.blocks[planned.block].len.max(1));
+            size += size_of(program, edits, planned.block);
         }
         graph.sizes.push(size);
         // How often it is entered: a loop that stays in its own lines brings none of them in again.
@@ -84,9 +95,20 @@ fn call_graph(program: &Program, weights: &Weights, folded: &Folding, fragments:
     for planned in fragments.iter().flat_map(|fragment| &fragment.blocks) {
         let block = planned.block;
         let (data, count) = (&program.blocks[block], count_of(weights, block));
-        for reference in program.block_refs(block).iter().filter(|reference| reference.role == RefRole::Call) {
+        let replacements = edits.replacements_of(block);
+        let is_call = |reference: &&RefData| reference.role == RefRole::Call;
+        let goes = |offset: u32| replacements.iter().any(|r| r.offset <= offset && offset < r.end());
+        for reference in program.block_refs(block).iter().filter(is_call).filter(|reference| !goes(reference.offset)) {
             if let RefTarget::Block(target) = reference.target {
                 call(block, u64::from(reference.offset) + u64::from(reference.to_end), target, count);
+            }
+        }
+        for r in replacements {
+            let code = &edits.codes[r.code];
+            for reference in code.refs.iter().filter(is_call) {
+                if let RefTarget::Block(target) = reference.target {
+                    call(block, u64::from(r.offset), target, code.runs_at(reference.offset, count));
+                }
             }
         }
         let counts = SuccessorCounts::of(program, weights, block);
@@ -117,6 +139,14 @@ fn call_graph(program: &Program, weights: &Weights, folded: &Folding, fragments:
     }
     graph.calls.sort_unstable();
     graph
+}
+
+/// The bytes of a block with its edits; what lies apart of them is beside it or seldom runs.
+fn size_of(program: &Program, edits: &EditPlan, block: Block) -> u64 {
+    let replacements = edits.replacements_of(block);
+    let gone: u32 = replacements.iter().map(|r| r.len).sum();
+    let new: u32 = replacements.iter().map(|r| edits.codes[r.code].part(0).end).sum();
+    u64::from((program.blocks[block].len + new).saturating_sub(gone).max(1))
 }
 
 #[derive(Debug)]

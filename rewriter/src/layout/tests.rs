@@ -6,6 +6,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{End, ProgramBuilder, TestBlock, random_program, walk};
 
+fn compute(program: &Program, weights: &Weights, options: &LayoutOptions) -> LayoutPlan {
+    super::compute(program, weights, &EditPlan::default(), options)
+}
+
 /// What every plan must hold to.
 fn check_legal(program: &Program, plan: &LayoutPlan) {
     let mut times_planned = vec![0; program.blocks.len()];

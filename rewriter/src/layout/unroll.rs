@@ -55,7 +55,7 @@ pub(super) fn apply(
     per_mille_max: u64,
     fragments: &mut [FragmentPlan],
 ) {
-    let mut budget = Budget::per_mille(program, per_mille_max);
+    let mut budget = Budget::per_mille(program, weights, per_mille_max);
     let mut candidates: Vec<Candidate> = Vec::new();
     for (index, fragment) in fragments.iter().enumerate() {
         if fragment.blocks.iter().any(|planned| count_of(weights, planned.block) >= busy_count_min) {
@@ -68,7 +68,7 @@ pub(super) fn apply(
     candidates.retain(|c| {
         let known = taken.entry(c.fragment).or_default();
         let overlaps = known.iter().any(|&(first, last)| c.first <= last && first <= c.last);
-        let fits = !overlaps && budget.take(c.bytes);
+        let fits = !overlaps && budget.take(c.bytes, c.saved);
         if fits {
             known.push((c.first, c.last));
         }

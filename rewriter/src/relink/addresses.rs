@@ -82,6 +82,7 @@ impl<'a> Addresses<'a> {
     pub(crate) fn fixup(&self, target: FixupTarget) -> Va {
         match target {
             FixupTarget::Code(target) => self.target(target),
+            FixupTarget::Within(block, offset) => self.out(block) + u64::from(offset),
             FixupTarget::Table(table) => self.table(table),
             FixupTarget::TableOf(clone, table) => {
                 self.clone_tables.get(&(clone, table)).copied().unwrap_or_else(|| self.table(table))

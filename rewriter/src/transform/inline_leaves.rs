@@ -10,9 +10,10 @@
 //! which is dead when the call is over: signal handlers and all other calls overwrite it. Where the beginning is left for other code of the
 //! callee, or of what it tail-calls, the original state was: a return address on top of the stack, all else as now. A call of that code makes
 //! just that state, and what is returned to goes on where the original went on. Bytes and references are the callee's; an `endbr64` at its
-//! start, which only marks it, is left out. The callee itself stays for who names it.
+//! start, which only marks it, is left out. The callee itself stays for who names it. What seldom runs of a copy lies apart, with the cold code of the
+//! caller; jumps lead there and back and change nothing else.
 //!
-//! For an unwinder (a handler of `SIGSEGV` in the copy, a profiler, an exception through a call that the copy makes) the copy has the row and the call
+//! For an unwinder (a handler of `SIGSEGV` in the copy, a profiler, an exception through a call that the copy makes) the copy has, in both parts, the row and the call
 //! site of the call: the callee's own row must be that of an entry in all that is copied, and it has no exception table, so to unwind out of it was to
 //! arrive at the call. A callee that begins with a no-op is left alone: it may be there to be patched. A call through a stub is left alone too,
 //! because another file may interpose.
@@ -33,6 +34,7 @@ use rustc_hash::FxHashMap;
 use self::copy::Copied;
 use super::Context;
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
+use crate::layout::saved_min_per_byte;
 
 /// What copies may add to the movable code.
 const BYTES_PER_MILLE_MAX: u64 = 10;
@@ -64,6 +66,9 @@ pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
         let saved = copies[&site.callee].saved.max(0).cast_unsigned();
         u128::from(context.count(site.block)) * u128::from(saved) / u128::from(added(site).max(1))
     };
+    // What is seldom run is not worth the room among what is busy.
+    let density_min = u128::from(saved_min_per_byte(context.program, context.weights)) * u128::from(NewCode::WHOLE);
+    sites.retain(|site| context.everywhere || density(site) >= density_min);
     sites.sort_by_cached_key(|site| (std::cmp::Reverse(density(site)), site.block, site.offset));
     let movable = context.program.funcs.iter().filter(|(_, data)| data.is_movable());
     let movable_bytes: u64 = movable.map(|(func, _)| context.program.func_size(func)).sum();

@@ -67,8 +67,7 @@ pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
     if blocks.is_empty() {
         return;
     }
-    let live = RegisterLiveness::compute(context.image, program, Saves::Read);
-    let flags = FlagLiveness::compute(context.image, program);
+    let (live, flags) = RegisterLiveness::with_flags(context.image, program, Saves::Read);
     let mut sites: Vec<Site> = blocks.par_iter().filter_map(|&block| site(context, &live, &flags, block)).collect();
     sites.retain(|site| context.everywhere || site.saved > 0);
     let added = |site: &Site| (site.code.bytes.len() as u64).saturating_sub(u64::from(site.len));

@@ -76,17 +76,28 @@ struct Finder<'f, 'w, 'a> {
     /// By frame description, what was found at it.
     found: Vec<Body>,
     jumped_to: Vec<u64>,
+    /// The frame description of the last instruction, and where it is the same.
+    here: (u32, std::ops::Range<u64>),
 }
 
 impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
     fn new(walk: &'f Walk<'w, 'a>) -> Self {
         let count = walk.input.unwind.fdes.len();
-        Self { walk, parents: (0..count as u32).collect(), found: vec![Body::default(); count], jumped_to: Vec::new() }
+        Self {
+            walk,
+            parents: (0..count as u32).collect(),
+            found: vec![Body::default(); count],
+            jumped_to: Vec::new(),
+            here: (0, 0..0),
+        }
     }
 
     fn visit(&mut self, at: u64, inst: Inst) {
         let side = self.walk.input;
-        let from = side.unwind.fde_at(at);
+        if !self.here.1.contains(&at) {
+            self.here = side.unwind.span_at(at).unwrap_or_default();
+        }
+        let from = self.here.1.contains(&at).then_some(self.here.0);
         let after = at + u64::from(inst.len);
         match inst.kind {
             Kind::Call => {
@@ -106,7 +117,7 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
         }
         let runs_on = !matches!(inst.kind, Kind::Jump | Kind::IndirectJump | Kind::Return | Kind::Stop | Kind::Trap | Kind::Nop);
         // Behind a call that ends a frame description there is nothing to return to.
-        if runs_on && !matches!(inst.kind, Kind::Call | Kind::IndirectCall) {
+        if runs_on && !self.here.1.contains(&after) && !matches!(inst.kind, Kind::Call | Kind::IndirectCall) {
             self.runs_on(from, after);
         }
     }

@@ -50,7 +50,8 @@ pub(crate) struct Seen {
 
 impl Seen {
     fn restart(&mut self, num_blocks: usize, location: Location) {
-        self.turns.resize(num_blocks, 0);
+        // The last one is the hub.
+        self.turns.resize(num_blocks + 1, 0);
         self.turn += 1;
         self.first = Some(location);
         self.others.clear();
@@ -85,7 +86,12 @@ impl Evaluator<'_> {
             if data.is_entry {
                 found.push((Definition::Entry, location));
             }
-            for &pred in &data.preds {
+            // Where the search has been at the whole hub under this name, there is nothing new in it.
+            let preds = match &data.preds_beyond_hub {
+                Some(beyond) if !self.seen.insert(self.body.blocks.len() as u32, location) => beyond,
+                _ => &data.preds[..],
+            };
+            for &pred in preds {
                 if self.seen.insert(pred, location) {
                     pending.push((pred as usize, self.body.blocks[pred as usize].end as usize, location));
                 }

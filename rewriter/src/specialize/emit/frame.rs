@@ -57,9 +57,7 @@ impl<'x, 'c> Frames<'x, 'c> {
 
     fn live(&mut self) -> &(RegisterLiveness, FlagLiveness) {
         let Context { image, program, .. } = *self.context;
-        self.live.get_or_insert_with(|| {
-            (RegisterLiveness::compute(image, program, Saves::Read), FlagLiveness::compute(image, program))
-        })
+        self.live.get_or_insert_with(|| RegisterLiveness::with_flags(image, program, Saves::Read))
     }
 
     pub(super) fn registers(&mut self) -> &RegisterLiveness {

@@ -1,9 +1,11 @@
 //! A region as bytes: its blocks in an order, branches between them, calls of what is not copied.
 //!
-//! **Method.** Two orders are tried: the usual way first, which then jumps over the rest at its end; and the usual way last, where branches over
-//! what is rare are taken instead. The one that executes fewer instructions is used, then the one with fewer taken branches.
+//! **Method.** Several orders are written (`order`); the one that executes the fewest instructions and taken branches, counted alike, is used. What seldom
+//! runs may lie apart from the caller's block: then what mostly runs goes straight on.
 //!
 //! **Invariant.** From the start of the copy to its end, what runs is what ran from the entry of the original to its return.
+
+mod order;
 
 use iced_x86::FlowControl;
 use lifter::address::Va;
@@ -11,7 +13,8 @@ use lifter::entity::Block;
 use lifter::ir::{BlockFlags, CodeTarget, Evidence, RefData, RefKind, RefRole, RefTarget, Terminator};
 use lifter::x86::{decode_block, decode_bytes};
 
-use super::region::{Node, Region, Way, Ways};
+use self::order::Order;
+use super::region::{Node, Region, Ways};
 use crate::edit::NewCode;
 use crate::materialize::block_bytes;
 use crate::transform::Context;
@@ -31,92 +34,63 @@ pub(super) struct Copied {
     taken: i64,
 }
 
-/// The better of both copies of a region.
+/// The best copy of a region.
 pub(super) fn of(context: &Context<'_>, region: &Region) -> Option<Copied> {
-    let first = Writer::write(context, region, &usual_first(context, region)?);
-    let last = Writer::write(context, region, &usual_last(context, region)?);
-    let is_better = |a: &Copied, b: &Copied| (a.saved, -a.taken) > (b.saved, -b.taken);
-    match (first, last) {
-        (Some(first), Some(last)) => Some(if is_better(&last, &first) { last } else { first }),
-        (first, last) => first.or(last),
-    }
+    let orders = order::candidates(context, region)?;
+    let copies = orders.iter().filter_map(|order| Writer::write(context, region, order));
+    copies.max_by_key(|copy| (copy.saved - copy.taken, std::cmp::Reverse((copy.code.part(0).end, copy.code.bytes.len()))))
 }
 
-/// Where a block leads, the more frequent way first.
-fn targets(context: &Context<'_>, region: &Region, node: Node) -> Option<Vec<Node>> {
-    let Node::Copy(block) = node else { return Some(Vec::new()) };
-    Some(match region.ways(context, block)? {
-        Ways::Return | Ways::IndirectTailCall => Vec::new(),
-        Ways::One(way, _) => vec![way.to],
-        Ways::Two(_, taken, next) if taken.share > next.share => vec![taken.to, next.to],
-        Ways::Two(_, taken, next) => vec![next.to, taken.to],
-    })
-}
-
-/// Each place is followed by where it mostly leads, if that is not placed yet.
-fn usual_first(context: &Context<'_>, region: &Region) -> Option<Vec<Node>> {
-    let mut order = Vec::new();
-    let mut open = vec![Node::Copy(region.blocks.first()?.0)];
-    while let Some(node) = open.pop() {
-        if !order.contains(&node) {
-            order.push(node);
-            open.extend(targets(context, region, node)?.into_iter().rev());
-        }
-    }
-    Some(order)
-}
-
-/// Each place comes behind those that lead to it (loops aside), and behind what they rarely lead to.
-fn usual_last(context: &Context<'_>, region: &Region) -> Option<Vec<Node>> {
-    let mut done = Vec::new();
-    let mut seen = vec![Node::Copy(region.blocks.first()?.0)];
-    // A place and how many of its ways were gone.
-    let mut path = vec![(seen[0], 0)];
-    while let Some((node, gone)) = path.pop() {
-        match targets(context, region, node)?.get(gone) {
-            None => done.push(node),
-            Some(&next) => {
-                path.push((node, gone + 1));
-                if !seen.contains(&next) {
-                    seen.push(next);
-                    path.push((next, 0));
-                }
-            }
-        }
-    }
-    done.reverse();
-    Some(done)
+/// Where a jump of a copy leads.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Target {
+    /// To a place, by its index in the order.
+    Place(usize),
+    /// To what follows the call.
+    End,
 }
 
 struct Writer<'a> {
     context: &'a Context<'a>,
-    order: &'a [Node],
+    order: &'a Order,
     copied: Copied,
     /// Where each place begins.
     starts: Vec<u32>,
-    /// Displacements of a byte: where they are, and the place they name by index; one past the last for the end.
-    jumps: Vec<(u32, usize)>,
+    /// Displacements: where they are, and what they name; those of four bytes lead from one part to another.
+    short: Vec<(u32, Target)>,
+    crossing: Vec<(u32, Target)>,
 }
 
 impl<'a> Writer<'a> {
-    fn write(context: &'a Context<'a>, region: &Region, order: &'a [Node]) -> Option<Copied> {
+    fn write(context: &'a Context<'a>, region: &Region, order: &'a Order) -> Option<Copied> {
         let copied = Copied { code: NewCode::default(), saved: WHOLE, taken: 0 };
-        let mut writer = Writer { context, order, copied, starts: Vec::with_capacity(order.len()), jumps: Vec::new() };
-        for (index, &node) in order.iter().enumerate() {
-            writer.starts.push(writer.here());
+        let starts = Vec::with_capacity(order.nodes.len());
+        let mut writer = Writer { context, order, copied, starts, short: Vec::new(), crossing: Vec::new() };
+        for (index, &node) in order.nodes.iter().enumerate() {
+            let here = writer.here();
+            if index > 0 && order.part(index) != order.part(index - 1) {
+                writer.copied.code.apart.push(here);
+            }
+            writer.starts.push(here);
             match node {
                 Node::Copy(block) => {
-                    let share = region.share(block)?;
-                    let share = u32::try_from(share).ok()?;
-                    writer.copied.code.shares.push((writer.here(), share));
+                    let share = u32::try_from(region.share(block)?).ok()?;
+                    writer.runs(share);
                     writer.copied.code.instead_of.push((block, share));
-                    let share = u64::from(share);
-                    writer.block(index, block, share, region.ways(context, block)?)?;
+                    writer.block(index, block, share.into(), region.ways(context, block)?)?;
                 }
-                Node::Exit { target, is_tail_call } => writer.exit(index, region, target, is_tail_call)?,
+                Node::Exit { target, is_tail_call } => {
+                    let share = order::exit_share(context, region, node)?;
+                    writer.exit(index, share, target, is_tail_call)?;
+                }
             }
         }
         writer.finish()
+    }
+
+    /// What comes next runs that often.
+    fn runs(&mut self, share: u32) {
+        self.copied.code.shares.push((self.here(), share));
     }
 
     fn here(&self) -> u32 {
@@ -141,100 +115,119 @@ impl<'a> Writer<'a> {
             let offset = base + reference.offset.checked_sub(skip)?;
             self.copied.code.refs.push(RefData { offset, ..*reference });
         }
-        let share = i64::try_from(share).ok()?;
         match ways {
             Ways::Return => {
-                self.copied.saved += share;
-                self.jump_unless_next(index, self.order.len(), share);
+                self.copied.saved += share.cast_signed();
+                self.jump_unless_next(index, Target::End, share)?;
             }
             Ways::IndirectTailCall => {
                 // The jump became the call that was elsewhere, so it is one instruction less in all.
                 let start = self.copied.code.bytes.len() - last_len as usize;
                 call_instead_of_jump(self.copied.code.bytes.get_mut(start..)?)?;
-                self.jump_unless_next(index, self.order.len(), share);
+                self.jump_unless_next(index, Target::End, share)?;
             }
             Ways::One(way, is_jump) => {
                 let is_own_jump = is_jump && !matches!(way.to, Node::Exit { .. });
-                self.copied.saved += if is_own_jump { share } else { 0 };
-                self.jump_unless_next(index, self.index_of(way.to)?, share);
+                self.copied.saved += if is_own_jump { share.cast_signed() } else { 0 };
+                self.jump_unless_next(index, self.target(way.to)?, share)?;
             }
             Ways::Two(condition, taken, next) => {
-                let (condition, there, here) = if self.index_of(taken.to)? == index + 1 {
-                    (condition.inverted(), next, taken)
-                } else {
-                    (condition, taken, next)
-                };
-                self.branch(condition.0, there)?;
-                self.jump_unless_next(index, self.index_of(here.to)?, i64::try_from(here.share).ok()?);
+                // To what comes next there is no jump; if neither way does, the rare one has the jump besides.
+                let falls_to_taken = self.is_next(index, self.target(taken.to)?);
+                let prefers_taken = !self.is_next(index, self.target(next.to)?) && taken.share < next.share;
+                let (condition, there, here) =
+                    if falls_to_taken || prefers_taken { (condition.inverted(), next, taken) } else { (condition, taken, next) };
+                self.branch(index, condition.0, self.target(there.to)?, there.share)?;
+                self.jump_unless_next(index, self.target(here.to)?, here.share)?;
             }
         }
         Some(())
     }
 
     /// A call of what is not copied. Nobody calls a `ret`: that is what the end of the copy is for.
-    fn exit(&mut self, index: usize, region: &Region, target: RefTarget, is_tail_call: bool) -> Option<()> {
+    fn exit(&mut self, index: usize, share: u64, target: RefTarget, is_tail_call: bool) -> Option<()> {
         if matches!(target, RefTarget::Block(block) if leads_to_return(self.context, block)) {
             return None;
         }
-        let node = self.order[index];
-        let into = |ways: Ways| match ways {
-            Ways::One(way, _) => vec![way],
-            Ways::Two(_, taken, next) => vec![taken, next],
-            Ways::Return | Ways::IndirectTailCall => Vec::new(),
-        };
-        let mut share = 0;
-        for &(block, _) in &region.blocks {
-            let ways = into(region.ways(self.context, block)?);
-            share += ways.iter().filter(|way| way.to == node).map(|way| way.share).sum::<u64>();
-        }
+        self.runs(u32::try_from(share).ok()?);
         let offset = self.here() + 1;
-        self.copied.code.shares.push((self.here(), u32::try_from(share).ok()?));
         self.copied.code.bytes.extend_from_slice(&[0xe8, 0, 0, 0, 0]);
         let evidence = Evidence::Derived;
         self.copied.code.refs.push(RefData { offset, to_end: 4, kind: RefKind::Rel32, role: RefRole::Call, evidence, target });
-        let share = i64::try_from(share).ok()?;
         // The call is not gone, but where the original jumped, the jump is.
-        self.copied.saved -= if is_tail_call { 0 } else { share };
-        self.jump_unless_next(index, self.order.len(), share);
-        Some(())
+        self.copied.saved -= if is_tail_call { 0 } else { share.cast_signed() };
+        self.jump_unless_next(index, Target::End, share)
     }
 
-    fn index_of(&self, node: Node) -> Option<usize> {
-        self.order.iter().position(|&known| known == node)
+    fn target(&self, node: Node) -> Option<Target> {
+        self.order.nodes.iter().position(|&known| known == node).map(Target::Place)
     }
 
-    fn branch(&mut self, condition: u8, way: Way) -> Option<()> {
-        self.copied.taken += i64::try_from(way.share).ok()?;
-        self.copied.code.taken.push((self.here(), u32::try_from(way.share).ok()?));
-        self.copied.code.bytes.push(0x70 | condition);
-        let target = self.index_of(way.to)?;
-        self.displacement(target);
-        Some(())
-    }
-
-    fn jump_unless_next(&mut self, index: usize, target: usize, share: i64) {
-        if target != index + 1 {
-            self.copied.saved -= share;
-            self.copied.taken += share;
-            self.copied.code.taken.push((self.here(), u32::try_from(share).unwrap_or(u32::MAX)));
-            self.copied.code.bytes.push(0xeb);
-            self.displacement(target);
+    fn part(&self, target: Target) -> usize {
+        match target {
+            Target::Place(index) => self.order.part(index),
+            Target::End => 0,
         }
     }
 
-    fn displacement(&mut self, target: usize) {
-        self.jumps.push((self.here(), target));
-        self.copied.code.bytes.push(0);
+    /// Whether a target is what follows a place.
+    fn is_next(&self, index: usize, target: Target) -> bool {
+        match target {
+            Target::End => index + 1 == self.order.in_place,
+            Target::Place(next) => next == index + 1 && self.order.part(next) == self.order.part(index),
+        }
+    }
+
+    fn branch(&mut self, index: usize, condition: u8, target: Target, share: u64) -> Option<()> {
+        self.copied.taken += share.cast_signed();
+        self.copied.code.taken.push((self.here(), u32::try_from(share).ok()?));
+        self.jump(index, target, &[0x70 | condition], &[0x0f, 0x80 | condition]);
+        Some(())
+    }
+
+    fn jump_unless_next(&mut self, index: usize, target: Target, share: u64) -> Option<()> {
+        if !self.is_next(index, target) {
+            self.copied.saved -= share.cast_signed();
+            self.copied.taken += share.cast_signed();
+            let share = u32::try_from(share).ok()?;
+            self.runs(share);
+            self.copied.code.taken.push((self.here(), share));
+            self.jump(index, target, &[0xeb], &[0xe9]);
+        }
+        Some(())
+    }
+
+    fn jump(&mut self, index: usize, target: Target, short: &[u8], long: &[u8]) {
+        if self.order.part(index) == self.part(target) {
+            self.copied.code.bytes.extend_from_slice(short);
+            self.short.push((self.here(), target));
+            self.copied.code.bytes.push(0);
+        } else {
+            self.copied.code.bytes.extend_from_slice(long);
+            self.crossing.push((self.here(), target));
+            self.copied.code.bytes.extend_from_slice(&[0; 4]);
+        }
     }
 
     /// Fills in the displacements.
     fn finish(mut self) -> Option<Copied> {
-        let end = self.here();
-        for &(at, target) in &self.jumps {
-            let to = self.starts.get(target).copied().unwrap_or(end);
-            let displacement = i8::try_from(i64::from(to) - i64::from(at) - 1).ok()?;
+        let end = self.copied.code.part(0).end;
+        let (starts, order) = (&self.starts, self.order);
+        let offset = |target: Target| match target {
+            Target::Place(index) => starts[index],
+            Target::End => end,
+        };
+        for &(at, target) in &self.short {
+            let displacement = i8::try_from(i64::from(offset(target)) - i64::from(at) - 1).ok()?;
             self.copied.code.bytes[at as usize] = displacement.cast_unsigned();
         }
+        // A place without code at the end of the first part is that end.
+        let is_end = |target: Target| match target {
+            Target::Place(index) => order.part(index) == 0 && starts[index] == end,
+            Target::End => true,
+        };
+        let crossing = |&(at, target): &(u32, Target)| (at, if is_end(target) { NewCode::END } else { offset(target) });
+        self.copied.code.crossings = self.crossing.iter().map(crossing).collect();
         // A call in the place of a call is that call led elsewhere, which is another thing to prove.
         let mut instructions = Vec::new();
         decode_bytes(&self.copied.code.bytes, Va(0), &mut instructions);

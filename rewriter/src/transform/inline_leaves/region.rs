@@ -22,6 +22,8 @@ const BYTES_MAX: u32 = 96;
 const EXIT_LEN: u32 = 7;
 /// Blocks that run less often than this share of the entry's executions are not copied if they are longer than that.
 const RARE: u64 = NewCode::WHOLE as u64 / 50;
+/// Of which a profile says nothing, the less likely way of a branch is taken once in so many times.
+const UNLIKELY: u64 = 8;
 /// A `ret` alone, which goes when it is copied.
 const RET_LEN_MAX: u32 = 2;
 
@@ -131,13 +133,16 @@ fn ways(context: &Context<'_>, block: Block, share: u64, is_copied: impl Fn(Bloc
         Terminator::Branch { condition, taken, next } => {
             let counts = SuccessorCounts::of(program, context.weights, block);
             let whole = u128::from(counts.taken) + u128::from(counts.next);
-            let part = |count: u64| {
+            let leads_back = matches!(taken, CodeTarget::Block(to) if program.blocks[to].start <= program.blocks[block].start);
+            // Compilers let what is likely follow; of a loop, that is the next round.
+            let guess = |is_taken: bool| if is_taken == leads_back { share - share / UNLIKELY } else { share / UNLIKELY };
+            let part = |is_taken: bool, count: u64| {
                 let part = (u128::from(share) * u128::from(count)).checked_div(whole);
-                part.map_or(share / 2, |part| part as u64)
+                part.map_or_else(|| guess(is_taken), |part| part as u64)
             };
-            let to_next = Way { to: node(CodeTarget::Block(next), false), share: part(counts.next) };
+            let to_next = Way { to: node(CodeTarget::Block(next), false), share: part(false, counts.next) };
             // A conditional tail call has no jump of its own that could go.
-            let to_taken = Way { to: node(taken, false), share: part(counts.taken) };
+            let to_taken = Way { to: node(taken, false), share: part(true, counts.taken) };
             Ways::Two(condition, to_taken, to_next)
         }
         Terminator::Loop { .. } | Terminator::Stop(_) => return None,
