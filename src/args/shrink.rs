@@ -43,7 +43,7 @@ pub(crate) enum Technique {
     DeadCode,
     /// Let one body stand for all functions that do the same.
     Fold,
-    /// Let one copy stand for all blocks that do the same and go on alike, without jumps in loops.
+    /// Let one copy stand for all blocks, and ends of blocks, that do the same and go on alike, without jumps in loops.
     Tails,
     /// Order the blocks of each function so that the most branches are short.
     Order,
