@@ -31,12 +31,18 @@ fn with_calls_named(dump: &str, callers: &str) -> String {
     sites.iter().zip(names).fold(dump.to_owned(), |text, (site, name)| text.replace(&format!("call before {site}"), &name))
 }
 
+/// What `analyze` finds in the program of a figure where contexts save so many instructions at least, and its dump with these names of calls.
+fn figure(options: &[&str], least: &str, calls: &str) -> (serde_json::Value, String) {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let program = compiled(folder.path(), options);
+    let found = analyzed(&program, folder.path(), &["--least", least]);
+    let dump = with_calls_named(found["dump"].as_str().expect("there is a dump"), calls);
+    (found, dump)
+}
+
 #[test]
 fn the_contexts_of_figure_3_are_found_in_compiled_code() {
-    let folder = tempfile::tempdir().expect("a scratch folder can be made");
-    let program = compiled(folder.path(), &["-DFIGURES_ONLY"]);
-    let found = analyzed(&program, folder.path(), &["--least", "2"]);
-    let dump = with_calls_named(found["dump"].as_str().expect("there is a dump"), "b1 b2 c1 c2 main1");
+    let (found, dump) = figure(&["-DFIGURES_ONLY"], "2", "b1 b2 c1 c2 main1");
     let machine = "contexts 1000\n\
          s0: main\n  main1 -> s1\n\
          s1: c by main1\n  c1 -> s2\n  c2 -> s3\n  return -> s0\n\
@@ -59,10 +65,7 @@ fn the_contexts_of_figure_3_are_found_in_compiled_code() {
 
 #[test]
 fn the_contexts_of_figure_4_are_found_in_compiled_code() {
-    let folder = tempfile::tempdir().expect("a scratch folder can be made");
-    let program = compiled(folder.path(), &["-DFIGURES_ONLY", "-DFIGURE_4"]);
-    let found = analyzed(&program, folder.path(), &["--least", "2"]);
-    let dump = with_calls_named(found["dump"].as_str().expect("there is a dump"), "b1 b2 c1 main1");
+    let (_, dump) = figure(&["-DFIGURES_ONLY", "-DFIGURE_4"], "2", "b1 b2 c1 main1");
     let machine = "contexts 1000\n\
          s0: main\n  main1 -> s1\n\
          s1: c by main1\n  c1 -> s2\n  return -> s0\n\
@@ -148,11 +151,8 @@ fn the_program_of_figure_4_runs_as_figure_6_has_it() {
 
 #[test]
 fn the_program_of_figure_7_enters_and_leaves_the_contexts_that_matter() {
-    let folder = tempfile::tempdir().expect("a scratch folder can be made");
     let options = ["-DFIGURES_ONLY", "-DFIGURE_7"];
-    let program = compiled(folder.path(), &options);
-    let found = analyzed(&program, folder.path(), &["--least", "9"]);
-    let dump = with_calls_named(found["dump"].as_str().expect("there is a dump"), "b1 b2 c1 c2 main1");
+    let (_, dump) = figure(&options, "9", "b1 b2 c1 c2 main1");
     let machine = "contexts 1000\n\
          s0: main\n  main1 -> s1\n\
          s1: c by main1\n  c1 -> s2\n  c2 -> s3\n  return -> s0\n\

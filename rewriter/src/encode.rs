@@ -22,7 +22,7 @@ use rayon::prelude::*;
 
 use crate::clones::CloneId;
 use crate::edit::{NewCode, Snippet};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::materialize::{Content, Edit, Out, OutBlock, OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
 use crate::relink::eh_frame::Deeper;
 use relax::Shape;
@@ -112,7 +112,7 @@ fn encode_fragment(image: &Image<'_>, program: &Program, out: &OutProgram, fragm
     for (index, (id, block)) in out.fragment_blocks(fragment).enumerate() {
         writer.align_to(layout.offsets[index]);
         let input = block_bytes(image, program, block.origin)?;
-        writer.body(id, input, out);
+        writer.body(id, input, out)?;
         writer.terminator(index, block.terminator, input, &program.blocks[block.origin]);
     }
     let Writer { mut code, .. } = writer;
@@ -144,7 +144,7 @@ impl Writer<'_> {
         push_nops(&mut self.code.bytes, padding);
     }
 
-    fn body(&mut self, id: Out, input: &[u8], out: &OutProgram) {
+    fn body(&mut self, id: Out, input: &[u8], out: &OutProgram) -> Result<()> {
         let OutBlock { origin, copies_body, .. } = out.blocks[id];
         let edits = out.edits_of(&out.blocks[id]);
         let data = &self.program.blocks[origin];
@@ -163,26 +163,29 @@ impl Writer<'_> {
                     self.code.lates.push(Late { offset: self.here(), len: edit.len, snippet });
                     self.code.bytes.resize(self.code.bytes.len() + edit.len as usize, 0xcc);
                 }
-                Content::Code(code) => self.new_code(&out.codes[code], 0, (id, edit.offset), out),
-                Content::Apart { code, part, of } => self.new_code(&out.codes[code], part, (of, edit.offset), out),
+                Content::Code(code) => self.new_code(&out.codes[code], 0, (id, edit.offset), out)?,
+                Content::Apart { code, part, of } => self.new_code(&out.codes[code], part, (of, edit.offset), out)?,
             }
         }
         self.copy(data.start, body, at.min(end)..end, refs, out);
+        Ok(())
     }
 
     /// One part of new code; `first` is the block that has the first one, and where that is in the block's origin.
-    fn new_code(&mut self, code: &NewCode, part: usize, first: (Out, u32), out: &OutProgram) {
+    fn new_code(&mut self, code: &NewCode, part: usize, first: (Out, u32), out: &OutProgram) -> Result<()> {
         let base = self.here();
         let range = code.part(part);
         let refs = &code.refs[code.refs.partition_point(|r| r.offset < range.start)..];
         let refs = &refs[..refs.partition_point(|r| r.offset < range.end)];
         self.push_fixups(refs, range.start, &code.enters, out);
         for &(at, to) in code.crossings.iter().filter(|(at, _)| range.contains(at)) {
-            let target = place_of(code, to, first, out).map(|(block, offset)| FixupTarget::Within(block, offset));
-            let offset = base + at - range.start;
-            self.code.fixups.extend(target.map(|target| Fixup { offset, to_end: 4, kind: RefKind::Rel32, target }));
+            let nowhere = || Error::Inconsistent(format!("new code in {}: a jump at {at} to {to}, which is nowhere", first.0));
+            let (block, inner) = place_of(code, to, first, out).ok_or_else(nowhere)?;
+            let (offset, target) = (base + at - range.start, FixupTarget::Within(block, inner));
+            self.code.fixups.push(Fixup { offset, to_end: 4, kind: RefKind::Rel32, target });
         }
         self.code.bytes.extend_from_slice(&code.bytes[usize_range(&range)]);
+        Ok(())
     }
 
     /// The pieces of an edit: all of it stands in one place, or as its code says.

@@ -15,6 +15,7 @@ use lifter::ir::{CodeTarget, EdgeKind, Program, Terminator};
 use profiles::Weights;
 use rayon::prelude::*;
 
+use self::copies::Budget;
 use self::ext_tsp::{BlockGraph, Jump, JumpKind};
 use crate::edit::EditPlan;
 use crate::fold::Folding;
@@ -160,12 +161,16 @@ pub fn compute(program: &Program, weights: &Weights, edits: &EditPlan, options: 
     let cold = cold::order(program, &fragments, cold);
     fragments.extend(cold);
     align::apply(program, weights, options, busy_count_min, &mut fragments);
+    let busy_min = least_count_of_share(program, weights, BUSY_SHARE_LEFT);
+    let saved_min = saved_min_per_byte(program, weights, busy_min);
     if options.duplicate_tails {
         let least = least_count_of_share(program, weights, DUPLICATE_SHARE_LEFT);
-        duplicate::apply(program, weights, least, options.duplicate_per_mille_max, &mut fragments);
+        let budget = Budget::per_mille(program, options.duplicate_per_mille_max, saved_min);
+        duplicate::apply(program, weights, least, budget, &mut fragments);
     }
     if options.unroll_loops {
-        unroll::apply(program, weights, busy_count_min, options.unroll_per_mille_max, &mut fragments);
+        let budget = Budget::per_mille(program, options.unroll_per_mille_max, saved_min);
+        unroll::apply(program, weights, busy_count_min, budget, &mut fragments);
     }
     let mut plan = LayoutPlan { fragments, ..LayoutPlan::default() };
     plan.fold(options.folded.clone());
@@ -331,14 +336,14 @@ pub(crate) fn least_count_of_share(program: &Program, weights: &Weights, share: 
     1
 }
 
-/// What is left of the executed instructions by the code that is called busy here, in hundred thousandths.
-const BUSY_SHARE_LEFT: u64 = 1000;
+/// What is left of the executed instructions by the code that is called busy here, in hundred thousandths: blocks that execute less than that, taken together, are not worth a change.
+pub(crate) const BUSY_SHARE_LEFT: u64 = 1000;
 /// The executed instructions of which a byte of busy code saves or costs this share are worth it, in thousandths: more of it is more to fetch.
 const SAVED_PER_MILLE: u64 = 25;
 
 /// How many executed instructions or taken branches less a byte must bring that is added to busy code: a share of what a byte of it executes on average.
-pub(crate) fn saved_min_per_byte(program: &Program, weights: &Weights) -> u64 {
-    let least = least_count_of_share(program, weights, BUSY_SHARE_LEFT);
+/// `least` is the least count of a busy block.
+pub(crate) fn saved_min_per_byte(program: &Program, weights: &Weights, least: u64) -> u64 {
     let busy = program.blocks.iter().filter(|(block, _)| count_of(weights, *block) >= least);
     let (insts, bytes) = busy.fold((0u128, 0u128), |(insts, bytes), (block, data)| {
         (insts + u128::from(count_of(weights, block)) * u128::from(data.num_insts), bytes + u128::from(data.len))

@@ -27,11 +27,8 @@ use rustc_hash::FxHashSet;
 
 use crate::edit::EditPlan;
 use crate::fold::Folding;
-use crate::layout::least_count_of_share;
+use crate::layout::{BUSY_SHARE_LEFT, least_count_of_share};
 use crate::specialize::emit::{self, Cloning};
-
-/// Blocks that execute less than this share of all instructions, in hundred thousandths and taken together, are not worth a change.
-const SHARE_LEFT: u64 = 1000;
 
 /// Which transforms are on.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -119,7 +116,7 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Fo
     if is_idle {
         return EditPlan::default();
     }
-    let hot_min = least_count_of_share(program, weights, SHARE_LEFT);
+    let hot_min = least_count_of_share(program, weights, BUSY_SHARE_LEFT);
     let reached = reached::reached(image, program);
     let stand_ins = folded.pairs().iter().map(|&(_, stays)| stays).collect();
     let folded = folded.pairs().iter().map(|&(gone, _)| gone).collect();

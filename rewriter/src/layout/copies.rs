@@ -6,7 +6,6 @@ use lifter::entity::Block;
 use lifter::ir::Program;
 use profiles::Weights;
 
-use super::saved_min_per_byte;
 use crate::terminator::{Execution, SuccessorCounts, emit_weighted};
 
 /// How often the parts of the terminator run that `block` has before `following`.
@@ -30,10 +29,10 @@ pub(super) struct Budget {
 
 impl Budget {
     /// So many thousandths of the bytes of movable code.
-    pub(super) fn per_mille(program: &Program, weights: &Weights, per_mille: u64) -> Self {
+    pub(super) fn per_mille(program: &Program, per_mille: u64, saved_min_per_byte: u64) -> Self {
         let movable = program.blocks.values().filter(|block| program.funcs[block.func].is_movable());
         let left = movable.map(|block| u64::from(block.len)).sum::<u64>().saturating_mul(per_mille) / 1000;
-        Self { left, saved_min_per_byte: saved_min_per_byte(program, weights) }
+        Self { left, saved_min_per_byte }
     }
 
     /// Takes this many, if they are there and save enough.

@@ -38,16 +38,14 @@ struct Candidate {
     chain: Vec<(Block, u64)>,
 }
 
-/// Copies tails behind jumps that run at least `busy_count_min` times, for at most `per_mille_max` thousandths of the bytes of movable
-/// code.
+/// Copies tails behind jumps that run at least `busy_count_min` times, within a budget.
 pub(super) fn apply(
     program: &Program,
     weights: &Weights,
     busy_count_min: u64,
-    per_mille_max: u64,
+    mut budget: Budget,
     fragments: &mut [FragmentPlan],
 ) {
-    let mut budget = Budget::per_mille(program, weights, per_mille_max);
     let mut candidates = Vec::new();
     for (index, fragment) in fragments.iter().enumerate() {
         for position in 0..fragment.blocks.len() {

@@ -47,15 +47,14 @@ struct Candidate {
     exits: u64,
 }
 
-/// Copies loops that go round at least `busy_count_min` times, for at most `per_mille_max` thousandths of the bytes of movable code.
+/// Copies loops that go round at least `busy_count_min` times, within a budget.
 pub(super) fn apply(
     program: &Program,
     weights: &Weights,
     busy_count_min: u64,
-    per_mille_max: u64,
+    mut budget: Budget,
     fragments: &mut [FragmentPlan],
 ) {
-    let mut budget = Budget::per_mille(program, weights, per_mille_max);
     let mut candidates: Vec<Candidate> = Vec::new();
     for (index, fragment) in fragments.iter().enumerate() {
         if fragment.blocks.iter().any(|planned| count_of(weights, planned.block) >= busy_count_min) {

@@ -132,7 +132,7 @@ fn is_beside(last: &UnwindFragment, next: &UnwindFragment, kept: &[Va]) -> bool 
 }
 
 /// Code that stays.
-fn identity(start: Va, end: Va) -> UnwindFragment {
+pub(crate) fn identity(start: Va, end: Va) -> UnwindFragment {
     let len = (end - start) as u32;
     UnwindFragment {
         start,

@@ -67,7 +67,8 @@ pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
         u128::from(context.count(site.block)) * u128::from(saved) / u128::from(added(site).max(1))
     };
     // What is seldom run is not worth the room among what is busy.
-    let density_min = u128::from(saved_min_per_byte(context.program, context.weights)) * u128::from(NewCode::WHOLE);
+    let density_min =
+        u128::from(saved_min_per_byte(context.program, context.weights, context.hot_min)) * u128::from(NewCode::WHOLE);
     sites.retain(|site| context.everywhere || density(site) >= density_min);
     sites.sort_by_cached_key(|site| (std::cmp::Reverse(density(site)), site.block, site.offset));
     let movable = context.program.funcs.iter().filter(|(_, data)| data.is_movable());

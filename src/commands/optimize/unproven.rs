@@ -167,13 +167,7 @@ impl Unproven {
         let unexplained = checked.violations.iter().filter(|v| v.kind == ViolationKind::Unexplained);
         let mut places: Vec<u64> = unexplained.map(|v| v.address).collect();
         places.sort_unstable();
-        let is_about = |&func: &Func| {
-            program.funcs[func].blocks.iter().any(|block| {
-                let (start, len) = relinked.blocks[block.index()];
-                let first = places.partition_point(|&place| place < start.0);
-                places.get(first).is_some_and(|&place| place < start.0 + u64::from(len))
-            })
-        };
+        let is_about = |&func: &Func| program.funcs[func].blocks.iter().any(|block| holds_one(relinked, block, &places));
         let edited = functions_with(program, edits, |_| true);
         self.unreached.extend(edited.into_iter().filter(is_about));
     }
@@ -201,13 +195,8 @@ impl Unproven {
         let seen = checked.violations.iter().filter(|v| v.kind != ViolationKind::Unexplained);
         let mut places: Vec<u64> = seen.map(|v| v.address).collect();
         places.sort_unstable();
-        let is_about = |&block: &Block| {
-            let (start, len) = relinked.blocks[block.index()];
-            let first = places.partition_point(|&place| place < start.0);
-            places.get(first).is_some_and(|&place| place < start.0 + u64::from(len))
-        };
         let scheduled = edits.replacements.iter().filter(|r| r.change == Change::Schedule).map(|r| r.block);
-        let found: Vec<Block> = scheduled.filter(is_about).collect();
+        let found: Vec<Block> = scheduled.filter(|&block| holds_one(relinked, block, &places)).collect();
         self.blocks.extend(&found);
         !found.is_empty()
     }
@@ -241,4 +230,11 @@ fn functions_with(program: &Program, edits: &EditPlan, is_kind: impl Fn(Change) 
     functions.sort_unstable();
     functions.dedup();
     functions
+}
+
+/// Whether one of these addresses of the output, ascending, lies in a block.
+fn holds_one(relinked: &Relinked, block: Block, places: &[u64]) -> bool {
+    let (start, len) = relinked.blocks[block.index()];
+    let first = places.partition_point(|&place| place < start.0);
+    places.get(first).is_some_and(|&place| place < start.0 + u64::from(len))
 }

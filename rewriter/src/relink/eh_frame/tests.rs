@@ -8,6 +8,8 @@ use lifter::elf::lsda::{CallSite, Lsda};
 use lifter::entity::EntityId;
 use lifter::{Image, Va};
 
+use crate::relink::unwind::identity;
+
 use super::{Deeper, Piece, UnwindBytes, UnwindFragment, UnwindLayout};
 use oracle::{Entry, Row};
 
@@ -149,23 +151,6 @@ fn assert_same_tables(old: &Lsda, new: &Lsda) {
     assert!(old.actions.starts_with(&new.actions));
     assert!(old.types.starts_with(&new.types));
     assert!(old.specifications.starts_with(&new.specifications));
-}
-
-fn identity(start: Va, end: Va) -> UnwindFragment {
-    let len = (end - start) as u32;
-    UnwindFragment {
-        start,
-        len,
-        pieces: vec![Piece {
-            old_start: start,
-            old_len: len,
-            new_start: start,
-            new_len: len,
-            is_new: false,
-            deeper: Deeper::default(),
-            clone: None,
-        }],
-    }
 }
 
 #[test]
