@@ -15,7 +15,7 @@ pub(crate) struct Cli {
     /// Print the machine-readable form.
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Threads to use; 0 for one per processor. The output never depends on it.
+    /// Threads to use, 512 at most; 0 for one per processor. The output never depends on it.
     #[arg(long, global = true, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
     /// Print where the time went.

@@ -29,12 +29,16 @@ pub(crate) struct Style {
     pub(crate) verbose: bool,
 }
 
+/// More only take longer to start; a hundred thousand bring a machine to a halt.
+const THREADS_MAX: usize = 512;
+
 /// How many threads to use; 0 for one per processor.
 pub(crate) fn threads(cli: &Cli) -> usize {
-    match &cli.command {
+    let wanted = match &cli.command {
         Command::Bolt(args) if cli.threads == 0 => bolt::threads(&args.arguments).unwrap_or(0),
         _ => cli.threads,
-    }
+    };
+    wanted.min(THREADS_MAX)
 }
 
 pub(crate) fn run(cli: Cli) -> Result<ExitCode> {

@@ -155,13 +155,6 @@ fn apply(
     timing.phase("relink", |_| relink::relink(image, program, &out, codes, payload)).map_err(fail)
 }
 
-/// The independent checker's verdict.
-pub(crate) fn check(output: &Path, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<checker::Report> {
-    let report = Examiner::default().examine(output, (before, after), checker::Assumptions::default(), false, timing)?;
-    require_no_violations(output, &report)?;
-    Ok(report)
-}
-
 /// The independent checker, which reads the input once for all outputs.
 #[derive(Debug, Default)]
 pub(crate) struct Examiner<'a>(Option<checker::Original<'a>>);

@@ -7,6 +7,7 @@ mod commands;
 mod driver;
 mod failure;
 mod files;
+mod memory;
 mod progress;
 mod report;
 mod timing;
@@ -16,6 +17,7 @@ use std::process::ExitCode;
 use failure::{Failure, Result};
 
 fn main() -> ExitCode {
+    memory::fix_thresholds();
     match run() {
         Ok(status) => status,
         Err(failure) => {

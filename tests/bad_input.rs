@@ -3,9 +3,10 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use support::{End, only_line, relift, relift_succeeds, run};
 use tempfile::TempDir;
@@ -23,24 +24,13 @@ const SECTION_HEADER_SIZE: usize = 64;
 const EM_386: u16 = 3;
 const EM_AARCH64: u16 = 183;
 
-const PROGRAM: &str = r#"
-#include <stdio.h>
-static __attribute__((noinline)) int step(int x) { return x % 3 ? x * 5 + 1 : x / 3; }
-int main(int argc, char **argv) {
-    int value = argc;
-    for (int i = 0; i < 1000; i++) value = step(value) & 0xffff;
-    printf("%d\n", value);
-    return 0;
-}
-"#;
-
 fn scratch() -> TempDir {
     tempfile::tempdir().expect("a scratch folder can be made")
 }
 
 /// A sound program to spoil.
 fn sound_program(folder: &Path) -> PathBuf {
-    support::compile_text(PROGRAM, &["-O2", "-fPIE", "-pie"], folder, "sound")
+    support::compile_text(support::SMALL, &["-O2", "-fPIE", "-pie"], folder, "sound")
 }
 
 /// Fails unless `command` refuses with one line that contains one of `words`, and `output` does not exist afterwards, nor anything
@@ -153,7 +143,7 @@ fn a_program_for_another_processor_is_refused() {
 #[test]
 fn an_object_file_is_refused() {
     let folder = scratch();
-    let object = support::compile_text(PROGRAM, &["-O2", "-c"], folder.path(), "object");
+    let object = support::compile_text(support::SMALL, &["-O2", "-c"], folder.path(), "object");
     every_command_refuses(&fs::read(object).expect("the object can be read"), &["relocatable", "object", "ET_REL", "type"]);
 }
 
@@ -204,6 +194,15 @@ fn a_packed_file_is_refused_by_the_name_of_its_packer() {
         bytes[9..13].copy_from_slice(b"UPX!");
     });
     every_command_refuses(&bytes, &["packed with UPX"]);
+}
+
+#[test]
+fn debug_information_that_was_split_from_its_program_is_refused_as_that() {
+    let folder = scratch();
+    let (program, debug) = (sound_program(folder.path()), folder.path().join("debug"));
+    let split = Command::new("objcopy").arg("--only-keep-debug").arg(&program).arg(&debug).status();
+    assert!(split.is_ok_and(|status| status.success()), "objcopy comes with the linker");
+    every_command_refuses(&fs::read(&debug).expect("the debug information can be read"), &["debug information"]);
 }
 
 #[test]
@@ -291,7 +290,7 @@ fn an_output_path_that_cannot_be_written_is_refused() {
 
 #[test]
 fn an_output_that_is_a_pipe_or_a_link_stays_one() {
-    use std::os::unix::fs::{FileTypeExt, symlink};
+    use std::os::unix::fs::FileTypeExt;
     let folder = scratch();
     let program = sound_program(folder.path());
     let (pipe, link, expected) = (folder.path().join("pipe"), folder.path().join("link"), folder.path().join("expected"));
@@ -315,6 +314,118 @@ fn an_output_that_is_a_pipe_or_a_link_stays_one() {
     relift_succeeds(&mut optimize(&pipe), folder.path());
     assert!(fs::metadata(&pipe).is_ok_and(|there| there.file_type().is_fifo()));
     assert!(reader.join().is_ok_and(|read| read.is_ok_and(|bytes| bytes == expected)));
+}
+
+#[test]
+fn a_pipe_that_nobody_writes_to_is_refused_at_once() {
+    let folder = scratch();
+    let (program, pipe, output) = (sound_program(folder.path()), folder.path().join("pipe"), folder.path().join("output"));
+    assert!(Command::new("mkfifo").arg(&pipe).status().is_ok_and(|status| status.success()));
+    refuses(relift().arg("optimize").arg(&pipe).arg("-o").arg(&output), &output, folder.path(), &["not a regular file"]);
+    let mut profile = relift();
+    profile.arg("optimize").arg(&program).arg("-o").arg(&output).arg("-p").arg(&pipe);
+    refuses(&mut profile, &output, folder.path(), &["not a regular file"]);
+}
+
+#[test]
+fn a_link_that_leads_to_nothing_yet_stays_one() {
+    let folder = scratch();
+    let (program, link) = (sound_program(folder.path()), folder.path().join("link"));
+    symlink("behind", &link).expect("a link can be made");
+    relift_succeeds(relift().arg("optimize").arg(&program).arg("-o").arg(&link), folder.path());
+    assert!(link.is_symlink());
+    assert!(folder.path().join("behind").is_file());
+    let (round, circle) = (folder.path().join("round"), folder.path().join("circle"));
+    symlink("circle", &round).expect("a link can be made");
+    symlink("round", &circle).expect("a link can be made");
+    refuses(relift().arg("optimize").arg(&program).arg("-o").arg(&round), &folder.path().join("none"), folder.path(), &["link"]);
+}
+
+#[test]
+fn an_output_takes_the_place_of_no_profile() {
+    let folder = scratch();
+    let program = sound_program(folder.path());
+    let profile = profile_of(&program, folder.path());
+    let bytes = fs::read(&profile).expect("the profile can be read");
+    let weighted = format!("{}:2", profile.display());
+    symlink(&profile, folder.path().join("link")).expect("a link can be made");
+    let link = folder.path().join("link");
+    for (command, output, given) in [
+        ("optimize", &profile, profile.as_os_str()),
+        ("optimize", &link, weighted.as_ref()),
+        ("shrink", &profile, profile.as_os_str()),
+    ] {
+        let refused = run(relift().arg(command).arg(&program).arg("-o").arg(output).arg("-p").arg(given), folder.path());
+        assert_eq!(refused.end, End::Exit(1), "{refused:?}");
+        assert!(only_line(&refused).contains("it is the profile"), "{refused:?}");
+        assert_eq!(fs::read(&profile).expect("the profile is still there"), bytes);
+    }
+}
+
+#[test]
+fn a_profile_takes_the_place_of_no_program() {
+    let folder = scratch();
+    let program = sound_program(folder.path());
+    let bytes = fs::read(&program).expect("the program can be read");
+    let output = folder.path().join("output");
+    for place in [&program, &output] {
+        let mut instrument = relift();
+        instrument.arg("instrument").arg(&program).arg("-o").arg(&output).arg("--profile").arg(place);
+        refuses(&mut instrument, &output, folder.path(), &["not written: it is the"]);
+        let mut train = relift();
+        train.arg("train").arg(&program).arg("-o").arg(&output).arg("--profile").arg(place).args(["--", "{}"]);
+        refuses(&mut train, &output, folder.path(), &["not written: it is the"]);
+    }
+    assert_eq!(fs::read(&program).expect("the program is still there"), bytes);
+}
+
+#[test]
+fn a_training_whose_output_could_not_be_written_is_not_begun() {
+    let folder = scratch();
+    let (program, output) = (sound_program(folder.path()), folder.path().join("no folder/output"));
+    let mut train = relift();
+    train
+        .arg("train")
+        .arg(&program)
+        .arg("-o")
+        .arg(&output)
+        .args(["--", "sh", "-c", "{}; touch begun"])
+        .current_dir(folder.path());
+    refuses(&mut train, &output, folder.path(), &["no folder"]);
+    assert!(!folder.path().join("begun").exists());
+}
+
+#[test]
+fn a_training_that_is_stopped_leaves_nothing_behind() {
+    let folder = scratch();
+    let (program, output, temporary) =
+        (sound_program(folder.path()), folder.path().join("output"), folder.path().join("temporary"));
+    fs::create_dir(&temporary).expect("the scratch folder can be written");
+    let mut train = relift();
+    train.arg("train").arg(&program).arg("-o").arg(&output).args(["--", "sh", "-c", "{}; touch begun; sleep 30"]);
+    let mut train = train.current_dir(folder.path()).env("TMPDIR", &temporary).spawn().expect("relift can be started");
+    let becomes_true = |condition: &dyn Fn() -> bool| {
+        let patience = (0..1000).any(|_| {
+            condition() || {
+                std::thread::sleep(Duration::from_millis(20));
+                false
+            }
+        });
+        assert!(patience, "{:?}", names(&temporary));
+    };
+    becomes_true(&|| folder.path().join("begun").exists());
+    assert!(!names(&temporary).is_empty());
+    train.kill().expect("a child of ours can be killed");
+    train.wait().expect("a child of ours can be waited for");
+    becomes_true(&|| names(&temporary).is_empty());
+    assert!(!output.exists());
+}
+
+#[test]
+fn a_hundred_thousand_threads_are_not_started() {
+    let folder = scratch();
+    let (program, output) = (sound_program(folder.path()), folder.path().join("output"));
+    relift_succeeds(relift().arg("optimize").arg(&program).arg("-o").arg(&output).args(["--threads", "100000"]), folder.path());
 }
 
 #[test]

@@ -155,3 +155,18 @@ fn registers_are_saved_late_and_a_fault_in_that_is_found() {
     }
     assert!(found > 60, "{found}");
 }
+
+#[test]
+fn registers_are_put_aside_and_guards_of_frames_stay_in_registers() {
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    for options in [&["-fno-shrink-wrap"][..], &["-fno-shrink-wrap", "-fstack-protector-all"]] {
+        let Some(program) = built_from("early_saves", options, scratch.path()) else { return };
+        let (report, text) = optimized(&program, &["--only", "late-saves"], scratch.path());
+        assert!(sites(&report, "late-saves") >= 3, "{options:?}: {text}");
+        // `movq` of a register to one of xmm8 to xmm15.
+        let aside = text
+            .lines()
+            .filter(|line| line.contains("edit: late-saves") && (line.contains(" 66 4c 0f 6e") || line.contains(" 66 4d 0f 6e")));
+        assert!(aside.count() >= 1, "{options:?}: {text}");
+    }
+}

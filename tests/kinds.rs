@@ -340,3 +340,29 @@ fn a_payload_behind_the_file_stays_where_it_is_or_the_file_is_refused() {
     assert_eq!(refused.end, End::Exit(1));
     assert!(support::only_line(&refused).contains("payload"), "{refused:?}");
 }
+
+/// All that others know of it is that it is loaded.
+const SECRETIVE: &str = r#"
+#include <stdio.h>
+static int step(int x) { return x % 3 ? x * 5 + 1 : x / 3; }
+__attribute__((constructor)) static void said(void) {
+    int value = 7;
+    for (int i = 0; i < 1000; i++) value = step(value) & 0xffff;
+    printf("%d\n", value);
+}
+"#;
+
+#[test]
+fn a_library_that_exports_nothing_has_an_empty_hash_table_which_may_move() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let flags = ["-O2", "-fPIC", "-shared", "-fcf-protection=none", "-Wl,--hash-style=gnu", "-Wl,--build-id"];
+    let library = support::compile_text(SECRETIVE, &flags, folder.path(), "libsecretive.so");
+    let says = |library: &Path| run(Command::new("true").env("LD_PRELOAD", library), folder.path());
+    let expected = says(&library);
+    assert!(expected.end == End::Exit(0) && !expected.stdout.is_empty(), "{expected:?}");
+    for seed in SEEDS {
+        let output = folder.path().join(format!("libsecretive{seed}.so"));
+        relink(&library, &["--shuffle", seed], &output, folder.path());
+        assert_eq!(says(&output), expected);
+    }
+}

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{End, SUCCESS, installed, only_line, relift, relift_succeeds, run, skipped};
+use support::{End, SUCCESS, installed, only_line, relift, relift_succeeds, run, shrink, size, skipped};
 
 /// A third of it is dead; of the rest, some is held by nothing but a pointer in data, and some by one that only a dead function names.
 const MIXED: &str = r#"
@@ -39,21 +39,9 @@ fn build(flags: &[&str], folder: &Path) -> PathBuf {
     support::compile_text(MIXED, &[&["-O1", "-w"], flags].concat(), folder, "mixed")
 }
 
-fn shrink(input: &Path, options: &[&str], name: &str, folder: &Path) -> (PathBuf, serde_json::Value) {
-    let output = folder.join(name);
-    let mut command = relift();
-    command.args(["shrink", "--verify", "--json"]).args(options).arg(input).arg("-o").arg(&output);
-    let said = relift_succeeds(&mut command, folder);
-    (output, serde_json::from_slice(&said.stdout).expect("--json prints JSON"))
-}
-
 fn saving(report: &serde_json::Value, technique: &str) -> (i64, i64) {
     let found = report["techniques"].as_array().into_iter().flatten().find(|saving| saving["technique"] == technique);
     found.map_or((0, 0), |saving| (saving["count"].as_i64().unwrap_or(0), saving["bytes"].as_i64().unwrap_or(0)))
-}
-
-fn size(path: &Path) -> u64 {
-    fs::metadata(path).expect("the output was written").len()
 }
 
 #[test]

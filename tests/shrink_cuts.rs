@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{End, SUCCESS, installed, relift, relift_succeeds, run, skipped};
+use support::{End, SUCCESS, installed, relift, relift_succeeds, run, size, skipped};
 
 /// Thousands of relocated words, so that packing them frees pages before the code, which is in the same segment.
 const RELOCATED: &str = r#"
@@ -36,15 +36,7 @@ fn build(flags: &[&str], folder: &Path) -> PathBuf {
 }
 
 fn shrink(input: &Path, options: &[&str], name: &str, folder: &Path) -> (PathBuf, serde_json::Value) {
-    let output = folder.join(name);
-    let mut command = relift();
-    command.args(["shrink", "--verify", "--json", "--relr", "on"]).args(options).arg(input).arg("-o").arg(&output);
-    let said = relift_succeeds(&mut command, folder);
-    (output, serde_json::from_slice(&said.stdout).expect("--json prints JSON"))
-}
-
-fn size(path: &Path) -> u64 {
-    fs::metadata(path).expect("the output was written").len()
+    support::shrink(input, &[&["--relr", "on"], options].concat(), name, folder)
 }
 
 /// Offsets in the file of the headers of loaded segments.
@@ -199,5 +191,31 @@ fn files_of_lld_lose_the_front_of_their_code_and_pack_relocations_into_a_moved_d
         // Again, with entries to spare now.
         let (again, _) = shrink(&output, &[], "again", folder.path());
         assert_eq!(run(&mut Command::new(&again), folder.path()), expected, "{flags:?}");
+    }
+}
+
+#[test]
+fn a_cut_file_may_go_without_section_headers() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let Some(input) = lld_program(&["-s"], folder.path()) else { return };
+    let expected = run(&mut Command::new(&input), folder.path());
+    let (output, report) = shrink(&input, &["--strip"], "output", folder.path());
+    assert!(report["cuts"].as_u64() >= Some(1) && report["warnings"] == serde_json::json!([]), "{report:#}");
+    let mut bytes = fs::read(&output).expect("it was written");
+    assert_eq!(bytes[60..62], [0, 0], "no section headers are announced");
+    assert_eq!(run(&mut Command::new(&output), folder.path()), expected);
+    // Without section headers, program headers alone say where the interpreter's name and the notes are now.
+    let headers = |bytes: &[u8]| -> Vec<usize> {
+        (0..usize::from(bytes[56])).map(|index| 64 + 56 * index).filter(|&at| [3, 4].contains(&bytes[at])).collect()
+    };
+    for at in headers(&bytes) {
+        let place = u64::from_le_bytes(bytes[at + 8..at + 16].try_into().expect("eight bytes")) as usize;
+        // In the third word of a note is its kind.
+        bytes[place + 8] ^= 1;
+        let wrong = folder.path().join("wrong");
+        fs::write(&wrong, &bytes).expect("the scratch folder can be written");
+        let found = run(relift().arg("check").arg(&input).arg(&wrong), folder.path());
+        assert_eq!(found.end, End::Exit(1), "the header at {at:#x}: {found:?}");
+        bytes[place + 8] ^= 1;
     }
 }

@@ -61,6 +61,10 @@ impl Registers {
     pub fn general(register: u8) -> Self {
         Self(1 << (register & 15))
     }
+    /// All of a vector register, by its number up to 15.
+    pub fn vector(number: u8) -> Self {
+        Self(1 << (16 + (number & 15)) | 1 << (32 + (number & 15)))
+    }
     #[must_use]
     pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)

@@ -5,12 +5,13 @@
 //! relocations name. All data stays where it is, so everything else must be equal.
 
 use goblin::elf::dynamic::{DT_FINI, DT_INIT, DT_JMPREL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_STRSZ, DT_STRTAB};
+use goblin::elf::program_header::{PT_INTERP, PT_NOTE};
 use goblin::elf::reloc::{R_X86_64_32, R_X86_64_32S, R_X86_64_64};
 use goblin::elf::section_header::{
     SHF_ALLOC, SHN_ABS, SHN_LORESERVE, SHT_FINI_ARRAY, SHT_INIT_ARRAY, SHT_NOBITS, SHT_PREINIT_ARRAY, SHT_PROGBITS, SHT_RELA,
 };
 use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC, STT_TLS};
-use goblin::elf::{Dynamic, Sym};
+use goblin::elf::{Dynamic, ProgramHeader, Sym};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::image::{DT_RELR, DT_RELRSZ, Image, Section, Slot};
@@ -198,6 +199,29 @@ pub(crate) fn absolute_fields(image: &Image<'_>) -> FxHashSet<u64> {
     fields
 }
 
+/// Places of a file where the linker put an absolute address, as `--emit-relocs` says, and the address.
+pub(crate) fn linked_addresses(image: &Image<'_>) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    for (index, relocations) in &image.elf.shdr_relocs {
+        let Some(header) = image.elf.section_headers.get(*index) else { continue };
+        let section = image.sections.get(header.sh_info as usize);
+        let is_loaded = section.is_some_and(|section| section.is_alloc() && !BY_MEANING.contains(&section.name));
+        if header.sh_type != SHT_RELA || header.sh_flags & u64::from(SHF_ALLOC) != 0 || !is_loaded {
+            continue;
+        }
+        found.extend(relocations.iter().filter_map(|relocation| {
+            let place = relocation.r_offset;
+            let address = match relocation.r_type {
+                R_X86_64_64 => image.u64_at(place),
+                R_X86_64_32 | R_X86_64_32S => image.u32_at(place).map(u64::from),
+                _ => None,
+            };
+            Some((place, address?))
+        }));
+    }
+    found
+}
+
 /// What `--emit-relocs` left in the input.
 fn seed_linker_relocations(walk: &mut Walk<'_, '_>) {
     let (input, output) = (walk.input, walk.output);
@@ -273,7 +297,8 @@ pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, explained: &[(u64, u6
             continue;
         }
         let place = b.section(section.name).filter(|other| other.size == section.size && is_movable(section));
-        let address = place.map_or(section.address, |other| other.address);
+        let by_header = if is_movable(section) { place_by_header(a, b, section) } else { None };
+        let address = place.map(|other| other.address).or(by_header).unwrap_or(section.address);
         compare_bytes(a, b, section, address, explained, violations);
     }
     if a.sections.is_empty() {
@@ -306,6 +331,20 @@ fn explain_new_sections(a: &Image<'_>, b: &Image<'_>, explained: &[(u64, u64)], 
 /// Sections that nothing refers to by address but a program header or the dynamic section.
 fn is_movable(section: &Section<'_>) -> bool {
     section.name == ".interp" || section.name.starts_with(".note")
+}
+
+/// Where a program header leads to the same bytes, in an output that has no section headers.
+fn place_by_header(a: &Image<'_>, b: &Image<'_>, section: &Section<'_>) -> Option<u64> {
+    let bytes = a.section_bytes(section);
+    let covers = |header: &&ProgramHeader| {
+        let end = header.p_vaddr.saturating_add(header.p_memsz);
+        [PT_INTERP, PT_NOTE].contains(&header.p_type) && header.p_vaddr <= section.address && section.end() <= end
+    };
+    let of_input = a.elf.program_headers.iter().find(covers).filter(|_| b.sections.is_empty())?;
+    let is_same = |header: &&ProgramHeader| header.p_type == of_input.p_type && header.p_memsz == of_input.p_memsz;
+    let places = b.elf.program_headers.iter().filter(is_same).map(|header| header.p_vaddr);
+    let mut places = places.filter_map(|start| start.checked_add(section.address - of_input.p_vaddr));
+    places.find(|&place| b.at(place, bytes.len()) == Some(bytes))
 }
 
 fn compare_bytes(

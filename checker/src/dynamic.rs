@@ -3,7 +3,7 @@
 //! **Method.** Entries that mean something by themselves are compared one by one, in order. Those that say where a table is and how long are
 //! compared by what is there: strings are the input's with more behind them, versions the same by index and name, hash tables the same bytes;
 //! relocations are compared word by word elsewhere ([`crate::data`]), packed or not. An output with packed relocations that the input has not must ask its C
-//! library for the version by which an old one refuses the file.
+//! library for the version by which an old one refuses the file, or be a program that reads them itself ([`crate::own_loader`]).
 
 use goblin::elf::dynamic::{
     DT_DEBUG, DT_FINI, DT_GNU_HASH, DT_HASH, DT_INIT, DT_JMPREL, DT_NULL, DT_RELA, DT_RELACOUNT, DT_RELASZ, DT_STRSZ, DT_STRTAB,
@@ -11,7 +11,9 @@ use goblin::elf::dynamic::{
 };
 
 use crate::image::{DT_RELR, DT_RELRSZ, Image, Slot};
+use crate::own_loader;
 use crate::report::{Violation, ViolationKind};
+use crate::walk::Side;
 
 const DT_RELRENT: u64 = 37;
 const R_X86_64_RELATIVE: u64 = 8;
@@ -36,7 +38,8 @@ const TABLES: [u64; 13] = [
 const DT_RELR_VERSION: &[u8] = b"GLIBC_ABI_DT_RELR";
 
 /// Compares what two loaders are told.
-pub(crate) fn compare(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation>) {
+pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<Violation>) {
+    let (a, b) = (&input.image, &output.image);
     let mut report = |message: String| violations.push(Violation::new(ViolationKind::Dynamic, 0, message));
     let (x, y) = match (&a.elf.dynamic, &b.elf.dynamic) {
         (None, None) => return,
@@ -67,12 +70,13 @@ pub(crate) fn compare(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violati
             report(format!("tag {tag:#x} occurs twice"));
         }
     }
-    for problem in table_problems(a, b) {
+    for problem in table_problems(input, output) {
         report(problem);
     }
 }
 
-fn table_problems(a: &Image<'_>, b: &Image<'_>) -> Vec<String> {
+fn table_problems(input: &Side<'_>, output: &Side<'_>) -> Vec<String> {
+    let (a, b) = (&input.image, &output.image);
     let mut problems = Vec::new();
     for tag in TABLES.into_iter().filter(|&tag| ![DT_RELACOUNT, DT_RELR].contains(&tag)) {
         // A loader that has the newer kind of hash table does not use the older one.
@@ -102,7 +106,7 @@ fn table_problems(a: &Image<'_>, b: &Image<'_>) -> Vec<String> {
         (None, None) => {}
         _ => problems.push("the versions that are defined differ".into()),
     }
-    problems.extend(need_problem(a, b));
+    problems.extend(need_problem(input, b));
     problems.extend(relocation_problems(a, b));
     problems
 }
@@ -130,19 +134,25 @@ fn string<'a>(image: &Image<'a>, offset: u32) -> Option<&'a [u8]> {
     strings(image)?.get(offset as usize..)?.split(|&byte| byte == 0).next()
 }
 
-/// More entries than any real table has.
-const ENTRIES_MAX: usize = 1 << 16;
+/// How many records of versions the file has room for: chains of more go round in a circle.
+fn records_max(image: &Image<'_>) -> usize {
+    /// The smallest one: a name and where the next one is.
+    const RECORD: usize = 8;
+    image.bytes.len() / RECORD
+}
 
 /// Flags, index, hash and names of each version that is defined.
 type Definition<'a> = (u16, u16, u32, Vec<&'a [u8]>);
 
 fn definitions<'a>(image: &Image<'a>) -> Option<Vec<Definition<'a>>> {
     let mut at = image.dynamic_value(DT_VERDEF)?;
-    let mut found = Vec::new();
-    while found.len() < ENTRIES_MAX {
+    let (mut found, mut left) = (Vec::new(), records_max(image));
+    loop {
+        left = left.checked_sub(1)?;
         let mut aux = at.checked_add(u64::from(image.u32_at(at + 12)?))?;
         let mut names = Vec::new();
         for _ in 0..half(image, at + 6)? {
+            left = left.checked_sub(1)?;
             names.push(string(image, image.u32_at(aux)?)?);
             aux = aux.checked_add(u64::from(image.u32_at(aux + 4)?))?;
         }
@@ -152,7 +162,6 @@ fn definitions<'a>(image: &Image<'a>) -> Option<Vec<Definition<'a>>> {
             next => at = at.checked_add(u64::from(next))?,
         }
     }
-    None
 }
 
 /// A version that is needed: library, hash, flags, index, name.
@@ -160,11 +169,13 @@ type Need<'a> = (&'a [u8], u32, u16, u16, &'a [u8]);
 
 fn needs<'a>(image: &Image<'a>) -> Option<Vec<Need<'a>>> {
     let mut at = image.dynamic_value(DT_VERNEED)?;
-    let mut found = Vec::new();
-    while found.len() < ENTRIES_MAX {
+    let (mut found, mut left) = (Vec::new(), records_max(image));
+    loop {
+        left = left.checked_sub(1)?;
         let library = string(image, image.u32_at(at + 4)?)?;
         let mut aux = at.checked_add(u64::from(image.u32_at(at + 8)?))?;
         for _ in 0..half(image, at + 2)? {
+            left = left.checked_sub(1)?;
             let name = string(image, image.u32_at(aux + 8)?)?;
             found.push((library, image.u32_at(aux)?, half(image, aux + 4)?, half(image, aux + 6)?, name));
             aux = aux.checked_add(u64::from(image.u32_at(aux + 12)?))?;
@@ -174,16 +185,16 @@ fn needs<'a>(image: &Image<'a>) -> Option<Vec<Need<'a>>> {
             next => at = at.checked_add(u64::from(next))?,
         }
     }
-    None
 }
 
-fn need_problem(a: &Image<'_>, b: &Image<'_>) -> Option<String> {
+fn need_problem(input: &Side<'_>, b: &Image<'_>) -> Option<String> {
+    let a = &input.image;
     let (before, after) = (needs(a), needs(b));
     let asks = |needs: &Option<Vec<Need<'_>>>| {
         needs.iter().flatten().any(|need| need.0.starts_with(b"libc.so.") && need.4 == DT_RELR_VERSION)
     };
     let is_new = b.dynamic_value(DT_RELR).is_some() && a.dynamic_value(DT_RELR).is_none();
-    if is_new && !asks(&after) {
+    if is_new && !asks(&after) && !own_loader::reads_packed_relocations(input) {
         return Some("relocations are packed, and nothing keeps a loader away that can't read them".into());
     }
     if before == after {

@@ -186,8 +186,15 @@ impl<'a> Image<'a> {
         let size = match tag {
             DT_SYMTAB => 24 * symbols,
             DT_HASH => 4 * (2 + word(0)? + word(1)?),
-            // Buckets, the first symbol that is hashed, words of the filter; then these, and a word for each such symbol.
-            DT_GNU_HASH => 16 + 8 * word(2)? + 4 * word(0)? + 4 * symbols.saturating_sub(word(1)?),
+            // Buckets, the first symbol that is hashed, words of the filter; then these, and a word for each such symbol. Where none is, linkers
+            // name the first of those that are not.
+            DT_GNU_HASH => {
+                let (buckets, first, filter) = (word(0)?, word(1)?, word(2)?);
+                let chains = 16 + 8 * filter + 4 * buckets;
+                let bytes = self.at(address, usize::try_from(chains).ok()?)?;
+                let is_empty = bytes[bytes.len() - 4 * buckets as usize..].iter().all(|&byte| byte == 0);
+                chains + if is_empty { 0 } else { 4 * symbols.saturating_sub(first) }
+            }
             _ => return None,
         };
         Some((address, self.at(address, usize::try_from(size).ok()?)?))

@@ -132,14 +132,16 @@ impl Roots {
     }
 
     /// Adds all code that begins a piece with a label that is sought.
-    fn extend(&mut self, walk: &Walk<'_, '_>, tables: &Tables, sought: &FxHashSet<u64>, beginnings: &FxHashSet<Beginning>) {
+    fn extend(&mut self, walk: &Walk<'_, '_>, tables: &Tables, sought: &FxHashSet<u64>, beginnings: &Beginnings) {
         for (of, roots) in [(Of::Input, &mut self.input), (Of::Output, &mut self.output)] {
             let reader = pieces::Reader { walk, of, tables };
             each_instruction(reader.side(), |address, inst| {
-                let is_start = beginnings.contains(&Beginning::of(reader.side(), address, inst));
                 // What is reached in the output is so in the input.
-                let is_known = of == Of::Output && reader.related(address).is_some();
-                if is_start && !is_known && sought.contains(&reader.piece(address, |_, _| {}).label) {
+                let is_known = || of == Of::Output && reader.related(address).is_some();
+                if beginnings.contain(reader.side(), address, inst)
+                    && !is_known()
+                    && sought.contains(&reader.piece(address, |_, _| {}).label)
+                {
                     roots.push(address);
                 }
             });
@@ -154,21 +156,46 @@ struct Beginning(Kind, [u8; 15]);
 impl Beginning {
     fn of(side: &Side<'_>, address: u64, inst: Inst) -> Self {
         let mut bytes = [0; 15];
-        let is_whole = inst.kind == Kind::Plain && inst.disp == 0 && !side.image.is_position_dependent();
-        let known = if is_whole { side.code.bytes(address, inst) } else { &[] };
+        let known = if Self::is_whole(side, inst) { side.code.bytes(address, inst) } else { &[] };
         bytes[..known.len()].copy_from_slice(known);
         Self(inst.kind, bytes)
+    }
+
+    /// Whether no part of it may move.
+    fn is_whole(side: &Side<'_>, inst: Inst) -> bool {
+        inst.kind == Kind::Plain && inst.disp == 0 && !side.image.is_position_dependent()
+    }
+}
+
+/// The first instructions of some pieces.
+struct Beginnings {
+    all: FxHashSet<Beginning>,
+    /// Whether one of them has a first byte, zero where that may move.
+    has: [bool; 256],
+}
+
+impl Beginnings {
+    fn of(all: FxHashSet<Beginning>) -> Self {
+        let mut has = [false; 256];
+        all.iter().for_each(|beginning| has[usize::from(beginning.1[0])] = true);
+        Self { all, has }
+    }
+
+    fn contain(&self, side: &Side<'_>, address: u64, inst: Inst) -> bool {
+        let first =
+            if Beginning::is_whole(side, inst) { side.code.bytes(address, inst).first().copied().unwrap_or(0) } else { 0 };
+        self.has[usize::from(first)] && self.all.contains(&Beginning::of(side, address, inst))
     }
 }
 
 /// The first instructions of pieces without a partner.
-fn beginnings(walk: &Walk<'_, '_>, found: &Found) -> FxHashSet<Beginning> {
+fn beginnings(walk: &Walk<'_, '_>, found: &Found) -> Beginnings {
     let of = |side: &Side<'_>, address| side.inst(address).map(|inst| Beginning::of(side, address, inst));
     let output = found.unmatched.iter().filter(|&&(address, _)| is_uncovered(walk, address));
     let output = output.filter_map(|&(address, _)| of(walk.output, address));
     let starts = found.missing.iter().map(|&(number, _)| walk.input.unwind.fdes[number as usize].start);
     let input = starts.filter_map(|start| of(walk.input, walk.input_leads_to(start)));
-    output.chain(input).collect()
+    Beginnings::of(output.chain(input).collect())
 }
 
 /// Functions of the input that were not reached.
@@ -320,8 +347,21 @@ fn ranges(side: &Side<'_>) -> Vec<(u64, u64)> {
 }
 
 /// Calls `visit` with each instruction that linear decoding meets.
-pub(crate) fn each_instruction(side: &Side<'_>, mut visit: impl FnMut(u64, Inst)) {
-    for (start, end) in ranges(side) {
+pub(crate) fn each_instruction(side: &Side<'_>, visit: impl FnMut(u64, Inst)) {
+    each_instruction_in(side, |_, _| true, visit);
+}
+
+/// The same of the frame descriptions, and the gaps between them, in which something was not passed.
+fn each_instruction_left(side: &Side<'_>, passed: &Bits, visit: impl FnMut(u64, Inst)) {
+    let has_left = |start, end: u64| {
+        let first = side.code.index(start);
+        first.is_none_or(|first| !passed.contains_all(first..first + (end - start) as usize))
+    };
+    each_instruction_in(side, has_left, visit);
+}
+
+fn each_instruction_in(side: &Side<'_>, is_wanted: impl Fn(u64, u64) -> bool, mut visit: impl FnMut(u64, Inst)) {
+    for (start, end) in ranges(side).into_iter().filter(|&(start, end)| is_wanted(start, end)) {
         let mut address = start;
         if side.unwind.fde_at(address).is_none() {
             // Zeros that begin a gap between functions are no code.
@@ -347,7 +387,7 @@ fn leaders(walk: &Walk<'_, '_>, of: Of) -> Vec<u64> {
     };
     let mut leaders = Vec::new();
     let mut next = None;
-    each_instruction(side, |address, inst| {
+    each_instruction_left(side, passed, |address, inst| {
         let is_reached = side.code.index(address).is_none_or(|index| passed.contains(index));
         let after = address + u64::from(inst.len);
         // Only what goes on from unreached code needs no beginning of its own.

@@ -19,6 +19,7 @@ mod error;
 mod image;
 mod leftover;
 mod noreturn;
+mod own_loader;
 mod prove;
 mod registered;
 mod report;

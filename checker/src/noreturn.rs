@@ -1,7 +1,8 @@
 //! Which functions of the input never return: after a call to one, whatever follows in the file is not a successor.
 //!
 //! **Method.** A function may return if a `ret`, an indirect jump, or a jump to a function that may return can be reached from its
-//! entry, where what follows a call is reached only if the callee may return. This is the least fixpoint, found with one worklist.
+//! entry, where what follows a call is reached only if the callee may return. This is the least fixpoint, found with one worklist. What is a function
+//! is told by frame descriptions, and where there are none, by the calls that a linear sweep finds: one that is found by mistake is judged for nothing.
 //! Imported functions are judged by name; a call after which the frame description ends is a witness for its callee.
 //!
 //! **Terminates**: each instruction is visited once, by the function that comes first; others that meet it depend on that function.
@@ -74,9 +75,14 @@ impl NoReturn {
             }
         }
         let mut search = Search::new(side, &found.cells);
+        // Each place is looked at once: damaged descriptions may all cover everything, and places without code.
+        let mut reached = 0;
         for fde in &side.unwind.fdes {
             search.function(fde.start);
-            search.callees(fde.start, fde.end);
+            reached = search.callees(fde.start.max(reached), fde.end);
+        }
+        for (start, end) in undescribed(side) {
+            search.callees(start, end);
         }
         search.run();
         let mut functions: FxHashSet<u64> = search
@@ -107,6 +113,25 @@ impl NoReturn {
             _ => false,
         }
     }
+}
+
+/// Code that no frame description covers, as starts and ends: all of it in programs that were built without any.
+fn undescribed(side: &Side<'_>) -> Vec<(u64, u64)> {
+    let mut gaps = Vec::new();
+    let mut fdes = side.unwind.fdes.iter().peekable();
+    for area in side.code.areas() {
+        let mut start = area.start;
+        while let Some(fde) = fdes.next_if(|fde| fde.start < area.end()) {
+            if start < fde.start {
+                gaps.push((start, fde.start));
+            }
+            start = start.max(fde.end);
+        }
+        if start < area.end() {
+            gaps.push((start, area.end()));
+        }
+    }
+    gaps
 }
 
 struct Search<'s, 'a> {
@@ -156,15 +181,22 @@ impl<'s, 'a> Search<'s, 'a> {
         id
     }
 
-    /// What is called from code that only a jump table or an unwinder reaches has to be judged too.
-    fn callees(&mut self, start: u64, end: u64) {
-        let mut address = start;
-        while let Some(inst) = self.side.inst(address).filter(|_| address < end) {
-            if inst.kind == Kind::Call {
-                self.function(self.side.target(address, inst));
+    /// What is called from code that only a jump table or an unwinder reaches has to be judged too. What is no instruction is passed over: what is judged
+    /// without need does no harm. Returns how far it has looked.
+    fn callees(&mut self, start: u64, end: u64) -> u64 {
+        let mut reached = start;
+        for area in self.side.code.areas() {
+            let mut address = start.max(area.start);
+            while address < end.min(area.end()) {
+                let inst = self.side.inst(address);
+                if let Some(call) = inst.filter(|inst| inst.kind == Kind::Call) {
+                    self.function(self.side.target(address, call));
+                }
+                address += inst.map_or(1, |inst| u64::from(inst.len));
+                reached = reached.max(address);
             }
-            address += u64::from(inst.len);
         }
+        reached
     }
 
     fn run(&mut self) {

@@ -221,7 +221,7 @@ impl Prover {
         let mut start = identity_at(walk, root).map_err(Failure::into_violation)?;
         task.entry.add_to(&mut start);
         // Where a frame is made already, an address of it may be known already.
-        let is_hidden = walk.input.unwind.is_as_at_entry(input) || !self.lets_frame_out(walk, input);
+        let is_hidden = walk.input.unwind.has_no_frame(input) || !self.lets_frame_out(walk, input);
         let mut first = None;
         for &decides_first in ways {
             self.decides_first = decides_first;
@@ -266,7 +266,7 @@ impl Prover {
                     let is_let_out = node.1 || segment.is_let_out;
                     for (next, facts) in &segment.successors {
                         let facts = if segment.is_let_out { facts.only(&saves) } else { facts.clone() };
-                        self.arrive(&mut visits, (*next, is_let_out), &facts)?;
+                        self.arrive(walk, &mut visits, (*next, is_let_out), &facts)?;
                     }
                 }
                 Err(failure) if failure.is_escape => return Err(failure.clone()),
@@ -299,7 +299,7 @@ impl Prover {
     }
 
     /// Facts flow to a pair.
-    fn arrive(&self, visits: &mut Visits<'_>, node: Node, facts: &Facts) -> Result<(), Failure> {
+    fn arrive(&self, walk: &Walk<'_, '_>, visits: &mut Visits<'_>, node: Node, facts: &Facts) -> Result<(), Failure> {
         let privacy = visits.privacy(node);
         if !visits.is_whole && self.is_proven(node.0, privacy, facts) {
             return Ok(());
@@ -311,8 +311,14 @@ impl Prover {
             return Ok(());
         };
         let Some(met) = known.facts.meet(facts) else { return Ok(()) };
-        // What was known to be an address of the frame must stay so.
-        for place in [STACK, BASE] {
+        // What was known to be an address of the frame must stay so. Where addresses of the frame may be anywhere, `rbp` is like any other register, if the frame is not found by it.
+        let is_of_base = |side: &Side<'_>, address| {
+            let rule = walk.rows.and_then(|rows| rows.frame_of(side.unwind.locate(address).row)).and_then(|frame| frame.address);
+            !matches!(rule, Some((7, _)))
+        };
+        let counts_from_base = || is_of_base(walk.input, node.0.input) || is_of_base(walk.output, node.0.output);
+        let has_base = has_any && (*privacy == Privacy::Frame || counts_from_base());
+        for place in [Some(STACK), Some(BASE).filter(|_| has_base)].into_iter().flatten() {
             for (old, new) in [(&known.facts.input, &met.input), (&known.facts.output, &met.output)] {
                 let is_frame = |value| matches!(value, Value::Frame(_));
                 if has_any && is_frame(old.registers[place]) && !is_frame(new.registers[place]) {

@@ -2,7 +2,7 @@
 //!
 //! GCC's `crtbeginT.o` gives `__register_frame_info` the address where its own part of `.eh_frame` begins, somewhere inside the section. An
 //! unwinder reads from there to the terminator. In the output there must be an entry; without a search table, which is asked next, the first one,
-//! or what lies before is lost. With one, a terminator will do: nothing is registered then.
+//! or what lies before is lost, unless it is what was lost in the input. With one, a terminator will do: nothing is registered then.
 //!
 //! The start of the section may as well be named as the end of the data before it, and says nothing where there is a search table.
 
@@ -28,12 +28,28 @@ pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<Vi
     let (before, after) = (begins(input), begins(output));
     for address in named.intersection(&before).copied() {
         let is_empty = output.image.u32_at(address) == Some(0);
-        let is_good = if has_search_table(output) { is_empty || after.contains(&address) } else { address == new_start };
+        let is_good = if has_search_table(output) {
+            is_empty || after.contains(&address)
+        } else {
+            address == new_start || loses_the_same(input, output, address)
+        };
         if !is_good {
             let message = "the program's code holds the address of an unwind table, and none begins there";
             violations.push(Violation::new(ViolationKind::UnwindTable, address, message));
         }
     }
+}
+
+/// Whether what lies before an entry is the same in both, and is about the same code.
+fn loses_the_same(input: &Side<'_>, output: &Side<'_>, entry: u64) -> bool {
+    let same = |start: u64, end: u64| {
+        let bytes = |side: &Side<'_>| side.image.at(start, end.checked_sub(start)? as usize).map(<[u8]>::to_vec);
+        bytes(input).is_some_and(|before| bytes(output) == Some(before))
+    };
+    let starts = (input.unwind.table, output.unwind.table);
+    let (Some((start, _)), Some((new_start, _))) = starts else { return false };
+    let lost = input.unwind.fdes.iter().filter(|fde| fde.place < entry);
+    start == new_start && same(start, entry) && lost.into_iter().all(|fde| same(fde.start, fde.end))
 }
 
 fn has_search_table(side: &Side<'_>) -> bool {

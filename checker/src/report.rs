@@ -84,7 +84,13 @@ impl Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} at {:#x}: {}", self.kind, self.address, self.message)
+        /// What is said of values has no bound, and what is said of a place should be a line.
+        const LEN_MAX: usize = 320;
+        let message = match self.message.char_indices().nth(LEN_MAX) {
+            Some((end, _)) => &format!("{}…", &self.message[..end]),
+            None => &self.message,
+        };
+        write!(f, "{:?} at {:#x}: {message}", self.kind, self.address)
     }
 }
 
@@ -173,5 +179,18 @@ impl Report {
             text.push_str(&format!("… and {} more\n", self.violations.len() - limit));
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_violation_is_a_line_however_much_is_said_of_values() {
+        let long = Violation::new(ViolationKind::InstructionMismatch, 0x1000, "ü".repeat(1000)).to_string();
+        assert!(long.chars().count() < 400 && long.ends_with('…'), "{long}");
+        let short = Violation::new(ViolationKind::InstructionMismatch, 0x1000, "another").to_string();
+        assert_eq!(short, "InstructionMismatch at 0x1000: another");
     }
 }

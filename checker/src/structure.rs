@@ -28,7 +28,7 @@ pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<Vi
     let (a, b) = (&input.image, &output.image);
     compare_headers(a, b, violations);
     compare_segments(a, b, violations);
-    crate::dynamic::compare(a, b, violations);
+    crate::dynamic::compare(input, output, violations);
     if property_note(a) != property_note(b) {
         violations.push(Violation::new(ViolationKind::Header, 0, "the note of the program's properties differs"));
     }

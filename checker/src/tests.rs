@@ -5,6 +5,7 @@ mod contexts;
 mod dead;
 mod fixed;
 mod fold;
+mod late;
 mod layout;
 mod liveness;
 mod mutation;
@@ -12,6 +13,7 @@ mod proofs;
 mod rows;
 mod tails;
 mod tracking;
+mod undescribed;
 
 use super::*;
 

@@ -3,6 +3,7 @@
 //! Own reader of `.eh_frame` (LSB Core, "Exception Frames"; DWARF 5 §6.4). Rows of both files are interned in one
 //! [`Rows`], so that comparing the rules of two addresses is comparing two numbers.
 
+mod buckets;
 mod cfi;
 mod lsda;
 mod reader;
@@ -16,6 +17,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::FileError;
 use crate::image::Image;
+use buckets::Buckets;
 use cfi::Row;
 
 /// Interned rules and frame properties of both files.
@@ -128,6 +130,9 @@ pub(crate) struct Unwind {
     /// Where the table is.
     pub(crate) table: Option<(u64, u64)>,
     entry_row: u32,
+    /// Where to look in the list of descriptions, and in that of rules.
+    fde_buckets: Buckets,
+    entry_buckets: Buckets,
 }
 
 impl Unwind {
@@ -161,7 +166,7 @@ impl Unwind {
             let place = address + entry.start as u64;
             let (start, end, lsda) = (fde.start, fde.end, fde.lsda);
             let local_personality = local_personality.map(|(target, _)| target);
-            let is_plain = !cie.is_signal && lsda.is_none() && cie.return_register == cfi::RETURN_ADDRESS;
+            let is_plain = !cie.is_signal && cie.return_register == cfi::RETURN_ADDRESS;
             found.push((Fde { start, end, lsda, local_personality, place, frame: rows.frame(frame), is_plain }, table));
         }
         found.sort_by_key(|(fde, _)| (fde.start, fde.place));
@@ -189,11 +194,14 @@ impl Unwind {
         }
         // At equal starts the end marker comes first, so that the description that begins there wins.
         unwind.entries.sort_by_key(|entry| (entry.start, entry.fde != NONE));
+        unwind.fde_buckets = Buckets::of(unwind.fdes.iter().map(|fde| fde.start));
+        unwind.entry_buckets = Buckets::of(unwind.entries.iter().map(|entry| entry.start));
         Ok(unwind)
     }
 
     pub(crate) fn locate(&self, address: u64) -> Located {
-        let after = self.entries.partition_point(|entry| entry.start <= address);
+        let range = self.entry_buckets.range(address, self.entries.len());
+        let after = range.start + self.entries[range].partition_point(|entry| entry.start <= address);
         let end = self.entries.get(after).map_or(u64::MAX, |entry| entry.start);
         let Some(entry) = self.entries[..after].last() else { return Located { end, ..Located::nowhere() } };
         let frame = self.fdes.get(entry.fde as usize).map_or(NONE, |fde| fde.frame);
@@ -213,13 +221,20 @@ impl Unwind {
 
     /// Whether to unwind from an address is but to return: nothing is saved, pushed or handled there.
     pub(crate) fn is_as_at_entry(&self, address: u64) -> bool {
+        let has_handlers = || self.fdes.get(self.locate(address).fde as usize).is_none_or(|fde| fde.lsda.is_some());
+        self.has_no_frame(address) && !has_handlers()
+    }
+
+    /// Whether nothing is saved or pushed at an address. There may be handlers.
+    pub(crate) fn has_no_frame(&self, address: u64) -> bool {
         let located = self.locate(address);
         let is_plain = self.fdes.get(located.fde as usize).is_some_and(|fde| fde.is_plain);
         is_plain && located.row == self.entry_row
     }
 
     pub(crate) fn fde_at(&self, address: u64) -> Option<u32> {
-        let after = self.fdes.partition_point(|fde| fde.start <= address);
+        let range = self.fde_buckets.range(address, self.fdes.len());
+        let after = range.start + self.fdes[range].partition_point(|fde| fde.start <= address);
         let fde = self.fdes[..after].last()?;
         (address < fde.end).then(|| after as u32 - 1)
     }

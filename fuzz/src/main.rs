@@ -108,6 +108,8 @@ fn sweep(name: &str, count: &str, seed: &str) -> Result<()> {
     let mut accepted = 0;
     for _ in 0..count.parse()? {
         let input = recipe(&mut random);
+        // A run beyond its memory ends the process.
+        fs::write(std::env::temp_dir().join(format!("last-input-{name}")), to_line(&input))?;
         let gist = match catch_unwind(AssertUnwindSafe(|| target.run(&input))) {
             Ok(Outcome::Accepted) => {
                 accepted += 1;

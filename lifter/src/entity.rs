@@ -85,6 +85,10 @@ impl<K: EntityId, V> PrimaryMap<K, V> {
     pub fn with_capacity(capacity: usize) -> Self {
         Self { items: Vec::with_capacity(capacity), key: PhantomData }
     }
+    /// The items in the order of their ids.
+    pub fn from_items(items: Vec<V>) -> Self {
+        Self { items, key: PhantomData }
+    }
     pub fn push(&mut self, value: V) -> K {
         let id = K::new(self.items.len());
         self.items.push(value);

@@ -182,8 +182,10 @@ fn with_doubts(surveyor: Surveyor<'_>, mut surveys: Vec<Survey>) -> Vec<Survey> 
     let mut doubted: Vec<Unit> = surveys.par_iter().flat_map_iter(|s| s.names.iter().filter_map(is_doubted)).collect();
     doubted.sort();
     doubted.dedup();
-    for unit in doubted.into_iter().filter(|u| !surveys[u.index()].is_opaque()).collect::<Vec<_>>() {
-        surveys[unit.index()] = surveyor.survey_as_opaque(&units[unit]);
+    doubted.retain(|unit| !surveys[unit.index()].is_opaque());
+    let opaque: Vec<Survey> = doubted.par_iter().map(|&unit| surveyor.survey_as_opaque(&units[unit])).collect();
+    for (unit, survey) in doubted.into_iter().zip(opaque) {
+        surveys[unit.index()] = survey;
     }
     surveys
 }

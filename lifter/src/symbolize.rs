@@ -17,7 +17,7 @@ use crate::cfg::tables::RawTable;
 use crate::discover::names::{NamedBy, Names};
 use crate::discover::units::{Bounds, Unit, Units};
 use crate::elf::{Image, Unwind};
-use crate::entity::{Block, EntityId, Func, IdRange, Symbol, Table};
+use crate::entity::{Block, EntityId, Func, IdRange, PrimaryMap, Symbol, Table};
 use crate::ir::*;
 
 /// A cluster with all that became known of it.
@@ -54,6 +54,7 @@ impl Assembly<'_> {
         let mut program = Program::default();
         let symbols = self.function_symbols();
         let mut classes = UnwindClasses::default();
+        let mut func_of_block: Vec<Func> = Vec::with_capacity(clusters.iter().map(|c| c.draft.blocks.len()).sum());
         for &index in &order {
             let cluster = &clusters[index];
             let func = program.funcs.next_id();
@@ -67,17 +68,13 @@ impl Assembly<'_> {
                 let unwind_class = classes.class_of(self.unwind, data.bounds);
                 program.ranges.push(CodeRange { start: data.start, end: data.end, func, fde: data.fde(), unwind_class });
             }
-            let first_block = program.blocks.len();
-            for draft in &cluster.draft.blocks {
-                let range = first_range + cluster.members.partition_point(|&u| u < draft.unit);
-                program.blocks.push(self.block_shell(draft, func, range));
-            }
-            let blocks = first_block..program.blocks.len();
+            let first_block = func_of_block.len();
+            func_of_block.extend(std::iter::repeat_n(func, cluster.draft.blocks.len()));
             let entry_start = self.units[entries[index]].start;
             let within = cluster.draft.blocks.partition_point(|b| b.start < entry_start);
             program.funcs.push(FuncData {
                 entry: Block::new(first_block + within.min(cluster.draft.blocks.len() - 1)),
-                blocks: IdRange::from_usize(blocks),
+                blocks: IdRange::from_usize(first_block..func_of_block.len()),
                 ranges: IdRange::from_usize(first_range..program.ranges.len()),
                 primary_range: primary_range as u32,
                 symbol: symbols.get(&entry_start).copied(),
@@ -85,6 +82,14 @@ impl Assembly<'_> {
                 content_hash: cluster.draft.content_hash,
             });
         }
+        let shell = |(index, &func): (usize, &Func)| {
+            let (cluster, data) = (&clusters[order[func.index()]], &program.funcs[func]);
+            let draft = &cluster.draft.blocks[index - data.blocks.as_usize().start];
+            let range = data.ranges.as_usize().start + cluster.members.partition_point(|&u| u < draft.unit);
+            self.block_shell(draft, func, range)
+        };
+        program.blocks = PrimaryMap::from_items(func_of_block.par_iter().enumerate().map(shell).collect());
+        drop(func_of_block);
         program.blocks_by_address = program.blocks.keys().collect();
         program.blocks_by_address.par_sort_unstable_by_key(|&b| program.blocks[b].start);
         program.block_index = AddressIndex::new(program.blocks_by_address.iter().map(|&b| program.blocks[b].start));

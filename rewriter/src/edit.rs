@@ -12,6 +12,7 @@
 //! For the unwinder and for exceptions, new code stands where the first replaced instruction did, or where it says: so it must not move the stack pointer but from
 //! one such place to the next. In clones it may stand lower on the stack, by as much as it says (`NewCode::deeper`).
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::ops::Range;
 
@@ -257,7 +258,10 @@ fn check_replacements(program: &Program, replacements: &[Replacement], may_inser
 }
 impl EditPlan {
     /// The weights when all this is done: what is inlined runs at its new places, so the original runs less.
-    pub fn adjusted(&self, program: &Program, weights: &Weights) -> Weights {
+    pub fn adjusted<'w>(&self, program: &Program, weights: &'w Weights) -> Cow<'w, Weights> {
+        if self.replacements.is_empty() {
+            return Cow::Borrowed(weights);
+        }
         let count_of = |block: Block| weights.blocks.get(block.index()).copied().unwrap_or(0);
         let instead_of = |r: &Replacement| {
             let count = u128::from(count_of(r.block));
@@ -284,7 +288,7 @@ impl EditPlan {
                 adjusted.edges.get_mut(edge).into_iter().for_each(|count| *count = 0);
             }
         }
-        adjusted
+        Cow::Owned(adjusted)
     }
 
     /// By the first block of what is inlined, the share of the executions of its sites that its own count vouches for, in 65,536ths; only where that is less

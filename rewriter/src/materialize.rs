@@ -24,7 +24,7 @@ use rustc_hash::FxHashMap;
 use crate::clones::CloneId;
 use crate::edit::{EditPlan, NewCode, NewCodeId, Replacement, Snippet};
 use crate::error::{Error, Result};
-use crate::plan::{LayoutPlan, PlannedBlock, Temperature};
+use crate::plan::{Filling, LayoutPlan, PlannedBlock, Temperature};
 use crate::terminator::{Emitted, SuccessorCounts, emit_weighted};
 
 lifter::define_id!(
@@ -120,12 +120,17 @@ pub struct OutProgram {
     /// By the output block that has the first part of new code and the edit's offset in it: the blocks that have the parts which lie apart.
     pub apart: FxHashMap<(Out, u32), Vec<Out>>,
     /// As in the plan.
-    pub fills_from_end: bool,
+    pub filling: Filling,
 }
 
 impl OutProgram {
     pub fn edits_of(&self, block: &OutBlock) -> &[Edit] {
         &self.edits[block.edits.start as usize..block.edits.end as usize]
+    }
+    /// The index of the fragment that has an output block.
+    pub fn fragment_of(&self, block: Out) -> usize {
+        let index = block.index() as u32;
+        self.fragments.partition_point(|fragment| fragment.blocks.end <= index)
     }
     pub fn fragment_blocks(&self, fragment: &OutFragment) -> impl DoubleEndedIterator<Item = (Out, &OutBlock)> {
         fragment.blocks.clone().map(|index| {
@@ -141,14 +146,14 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
     let skeleton = Skeleton::build(program, layout, edits)?;
     let mut out = OutProgram {
         fragments: Vec::with_capacity(layout.fragments.len()),
-        blocks: PrimaryMap::with_capacity(skeleton.entries.len()),
+        blocks: PrimaryMap::default(),
         edits: Vec::new(),
         codes: edits.codes.clone(),
         placed: skeleton.placed,
         clone_entries: Vec::with_capacity(edits.clones.len()),
         in_clones: skeleton.in_clones,
         apart: skeleton.apart,
-        fills_from_end: layout.fills_from_end,
+        filling: layout.filling,
     };
     for (clone, data) in edits.clones.iter() {
         let entry = out.in_clones.get(&(clone, data.entry));
@@ -180,22 +185,10 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         placed: &out.placed,
         in_clones: &out.in_clones,
         edge_blocks: &skeleton.edge_blocks,
+        parts: &skeleton.parts,
         in_table: &in_table,
     };
-    for batch in skeleton.spans.chunks(FRAGMENTS_AT_ONCE) {
-        let linked: Vec<(Vec<OutBlock>, Vec<Edit>)> = batch
-            .par_iter()
-            .map(|span| linker.link_fragment(&skeleton.entries[span.start as usize..span.end as usize]))
-            .collect();
-        for (blocks, edits) in linked {
-            let base = out.edits.len() as u32;
-            for mut block in blocks {
-                block.edits = block.edits.start + base..block.edits.end + base;
-                out.blocks.push(block);
-            }
-            out.edits.extend(edits);
-        }
-    }
+    (out.edits, out.blocks) = linker.link(&skeleton.entries, &skeleton.spans);
     Ok(out)
 }
 
@@ -203,8 +196,8 @@ fn class_of(program: &Program, block: Block) -> u32 {
     program.ranges[program.blocks[block].range as usize].unwind_class
 }
 
-/// How many fragments are made before they are put behind each other, so that not all of them are there twice.
-const FRAGMENTS_AT_ONCE: usize = 4096;
+/// How many output blocks' edits are listed together.
+const BLOCKS_AT_ONCE: usize = 4096;
 
 /// One output block before its targets are known.
 #[derive(Copy, Clone)]
@@ -215,12 +208,16 @@ enum Entry {
         clone: Option<CloneId>,
     },
     Edge(u32),
-    /// A part of a replacement's code that lies apart from the block it is in.
-    Apart {
-        replacement: Replacement,
-        part: usize,
-        of: Out,
-    },
+    /// Into `Skeleton::parts`.
+    Apart(u32),
+}
+
+/// A part of a replacement's code that lies apart from the block it is in.
+#[derive(Copy, Clone)]
+struct ApartFrom {
+    replacement: Replacement,
+    part: usize,
+    of: Out,
 }
 
 /// What an output fragment is part of.
@@ -244,9 +241,10 @@ struct Skeleton {
     edge_blocks: FxHashMap<u32, Out>,
     /// As in `OutProgram`.
     apart: FxHashMap<(Out, u32), Vec<Out>>,
+    parts: Vec<ApartFrom>,
     /// Parts that lie apart and have no output block yet: those for the end of the fragment, and those that never run.
-    running: Vec<Entry>,
-    pending: BTreeMap<PartOf, Vec<Entry>>,
+    running: Vec<ApartFrom>,
+    pending: BTreeMap<PartOf, Vec<ApartFrom>>,
     /// The fragments that are added to those of the plan.
     added: Vec<PartOf>,
 }
@@ -260,6 +258,7 @@ impl Skeleton {
             in_clones: FxHashMap::default(),
             edge_blocks: FxHashMap::default(),
             apart: FxHashMap::default(),
+            parts: Vec::new(),
             running: Vec::new(),
             pending: BTreeMap::new(),
             added: Vec::new(),
@@ -345,21 +344,21 @@ impl Skeleton {
         for &replacement in edits.replacements_in(clone, block) {
             let code = &edits.codes[replacement.code];
             for part in 1..=code.apart.len() {
-                let entry = Entry::Apart { replacement, part, of };
-                if code.runs(part) { self.running.push(entry) } else { self.pending.entry(part_of).or_default().push(entry) }
+                let apart = ApartFrom { replacement, part, of };
+                if code.runs(part) { self.running.push(apart) } else { self.pending.entry(part_of).or_default().push(apart) }
             }
         }
     }
 
-    fn push_apart(&mut self, parts: Vec<Entry>) {
-        for entry in parts {
-            if let Entry::Apart { replacement, part, of } = entry {
-                // The parts of one edit come in any order.
-                let parts = self.apart.entry((of, replacement.offset)).or_default();
-                parts.resize(parts.len().max(part), of);
-                parts[part - 1] = Out::new(self.entries.len());
-            }
-            self.entries.push(entry);
+    fn push_apart(&mut self, parts: Vec<ApartFrom>) {
+        for apart in parts {
+            let ApartFrom { replacement, part, of } = apart;
+            // The parts of one edit come in any order.
+            let parts = self.apart.entry((of, replacement.offset)).or_default();
+            parts.resize(parts.len().max(part), of);
+            parts[part - 1] = Out::new(self.entries.len());
+            self.entries.push(Entry::Apart(self.parts.len() as u32));
+            self.parts.push(apart);
         }
     }
 
@@ -386,6 +385,7 @@ struct Linker<'a> {
     placed: &'a SecondaryMap<Block, Option<Out>>,
     in_clones: &'a FxHashMap<(CloneId, Block), Out>,
     edge_blocks: &'a FxHashMap<u32, Out>,
+    parts: &'a [ApartFrom],
     /// Whether an entry of a table names it: the program holds the address for a moment, and the checker takes it for held.
     in_table: &'a SecondaryMap<Block, bool>,
 }
@@ -407,42 +407,71 @@ impl Linker<'_> {
         }
     }
 
-    /// The blocks of a fragment, and their edits, which they name from 0 on.
-    fn link_fragment(&self, entries: &[Entry]) -> (Vec<OutBlock>, Vec<Edit>) {
-        let mut edits = Vec::new();
-        let link = |(index, entry): (usize, &Entry)| self.link(*entry, entries.get(index + 1).copied(), &mut edits);
-        let blocks = entries.iter().enumerate().map(link).collect();
-        (blocks, edits)
+    /// All output blocks, and their edits.
+    fn link(&self, entries: &[Entry], spans: &[Range<u32>]) -> (Vec<Edit>, PrimaryMap<Out, OutBlock>) {
+        let edits_of_chunk = |chunk: &[Entry]| {
+            let (mut edits, mut ends) = (Vec::new(), Vec::with_capacity(chunk.len()));
+            for &entry in chunk {
+                self.push_edits(entry, &mut edits);
+                ends.push(edits.len() as u32);
+            }
+            (edits, ends)
+        };
+        let chunks: Vec<(Vec<Edit>, Vec<u32>)> = entries.par_chunks(BLOCKS_AT_ONCE).map(edits_of_chunk).collect();
+        let bases: Vec<u32> =
+            chunks.iter().scan(0, |end, chunk| Some(std::mem::replace(end, *end + chunk.0.len() as u32))).collect();
+        let mut is_last = vec![false; entries.len()];
+        for span in spans.iter().filter(|span| !span.is_empty()) {
+            is_last[span.end as usize - 1] = true;
+        }
+        let block = |(index, &entry): (usize, &Entry)| {
+            let (chunk, within) = (index / BLOCKS_AT_ONCE, index % BLOCKS_AT_ONCE);
+            let end_of = |within: usize| bases[chunk] + chunks[chunk].1[within];
+            let first = within.checked_sub(1).map_or(bases[chunk], end_of);
+            let following = if is_last[index] { None } else { entries.get(index + 1).copied() };
+            self.block(entry, following, first..end_of(within))
+        };
+        // All at once and in their places: for as many blocks as there are, putting pieces together takes longer than to make them.
+        let blocks: Vec<OutBlock> = entries.par_iter().enumerate().map(block).collect();
+        (chunks.into_iter().flat_map(|chunk| chunk.0).collect(), PrimaryMap::from_items(blocks))
     }
 
-    fn link(&self, entry: Entry, following: Option<Entry>, edits: &mut Vec<Edit>) -> OutBlock {
-        let first_edit = edits.len() as u32;
+    fn push_edits(&self, entry: Entry, edits: &mut Vec<Edit>) {
         match entry {
-            Entry::Edge(edge) => {
-                let target = self.program.edges[edge as usize].target;
-                edits.extend(self.edits.insertion_on(edge).map(|i| insertion(0, i.len, i.snippet)));
-                let falls = matches!(following, Some(Entry::Body { block, .. }) if block == target);
-                let terminator = if falls { OutTerminator::None } else { OutTerminator::Jump(self.resolve_block(None, target)) };
-                let edits = first_edit..edits.len() as u32;
-                OutBlock { origin: target, copies_body: false, align: 1, edits, terminator }
-            }
-            Entry::Apart { replacement: Replacement { block, offset, code, .. }, part, of } => {
+            Entry::Edge(edge) => edits.extend(self.edits.insertion_on(edge).map(|i| insertion(0, i.len, i.snippet))),
+            Entry::Apart(index) => {
+                let ApartFrom { replacement: Replacement { offset, code, .. }, part, of } = self.parts[index as usize];
                 let len = self.edits.codes[code].part(part).len() as u32;
                 edits.push(Edit { offset, replaced: 0, len, content: Content::Apart { code, part, of } });
-                let edits = first_edit..edits.len() as u32;
-                OutBlock { origin: block, copies_body: false, align: 1, edits, terminator: OutTerminator::None }
             }
-            Entry::Body { block, align, clone } => {
+            Entry::Body { block, clone, .. } => {
+                let first = edits.len();
                 edits.extend(self.edits.insertions_of(block).iter().map(|i| insertion(i.offset, i.len, i.snippet)));
                 edits.extend(self.edits.replacements_in(clone, block).iter().map(|r| {
                     let len = self.edits.codes[r.code].part(0).end;
                     Edit { offset: r.offset, replaced: r.len, len, content: Content::Code(r.code) }
                 }));
                 // What is inserted before an instruction that goes stays before what comes in its place.
-                edits[first_edit as usize..].sort_by_key(|edit| (edit.offset, edit.replaced));
+                edits[first..].sort_by_key(|edit| (edit.offset, edit.replaced));
+            }
+        }
+    }
+
+    fn block(&self, entry: Entry, following: Option<Entry>, edits: Range<u32>) -> OutBlock {
+        match entry {
+            Entry::Edge(edge) => {
+                let target = self.program.edges[edge as usize].target;
+                let falls = matches!(following, Some(Entry::Body { block, .. }) if block == target);
+                let terminator = if falls { OutTerminator::None } else { OutTerminator::Jump(self.resolve_block(None, target)) };
+                OutBlock { origin: target, copies_body: false, align: 1, edits, terminator }
+            }
+            Entry::Apart(index) => {
+                let origin = self.parts[index as usize].replacement.block;
+                OutBlock { origin, copies_body: false, align: 1, edits, terminator: OutTerminator::None }
+            }
+            Entry::Body { block, align, clone } => {
                 let replaces_terminator = self.edits.replaces_terminator(self.program, clone, block);
                 let terminator = if replaces_terminator { OutTerminator::None } else { self.terminator(clone, block, following) };
-                let edits = first_edit..edits.len() as u32;
                 OutBlock { origin: block, copies_body: true, align, edits, terminator }
             }
         }

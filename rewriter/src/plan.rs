@@ -40,6 +40,18 @@ pub struct FragmentPlan {
     pub clone: Option<CloneId>,
 }
 
+/// Where what the code leaves free of the old text lies.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Filling {
+    /// Behind the code.
+    #[default]
+    FromStart,
+    /// Before it, where something stays behind it and a segment starts there: no header more is needed to leave it out.
+    FromEnd,
+    /// In one piece, in the largest room between what is pinned: one header more leaves it out.
+    AroundHole,
+}
+
 /// The order of everything that moves. Each block of each function that moves occurs exactly once, copies and what is folded aside.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayoutPlan {
@@ -51,9 +63,7 @@ pub struct LayoutPlan {
     pub folded: Folding,
     /// Blocks of other functions that are where another block is, which the output has.
     pub folded_blocks: BlockFolding,
-    /// Whether code goes to the end of the old text where something stays behind that: what is left free then is where a segment starts, and
-    /// no header more is needed to leave it out.
-    pub fills_from_end: bool,
+    pub filling: Filling,
 }
 
 impl LayoutPlan {

@@ -33,7 +33,7 @@ use crate::edit::Snippet;
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
 use crate::instrument::Start;
-use crate::materialize::{OutFragment, OutProgram};
+use crate::materialize::{Out, OutFragment, OutProgram};
 use headers::HeaderChanges;
 use patch::OutBytes;
 use place::Placement;
@@ -93,7 +93,7 @@ pub fn relink(
 
     // Addresses.
     let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, growth));
-    let addresses = Addresses::new(program, out, &codes, &placement);
+    let mut addresses = Addresses::new(program, out, &codes, &placement);
     let fragments = unwind::fragments(program, out, &mut codes, &placement);
     let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
@@ -108,8 +108,8 @@ pub fn relink(
     let drops_functions = program.funcs.values().any(|data| data.is_movable() && out.placed[data.entry].is_none());
     if drops_functions {
         place::recall_copies(image, program, &mut placement, &mut places);
+        addresses = Addresses::new(program, out, &codes, &placement);
     }
-    let addresses = Addresses::new(program, out, &codes, &placement);
     let mut overflow = placement.space.overflow;
     let adds_code = overflow.extends.is_none() && (payload.is_some() || !overflow.is_empty());
     let adds_memory = reserved.is_some_and(|r| !r.is_growth);
@@ -266,7 +266,7 @@ fn overflow_sections(
     payload: Option<(Va, u64)>,
     reserved: Option<&Reserved>,
     file: &OutBytes,
-) -> Vec<OutSection> {
+) -> Vec<OutSection<'static>> {
     let overflow = placement.space.overflow;
     let section = |name: &str, start: Va, end: Va| OutSection {
         source: None,
@@ -319,14 +319,14 @@ fn overflow_sections(
 fn edit_section(
     image: &Image<'_>,
     id: Section,
-    section: &mut OutSection,
+    section: &mut OutSection<'_>,
     places: &unwind::Places,
     moved_address: &dyn Fn(Va) -> Option<Va>,
     reserved: Option<&Reserved>,
     file: &OutBytes,
 ) {
     let input = &image.sections[id];
-    let move_to = |va: Va, size: u64, section: &mut OutSection| {
+    let move_to = |va: Va, size: u64, section: &mut OutSection<'_>| {
         section.sh_addr = va;
         section.sh_size = size;
         section.place = ContentPlace::Loaded(file.offset_of(va));
@@ -375,7 +375,7 @@ pub(crate) fn probes(image: &Image<'_>) -> Vec<Va> {
     fields.into_iter().map(address).collect()
 }
 
-fn rewrite_probes(image: &Image<'_>, addresses: &Addresses<'_>, table: &mut SectionTable) {
+fn rewrite_probes(image: &Image<'_>, addresses: &Addresses<'_>, table: &mut SectionTable<'_>) {
     let Some((id, fields)) = probe_fields(image) else { return };
     let mut bytes = image.section_bytes(id).to_vec();
     for (at, old) in fields.into_iter().zip(probes(image)) {
@@ -387,20 +387,17 @@ fn rewrite_probes(image: &Image<'_>, addresses: &Addresses<'_>, table: &mut Sect
 }
 
 fn block_places(program: &Program, out: &OutProgram, codes: &[FragmentCode], addresses: &Addresses<'_>) -> Vec<(Va, u32)> {
-    let mut lens = vec![0; out.blocks.len()];
-    for (fragment, code) in out.fragments.iter().zip(codes) {
-        let ends = code.offsets.iter().skip(1).copied().chain([code.bytes.len() as u32]);
-        let (first, last) = (fragment.blocks.start as usize, fragment.blocks.end as usize);
-        for ((len, offset), end) in lens[first..last].iter_mut().zip(&code.offsets).zip(ends) {
-            *len = end - offset;
-        }
-    }
+    let len = |id: Out| {
+        let fragment = out.fragment_of(id);
+        let (code, within) = (&codes[fragment], id.index() - out.fragments[fragment].blocks.start as usize);
+        code.offsets.get(within + 1).map_or(code.bytes.len() as u32, |&next| next) - code.offsets[within]
+    };
     // Of a block and its copies, the place is the block's own.
-    let place = |(block, data): (Block, &BlockData)| match out.placed[block] {
-        Some(id) => (addresses.out(id), lens[id.index()]),
+    let place = |(index, data): (usize, &BlockData)| match out.placed[Block::new(index)] {
+        Some(id) => (addresses.out(id), len(id)),
         None => (data.start, data.len),
     };
-    program.blocks.iter().map(place).collect()
+    program.blocks.as_slice().par_iter().enumerate().map(place).collect()
 }
 
 fn clone_places(out: &OutProgram, codes: &[FragmentCode], fragments: &[Va]) -> Vec<(CloneId, Va, Va)> {
@@ -428,7 +425,7 @@ fn finish(
     image: &Image<'_>,
     mut bytes: Vec<u8>,
     segments: &[lifter::elf::image::Segment],
-    table: SectionTable,
+    table: SectionTable<'_>,
     entry: Va,
 ) -> Result<Vec<u8>> {
     let headers = headers::encode(segments);

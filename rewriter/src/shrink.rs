@@ -7,6 +7,7 @@
 pub mod cuts;
 pub mod dead;
 mod dynamic;
+pub mod own_loader;
 pub mod pack;
 mod relr;
 mod section_table;

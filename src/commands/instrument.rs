@@ -27,6 +27,7 @@ pub(crate) fn run(args: &Instrument, style: Style, timing: &mut Timing) -> Resul
 
 /// Writes the instrumented program.
 pub(crate) fn instrument(rewrite: &Rewrite, profile: &Path, timing: &mut Timing) -> Result<()> {
+    files::keep_apart(profile, [(&*rewrite.input, "the input"), (&*rewrite.output, "the output")])?;
     timing.phase("instrument", |timing| {
         let bytes = files::read(&rewrite.input)?;
         let lifted = driver::lift(&rewrite.input, &bytes, rewrite.verify, timing)?;
@@ -36,7 +37,11 @@ pub(crate) fn instrument(rewrite: &Rewrite, profile: &Path, timing: &mut Timing)
                 .hint("`relift inspect --pinned` says why"));
         }
         let relinked = driver::instrument(&rewrite.input, &lifted, &absolute(profile)?, timing)?;
-        timing.phase("write", |_| Draft::write(&rewrite.output, &relinked.bytes, &rewrite.input)?.put_in_place())
+        let draft = timing.phase("write", |_| Draft::write(&rewrite.output, &relinked.bytes, &rewrite.input))?;
+        if let Some(warning) = draft.warning() {
+            eprintln!("relift: warning: {warning}");
+        }
+        draft.put_in_place()
     })
 }
 

@@ -122,6 +122,8 @@ pub(crate) struct Done {
     pinned: Vec<String>,
     /// One line for each edit.
     edits: Vec<String>,
+    /// Why the checker could not follow others.
+    unproven: Vec<String>,
 }
 
 impl Done {
@@ -134,6 +136,7 @@ impl Done {
         if style.verbose {
             self.pinned.iter().for_each(|line| eprintln!("relift: pinned: {line}"));
             self.edits.iter().for_each(|line| eprintln!("relift: edit: {line}"));
+            self.unproven.iter().for_each(|line| eprintln!("relift: edits left out: {line}"));
         }
         if style.json {
             return print_json(&self.report);
@@ -145,6 +148,8 @@ impl Done {
 /// Lifts, plans, rewrites, checks, and puts the output in place. The checker can't always follow what was folded where code that nothing reaches is
 /// matched by its content; then nothing is folded.
 pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
+    profile::keep_apart(&job.rewrite.output, job.profiles)?;
+    profile::keep_apart(&job.rewrite.output, job.measure_by)?;
     let failure = match optimize_once(job, timing) {
         Err(failure) if job.fold => failure,
         result => return result,
@@ -214,6 +219,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         warnings.extend(nothing_cloned(&lifted, &weights, job.edits.cloning, &edits));
     }
     let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
+    warnings.extend(draft.warning());
     draft.put_in_place()?;
 
     let judge = match job.measure_by {
@@ -268,7 +274,8 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     if let Some((before, after)) = &dyno {
         report.set_dyno(before, after);
     }
-    Ok(Done { report, dyno, pinned: pinned(&lifted), edits: edits.listing(&lifted.program) })
+    let edits = edits.listing(&lifted.program);
+    Ok(Done { report, dyno, pinned: pinned(&lifted), edits, unproven: unproven.reasons() })
 }
 
 fn pinned(lifted: &Lifted<'_>) -> Vec<String> {

@@ -35,6 +35,12 @@ pub(crate) fn run(command: &ProfileCommand, style: Style, timing: &mut Timing) -
     Ok(ExitCode::SUCCESS)
 }
 
+/// Refuses an output in the place of one of these profiles.
+pub(crate) fn keep_apart(output: &Path, profiles: &[PathBuf]) -> Result<()> {
+    let sources: Vec<Source> = profiles.iter().map(|path| Source::parse(path)).collect::<Result<_>>()?;
+    files::keep_apart(output, sources.iter().map(|source| (&*source.path, "the profile")))
+}
+
 fn read(path: &Path) -> Result<ProfileFile> {
     let bytes = files::read(path)?;
     load::parse(path, &bytes)

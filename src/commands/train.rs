@@ -2,14 +2,16 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
 use super::optimize::{self, Job};
 use super::{Style, instrument};
 use crate::args::{Rewrite, Train};
 use crate::driver::Order;
 use crate::failure::{Failure, Result};
+use crate::files;
 use crate::timing::Timing;
 
 pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<ExitCode> {
@@ -17,12 +19,19 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
         .prefix("relift-train-")
         .tempdir()
         .map_err(|e| Failure::new(format!("no scratch folder can be made: {e}")).hint("set TMPDIR to a folder with room"))?;
+    let _sweeper = sweep_after(scratch.path());
     let name = args.rewrite.input.file_name().ok_or_else(|| Failure::at(&args.rewrite.input, "names no file"))?;
     let counting = scratch.path().join(name);
     // Always a new file: what an earlier training left in the one that is kept must not be added to this one.
     let profile = scratch.path().join("profile.rlp");
     let rewrite =
         Rewrite { input: args.rewrite.input.clone(), output: counting.clone(), verify: args.rewrite.verify, no_check: true };
+    let (input, output) = (&*args.rewrite.input, &*args.rewrite.output);
+    if let Some(kept) = &args.profile {
+        files::keep_apart(kept, [(input, "the input"), (output, "the output")])?;
+        files::require_writable(kept)?;
+    }
+    files::require_writable(output)?;
     instrument::instrument(&rewrite, &profile, timing)?;
     let status = timing.phase("train", |_| run_workload(&args.workload, &counting))?;
     if !status.success() && !style.json {
@@ -48,6 +57,14 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
     timing.finish();
     done.print(style, timing)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Removes the folder once relift is gone, also if it was stopped, as trainings that take long are: a process of its own group, which no signal for relift's
+/// reaches, waits for the end of a pipe. Where that can't be begun, only a stopped relift leaves the folder.
+fn sweep_after(folder: &Path) -> Option<Child> {
+    let mut sweeper = Command::new("sh");
+    sweeper.args(["-c", r#"cat; rm -rf "$1""#, "sh"]).arg(folder).process_group(0);
+    sweeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()
 }
 
 /// Runs the training command with `{}` replaced. Its output is not ours to show; its errors are.

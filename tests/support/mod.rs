@@ -8,9 +8,10 @@
 
 use std::fmt;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long any program of a test may run before it counts as hung.
@@ -66,7 +67,7 @@ pub fn run(command: &mut Command, scratch: &Path) -> Run {
     let (stdout, stderr) = (scratch.join("run.stdout"), scratch.join("run.stderr"));
     let create = |path: &Path| File::create(path).unwrap_or_else(|error| panic!("cannot make {}: {error}", path.display()));
     command.stdin(Stdio::null()).stdout(create(&stdout)).stderr(create(&stderr));
-    let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+    let mut child = start(command);
     let started = Instant::now();
     let end = loop {
         match child.try_wait().expect("a child of ours can be waited for") {
@@ -81,6 +82,23 @@ pub fn run(command: &mut Command, scratch: &Path) -> Run {
     };
     let read = |path: &Path| std::fs::read(path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
     Run { stdout: read(&stdout), stderr: read(&stderr), end }
+}
+
+/// Starts a program that this process may have written a moment ago.
+///
+/// While it was open for writing, a neighboring test may have started a process, in which it is open until that process begins
+/// its own program; so long nobody can execute it (`execve(2)`, `ETXTBSY`).
+fn start(command: &mut Command) -> Child {
+    let started = Instant::now();
+    loop {
+        match command.spawn() {
+            Ok(child) => return child,
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && started.elapsed() < TIME_LIMIT => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(error) => panic!("cannot start {command:?}: {error}"),
+        }
+    }
 }
 
 /// How a process ended.
@@ -138,6 +156,32 @@ pub fn compile_text(text: &str, flags: &[&str], folder: &Path, name: &str) -> Pa
     let output = folder.join(name);
     compile(c_compilers()[0], flags, &[&source], &output).unwrap_or_else(|error| panic!("{error}"));
     output
+}
+
+/// A program that does little: what happens to the file is what matters.
+pub const SMALL: &str = r#"
+#include <stdio.h>
+static __attribute__((noinline)) int step(int x) { return x % 3 ? x * 5 + 1 : x / 3; }
+int main(int argc, char **argv) {
+    int value = argc;
+    for (int i = 0; i < 1000; i++) value = step(value) & 0xffff;
+    printf("%d\n", value);
+    return 0;
+}
+"#;
+
+/// Shrinks a program, which must succeed; gives the output and the report.
+pub fn shrink(input: &Path, options: &[&str], name: &str, folder: &Path) -> (PathBuf, serde_json::Value) {
+    let output = folder.join(name);
+    let mut command = relift();
+    command.args(["shrink", "--verify", "--json"]).args(options).arg(input).arg("-o").arg(&output);
+    let said = relift_succeeds(&mut command, folder);
+    (output, serde_json::from_slice(&said.stdout).expect("--json prints JSON"))
+}
+
+/// In bytes, of a file that must be there.
+pub fn size(path: &Path) -> u64 {
+    std::fs::metadata(path).expect("the file was written").len()
 }
 
 /// The one line that a refusal must be: fails if there is none, or more than one, or if it does not begin with the program's name.

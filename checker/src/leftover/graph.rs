@@ -17,7 +17,7 @@ use super::choice::{Answer, Open, Shapes};
 use super::pieces::{End, Of, Piece, Place, Reader, Tables};
 use crate::decode::Kind;
 use crate::tables::{self, TableReference};
-use crate::walk::Walk;
+use crate::walk::{Bits, Walk};
 
 /// Whose a node is.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
@@ -244,7 +244,9 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
 /// The jump tables that the input's code names, or only those that unreached code does.
 pub(super) fn tables_named(walk: &Walk<'_, '_>, all: bool) -> Tables {
     let (input, mut found) = (walk.input, Tables::default());
-    super::each_instruction(input, |address, inst| {
+    let everything = Bits::default();
+    let passed = if all { &everything } else { &walk.relation.seen };
+    super::each_instruction_left(input, passed, |address, inst| {
         if !all && input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index)) {
             return;
         }

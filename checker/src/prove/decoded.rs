@@ -6,6 +6,7 @@
 use capstone::arch::x86::{X86InsnGroup, X86OpMem, X86OperandType, X86Reg};
 use capstone::prelude::*;
 
+use super::liveness::{LOWS, VECTORS};
 use crate::decode::{Inst, Kind, Shape};
 use crate::walk::Side;
 
@@ -64,9 +65,13 @@ impl Decoded {
         self.shape.vector && self.shape.opcode >= 4 && self.bytes.get(self.shape.opcode - 4) == Some(&0x62)
     }
 
-    /// Whether a general register is named, by an operand or by what the instruction always uses.
+    /// Whether a register is named, by an operand or by what the instruction always uses: a general one, or from [`VECTORS`] on a vector one.
     pub(super) fn names(&self, register: u8) -> bool {
-        let is_it = |found: Reg| matches!(found, Reg::General(number, ..) if number == register);
+        let is_it = |found: Reg| match found {
+            Reg::General(number, ..) => number == register,
+            Reg::Vector(number, _) => number + VECTORS == register || number + LOWS == register && number < 16,
+            _ => false,
+        };
         let in_operands = self.operands.iter().any(|&(operand, _)| match operand {
             Operand::Reg(found) => is_it(found),
             Operand::Memory(memory) => memory.base.is_some_and(is_it) || memory.index.is_some_and(is_it),
@@ -75,16 +80,14 @@ impl Decoded {
         in_operands || self.reads.iter().chain(&self.writes).any(|&found| is_it(found))
     }
 
-    /// Whether a general register is named, and only by operands behind the first or as part of an address.
-    pub(super) fn only_reads(&self, register: u8) -> bool {
-        let is_first = matches!(self.operands.first(), Some((Operand::Reg(Reg::General(number, ..)), _)) if *number == register);
-        let is_hidden = self.writes.iter().any(|found| matches!(*found, Reg::General(number, ..) if number == register));
-        !is_first && !is_hidden
-    }
-
-    /// Whether an instruction that is not looked into may read or write a general register. Where it uses more than general registers, others than those it names may be
+    /// Whether an instruction that is not looked into may read or write a register, or of a vector register a part. Where it uses more than general registers, others than those it names may be
     /// among that, except where these are the x87's or what rounds vectors; but `r8` to `r15` have to be named, but by `syscall`.
     pub(super) fn may_use(&self, register: u8) -> bool {
+        if register >= VECTORS {
+            // All of the state at once, or one of them that is not named, as none else is.
+            let is_whole = ["xsave", "fxsave", "xrstor", "fxrstor"].iter().any(|beginning| self.name.starts_with(beginning));
+            return self.is_special || is_whole || self.names(register);
+        }
         let is_number =
             self.computes_on_vectors() || (self.name.starts_with('f') && (!self.name.starts_with("fx") || self.name == "fxch"));
         let has_others = !is_number && self.reads.iter().chain(&self.writes).any(|found| *found == Reg::Other);

@@ -29,6 +29,12 @@ pub(super) enum Value {
     /// The low bits of a class, the rest zeros or copies of the sign.
     Low(u32, u16),
     SignedLow(u32, u16),
+    /// Of a vector register: the low 64 bits are the first class, the next are zeros, those above 128 are the second's.
+    Quad(u32, u32),
+    /// The same where the first class is all of the low 128 bits.
+    Lower(u32, u32),
+    /// The low bits of a class, copies of the sign up to 32 bits, then zeros: what `movsx` puts into the lower half of a register.
+    SignedHalf(u32, u16),
     /// In a meeting: of a slot that is not listed.
     Unlisted(i64),
 }
@@ -140,9 +146,15 @@ impl Facts {
                 | Value::Trunc(class)
                 | Value::Plus(class, _)
                 | Value::Low(class, _)
-                | Value::SignedLow(class, _) = value
+                | Value::SignedLow(class, _)
+                | Value::Quad(class, _)
+                | Value::Lower(class, _)
+                | Value::SignedHalf(class, _) = value
                 {
                     number(class);
+                }
+                if let Value::Quad(_, whole) | Value::Lower(_, whole) = value {
+                    number(whole);
                 }
             }
         }
@@ -159,12 +171,19 @@ impl Facts {
                 Value::Frame(offset) => pool.frame(offset),
                 Value::Unlisted(at) => pool.make(Node::Slot(at, (width / 8) as u8), width),
                 Value::Class(class) => pool.make(Node::Class(class), self.widths[class as usize]),
+                Value::Quad(low, whole) | Value::Lower(low, whole) => {
+                    let whole = pool.make(Node::Class(whole), width);
+                    let low = pool.make(Node::Class(low), self.widths[low as usize]);
+                    let low = pool.zext(low, 128);
+                    pool.insert(whole, low, 0)
+                }
                 Value::Zext(class)
                 | Value::Sext(class)
                 | Value::Trunc(class)
                 | Value::Plus(class, _)
                 | Value::Low(class, _)
-                | Value::SignedLow(class, _) => {
+                | Value::SignedLow(class, _)
+                | Value::SignedHalf(class, _) => {
                     let inner = pool.make(Node::Class(class), self.widths[class as usize]);
                     match value {
                         Value::Zext(_) => pool.zext(inner, width),
@@ -177,6 +196,11 @@ impl Facts {
                         Value::SignedLow(_, bits) => {
                             let low = pool.trunc(inner, bits);
                             pool.sext(low, width)
+                        }
+                        Value::SignedHalf(_, bits) => {
+                            let low = pool.trunc(inner, bits);
+                            let half = pool.sext(low, 32);
+                            pool.zext(half, width)
                         }
                         _ => pool.trunc(inner, width),
                     }
@@ -215,6 +239,8 @@ impl Facts {
         let pieces = common_pieces(&input, &output);
         let mut classes: FxHashMap<Id, u32> = FxHashMap::default();
         let mut widths = Vec::new();
+        let differing = (0..32).filter(|&at| input.vectors[at] != output.vectors[at]);
+        let lowers: FxHashMap<Id, (Id, Id, bool)> = differing.filter_map(|at| lower(pool, output.vectors[at])).collect();
         let mut side = |machine: &mut Machine| {
             let slots: Vec<(i64, u16, Id)> = pieces
                 .iter()
@@ -230,11 +256,20 @@ impl Facts {
                 })
             };
             let mut value = |pool: &Pool, id: Id| match pool.node(id) {
+                _ if lowers.contains_key(&id) => {
+                    let (low, above, is_quad) = lowers[&id];
+                    let (low, above) = (class(pool, low), class(pool, above));
+                    if is_quad { Value::Quad(low, above) } else { Value::Lower(low, above) }
+                }
                 Node::Const(value) => Value::Const(*value),
                 _ if pool.as_frame(id).is_some() => Value::Frame(pool.as_frame(id).unwrap_or(0)),
                 _ if pool.as_image(id).is_some() => Value::Image(pool.as_image(id).unwrap_or(0)),
                 Node::Zext(inner) => match pool.node(*inner) {
                     Node::Trunc(whole) => Value::Low(class(pool, *whole), pool.width(*inner)),
+                    Node::Sext(part) if pool.width(*inner) == 32 => match pool.node(*part) {
+                        Node::Trunc(whole) => Value::SignedHalf(class(pool, *whole), pool.width(*part)),
+                        _ => Value::Zext(class(pool, *inner)),
+                    },
                     _ => Value::Zext(class(pool, *inner)),
                 },
                 Node::Sext(inner) => match pool.node(*inner) {
@@ -331,6 +366,23 @@ impl Facts {
     }
 }
 
+/// What a vector register of the output holds in its low 64 or 128 bits if a general register was put there, with which the output takes that back, or something else; and what is above.
+fn lower(pool: &mut Pool, id: Id) -> Option<(Id, (Id, Id, bool))> {
+    let (above, value) = replaced(pool, id)?;
+    let low = pool.trunc(value, 64);
+    let is_quad = pool.zext(low, 128) == value && matches!(pool.node(low), Node::Class(_));
+    let low = if is_quad { low } else { value };
+    matches!(pool.node(above), Node::Class(_)).then_some((id, (low, above, is_quad)))
+}
+
+/// What a vector register was whose low 128 bits were replaced, and by what.
+pub(super) fn replaced(pool: &Pool, id: Id) -> Option<(Id, Id)> {
+    match *pool.node(id) {
+        Node::Insert(above, value, 0) if pool.width(value) == 128 => Some((above, value)),
+        _ => None,
+    }
+}
+
 /// Nothing is known any more of what was on the stack of the input and is taken off: nobody reads it before it is written again.
 pub(super) fn drop_popped(input: &mut Machine, output: &mut Machine) {
     for (start, end) in std::mem::take(&mut input.popped) {
@@ -390,6 +442,11 @@ impl Meeting<'_> {
             let widths = [meeting.facts[0].widths[x as usize], meeting.facts[1].widths[y as usize]];
             (widths[0] == widths[1]).then(|| meeting.class(Value::Class(x), Value::Class(y), widths[0]))
         };
+        let above = |value: Value| match value {
+            Value::Class(above) | Value::Quad(_, above) | Value::Lower(_, above) => Some(Value::Class(above)),
+            _ => None,
+        };
+        let is_lower = |value: Value| matches!(value, Value::Quad(..) | Value::Lower(..));
         let met = match (first, second) {
             (Value::Const(_) | Value::Image(_) | Value::Frame(_), _) if first == second => Some(first),
             (Value::Zext(x), Value::Zext(y)) => of_class(self, x, y).map(Value::Zext),
@@ -398,6 +455,16 @@ impl Meeting<'_> {
             (Value::Low(x, a), Value::Low(y, b)) if a == b => of_class(self, x, y).map(|class| Value::Low(class, a)),
             (Value::SignedLow(x, a), Value::SignedLow(y, b)) if a == b => {
                 of_class(self, x, y).map(|class| Value::SignedLow(class, a))
+            }
+            (Value::Quad(x, a), Value::Quad(y, b)) => {
+                of_class(self, x, y).and_then(|low| Some(Value::Quad(low, of_class(self, a, b)?)))
+            }
+            _ if is_lower(first) || is_lower(second) => match (above(first), above(second)) {
+                (Some(x), Some(y)) => Some(Value::Lower(self.class(first, second, 128), self.class(x, y, width))),
+                _ => None,
+            },
+            (Value::SignedHalf(x, a), Value::SignedHalf(y, b)) if a == b => {
+                of_class(self, x, y).map(|class| Value::SignedHalf(class, a))
             }
             (Value::Plus(x, a), Value::Plus(y, b)) if a == b => of_class(self, x, y).map(|class| Value::Plus(class, a)),
             _ => None,

@@ -16,7 +16,7 @@ use rustc_hash::FxHashSet;
 use super::Prover;
 use super::class::Class;
 use super::decoded::{Decoded, Operand, Reg};
-use super::liveness::{KEPT, Use, use_of};
+use super::liveness::{KEPT, Use, has, use_of};
 use crate::decode::{Inst, Kind};
 use crate::walk::{Side, Walk};
 
@@ -29,7 +29,7 @@ const STEPS_MAX: usize = 100_000;
 impl Prover {
     /// Whether a register that differs at a call of the input does no harm there.
     pub(super) fn is_unread_at_call(&mut self, walk: &Walk<'_, '_>, place: u64, inst: Inst, register: u8) -> bool {
-        if KEPT >> register & 1 == 0 {
+        if !has(KEPT, register) {
             return self.is_dead_at_call(walk, place, inst, register);
         }
         let has_handlers = walk.input.unwind.fde_at(place).is_none_or(|fde| walk.input.unwind.fdes[fde as usize].lsda.is_some());
@@ -150,7 +150,7 @@ fn own_callee_of(side: &Side<'_>, at: u64, inst: Inst) -> Option<u64> {
 }
 
 /// Whether an instruction may write a register.
-fn may_write(decoded: &Decoded, register: u8) -> bool {
+pub(super) fn may_write(decoded: &Decoded, register: u8) -> bool {
     let is_it = |found: Reg| matches!(found, Reg::General(number, ..) if number == register);
     let name = decoded.name.as_str();
     if decoded.writes.iter().any(|&found| is_it(found)) {

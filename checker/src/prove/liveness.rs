@@ -1,4 +1,4 @@
-//! Which general registers nobody reads once a function of the input has returned, or from a call on.
+//! Which registers nobody reads once a function of the input has returned, or from a call on: general ones, and vector ones from [`VECTORS`] on.
 //!
 //! A register that only one of the programs leaves with a certain value does no harm if it is written before it is read. Calls inside one file need not
 //! follow the psABI: a caller that knows the callee's code may keep a value in a register that the callee does not write. So the code behind each call of the function is followed.
@@ -8,8 +8,9 @@
 //!   what may be a call of a descriptor of thread-local storage keeps them all; and of a file with the profiling calls, which do so too, nothing is claimed.
 //! * At a return, the code behind all calls of the function in this file is followed, and of those that end in a jump to it; of callers elsewhere, the psABI says that they
 //!   read `rax` and `rdx` alone. These two count as read there, unless nothing names the function but direct calls and jumps.
-//! * An indirect jump through a jump table leads where that says. Any other leads to all that the jump tables of its function name and to all of the function that data point to, and may be a tail call; it
-//!   counts as a read where neither is known: with a frame and without targets, in a function that computes with addresses of its own code, in a file at a fixed address.
+//! * An indirect jump through a jump table leads where that says ([`jumps`]). Any other leads to all that the jump tables of its function name and to all of the function that data point to, and may be a tail call; it
+//!   counts as a read where neither is known: with a frame and without targets, in a function that computes with addresses of its own code, in a file at a fixed address of which
+//!   the linker left no relocations.
 //!
 //! What is one function here is said in [`bodies`].
 //!
@@ -18,18 +19,19 @@
 //! **Terminates**: each address is visited once a question and context.
 
 mod bodies;
+mod jumps;
 
 use std::rc::Rc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Prover;
-use super::class::{Class, effect_of};
+use super::class::{Class, effect_of, is_exclusive_or, is_vector_move};
 use super::decoded::{Decoded, Operand, Reg};
 use crate::decode::{Inst, Kind, Shape};
-use crate::tables::TableReference;
 use crate::walk::Walk;
-use bodies::{Bodies, Body};
+use bodies::Bodies;
+use jumps::Ways;
 
 /// Registers that calls keep, and those that return values or pass arguments.
 pub(super) const KEPT: u16 = 1 << 3 | 1 << 4 | 1 << 5 | 0xf000;
@@ -56,8 +58,19 @@ const WRITE_FIRST: [&str; 14] = [
     "cvttsd2si",
     "cvttss2si",
 ];
+/// The place of all of the first vector register among the registers that are asked for: an instruction that leaves its upper part writes nothing.
+pub(super) const VECTORS: u8 = 16;
+/// The place of its low 128 bits.
+pub(super) const LOWS: u8 = 32;
+/// Vector registers that bring no arguments and return nothing (psABI, figure 3.4), as places among registers: `xmm8` to `xmm15`.
+pub(super) const FREE_VECTORS: std::ops::Range<u8> = VECTORS + 8..VECTORS + 16;
 /// Instructions that one question looks at.
 const STEPS_MAX: usize = 2_000_000;
+
+/// Whether a set of general registers has one; it has no vector registers.
+pub(super) fn has(set: u16, register: u8) -> bool {
+    register < VECTORS && set >> register & 1 == 1
+}
 
 /// Whose return is next.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
@@ -91,6 +104,8 @@ pub(crate) struct Liveness {
     /// By call and register, whether nobody reads that from behind the call on.
     behind: FxHashMap<(u64, u8), bool>,
     bodies: Option<Rc<Bodies>>,
+    /// By body, where its indirect jumps lead.
+    ways: FxHashMap<u32, Rc<Ways>>,
     /// By body and register, whether nobody reads it after a return.
     answers: FxHashMap<(u32, u8), bool>,
     /// The same from a call or an indirect jump on, by its address.
@@ -119,13 +134,6 @@ pub(super) enum Use {
     Passes,
 }
 
-/// Where an indirect jump may lead inside its function.
-pub(super) struct Targets {
-    pub(super) places: Vec<u64>,
-    /// It goes through a jump table, and nowhere else.
-    is_table: bool,
-}
-
 /// Where a question leads.
 #[derive(Default)]
 struct Question {
@@ -143,7 +151,7 @@ impl Prover {
     /// Whether nobody reads a register after a return from the function around an address of the input.
     pub(super) fn is_dead_at_return(&mut self, walk: &Walk<'_, '_>, address: u64, register: u8) -> bool {
         let bodies = self.bodies(walk);
-        let is_scratch = KEPT >> register & 1 == 0;
+        let is_scratch = !has(KEPT, register);
         let Some(body) = bodies.at(walk, address).filter(|_| is_scratch) else { return false };
         if let Some(&known) = self.liveness.answers.get(&(body, register)) {
             return known;
@@ -156,7 +164,7 @@ impl Prover {
 
     /// Whether nobody reads a register from a call of the input on.
     pub(super) fn is_dead_at_call(&mut self, walk: &Walk<'_, '_>, place: u64, inst: Inst, register: u8) -> bool {
-        if KEPT >> register & 1 == 1 {
+        if has(KEPT, register) {
             return false;
         }
         let Some(target) = self.own_callee(walk, place, inst) else {
@@ -189,7 +197,7 @@ impl Prover {
 
     /// Whether nobody reads a register from an indirect jump of the input on.
     pub(super) fn is_dead_at_jump(&mut self, walk: &Walk<'_, '_>, place: u64, register: u8) -> bool {
-        if (KEPT | RETURNED) >> register & 1 == 1 {
+        if has(KEPT | RETURNED, register) {
             return false;
         }
         if let Some(&known) = self.liveness.called.get(&(place, register)) {
@@ -237,7 +245,7 @@ impl Prover {
                 Kind::Jump => {
                     let target = walk.input.target(at, inst);
                     if walk.input.slot_of_stub(target).is_some() {
-                        return ARGUMENTS >> register & 1 == 0;
+                        return !has(ARGUMENTS, register);
                     }
                     at = target;
                 }
@@ -246,7 +254,7 @@ impl Prover {
                     question.work.push(Place { context, at: walk.input.target(at, inst), has_low });
                     at = after;
                 }
-                Kind::IndirectJump if walk.input.slot_of_stub(at).is_some() => return ARGUMENTS >> register & 1 == 0,
+                Kind::IndirectJump if walk.input.slot_of_stub(at).is_some() => return !has(ARGUMENTS, register),
                 Kind::IndirectJump => {
                     let Some(targets) = self.targets_of(walk, at) else { return false };
                     question.work.extend(targets.places.into_iter().map(|at| Place { context, at, has_low }));
@@ -293,61 +301,6 @@ impl Prover {
         true
     }
 
-    /// Where an indirect jump of the input may lead inside its function; none if it is but a tail call, `None` if that is not known.
-    pub(super) fn targets_of(&mut self, walk: &Walk<'_, '_>, address: u64) -> Option<Targets> {
-        // Its tables are words that nothing marks as addresses.
-        if walk.input.image.is_position_dependent() {
-            return None;
-        }
-        let bodies = self.bodies(walk);
-        let body = bodies.at(walk, address).and_then(|body| bodies.body(body)).filter(|body| !body.is_unclear)?;
-        if let Some(table) = self.table_of(walk, &bodies, body, address) {
-            let places: Vec<u64> = crate::tables::targets(walk, table).into_iter().flatten().collect();
-            let is_table = !places.is_empty();
-            return Some(Targets { places, is_table });
-        }
-        let is_known = !body.targets.is_empty() || bodies::is_at_return_address(walk, address);
-        is_known.then(|| Targets { places: body.targets.clone(), is_table: false })
-    }
-
-    /// The jump table that an indirect jump goes through, where the instructions right before it, to which nothing jumps, say so.
-    fn table_of(&mut self, walk: &Walk<'_, '_>, bodies: &Bodies, body: &Body, address: u64) -> Option<TableReference> {
-        let side = walk.input;
-        let fde = side.unwind.fdes.get(side.unwind.fde_at(address)? as usize)?;
-        let mut before: Vec<(u64, Inst)> = Vec::new();
-        let mut at = fde.start;
-        while at <= address {
-            let inst = side.inst(at)?;
-            let is_plain = matches!(inst.kind, Kind::Plain | Kind::Lea | Kind::Nop) || at == address;
-            if bodies.is_jumped_to(at) || body.targets.binary_search(&at).is_ok() || !is_plain {
-                before.clear();
-            }
-            if is_plain {
-                before.push((at, inst));
-            }
-            at += u64::from(inst.len);
-        }
-        let mut registers = [TableWord::Unknown; 16];
-        for (at, inst) in before {
-            let decoded = self.decode(true, side, at, inst)?;
-            if at == address {
-                let &(Operand::Reg(Reg::General(number, 64, _)), _) = decoded.operands.first()? else { return None };
-                let TableWord::Target(input, from) = registers[usize::from(number & 15)] else { return None };
-                return Some(TableReference { input, output: input, width: 4, from, origin: from });
-            }
-            let word = word_of(&decoded, inst, &registers, at);
-            for (number, register) in (0..).zip(&mut registers) {
-                if decoded.may_use(number) && !(word.is_some() && decoded.only_reads(number)) {
-                    *register = TableWord::Unknown;
-                }
-            }
-            if let (Some(word), Some(&(Operand::Reg(Reg::General(number, 64, _)), _))) = (word, decoded.operands.first()) {
-                registers[usize::from(number & 15)] = word;
-            }
-        }
-        None
-    }
-
     /// The code of this file that a call enters; its return is followed to all of its callers.
     pub(super) fn own_callee(&self, walk: &Walk<'_, '_>, at: u64, inst: Inst) -> Option<u64> {
         let target = (inst.kind == Kind::Call).then(|| walk.input.target(at, inst))?;
@@ -364,7 +317,7 @@ impl Prover {
 
     /// Whether a call of what the compiler could not see reads no such register: it writes it, by the psABI.
     fn is_free_for_others(&mut self, walk: &Walk<'_, '_>, at: u64, inst: Inst, register: u8) -> bool {
-        ARGUMENTS >> register & 1 == 0 && (inst.kind == Kind::Call || !self.is_named(walk, at, inst, register))
+        !has(ARGUMENTS, register) && (inst.kind == Kind::Call || !self.is_named(walk, at, inst, register))
     }
 
     /// Whether an instruction has a register among its operands, or may have.
@@ -388,7 +341,7 @@ impl Question {
 
     /// Goes on behind all calls that a return from a body may return to; `false` if they are not known, or may read the register by the psABI.
     fn leave(&mut self, walk: &Walk<'_, '_>, bodies: &Bodies, body: u32, register: u8) -> bool {
-        let is_returned = RETURNED >> register & 1 == 1;
+        let is_returned = has(RETURNED, register);
         let mut open = vec![body];
         while let Some(number) = open.pop() {
             if !self.returned.insert(number) {
@@ -414,49 +367,14 @@ fn is_profiled(walk: &Walk<'_, '_>) -> bool {
     symbols.into_iter().any(|symbol| PROFILING.contains(&walk.input.image.dynamic_symbol_name(symbol)))
 }
 
-/// What a register has to do with a jump table: the address of the table, and of the instruction that names it.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum TableWord {
-    Unknown,
-    Table(u64, u64),
-    /// An entry of it.
-    Entry(u64, u64),
-    /// Where the entry leads.
-    Target(u64, u64),
-}
-
-/// What an instruction puts into its first operand, if it is a step on the way through a table.
-fn word_of(decoded: &Decoded, inst: Inst, registers: &[TableWord; 16], at: u64) -> Option<TableWord> {
-    let of = |register: Reg| match register {
-        Reg::General(number, 64, _) => registers[usize::from(number & 15)],
-        _ => TableWord::Unknown,
-    };
-    match (decoded.name.as_str(), &*decoded.operands) {
-        ("lea", [_, (Operand::Memory(memory), _)]) => memory.place.map(|place| TableWord::Table(place, at)),
-        ("movsxd", [_, (Operand::Memory(memory), 32)]) if inst.disp == 0 => {
-            let is_entry = memory.scale == 4 && memory.displacement == 0 && memory.segment == 0 && memory.index.is_some();
-            match of(memory.base?) {
-                TableWord::Table(table, from) if is_entry => Some(TableWord::Entry(table, from)),
-                _ => None,
-            }
-        }
-        ("add", [(Operand::Reg(first), _), (Operand::Reg(second), _)]) => match (of(*first), of(*second)) {
-            (TableWord::Table(table, from), TableWord::Entry(of, _))
-            | (TableWord::Entry(of, _), TableWord::Table(table, from))
-                if of == table =>
-            {
-                Some(TableWord::Target(table, from))
-            }
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
-/// Whether an instruction may name one of `r8` to `r15` at all, by its encoding; always, for others. Nothing but `syscall` uses these without naming them.
+/// Whether an instruction may name one of `r8` to `r15` at all, by its encoding, or a vector register; always, for others. Nothing but `syscall` uses `r8` to `r15` without naming them, and no opcode of
+/// one byte uses a vector register.
 fn may_name(bytes: &[u8], register: u8) -> bool {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
     let shape = Shape::of(bytes);
+    if register >= VECTORS {
+        return shape.vector || shape.map != 0;
+    }
     if register < 8 || shape.vector || bytes.ends_with(&SYSCALL) {
         return true;
     }
@@ -468,6 +386,9 @@ fn may_name(bytes: &[u8], register: u8) -> bool {
 
 /// What an instruction does with a register. A write counts only where all of it is known to be written.
 pub(super) fn use_of(decoded: &Decoded, register: u8, has_low: bool) -> Use {
+    if register >= VECTORS {
+        return use_of_vector(decoded, register);
+    }
     let class = decoded.class();
     // It overwrites `rcx` and `r11`.
     if decoded.name == "syscall" && matches!(register, 1 | 11) {
@@ -501,7 +422,7 @@ pub(super) fn use_of(decoded: &Decoded, register: u8, has_low: bool) -> Use {
             .any(|found| matches!(found, Reg::General(number, ..) if number == register)),
         _ => false,
     };
-    let writes_first = WRITE_FIRST.contains(&decoded.name.as_str());
+    let writes_first = WRITE_FIRST.contains(&decoded.name.as_str()) || decoded.name == "imul" && decoded.operands.len() == 3;
     let [(first, _), rest @ ..] = &*decoded.operands else { return Use::Reads };
     let is_read = rest.iter().any(|(operand, _)| reads(operand));
     let clears = decoded.name == "xor" && rest.first().is_some_and(|(second, _)| first == second);
@@ -511,5 +432,28 @@ pub(super) fn use_of(decoded: &Decoded, register: u8, has_low: bool) -> Use {
         // The low byte may be read and written again, once it was written.
         () if !is_read && !reads(first) => Use::Passes,
         () => Use::Reads,
+    }
+}
+
+/// The same of a vector register, or of its low 128 bits. A move of the older encoding leaves what is above; one of the newer clears all that it does not write.
+fn use_of_vector(decoded: &Decoded, register: u8) -> Use {
+    if !decoded.may_use(register) || decoded.name == "syscall" || decoded.name.starts_with("vzero") {
+        return Use::Passes;
+    }
+    let is_it = |operand: &(Operand, u16)| matches!(operand.0, Operand::Reg(Reg::Vector(number, _)) if number == (register - VECTORS) & 15);
+    let name = decoded.name.as_str();
+    let is_write = match &*decoded.operands {
+        [to, from] if is_exclusive_or(name) => is_it(to) && to == from,
+        // Between registers these leave bits of the lower part.
+        [_, (Operand::Reg(_), _)] if matches!(name, "movss" | "movsd") => false,
+        [to, from] => is_vector_move(name) && is_it(to) && !is_it(from),
+        [to, from, other] => is_exclusive_or(name) && is_it(to) && from == other,
+        _ => false,
+    };
+    match (is_write, decoded.shape.vector) {
+        (true, false) if register >= LOWS => Use::Writes,
+        (true, false) => Use::Passes,
+        (true, true) if !decoded.is_evex() => Use::Writes,
+        _ => Use::Reads,
     }
 }

@@ -540,7 +540,13 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             pairs.extend(each.map(|(&(input, _), &(output, _))| (input, output)));
         } else {
             self.segment.stats.changed_pieces += 1;
-            pairs.push((first(input), first(output)));
+            let firsts = (first(input), first(output));
+            pairs.push(firsts);
+            // What ends both pieces alike does the same, and code that nothing reaches may lead there. What begins that of the output stands for what begins the other alone.
+            let each = input.instructions.iter().rev().zip(output.instructions.iter().rev());
+            let tail = each.take_while(|&pair| input.within == within && !input.went_alone && is_same(pair));
+            let tail = tail.map(|(&(input, _), &(output, _))| (input, output));
+            pairs.extend(tail.filter(|&(_, output)| output != firsts.1));
         }
         let within = input.first_within;
         let each = pairs.into_iter().map(|(input, output)| Effect::Record { input, output, within });

@@ -332,3 +332,27 @@ fn a_beginning_that_calls_the_rest_with_a_frame_already_made_is_seen() {
     let Some(report) = inlined("call leaf_rest", &leaf) else { return };
     assert!(!report.is_ok(), "{}", report.summary(10));
 }
+
+#[test]
+fn code_that_nothing_reaches_may_call_the_stub_that_its_twin_calls_past() {
+    // Nothing leads to the second of two equal functions; the output shares what follows the call in the first.
+    let twin = |name: &str, call: &str, after: &str| {
+        format!(
+            "{name}:\n    .cfi_startproc\n    sub $8, %rsp\n    .cfi_def_cfa_offset 16\n    {call}\n{after}    .cfi_endproc\n"
+        )
+    };
+    let after = "12:\n    test %eax, %eax\n    je 11f\n    add $8, %rsp\n    .cfi_def_cfa_offset 8\n    ret\n11:\n    .cfi_def_cfa_offset 16\n    ud2\n";
+    let with = |first: &str, second: &str| {
+        let text = PROGRAM.replace("@FIRST@", "call maker").replace("@SECOND@", "call leaf").replace("@LEAF@", LEAF);
+        link(
+            &text.replace("@STUB@", STUB).replace("    .balign 16\nstub:", &format!("{first}{second}    .balign 16\nstub:")),
+            "-pie",
+        )
+    };
+    let Some(input) = with(&twin("maker", "call stub", after), &twin("twin", "call stub", after)) else { return };
+    let live = twin("maker", "call *slot(%rip)", after);
+    let report = check(&input, &with(&live, &twin("twin", "call stub", "    jmp 12b\n")).unwrap()).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let report = check(&input, &with(&live, &twin("twin", "call leaf", "    jmp 12b\n")).unwrap()).unwrap();
+    assert!(!report.is_ok());
+}

@@ -163,11 +163,24 @@ pub(super) fn build_fixed(functions: &[&str], table: &str) -> Option<Vec<u8>> {
     link(&text(functions, table, ""), "-no-pie")
 }
 
+/// The text of a function with a frame description of its own.
+pub(super) fn function(name: &str, body: &str) -> String {
+    format!(
+        "    .type {name}, @function\n{name}:\n    .cfi_startproc\n{body}\n    .cfi_endproc\n    .size {name}, . - {name}\n\n"
+    )
+}
+
 pub(super) fn link(text: &str, kind: &str) -> Option<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let (source, program) = (folder.path().join("a.s"), folder.path().join("a"));
     std::fs::write(&source, text).unwrap();
-    let command = Command::new("gcc").args(["-nostdlib", kind, "-Wl,--eh-frame-hdr", "-o"]).arg(&program).arg(&source).output();
+    let command = Command::new("gcc")
+        .arg("-nostdlib")
+        .args(kind.split(' '))
+        .args(["-Wl,--eh-frame-hdr", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .output();
     let Ok(done) = command else {
         skipped("layouts made with the assembler", "no gcc");
         return None;

@@ -31,7 +31,7 @@ work:
     .type other, @function
 other:
     .cfi_startproc
-    lea (%rdi,%rdi), %eax
+    lea (%rdi,%rsi), %eax
     mov $7, %r11d
     ret
     .cfi_endproc
@@ -89,6 +89,8 @@ caller:
     .balign 4
 table:
     .long 7b - table, 8b - table
+other_table:
+    .long 13b - other_table, 14b - other_table
     .section .data
     .balign 8
 pointers:
@@ -132,6 +134,28 @@ const LATE: &str = "    mov %rdi, %r11
     .cfi_def_cfa_offset 8
     ret";
 
+/// `rsi`, which `other` reads, is put aside.
+const ASIDE: &str = "    movq %rsi, %xmm15
+    mov %rdi, %rsi
+    test %edi, %edi
+    je 1f
+    fld1
+    fstp %st(0)
+    lea 3(%rsi), %rax
+    movq %xmm15, %rsi
+    ret
+1:
+    push %rbx
+    .cfi_def_cfa_offset 16
+    .cfi_offset rbx, -16
+    mov %rsi, %rbx
+    movq %xmm15, %rsi
+    call other
+    add %rbx, %rax
+    pop %rbx
+    .cfi_def_cfa_offset 8
+    ret";
+
 /// What is behind the calls of `work` in `_start` and `mid`, and what `caller` does.
 #[derive(Copy, Clone, Debug)]
 struct Behind {
@@ -155,17 +179,26 @@ const SWITCH: &str = "    and $1, %eax
 9:";
 
 fn is_right(behind: Behind) -> bool {
+    is_right_as(LATE, behind)
+}
+
+fn is_right_as(late: &str, behind: Behind) -> bool {
     let table = if behind.start.contains("7:") { "" } else { "    jmp 9f\n7:\n8:\n    nop\n9:\n" };
-    let text = PROGRAM.replace("@BEHIND@", &format!("{table}{}", behind.start));
+    let other = if behind.start.contains("13:") { "" } else { "    jmp 19f\n13:\n14:\n    nop\n19:\n" };
+    let text = PROGRAM.replace("@BEHIND@", &format!("{table}{other}{}", behind.start));
     let text = text.replace("@MID@", behind.mid).replace("@CALLER@", behind.caller);
     let build = |work: &str| link(&text.replace("@WORK@", work), "-pie").unwrap();
     assert!(check(&build(EARLY), &build(EARLY)).unwrap().is_ok());
-    check(&build(EARLY), &build(LATE)).unwrap().is_ok()
+    check(&build(EARLY), &build(late)).unwrap().is_ok()
 }
 
 fn can_link() -> bool {
     link(
-        &PROGRAM.replace("@BEHIND@", "7:\n8:").replace("@WORK@", EARLY).replace("@MID@", "ret").replace("@CALLER@", "nop"),
+        &PROGRAM
+            .replace("@BEHIND@", "7:\n8:\n13:\n14:")
+            .replace("@WORK@", EARLY)
+            .replace("@MID@", "ret")
+            .replace("@CALLER@", "nop"),
         "-pie",
     )
     .is_some()
@@ -222,4 +255,118 @@ fn a_descriptor_of_thread_local_storage_keeps_all_registers() {
     }
     assert!(is_right(Behind { start: "    lea pointers(%rip), %rax\n    call *8(%rax)\n    mov %r11d, %edi", ..QUIET }));
     assert!(!is_right(Behind { start: "    lea pointers(%rip), %rax\n    call *(%rax)\n    mov %r11d, %edi", ..QUIET }));
+}
+
+#[test]
+fn a_register_may_be_put_aside_in_a_vector_register_and_has_to_come_back() {
+    if !can_link() {
+        return;
+    }
+    assert!(is_right_as(ASIDE, QUIET));
+    assert!(!is_right_as(&ASIDE.replacen("movq %rsi, %xmm15", "movq %rdx, %xmm15", 1), QUIET), "another one is put aside");
+    assert!(!is_right_as(&ASIDE.replace("mov %rsi, %rbx\n    movq %xmm15, %rsi", "mov %rsi, %rbx"), QUIET), "it stays away");
+    assert!(!is_right_as(&ASIDE.replacen("movq %xmm15, %rsi\n    call", "movd %xmm15, %esi\n    call", 1), QUIET), "half of it");
+    assert!(!is_right_as(&ASIDE.replacen("movq %xmm15, %rsi\n    call", "movq %xmm14, %rsi\n    call", 1), QUIET));
+    // `other` reads it behind one of the calls; with a number of its own it does not.
+    let lost = ASIDE.replace("lea 3(%rsi), %rax\n    movq %xmm15, %rsi", "lea 3(%rsi), %rax");
+    assert!(!is_right_as(&lost, QUIET));
+    let sets = Behind { start: "    mov %eax, %edi\n    mov $4, %esi", ..QUIET };
+    assert!(is_right_as(&lost, sets) && is_right_as(ASIDE, sets));
+}
+
+#[test]
+fn a_vector_register_in_which_something_is_put_aside_is_read_by_nobody() {
+    if !can_link() {
+        return;
+    }
+    let start = |start: &'static str| is_right_as(ASIDE, Behind { start, ..QUIET });
+    assert!(!start("    movq %xmm15, %rdi"));
+    assert!(start("    pxor %xmm15, %xmm15\n    movq %xmm15, %rdi"));
+    assert!(start("    movaps %xmm1, %xmm15\n    addps %xmm15, %xmm0"));
+    assert!(!start("    movsd %xmm1, %xmm15\n    addps %xmm15, %xmm0"), "half of it stays");
+    assert!(!start("    cvtsi2sd %rdi, %xmm15\n    movq %xmm15, %rdi"), "so it does here");
+    assert!(!start("    vaddps %ymm15, %ymm0, %ymm0"));
+    assert!(start("    vpxor %xmm15, %xmm15, %xmm15\n    vmovq %xmm15, %rdi"));
+    assert!(start("    vmovd %edi, %xmm15\n    vmovq %xmm15, %rdi"));
+    assert!(!start("    fxsave -512(%rsp)"));
+    assert!(start("    movq %xmm14, %rdi"));
+    assert!(!is_right_as(&ASIDE.replace("xmm15", "xmm7"), QUIET), "it may bring an argument");
+    assert!(!is_right_as(ASIDE, Behind { caller: "    call work\n    movaps %xmm15, %xmm0", ..QUIET }));
+    assert!(!is_right_as(ASIDE, Behind { mid: "    jmp pass", caller: "    call mid\n    addps %xmm15, %xmm0", ..QUIET }));
+    assert!(is_right_as(ASIDE, Behind { mid: "    jmp pass", caller: "    call mid\n    addps %xmm14, %xmm0", ..QUIET }));
+}
+
+/// A jump through a table that is named before a loop, so that the instructions right before the jump don't say which it is. `@LOST@` is what the loop does with the register. Another
+/// jump leads to what reads `r11`, which is written right before.
+const HOISTED: &str = "    lea table(%rip), %rbx
+    mov $3, %ecx
+5:
+    mov %ecx, %eax
+    and $1, %eax
+    movslq (%rbx,%rax,4), %rax
+    add %rbx, %rax
+    jmp *%rax
+    nop
+7:
+    mov $1, %edi
+@LOST@
+    jmp 6f
+8:
+    mov $1, %edi
+6:
+    sub $1, %ecx
+    jne 5b
+    mov $1, %r11d
+    lea other_table(%rip), %rdx
+    movslq (%rdx,%rcx,4), %rcx
+    add %rdx, %rcx
+    jmp *%rcx
+13:
+    add %r11d, %edi
+14:";
+
+#[test]
+fn a_table_that_is_named_before_a_loop_says_where_the_jump_leads() {
+    if !can_link() {
+        return;
+    }
+    let with = |lost: &str| Behind { start: Box::leak(HOISTED.replace("@LOST@", lost).into_boxed_str()), ..QUIET };
+    assert!(is_right(with("")));
+    assert!(is_right(with("    mov %rbx, %rsi\n    mov %rsi, %rbx")), "a copy of the address, and back");
+    assert!(!is_right(with("    mov %r11d, %edi")), "a label that reads the register");
+    assert!(!is_right(with("    mov %edi, %ebx\n    lea 3(%rbx), %ebx")), "the table may be another then");
+    assert!(!is_right(with("    mov pointers(%rip), %rbx")));
+}
+
+#[test]
+fn a_product_with_a_number_only_writes_its_first_operand() {
+    if !can_link() {
+        return;
+    }
+    assert!(is_right(Behind { start: "    mov %eax, %edi\n    imul $-100, %edi, %r11d\n    mov %r11d, %edi", ..QUIET }));
+    assert!(!is_right(Behind { start: "    mov %eax, %edi\n    imul $-100, %r11d, %r11d\n    mov %r11d, %edi", ..QUIET }));
+    assert!(!is_right(Behind { start: "    mov %eax, %edi\n    imul %edi, %r11d\n    mov %r11d, %edi", ..QUIET }));
+}
+
+#[test]
+fn a_table_of_addresses_says_where_a_jump_leads_where_the_linker_left_its_relocations() {
+    if !can_link() {
+        return;
+    }
+    let build = |work: &str, read: &str, kind: &str| {
+        let start = format!(
+            "    mov %eax, %edi\n    and $1, %eax\n    jmp *places(,%rax,8)\n7:\n    mov $1, %edi\n    jmp 9f\n8:\n    mov {read}, %edi\n9:\n13:\n14:"
+        );
+        let text = PROGRAM.replace("@BEHIND@", &start).replace("@MID@", QUIET.mid).replace("@CALLER@", QUIET.caller);
+        let text = text.replace("    .section .data", "    .balign 8\nplaces:\n    .quad 7b, 8b\n    .section .data");
+        link(&text.replace("@WORK@", work), kind).unwrap()
+    };
+    let is_right = |read: &str, kind: &str| {
+        let input = build(EARLY, read, kind);
+        assert!(check(&input, &input).unwrap().is_ok());
+        check(&input, &build(LATE, read, kind)).unwrap().is_ok()
+    };
+    assert!(is_right("$2", "-no-pie -Wl,--emit-relocs"));
+    assert!(!is_right("%r11d", "-no-pie -Wl,--emit-relocs"), "an entry leads to what reads the register");
+    assert!(!is_right("$2", "-no-pie"), "any number may be a label");
 }

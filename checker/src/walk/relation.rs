@@ -31,6 +31,17 @@ impl Bits {
         is_new
     }
 
+    /// Whether all of a range are in it.
+    pub(crate) fn contains_all(&self, range: std::ops::Range<usize>) -> bool {
+        let (first, last) = (range.start.div_ceil(64), range.end / 64);
+        if first > last {
+            return range.into_iter().all(|index| self.contains(index));
+        }
+        let is_whole = |word: &u64| *word == u64::MAX;
+        self.0.get(first..last).is_some_and(|words| words.iter().all(is_whole))
+            && (range.start..first * 64).chain(last * 64..range.end).all(|index| self.contains(index))
+    }
+
     fn remove(&mut self, index: usize) {
         if let Some(word) = self.0.get_mut(index / 64) {
             *word &= !(1 << (index % 64));

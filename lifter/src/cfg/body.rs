@@ -63,6 +63,8 @@ pub(crate) struct Body {
     /// Whether an address in the frame is put anywhere but into `rsp` and `rbp`.
     pub(crate) frame_escapes: bool,
     leaders: Vec<Va>,
+    /// By block, its address.
+    block_starts: Vec<Va>,
     /// Where calls return although they came to nothing elsewhere. Ascending.
     returned_to: Vec<Va>,
 }
@@ -107,22 +109,42 @@ impl Body {
             has_frame_pointer,
             frame_escapes,
             leaders,
+            block_starts: Vec::new(),
             returned_to: Vec::new(),
         };
         body.cut(&[], names);
         body
     }
 
-    /// Cuts the blocks anew, at more addresses.
-    pub(crate) fn cut(&mut self, more: &[Va], names: &Names) {
+    /// Cuts the blocks anew, at more addresses; returns those that there were.
+    pub(crate) fn cut(&mut self, more: &[Va], names: &Names) -> Vec<BodyBlock> {
         self.leaders.extend_from_slice(more);
-        self.leaders.sort();
+        self.leaders.sort_unstable();
         self.leaders.dedup();
-        let mut starts: Vec<u32> = self.leaders.iter().filter_map(|&va| self.index_of(va)).map(|i| i as u32).collect();
-        // Units are not always adjacent, but each one's start is a leader.
-        starts.dedup();
+        // Both ascend. Units are not always adjacent, but each one's start is a leader.
+        let mut instructions = (0u32..).zip(&self.instructions).peekable();
+        let mut starts: Vec<u32> = Vec::with_capacity(self.leaders.len());
+        for &leader in &self.leaders {
+            while instructions.next_if(|(_, i)| i.ip() < leader.0).is_some() {}
+            starts.extend(instructions.next_if(|(_, i)| i.ip() == leader.0).map(|(index, _)| index));
+        }
         let ends = starts.iter().skip(1).copied().chain([self.instructions.len() as u32]);
-        self.blocks = starts.iter().zip(ends).map(|(&first, end)| self.block(first, end, names)).collect();
+        let blocks = starts.iter().zip(ends).map(|(&first, end)| self.block(first, end, names)).collect();
+        self.block_starts = starts.iter().map(|&first| Va(self.instructions[first as usize].ip())).collect();
+        std::mem::replace(&mut self.blocks, blocks)
+    }
+
+    /// The first instructions of blocks, ascending, where control arrives in another way than before the last cut. To be asked once connected.
+    pub(crate) fn changed_arrivals(&self, before: &[BodyBlock]) -> Vec<u32> {
+        let mut known = before.iter().peekable();
+        let is_changed = |block: &&BodyBlock| {
+            while known.next_if(|old| old.first < block.first).is_some() {}
+            let Some(old) = known.next_if(|old| old.first == block.first) else { return true };
+            // Blocks are known by their ends, which a cut before them leaves where they are.
+            let ends = block.preds.iter().map(|&pred| self.blocks[pred as usize].end);
+            old.is_entry != block.is_entry || !ends.eq(old.preds.iter().map(|&pred| before[pred as usize].end))
+        };
+        self.blocks.iter().filter(is_changed).map(|block| block.first).collect()
     }
 
     fn block(&self, first: u32, end: u32, names: &Names) -> BodyBlock {
@@ -290,7 +312,7 @@ impl Body {
         self.blocks.partition_point(|b| b.first as usize <= index) - 1
     }
     pub(crate) fn block_at(&self, va: Va) -> Option<usize> {
-        self.blocks.binary_search_by_key(&va.0, |b| self.instructions[b.first as usize].ip()).ok()
+        self.block_starts.binary_search(&va).ok()
     }
     fn block_containing(&self, va: Va) -> Option<usize> {
         self.index_of(va).map(|index| self.block_of(index))

@@ -106,6 +106,9 @@ impl Builder<'_> {
             }
         }
         draft.content_hash = self.hash(&draft);
+        // All drafts wait for the last one.
+        draft.blocks.shrink_to_fit();
+        draft.refs.shrink_to_fit();
         draft
     }
 

@@ -22,6 +22,7 @@
 mod entries;
 pub(crate) mod exclusive;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use iced_x86::{OpKind, Register};
@@ -32,7 +33,7 @@ use crate::cfg::body::Body;
 use crate::cfg::ranges::Ranges;
 use crate::cfg::tables::entries::{Readings, Shape};
 use crate::cfg::thunks::Thunks;
-use crate::cfg::values::{Evaluator, Load, Seen, Value};
+use crate::cfg::values::{Evaluator, Load, Seen, VISITED_MAX, Value};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::Names;
 use crate::discover::stubs::Stubs;
@@ -130,9 +131,28 @@ struct Answer {
     loads: Vec<Load>,
 }
 
+/// An answer, and the instructions in whose blocks it was looked for; `None` if these are too many to remember.
+struct Asked {
+    answer: Answer,
+    visited: Option<Vec<Range<u32>>>,
+}
+
+impl Asked {
+    /// Whether the answer still holds where control arrives in another way at the instructions `changed`, which ascend.
+    fn holds(&self, changed: &[u32]) -> bool {
+        let is_untouched = |visited: &Range<u32>| {
+            let next = changed.partition_point(|&at| at < visited.start);
+            changed.get(next).is_none_or(|&at| at >= visited.end)
+        };
+        self.visited.as_ref().is_some_and(|visited| visited.iter().all(is_untouched))
+    }
+}
+
 /// What the rounds over one cluster have learned.
 #[derive(Default)]
 struct Learned {
+    /// By site, the answer of the last round.
+    answers: Vec<Asked>,
     /// Tables of differences. Ascending.
     seen: Vec<Va>,
     /// How many entries tables have for sure.
@@ -157,9 +177,12 @@ impl TableContext<'_> {
         for _ in 0..MAX_ROUNDS {
             let edges = result.edges();
             let targets: Vec<Va> = edges.iter().map(|e| e.1).collect();
-            body.cut(&targets, self.names);
+            let before = body.cut(&targets, self.names);
             body.connect(self.stubs, self.unwind, &edges, &result.closed_jumps());
-            let (next, tables) = self.round(&body, &sites, &mut learned);
+            let changed = body.changed_arrivals(&before);
+            drop(before);
+            self.ask(&body, &sites, &changed, &mut learned.answers);
+            let (next, tables) = self.round(&body, &mut learned);
             let is_stable = next == result;
             result = next;
             // Code that only a call's return reaches shows that it returns, or that the compiler thought so.
@@ -194,18 +217,29 @@ impl TableContext<'_> {
         (0..body.instructions.len()).filter_map(|index| Some((index, site(index)?))).collect()
     }
 
-    /// Asks every jump once. Tables are read after all jumps have answered: each ends at the latest where another one starts.
-    fn round(&self, body: &Body, sites: &[(usize, Site)], learned: &mut Learned) -> (ClusterJumps, Vec<Table>) {
+    /// Asks every jump whose answer may have changed.
+    fn ask(&self, body: &Body, sites: &[(usize, Site)], changed: &[u32], answers: &mut Vec<Asked>) {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
         let is_fixed = !self.image.kind.is_position_independent();
         let is_table = |va: Va| self.may_begin(va);
         let mut searched = Seen::default();
-        let ask = |&(index, site): &(usize, Site)| {
+        let mut ask = |&(index, site): &(usize, Site)| {
             answer(body, Evaluator::new(body, &mut searched, &is_code, &is_table, is_fixed), index, site)
         };
-        let answers: Vec<Answer> = sites.iter().map(ask).collect();
+        if answers.is_empty() {
+            answers.extend(sites.iter().map(ask));
+            return;
+        }
+        for (asked, site) in answers.iter_mut().zip(sites).filter(|(asked, _)| !asked.holds(changed)) {
+            *asked = ask(site);
+        }
+    }
+
+    /// Tables are read after all jumps have answered: each ends at the latest where another one starts.
+    fn round(&self, body: &Body, learned: &mut Learned) -> (ClusterJumps, Vec<Table>) {
+        let answers = std::mem::take(&mut learned.answers);
         // Another table ends where this one starts, which need not be where its load begins to count.
-        learned.seen.extend(answers.iter().filter_map(|a| match a.value {
+        learned.seen.extend(answers.iter().filter_map(|asked| match asked.answer.value {
             Value::Sum { base, table } if self.is_own_base(base, table) => Some(base),
             _ => None,
         }));
@@ -213,9 +247,10 @@ impl TableContext<'_> {
         learned.seen.dedup();
         let mut result = ClusterJumps { seen: learned.seen.clone(), ..ClusterJumps::default() };
         let mut tables: Vec<Table> = Vec::new();
-        for answer in answers {
-            self.take(body, answer, learned, &mut result, &mut tables);
+        for asked in &answers {
+            self.take(body, &asked.answer, learned, &mut result, &mut tables);
         }
+        learned.answers = answers;
         tables.sort_by_key(|t| t.raw.at);
         result.tables = tables.iter().map(|t| t.raw.clone()).collect();
         result.joins = tables.iter().flat_map(|t| &t.joins).copied().collect();
@@ -224,7 +259,7 @@ impl TableContext<'_> {
         (result, tables)
     }
 
-    fn take(&self, body: &Body, answer: Answer, learned: &mut Learned, result: &mut ClusterJumps, tables: &mut Vec<Table>) {
+    fn take(&self, body: &Body, answer: &Answer, learned: &mut Learned, result: &mut ClusterJumps, tables: &mut Vec<Table>) {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
         let is_fixed = !self.image.kind.is_position_independent();
         let at = answer.at;
@@ -287,7 +322,7 @@ impl TableContext<'_> {
     }
 
     /// Reads a table, unless it is known already; `false` if it is none.
-    fn add_table(&self, body: &Body, answer: Answer, shape: Shape, learned: &mut Learned, tables: &mut Vec<Table>) -> bool {
+    fn add_table(&self, body: &Body, answer: &Answer, shape: Shape, learned: &mut Learned, tables: &mut Vec<Table>) -> bool {
         let names = |va: Va| {
             let named = answer.trace.iter().filter(move |&&i| names_address(&body.instructions[i], va));
             named.map(|&i| Va(body.instructions[i].ip())).collect::<Vec<Va>>()
@@ -429,14 +464,16 @@ enum Site {
     ThunkJump(Register),
 }
 
-fn answer(body: &Body, mut evaluator: Evaluator<'_>, index: usize, site: Site) -> Answer {
+fn answer(body: &Body, mut evaluator: Evaluator<'_>, index: usize, site: Site) -> Asked {
     let value = match site {
         Site::Jump => evaluator.branch_target(index),
         Site::Call(register) | Site::ThunkJump(register) => evaluator.register(register, index),
     };
     let mut trace: Vec<usize> = evaluator.trace.iter().copied().chain([index]).collect();
     trace.sort();
-    Answer { at: Va(body.instructions[index].ip()), site, value, trace, loads: evaluator.loads }
+    let visited = Some(evaluator.visited).filter(|visited| visited.len() <= VISITED_MAX);
+    let answer = Answer { at: Va(body.instructions[index].ip()), site, value, trace, loads: evaluator.loads };
+    Asked { answer, visited }
 }
 
 impl ClusterJumps {

@@ -15,14 +15,15 @@ mod definitions;
 mod instructions;
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 use rustc_hash::FxHashSet;
 
 use crate::address::Va;
 use crate::cfg::body::{Body, general, sets_frame_pointer};
-pub(crate) use crate::cfg::values::definitions::Seen;
 use crate::cfg::values::definitions::{Definition, Location};
+pub(crate) use crate::cfg::values::definitions::{Seen, VISITED_MAX};
 pub(crate) use crate::cfg::values::instructions::stack_step;
 use crate::x86::{Flow, flow_of, is_conditional_move};
 
@@ -110,6 +111,8 @@ pub(crate) struct Evaluator<'b> {
     pub(crate) trace: FxHashSet<usize>,
     /// The loads of entries, each once.
     pub(crate) loads: Vec<Load>,
+    /// The instructions in whose blocks definitions were looked for: where nothing arrives from elsewhere than before, the answer stays.
+    pub(crate) visited: Vec<Range<u32>>,
 }
 
 /// A load of a table's entry.
@@ -140,6 +143,7 @@ impl<'b> Evaluator<'b> {
             in_progress: Vec::new(),
             trace: HashSet::default(),
             loads: Vec::new(),
+            visited: Vec::new(),
         }
     }
 

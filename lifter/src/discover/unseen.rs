@@ -185,23 +185,26 @@ impl Search<'_> {
             (is_shared[index], is_shared[index + 1]) = (true, true);
             debug_assert!(pair[0].0 <= pair[1].0);
         }
-        let mut doubt = |value: Va, is_known: &dyn Fn(&RawTable) -> bool| {
-            let after = ranges.partition_point(|r| r.0 <= value);
-            if let Some(index) = after.checked_sub(1).filter(|&i| value < ranges[i].1) {
-                is_shared[index] |= !is_known(&tables[index]);
-            }
+        // The table that an address is in, if it is there for another reason than those that are known.
+        let (low, high) = (ranges.first().map_or(Va(0), |first| first.0), ranges.iter().map(|r| r.1).max().unwrap_or_default());
+        let doubted = |value: Va, is_known: &dyn Fn(&RawTable) -> bool| {
+            let index = if low <= value && value < high { ranges.partition_point(|r| r.0 <= value) - 1 } else { return None };
+            (value < ranges[index].1 && !is_known(&tables[index])).then_some(index)
         };
-        for survey in self.surveys {
+        let by_code = self.surveys.par_iter().flat_map_iter(|survey| {
             let absolutes = survey.absolutes.iter().map(|a| (a.value, a.at));
-            for (value, at) in absolutes.chain(survey.data_names.iter().copied()) {
-                doubt(value, &|table| value == table.at && table.named_at.binary_search(&at).is_ok());
-            }
-        }
+            let named = absolutes.chain(survey.data_names.iter().copied());
+            named.filter_map(|(value, at)| doubted(value, &|t| value == t.at && t.named_at.binary_search(&at).is_ok()))
+        });
+        let mut shared: Vec<usize> = by_code.collect();
         for section in data_sections(self.image) {
-            let words = (section.sh_addr.align_up(8).0..section.end().0.saturating_sub(7)).step_by(8);
-            let words = words.filter_map(|at| self.image.read_u64(Va(at))).map(Va);
-            words.for_each(|word| doubt(word, &|table| !(word - table.at).is_multiple_of(u64::from(table.entry_size))));
+            let start = section.sh_addr.align_up(8);
+            let bytes = self.image.read(start, section.end().0.saturating_sub(start.0) as usize).unwrap_or(&[]);
+            let words = bytes.par_chunks_exact(8).filter_map(|word| Some(Va(u64::from_le_bytes(word.try_into().ok()?))));
+            let is_between = |word: Va, table: &RawTable| !(word - table.at).is_multiple_of(u64::from(table.entry_size));
+            shared.par_extend(words.filter_map(|word| doubted(word, &|table| is_between(word, table))));
         }
+        shared.into_iter().for_each(|index| is_shared[index] = true);
         for (table, is_shared) in tables.iter_mut().zip(is_shared) {
             let below = open_tables.partition_point(|&open| open < table.end());
             let is_open = below > 0 && open_tables[below - 1] + BIAS_BYTES_MAX > table.at;

@@ -30,6 +30,10 @@ impl<'a> Image<'a> {
         let kind = file_kind(header, &segments, bytes)?;
         let sections = parse_sections(header, bytes)?;
         let has_section_headers = !sections.is_empty();
+        if is_debug_information_only(&sections) {
+            let what = "debug information that was split from a program, without the program's code and data";
+            return Err(Error::Unsupported(what.into()));
+        }
         let mut image = Image {
             bytes,
             kind,
@@ -400,6 +404,12 @@ fn file_kind(header: &Header, segments: &[Segment], bytes: &[u8]) -> Result<File
         (false, true) => FileKind::StaticPie,
         (false, false) => FileKind::SharedObject,
     })
+}
+
+/// What `objcopy --only-keep-debug` leaves: of all that would be loaded, but for notes, nothing but the places.
+fn is_debug_information_only(sections: &PrimaryMap<Section, SectionData<'_>>) -> bool {
+    let mut loaded = sections.values().filter(|section| section.is_alloc() && section.sh_type != elf::SHT_NOTE).peekable();
+    loaded.peek().is_some() && loaded.all(|section| !section.has_bytes())
 }
 
 fn parse_sections<'a>(header: &Header, bytes: &'a [u8]) -> Result<PrimaryMap<Section, SectionData<'a>>> {

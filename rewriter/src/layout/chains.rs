@@ -7,13 +7,16 @@
 //!
 //! **Cost.** Only chains joined by a jump are candidates. A candidate waits in a heap under an upper bound of its gain and is evaluated when it
 //! comes up, so a merge does not re-evaluate every neighbor. The gain of a cut is counted from the jumps that cross the cut; in a chain longer than `SPLIT_BLOCKS_MAX`
-//! only those near enough to earn anything are looked at, and only the cuts that a jump asks for.
+//! only those near enough to earn anything are looked at, and only the cuts that a jump asks for. A cut that can't beat the best one so far (`inside`) is
+//! not evaluated.
 //!
 //! **Invariants.** Each block is in one chain, at `place[block]`. The block that must come first is first in its chain. The result never scores
 //! below the given order, nor has it fewer fallthroughs. Ties are broken by index, so the result depends on the graph alone.
 //!
 //! **Termination.** Each merge removes a chain; each evaluated candidate is pushed again at most once before a merge of one of its chains;
 //! `polish` raises an integer that is bounded by the sum of all counts, and has a limit of passes.
+
+mod inside;
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -23,6 +26,7 @@ use super::ext_tsp::{
 };
 use super::links::{Link, Links};
 use super::polish::polish;
+use inside::{Inner, Inside};
 
 /// Chains up to this length are cut at every seam.
 const SPLIT_BLOCKS_MAX: usize = 128;
@@ -126,6 +130,8 @@ struct Merger<'g> {
     place: Vec<Place>,
     /// By the index of the block that it began with; empty once merged into another.
     chains: Vec<Chain>,
+    /// By chain, what is known of its inside.
+    insides: Vec<Option<Inside<'g>>>,
     links: Links,
     candidates: BinaryHeap<Candidate>,
 }
@@ -143,6 +149,7 @@ impl<'g> Merger<'g> {
             split_blocks_max: if graph.len() > LARGE_BLOCKS { SPLIT_BLOCKS_MAX_IN_LARGE } else { SPLIT_BLOCKS_MAX },
             place: nodes.clone().map(|chain| Place { chain, index: 0, offset: 0 }).collect(),
             chains: nodes.map(single).collect(),
+            insides: std::iter::repeat_with(|| None).take(graph.len()).collect(),
             links: Links::new(0, Vec::new()),
             candidates: BinaryHeap::new(),
         }
@@ -231,6 +238,8 @@ impl<'g> Merger<'g> {
                 }
                 None => {
                     let (a, b) = candidate.chains;
+                    self.look_inside(a);
+                    self.look_inside(b);
                     let (there, back) = (self.best_merge(a, b, candidate.link), self.best_merge(b, a, candidate.link));
                     let best = match (there, back) {
                         (Some(x), Some(y)) if y.gain > x.gain => Some(y),
@@ -256,14 +265,23 @@ impl<'g> Merger<'g> {
         let jumps = &self.links.get(link).jumps;
         let nodes = &self.chains[x as usize].nodes;
         let len = nodes.len() as u32;
-        let mut best = None;
-        let inner = if nodes.len() <= SPLIT_BLOCKS_MAX { self.inner_jumps(x) } else { Vec::new() };
+        let mut best: Option<Merge> = None;
+        let inside = self.insides[x as usize].as_ref();
+        let bounds = inside.map(|inside| inside.bounds(self.chains[y as usize].size));
         let attempt = |best: &mut Option<Merge>, cut: u32, kind: MergeType| {
-            if (kind == MergeType::Append || 0 < cut && cut < len) && self.keeps_entry_first(x, y, kind) {
-                let gain = self.gain((x, y), jumps, &inner, cut, kind);
-                if best.is_none_or(|best| gain > best.gain) {
-                    *best = Some(Merge { gain, into: x, from: y, kind, cut });
-                }
+            if !(kind == MergeType::Append || 0 < cut && cut < len) || !self.keeps_entry_first(x, y, kind) {
+                return;
+            }
+            let pieces = self.pieces(x, y, cut, kind);
+            let between = self.between_gain(y, jumps, cut, &pieces);
+            let is_beaten = |best: Merge| bounds.as_ref().is_some_and(|b| b.gain_max(between, cut, kind) <= best.gain);
+            if best.is_some_and(is_beaten) {
+                return;
+            }
+            let gain =
+                if kind == MergeType::Append { between } else { self.crossing_gain((x, y), inside, cut, &pieces, between) };
+            if best.is_none_or(|best| gain > best.gain) {
+                *best = Some(Merge { gain, into: x, from: y, kind, cut });
             }
         };
         attempt(&mut best, len, MergeType::Append);
@@ -290,13 +308,11 @@ impl<'g> Merger<'g> {
                 attempt(&mut best, cut, MergeType::RotateAfter);
             }
         }
-        if nodes.len() <= self.split_blocks_max {
-            for cut in 1..len {
-                // A cut through a fallthrough pays only for a new fallthrough, and those were tried above.
-                if graph.fallthrough_count(nodes[cut as usize - 1], nodes[cut as usize]) == 0 {
-                    for kind in [MergeType::Insert, MergeType::RotateAfter, MergeType::RotateBefore] {
-                        attempt(&mut best, cut, kind);
-                    }
+        if let Some(inside) = inside.filter(|_| nodes.len() <= self.split_blocks_max) {
+            // A cut through a fallthrough pays only for a new fallthrough, and those were tried above.
+            for cut in (1..len).filter(|&cut| !inside.falls_through[cut as usize]) {
+                for kind in [MergeType::Insert, MergeType::RotateAfter, MergeType::RotateBefore] {
+                    attempt(&mut best, cut, kind);
                 }
             }
         }
@@ -310,6 +326,14 @@ impl<'g> Merger<'g> {
     fn last(&self, chain: u32) -> u32 {
         let nodes = &self.chains[chain as usize].nodes;
         nodes[nodes.len() - 1]
+    }
+
+    /// Looks at the inside of a chain, unless it is known, a single block or too long.
+    fn look_inside(&mut self, x: u32) {
+        let chain = &self.chains[x as usize];
+        if self.insides[x as usize].is_none() && (2..=SPLIT_BLOCKS_MAX).contains(&chain.nodes.len()) {
+            self.insides[x as usize] = Some(Inside::new(self.inner_jumps(x), chain.nodes.len(), chain.size));
+        }
     }
 
     /// The jumps inside a chain that ran, in the order of their sources.
@@ -338,23 +362,25 @@ impl<'g> Merger<'g> {
         }
     }
 
-    /// The rise of the score: what the jumps between X and Y earn, and the change of what the jumps across the cut do. `inner` are X's own jumps, unless
-    /// X is too long to look at all of them.
-    fn gain(&self, (x, y): (u32, u32), jumps: &[u32], inner: &[Inner<'_>], cut: u32, kind: MergeType) -> f64 {
-        let pieces = self.pieces(x, y, cut, kind);
+    /// What the jumps between X and Y earn.
+    fn between_gain(&self, y: u32, jumps: &[u32], cut: u32, pieces: &Pieces) -> f64 {
+        jumps.iter().map(|&jump| self.earned(&self.graph.jumps[jump as usize], y, cut, pieces)).sum()
+    }
+
+    /// What a jump earns behind a merge.
+    fn earned(&self, jump: &Jump, y: u32, cut: u32, pieces: &Pieces) -> f64 {
         let start = |node: u32| {
             let place = self.place[node as usize];
             place.offset + pieces.shift(place.chain == y, place.index < cut)
         };
-        let size = |node: u32| i64::from(self.graph.sizes[node as usize]);
-        let earned = |jump: &Jump| jump_score(jump, start(jump.source) + size(jump.source), start(jump.target));
-        let mut gain: f64 = jumps.iter().map(|&jump| earned(&self.graph.jumps[jump as usize])).sum();
-        if kind == MergeType::Append {
-            return gain;
-        }
-        if self.chains[x as usize].nodes.len() <= SPLIT_BLOCKS_MAX {
+        jump_score(jump, start(jump.source) + i64::from(self.graph.sizes[jump.source as usize]), start(jump.target))
+    }
+
+    /// `gain`, and how much more the jumps across the cut earn.
+    fn crossing_gain(&self, (x, y): (u32, u32), inside: Option<&Inside<'g>>, cut: u32, pieces: &Pieces, mut gain: f64) -> f64 {
+        if let Some(inside) = inside {
             let shift = |index: u32| pieces.shift(false, index < cut);
-            for inner in inner.iter().filter(|inner| (inner.source < cut) != (inner.target < cut)) {
+            for inner in inside.jumps.iter().filter(|inner| (inner.source < cut) != (inner.target < cut)) {
                 gain += jump_score(inner.jump, inner.end + shift(inner.source), inner.start + shift(inner.target)) - inner.score;
             }
         } else {
@@ -365,7 +391,8 @@ impl<'g> Merger<'g> {
                     for jump in self.graph.jumps_from(node) {
                         let target = place(jump.target);
                         if target.chain == x && (target.index < cut) != is_before {
-                            gain += earned(jump) - jump_score(jump, place(node).offset + size(node), target.offset);
+                            let end = place(node).offset + i64::from(self.graph.sizes[node as usize]);
+                            gain += self.earned(jump, y, cut, pieces) - jump_score(jump, end, target.offset);
                         }
                     }
                 }
@@ -407,6 +434,7 @@ impl<'g> Merger<'g> {
     fn apply(&mut self, merge: Merge) {
         let Merge { into: x, from: y, kind, cut, .. } = merge;
         let taken = std::mem::take(&mut self.chains[y as usize]);
+        (self.insides[x as usize], self.insides[y as usize]) = (None, None);
         let chain = &mut self.chains[x as usize];
         let (cut, len) = (cut as usize, chain.nodes.len());
         let first_moved = match kind {
@@ -467,16 +495,6 @@ impl<'g> Merger<'g> {
         });
         chains.into_iter().flat_map(|(_, chain)| chain.nodes).collect()
     }
-}
-
-/// A jump inside a chain that ran: the indices and offsets of its two ends, and what it earns where it is.
-struct Inner<'g> {
-    jump: &'g Jump,
-    source: u32,
-    target: u32,
-    end: i64,
-    start: i64,
-    score: f64,
 }
 
 /// How far each piece of a merge moves.

@@ -21,10 +21,12 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use self::seams::Seams;
+use self::search::Search;
 use super::align;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock};
 
 mod seams;
+mod search;
 
 /// As far as a short branch reaches forward.
 const REACH: i64 = 127;
@@ -37,9 +39,6 @@ const LONG_LOOP: u32 = 9;
 const WORK_MAX: usize = 12_000_000;
 /// Rounds of moving single chains.
 const ROUNDS_MAX: usize = 4;
-/// How many places near its own, and near each chain that it has to do with, a chain is tried at.
-const NEAR: usize = 10;
-const NEAR_KIN: usize = 2;
 
 /// Orders the blocks of all fragments anew; returns how many bytes that saves, as far as is known before addresses are.
 pub fn compact(program: &Program, plan: &mut LayoutPlan) -> u64 {
@@ -409,90 +408,6 @@ impl Model<'_> {
     fn seam(&self, chain: u32, next: Option<u32>) -> i64 {
         let chains = &self.graph.chains;
         self.graph.seams.cost(chains[chain as usize].1 - 1, next.map(|next| chains[next as usize].0))
-    }
-}
-
-struct Search<'a> {
-    model: &'a Model<'a>,
-    order: Vec<u32>,
-    starts: Vec<i64>,
-    kin: Vec<Vec<u32>>,
-}
-
-impl<'a> Search<'a> {
-    fn new(model: &'a Model<'a>, order: Vec<u32>) -> Self {
-        let mut kin: Vec<Vec<u32>> = vec![Vec::new(); order.len()];
-        for branch in &model.branches {
-            kin[branch.chain as usize].push(branch.to_chain);
-            kin[branch.to_chain as usize].push(branch.chain);
-        }
-        for kin in &mut kin {
-            kin.sort_unstable();
-            kin.dedup();
-        }
-        let starts = vec![0; order.len()];
-        Search { model, order, starts, kin }
-    }
-
-    /// What branches save under this order, less what it costs in unwind rows.
-    fn gain(&mut self, order: &[u32]) -> i64 {
-        let mut at = 0;
-        for &chain in order {
-            self.starts[chain as usize] = at;
-            at += self.model.lens[chain as usize];
-        }
-        let gain = |branch: &Branch| {
-            let from = self.starts[branch.chain as usize];
-            let to = self.starts[branch.to_chain as usize];
-            let distance = to + branch.to - from - branch.from;
-            let follows = branch.spared > 0 && to == from + self.model.lens[branch.chain as usize];
-            let is_short = (-REACH - 1..=REACH).contains(&distance);
-            i64::from(if is_short { branch.gain } else { 0 }) + i64::from(if follows { branch.spared } else { 0 })
-        };
-        let seams = order.iter().enumerate().map(|(at, &chain)| self.model.seam(chain, order.get(at + 1).copied()));
-        self.model.branches.iter().map(gain).sum::<i64>() - seams.sum::<i64>()
-    }
-
-    /// Tries other places for each chain but the first; whether any moved.
-    fn round(&mut self, work: &mut usize) -> bool {
-        let count = self.order.len();
-        let cost = count + self.model.branches.len();
-        let mut order = self.order.clone();
-        let mut best = self.gain(&order);
-        let mut has_changed = false;
-        for chain in 1..count as u32 {
-            let Some(from) = order.iter().position(|&other| other == chain) else { continue };
-            let mut rest = order.clone();
-            rest.remove(from);
-            let mut places: Vec<usize> = (from.saturating_sub(NEAR)..=from + NEAR).collect();
-            for (place, other) in rest.iter().enumerate() {
-                if self.kin[chain as usize].binary_search(other).is_ok() {
-                    places.extend((place + 1).saturating_sub(NEAR_KIN)..=place + 1 + NEAR_KIN);
-                }
-            }
-            places.sort_unstable();
-            places.dedup();
-            let mut found = None;
-            for place in places.into_iter().filter(|&place| place >= 1 && place < count && place != from) {
-                rest.insert(place, chain);
-                let gain = self.gain(&rest);
-                if gain > best {
-                    (best, found) = (gain, Some(place));
-                }
-                rest.remove(place);
-                *work += cost;
-            }
-            if let Some(place) = found {
-                rest.insert(place, chain);
-                order = rest;
-                has_changed = true;
-            }
-            if *work > WORK_MAX {
-                break;
-            }
-        }
-        self.order = order;
-        has_changed
     }
 }
 

@@ -142,7 +142,7 @@ pub struct UnwindFragment {
 enum Table {
     None,
     /// Not yet placed.
-    Made(LsdaBytes),
+    Made(Box<LsdaBytes>),
     /// At this offset of the new section.
     New(u32),
     /// Still where the input has it.
@@ -199,7 +199,9 @@ impl<'a> UnwindLayout<'a> {
     ) -> Result<Self, UnwindError> {
         let planned: Result<Vec<Vec<PlannedFde>>, UnwindError> =
             fragments.par_iter().map(|fragment| plan_fragment(unwind, fragment, &landing_pad)).collect();
-        let mut fdes: Vec<PlannedFde> = planned?.into_iter().flatten().collect();
+        let planned = planned?;
+        let mut fdes: Vec<PlannedFde> = Vec::with_capacity(planned.iter().map(Vec::len).sum());
+        fdes.extend(planned.into_iter().flatten());
         fdes.sort_by_key(|f| f.start);
         if let Some(pair) = fdes.windows(2).find(|w| w[0].start + u64::from(w[0].len) > w[1].start) {
             return Err(UnwindError::Overlap(pair[1].start));
@@ -246,7 +248,7 @@ impl<'a> UnwindLayout<'a> {
             }
             end = u64::from(offset) + lsda.len() as u64;
             fde.table = Table::New(offset);
-            self.lsdas.push((offset, lsda));
+            self.lsdas.push((offset, *lsda));
         }
         self.except_table_len = end;
     }
@@ -365,7 +367,8 @@ fn plan_fragment(
         let table = match (fde.lsda, fde.opaque_lsda) {
             (Some(index), _) => {
                 let clone = run.pieces[0].clone;
-                Table::Made(lsda::cut(&unwind.lsdas[index as usize], run.start(), &run.pieces, |pad| landing_pad(clone, pad))?)
+                let lsda = &unwind.lsdas[index as usize];
+                Table::Made(Box::new(lsda::cut(lsda, run.start(), &run.pieces, |pad| landing_pad(clone, pad))?))
             }
             (None, Some(lsda)) if run.is_in_place() && run.start() == fde.start => Table::Kept(lsda),
             (None, Some(lsda)) => return Err(UnwindError::OpaqueTableMoved { code: fde.start, lsda }),

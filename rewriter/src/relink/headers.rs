@@ -29,11 +29,16 @@ pub(crate) struct Slots {
     pub(crate) moves: Option<(Va, Va)>,
 }
 
+/// Entries that say nothing, those first that say least.
+pub(crate) fn idle(image: &Image<'_>) -> impl Iterator<Item = usize> {
+    let is_empty = |s: &Segment| s.p_type == elf::PT_NULL;
+    let empty = image.segments.iter().enumerate().filter(move |(_, s)| is_empty(s)).map(|(index, _)| index);
+    empty.chain(redundant_note(image))
+}
+
 /// Finds room for `count` entries; `Err` where the file has none.
 pub(crate) fn find_slots(image: &Image<'_>, count: usize) -> Result<Slots> {
-    let is_empty = |s: &Segment| s.p_type == elf::PT_NULL;
-    let empty = image.segments.iter().enumerate().filter(|(_, s)| is_empty(s)).map(|(index, _)| index);
-    let mut dropped: Vec<usize> = empty.chain(redundant_note(image)).take(count).collect();
+    let mut dropped: Vec<usize> = idle(image).take(count).collect();
     dropped.sort_unstable();
     let missing = count - dropped.len();
     let moves = if missing == 0 { None } else { room_behind(image, missing as u64 * ENTRY)? };

@@ -5,10 +5,11 @@
 
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
-use lifter::elf::image::{DynRelocPlace, Segment};
+use lifter::elf::image::{DynRelocPlace, Segment, SymbolData};
 use lifter::entity::Table;
 use lifter::ir::{BlockData, BlockFlags, Program, RefKind, SlotData, SlotKind, TableBase, TableData, Terminator};
 use object::elf;
+use rayon::prelude::*;
 
 use crate::clones::CloneId;
 use crate::encode::FragmentCode;
@@ -30,10 +31,16 @@ pub(crate) struct OutBytes {
 
 impl OutBytes {
     pub(crate) fn new(image: &Image<'_>, overflow: Overflow) -> Self {
-        let mut bytes = image.bytes[..loaded_file_end(image) as usize].to_vec();
-        if !overflow.is_empty() {
-            bytes.resize((overflow.offset.0 + overflow.len()) as usize, 0xcc);
-        }
+        /// In bytes. Pages are new to the process: touching them takes longer than the copy, and can be shared out.
+        const CHUNK: usize = 1 << 20;
+        let input = &image.bytes[..loaded_file_end(image) as usize];
+        let len = if overflow.is_empty() { input.len() } else { (overflow.offset.0 + overflow.len()) as usize };
+        let mut bytes = vec![0; len];
+        bytes.par_chunks_mut(CHUNK).zip((0..len).into_par_iter().step_by(CHUNK)).for_each(|(chunk, start)| {
+            let copied = input.len().saturating_sub(start).min(chunk.len());
+            chunk[..copied].copy_from_slice(&input[start.min(input.len())..][..copied]);
+            chunk[copied..].fill(0xcc);
+        });
         OutBytes { bytes, loads: image.loads().copied().collect(), overflow }
     }
 
@@ -282,33 +289,37 @@ fn write_table(
 pub(crate) fn patch_dynamic(
     image: &Image<'_>,
     placed: Placed<'_>,
-    section_of: &dyn Fn(Va) -> Option<u16>,
-    remap_section: &dyn Fn(u16) -> u16,
+    section_of: &(dyn Fn(Va) -> Option<u16> + Sync),
+    remap_section: &(dyn Fn(u16) -> u16 + Sync),
     moved_address: &dyn Fn(Va) -> Option<Va>,
     out: &mut OutBytes,
 ) -> Result<()> {
     let Placed { program, addresses, .. } = placed;
     if let Some((_, dynsym)) = image.sections.iter().find(|(_, s)| s.sh_type == elf::SHT_DYNSYM) {
         let table = moved_address(dynsym.sh_addr).unwrap_or(dynsym.sh_addr);
-        for (index, symbol) in image.dynamic_symbols.iter().enumerate() {
-            let at = table + 24 * index as u64;
-            let mut shndx = match remap_section(symbol.st_shndx) {
+        let renewed = |symbol: &SymbolData<'_>| {
+            let shndx = match remap_section(symbol.st_shndx) {
                 // `strip` renumbers sections but not what is loaded. 0 would make of a definition something that is missed.
                 0 if symbol.has_address() => section_of(Va(symbol.st_value)).unwrap_or(symbol.st_shndx),
                 0 => symbol.st_shndx,
                 known => known,
             };
-            if symbol.has_address()
-                && let Some(block) = program.block_at(Va(symbol.st_value))
-            {
-                let va = addresses.identity(block);
-                shndx = section_of(va).unwrap_or(shndx);
-                out.write(at + 8, &va.0.to_le_bytes())?;
-                if let Some(size) = size_at_identity(placed, block, image.has_ibt).filter(|_| symbol.st_size != 0) {
-                    out.write(at + 16, &size.to_le_bytes())?;
-                }
-            }
+            let block = if symbol.has_address() { program.block_at(Va(symbol.st_value)) } else { None };
+            let Some(block) = block else { return (shndx, None, None) };
+            let va = addresses.identity(block);
+            let size = size_at_identity(placed, block, image.has_ibt).filter(|_| symbol.st_size != 0);
+            (section_of(va).unwrap_or(shndx), Some(va), size)
+        };
+        let symbols: Vec<(u16, Option<Va>, Option<u64>)> = image.dynamic_symbols.par_iter().map(renewed).collect();
+        for (index, (shndx, va, size)) in symbols.into_iter().enumerate() {
+            let at = table + 24 * index as u64;
             out.write(at + 6, &shndx.to_le_bytes())?;
+            if let Some(va) = va {
+                out.write(at + 8, &va.0.to_le_bytes())?;
+            }
+            if let Some(size) = size {
+                out.write(at + 16, &size.to_le_bytes())?;
+            }
         }
     }
     if let Some(segment) = image.segments.iter().find(|s| s.p_type == elf::PT_DYNAMIC) {

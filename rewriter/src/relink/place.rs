@@ -17,8 +17,8 @@ use lifter::ir::{Program, RefTarget, TableBase, TableBound};
 
 use crate::clones::CloneId;
 use crate::encode::FragmentCode;
-use crate::materialize::OutProgram;
-use crate::plan::Temperature;
+use crate::materialize::{OutFragment, OutProgram};
+use crate::plan::{Filling, Temperature};
 use crate::relink::space::{Interval, Overflow, Space, free_text};
 use crate::relink::unwind::Places;
 
@@ -54,27 +54,41 @@ pub(crate) fn place(
     let code = image.sections.iter().filter(|(id, _)| image.is_movable_code_section(*id));
     let ends: Vec<Va> = code.map(|(_, section)| section.end()).collect();
     let (mut tables, copied) = places_of_tables(program, out);
-    let mut clone_tables = clone_tables(program, out);
-    let mut free = free_text(image, program);
-    let mut front = None;
-    if out.fills_from_end {
-        let all = copied.iter().copied().chain(clone_tables.keys().map(|key| key.1));
-        let copied_bytes: u64 = all.map(|table| copy_len(program, table)).sum();
-        front = take_front(image, &mut free, code_len(out, codes) + copied_bytes + COPY_ALIGN);
+    let mut of_clones = clone_tables(program, out);
+    let tables_of_clones: Vec<Table> = of_clones.keys().map(|key| key.1).collect();
+    let free = free_text(image, program);
+    let mut try_with = |free: Vec<Interval>, unused: Option<Interval>| {
+        let mut space = Space::new(free, &ends, overflow);
+        space.unused = unused;
+        let fragments = place_fragments(out, codes, &mut space);
+        let copies = place_copies(program, &copied, &mut tables, &mut of_clones, &mut space);
+        Placement { fragments, tables: tables.clone(), clone_tables: of_clones.clone(), copies, space }
+    };
+    if out.filling != Filling::FromStart {
+        let copies = copied.iter().copied().chain(tables_of_clones);
+        let needed = code_len(out, codes) + copies.map(|table| copy_len(program, table)).sum::<u64>() + COPY_ALIGN;
+        // How much stays unused before pinned code is only known when all is placed.
+        for rests in RESTS {
+            let mut left = free.clone();
+            let Some(unused) = take_away(image, &mut left, needed + rests, out.filling) else { break };
+            let placement = try_with(left, Some(unused));
+            if placement.space.overflow.is_empty() {
+                return placement;
+            }
+        }
     }
-    let mut space = Space::new(free, &ends, overflow);
-    space.front = front;
-    let mut fragments = Vec::with_capacity(out.fragments.len());
-    for (fragment, code) in out.fragments.iter().zip(codes) {
+    try_with(free, None)
+}
+
+fn place_fragments(out: &OutProgram, codes: &[FragmentCode], space: &mut Space) -> Vec<Va> {
+    let place = |(fragment, code): (&OutFragment, &FragmentCode)| {
         let (len, align) = (code.bytes.len() as u64, u64::from(fragment.align));
-        let at = match fragment.temperature {
+        match fragment.temperature {
             Temperature::Hot => space.take_lines_in_order(len, align),
-            Temperature::Unknown | Temperature::Cold => take_cold(&mut space, len, align),
-        };
-        fragments.push(at);
-    }
-    let copies = place_copies(program, &copied, &mut tables, &mut clone_tables, &mut space);
-    Placement { fragments, tables, clone_tables, copies, space }
+            Temperature::Unknown | Temperature::Cold => take_cold(space, len, align),
+        }
+    };
+    out.fragments.iter().zip(codes).map(place).collect()
 }
 
 /// What becomes of each table, but for those that have to be copied, which come besides.
@@ -108,8 +122,24 @@ fn code_len(out: &OutProgram, codes: &[FragmentCode]) -> u64 {
     fragments.fold(0, |at: u64, (fragment, code)| at.next_multiple_of(u64::from(fragment.align).max(1)) + code.bytes.len() as u64)
 }
 
-/// Takes away from the front what `needed` bytes leave free, where the old text begins a segment and something stays behind it.
-fn take_front(image: &Image<'_>, free: &mut [Interval], needed: u64) -> Option<Interval> {
+/// Takes away in one piece what `needed` bytes leave free.
+fn take_away(image: &Image<'_>, free: &mut [Interval], needed: u64, filling: Filling) -> Option<Interval> {
+    let spare = free.iter().map(|interval| interval.len()).sum::<u64>().checked_sub(needed)?;
+    match filling {
+        Filling::FromStart => None,
+        Filling::FromEnd => take_front(image, free, spare),
+        Filling::AroundHole => {
+            let room = free.iter_mut().max_by_key(|interval| (interval.len(), std::cmp::Reverse(interval.start)))?;
+            let start = Va(room.end.0 - spare.min(room.len()));
+            let taken = Interval { start, end: room.end };
+            room.end = start;
+            (taken.len() > 0).then_some(taken)
+        }
+    }
+}
+
+/// Takes it where the old text begins a segment and something stays behind it.
+fn take_front(image: &Image<'_>, free: &mut [Interval], spare: u64) -> Option<Interval> {
     let first = free.first()?.start;
     let segment = image.segment_at(first).filter(|_| image.has_section_headers)?;
     let in_segment = |s: &SectionData<'_>| {
@@ -120,10 +150,6 @@ fn take_front(image: &Image<'_>, free: &mut [Interval], needed: u64) -> Option<I
     if section.sh_addr != first || !stays_behind {
         return None;
     }
-    // Where pinned code lies between, fragments leave rests before it.
-    let inside: Vec<&Interval> = free.iter().filter(|interval| interval.end <= section.end()).collect();
-    let spared = REST_BYTES * (inside.len() as u64 - 1);
-    let spare = inside.iter().map(|interval| interval.len()).sum::<u64>().checked_sub(needed + spared)?;
     let front = free.first_mut()?;
     let start = Va((front.start + spare.min(front.len())).0 & !(FRAGMENT_ALIGN_MAX - 1));
     if start <= front.start {
@@ -134,8 +160,8 @@ fn take_front(image: &Image<'_>, free: &mut [Interval], needed: u64) -> Option<I
     Some(taken)
 }
 
-/// What is expected to stay unused before pinned code.
-const REST_BYTES: u64 = 512;
+/// What may stay unused before pinned code.
+const RESTS: [u64; 5] = [0, 1 << 10, 1 << 12, 1 << 14, 1 << 16];
 /// No fragment asks for more.
 const FRAGMENT_ALIGN_MAX: u64 = 64;
 /// More than the words of any table ask for.

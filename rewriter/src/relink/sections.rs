@@ -6,6 +6,8 @@
 //!
 //! Source: gABI chapter 4 (sections, symbol table).
 
+use std::borrow::Cow;
+
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
 use lifter::elf::image::SectionData;
@@ -14,7 +16,7 @@ use object::elf;
 
 /// A section header to write.
 #[derive(Clone, Debug)]
-pub(crate) struct OutSection {
+pub(crate) struct OutSection<'a> {
     pub(crate) source: Option<Section>,
     pub(crate) name: String,
     pub(crate) sh_type: u32,
@@ -25,19 +27,19 @@ pub(crate) struct OutSection {
     pub(crate) sh_info: u32,
     pub(crate) sh_addralign: u64,
     pub(crate) sh_entsize: u64,
-    pub(crate) place: ContentPlace,
+    pub(crate) place: ContentPlace<'a>,
 }
 
 /// Where a section's bytes are.
 #[derive(Clone, Debug)]
-pub(crate) enum ContentPlace {
+pub(crate) enum ContentPlace<'a> {
     /// At a file offset that is already settled.
     Loaded(FileOffset),
     /// To be appended.
-    Appended(Vec<u8>),
+    Appended(Cow<'a, [u8]>),
 }
 
-impl OutSection {
+impl OutSection<'_> {
     fn is_alloc(&self) -> bool {
         self.sh_flags & u64::from(elf::SHF_ALLOC) != 0
     }
@@ -45,8 +47,8 @@ impl OutSection {
 
 /// The output's sections, sorted; index 0 is the null section.
 #[derive(Debug)]
-pub(crate) struct SectionTable {
-    pub(crate) sections: Vec<OutSection>,
+pub(crate) struct SectionTable<'a> {
+    pub(crate) sections: Vec<OutSection<'a>>,
     /// By input index: the output index, 0 for what was dropped. `None`: the file has no section headers, and an index in a symbol
     /// only says that it is defined.
     new_index: Option<Vec<u16>>,
@@ -72,9 +74,9 @@ fn is_made_false(section: &SectionData<'_>) -> bool {
         || [elf::SHT_RELA, elf::SHT_REL, elf::SHT_GROUP].contains(&section.sh_type)
 }
 
-impl SectionTable {
+impl<'a> SectionTable<'a> {
     /// Starts from the input's sections; `added` describe what the relinker placed. Symbol and string tables are filled in later.
-    pub(crate) fn new(image: &Image<'_>, added: Vec<OutSection>, edit: impl Fn(Section, &mut OutSection)) -> Self {
+    pub(crate) fn new(image: &Image<'a>, added: Vec<OutSection<'a>>, edit: impl Fn(Section, &mut OutSection<'a>)) -> Self {
         let mut sections = Vec::new();
         let mut dropped = Vec::new();
         if !image.has_section_headers {
@@ -88,7 +90,7 @@ impl SectionTable {
             let place = if s.is_alloc() || !s.has_bytes() {
                 ContentPlace::Loaded(s.sh_offset)
             } else {
-                ContentPlace::Appended(image.section_bytes(id).to_vec())
+                ContentPlace::Appended(image.section_bytes(id).into())
             };
             let mut section = OutSection {
                 source: Some(id),
@@ -128,7 +130,7 @@ impl SectionTable {
 
     /// The output index of the loaded section that holds an address.
     pub(crate) fn section_of(&self, va: Va) -> Option<u16> {
-        let holds = |s: &OutSection| s.is_alloc() && s.sh_addr <= va && va < s.sh_addr + s.sh_size;
+        let holds = |s: &OutSection<'_>| s.is_alloc() && s.sh_addr <= va && va < s.sh_addr + s.sh_size;
         self.sections.iter().position(holds).map(|index| (index + 1) as u16)
     }
 
@@ -137,7 +139,7 @@ impl SectionTable {
         if let Some(section) = self.sections.iter_mut().find(|s| s.source == Some(source)) {
             section.sh_size = bytes.len() as u64;
             section.sh_info = sh_info.unwrap_or(section.sh_info);
-            section.place = ContentPlace::Appended(bytes);
+            section.place = ContentPlace::Appended(bytes.into());
         }
     }
 
@@ -148,6 +150,11 @@ impl SectionTable {
             return (0, 0, 0);
         }
         let names = self.name_table(image);
+        let appended = |s: &OutSection<'_>| match &s.place {
+            ContentPlace::Loaded(_) => 0,
+            ContentPlace::Appended(bytes) => bytes.len() + s.sh_addralign.clamp(1, 4096) as usize,
+        };
+        file.reserve_exact(self.sections.iter().map(appended).sum::<usize>() + 64 * (self.sections.len() + 2));
         let mut headers = vec![0u8; 64];
         let mut shstrndx = 0;
         for (index, section) in self.sections.iter().enumerate() {
@@ -191,7 +198,7 @@ impl SectionTable {
         NameTable { section, offsets }
     }
 
-    fn header(&self, image: &Image<'_>, section: &OutSection, sh_name: u32, sh_offset: u64) -> Vec<u8> {
+    fn header(&self, image: &Image<'_>, section: &OutSection<'_>, sh_name: u32, sh_offset: u64) -> Vec<u8> {
         let is_symbols = [elf::SHT_SYMTAB, elf::SHT_DYNSYM].contains(&section.sh_type);
         let info_is_section = section.sh_flags & u64::from(elf::SHF_INFO_LINK) != 0 && !is_symbols;
         let links = (section.sh_link as usize) < image.sections.len();

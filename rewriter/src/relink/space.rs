@@ -104,7 +104,7 @@ pub(crate) struct Space {
     /// Where the text ends, if what is behind was given to something else than code.
     pub(crate) text_end: Option<Va>,
     /// Free, and not to be used.
-    pub(crate) front: Option<Interval>,
+    pub(crate) unused: Option<Interval>,
     pub(crate) overflow: Overflow,
 }
 
@@ -116,7 +116,7 @@ impl Space {
     pub(crate) fn new(intervals: Vec<Interval>, ends: &[Va], overflow: Overflow) -> Self {
         let lengths = MaxTree::new(intervals.iter().map(|i| i.len()));
         let has_tail = intervals.last().is_some_and(|last| ends.contains(&last.end));
-        Self { intervals, next: 0, lengths, holes: BTreeSet::new(), has_tail, text_end: None, front: None, overflow }
+        Self { intervals, next: 0, lengths, holes: BTreeSet::new(), has_tail, text_end: None, unused: None, overflow }
     }
 
     /// Room for `len` bytes behind what was handed out before, as far as possible.
@@ -209,7 +209,7 @@ impl Space {
     /// What was not handed out.
     pub(crate) fn rest(&self) -> Vec<Interval> {
         let holes = self.holes.iter().map(|&(size, start)| Interval { start, end: start + size });
-        holes.chain(self.front).chain(self.intervals[self.next.min(self.intervals.len())..].iter().copied()).collect()
+        holes.chain(self.unused).chain(self.intervals[self.next.min(self.intervals.len())..].iter().copied()).collect()
     }
 
     /// The last interval's unused end, if its section ends there too.

@@ -60,40 +60,49 @@ impl RawSymbol {
 }
 
 /// Rewrites the symbol table and its strings. `moved_address` maps addresses of data that moved (notes behind the program headers).
-pub(crate) fn rewrite(image: &Image<'_>, placed: Placed<'_>, table: &mut SectionTable, moved_address: &dyn Fn(Va) -> Option<Va>) {
+pub(crate) fn rewrite(
+    image: &Image<'_>,
+    placed: Placed<'_>,
+    table: &mut SectionTable<'_>,
+    moved_address: &(dyn Fn(Va) -> Option<Va> + Sync),
+) {
     let Some((symtab, header)) = image.sections.iter().find(|(_, s)| s.sh_type == elf::SHT_SYMTAB) else { return };
     let strtab: Section = EntityId::new(header.sh_link as usize);
     let num_locals = (header.sh_info as usize).min(image.symbols.len());
-    let mut strings = image.section_bytes(strtab).to_vec();
-    let mut bytes = Vec::with_capacity(24 * image.symbols.len());
-    let mut num_globals = 0;
-    for (index, symbol) in image.symbols.values().enumerate() {
-        if index == num_locals {
-            write_part_symbols(image, placed, table, &mut strings, &mut bytes);
-        }
-        if symbol.has_address() && (is_dropped(placed, Va(symbol.st_value)) || is_inside(placed, symbol)) {
-            continue;
-        }
-        num_globals += usize::from(index >= num_locals);
-        let mut raw = RawSymbol {
-            st_name: symbol.st_name,
-            st_info: symbol.st_info,
-            st_other: symbol.st_other,
-            st_shndx: table.remap(symbol.st_shndx),
-            st_value: symbol.st_value,
-            st_size: symbol.st_size,
-        };
-        if symbol.has_address() {
-            relocate(placed, table, moved_address, &mut raw);
-        }
-        raw.write(&mut bytes);
+    let (strings, mut added) = (image.section_bytes(strtab), Vec::new());
+    let rewritten = |symbol: &SymbolData<'_>| rewritten(placed, table, moved_address, symbol);
+    let symbols: Vec<Option<RawSymbol>> = image.symbols.as_slice().par_iter().map(rewritten).collect();
+    let mut bytes = Vec::with_capacity(24 * symbols.len());
+    symbols[..num_locals].iter().flatten().for_each(|symbol| symbol.write(&mut bytes));
+    write_part_symbols(image, placed, table, (strings.len(), &mut added), &mut bytes);
+    let num_locals_now = (bytes.len() / 24) as u32;
+    symbols[num_locals..].iter().flatten().for_each(|symbol| symbol.write(&mut bytes));
+    table.set_content(symtab, bytes, Some(num_locals_now));
+    table.set_content(strtab, [strings, &added].concat(), None);
+}
+
+/// A symbol of the input as it is in the output, if it is there.
+fn rewritten(
+    placed: Placed<'_>,
+    table: &SectionTable<'_>,
+    moved_address: &(dyn Fn(Va) -> Option<Va> + Sync),
+    symbol: &SymbolData<'_>,
+) -> Option<RawSymbol> {
+    if symbol.has_address() && (is_dropped(placed, Va(symbol.st_value)) || is_inside(placed, symbol)) {
+        return None;
     }
-    if num_locals == image.symbols.len() {
-        write_part_symbols(image, placed, table, &mut strings, &mut bytes);
+    let mut raw = RawSymbol {
+        st_name: symbol.st_name,
+        st_info: symbol.st_info,
+        st_other: symbol.st_other,
+        st_shndx: table.remap(symbol.st_shndx),
+        st_value: symbol.st_value,
+        st_size: symbol.st_size,
+    };
+    if symbol.has_address() {
+        relocate(placed, table, moved_address, &mut raw);
     }
-    let num_locals = bytes.len() / 24 - num_globals;
-    table.set_content(symtab, bytes, Some(num_locals as u32));
-    table.set_content(strtab, strings, None);
+    Some(raw)
 }
 
 /// Whether a name's code is not in the output.
@@ -107,7 +116,7 @@ fn is_inside(placed: Placed<'_>, symbol: &SymbolData<'_>) -> bool {
     let Some(block) = placed.program.block_at(Va(symbol.st_value)) else { return false };
     let Some(out) = placed.out.placed[block] else { return false };
     let index = out.index() as u32;
-    let fragment = &placed.out.fragments[placed.out.fragments.partition_point(|fragment| fragment.blocks.end <= index)];
+    let fragment = &placed.out.fragments[placed.out.fragment_of(out)];
     let first = placed.out.blocks[Out::new(fragment.blocks.start as usize)].origin;
     let (first, data) = (&placed.program.blocks[first], &placed.program.blocks[block]);
     let is_entry = placed.program.funcs[first.func].entry == block || data.flags.contains(BlockFlags::ENTRY);
@@ -115,7 +124,12 @@ fn is_inside(placed: Placed<'_>, symbol: &SymbolData<'_>) -> bool {
 }
 
 /// A name in `.symtab` belongs to the code that runs, so unlike an exported one it leaves the anchor.
-fn relocate(placed: Placed<'_>, table: &SectionTable, moved_address: &dyn Fn(Va) -> Option<Va>, raw: &mut RawSymbol) {
+fn relocate(
+    placed: Placed<'_>,
+    table: &SectionTable<'_>,
+    moved_address: &(dyn Fn(Va) -> Option<Va> + Sync),
+    raw: &mut RawSymbol,
+) {
     let old = Va(raw.st_value);
     let block = placed.program.block_at(old);
     let new = match block {
@@ -143,8 +157,7 @@ pub(crate) fn size_at_identity(placed: Placed<'_>, block: Block, has_ibt: bool) 
 
 /// One past the fragment that holds an output block.
 fn fragment_end(placed: Placed<'_>, out: Out) -> Option<Va> {
-    let index = out.index() as u32;
-    let fragment = placed.out.fragments.partition_point(|f| f.blocks.end <= index);
+    let fragment = placed.out.fragment_of(out);
     let at = *placed.placement.fragments.get(fragment)?;
     Some(at + placed.codes[fragment].bytes.len() as u64)
 }
@@ -158,19 +171,28 @@ struct Part<'a> {
     clone: Option<(CloneId, bool)>,
 }
 
-fn write_part_symbols(image: &Image<'_>, placed: Placed<'_>, table: &SectionTable, strings: &mut Vec<u8>, bytes: &mut Vec<u8>) {
+/// Appends the symbols of parts, and their names to strings before which there are `num_known` bytes.
+fn write_part_symbols(
+    image: &Image<'_>,
+    placed: Placed<'_>,
+    table: &SectionTable<'_>,
+    (num_known, strings): (usize, &mut Vec<u8>),
+    bytes: &mut Vec<u8>,
+) {
     // The compiler may have named a part of the function so itself.
-    let taken: FxHashSet<&str> = image.symbols.values().map(|s| s.name).filter(|name| name.contains(SUFFIX)).collect();
-    let mut counts = FxHashMap::<String, u32>::default();
+    let taken: FxHashSet<&str> =
+        image.symbols.as_slice().par_iter().map(|s| s.name).filter(|name| name.contains(SUFFIX)).collect();
+    let mut counts = FxHashMap::<&str, u32>::default();
     let mut name = String::new();
-    let parts: Vec<Part<'_>> = parts(image, placed).into_iter().chain(anchors(image, placed)).collect();
+    let mut parts = parts(image, placed);
+    parts.extend(anchors(image, placed));
     let clones = clone_names(&parts);
-    for part in parts {
+    for part in &parts {
         let (of, is_entry) = match part.clone {
             Some((clone, is_entry)) => (clones.get(&clone).map_or(part.of, String::as_str), is_entry),
             None => (part.of, false),
         };
-        let count = counts.entry(of.to_owned()).or_default();
+        let count = counts.entry(of).or_default();
         loop {
             name.clear();
             name.push_str(of);
@@ -186,7 +208,7 @@ fn write_part_symbols(image: &Image<'_>, placed: Placed<'_>, table: &SectionTabl
                 break;
             }
         }
-        let st_name = strings.len() as u32;
+        let st_name = (num_known + strings.len()) as u32;
         strings.extend_from_slice(name.as_bytes());
         strings.push(0);
         RawSymbol {
@@ -244,13 +266,16 @@ fn parts<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> Vec<Part<'a>> {
 }
 
 /// The jumps at old entries that a symbol named.
-fn anchors<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> impl Iterator<Item = Part<'a>> {
-    let mut seen = FxHashSet::default();
-    image.symbols.values().filter(is_function).filter_map(move |symbol| {
+fn anchors<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> Vec<Part<'a>> {
+    let anchor = |symbol: &'a SymbolData<'_>| {
         let block = placed.program.block_at(Va(symbol.st_value))?;
         let data = &placed.program.blocks[block];
         let is_anchor = data.flags.contains(BlockFlags::ANCHOR) && placed.addresses.moved(block).is_some();
         let of = symbol.name.split(SUFFIX).next().unwrap_or(symbol.name);
-        (is_anchor && seen.insert(block)).then(|| Part { of, at: data.start, size: data.anchor_len(image.has_ibt), clone: None })
-    })
+        is_anchor.then(|| Part { of, at: data.start, size: data.anchor_len(image.has_ibt), clone: None })
+    };
+    let mut anchors: Vec<Part<'a>> = image.symbols.as_slice().par_iter().filter(is_function).filter_map(anchor).collect();
+    let mut seen = FxHashSet::default();
+    anchors.retain(|anchor| seen.insert(anchor.at));
+    anchors
 }

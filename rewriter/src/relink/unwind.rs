@@ -56,7 +56,7 @@ pub(crate) fn fragments(
 ) -> Vec<UnwindFragment> {
     debug_assert_eq!(codes.len(), out.fragments.len());
     let moved = codes.par_iter_mut().zip(&placement.fragments).zip(&out.fragments).map(|((code, &at), fragment)| {
-        let mut pieces: Vec<Piece> = Vec::with_capacity(code.runs.len());
+        let mut pieces: Vec<Piece> = Vec::new();
         for run in std::mem::take(&mut code.runs) {
             let piece = Piece {
                 old_start: run.old_start,
@@ -75,6 +75,8 @@ pub(crate) fn fragments(
                 _ => pieces.push(piece),
             }
         }
+        // All fragments wait for the last one.
+        pieces.shrink_to_fit();
         UnwindFragment { start: at, len: code.bytes.len() as u32, pieces }
     });
     let moved: Vec<UnwindFragment> = moved.collect();

@@ -4,7 +4,7 @@
 //! tables, code and constants in one segment (`gold`, `ld -z noseparate-code`) leave all that relocations and code give up in the middle.
 //!
 //! **Method.** A segment becomes two with the same rights, and what lies between them is neither in the file nor in memory. That takes a program
-//! header, for which [`super::tables`] makes room behind the header table; the holes with the most pages get the few that there are. The cut
+//! header: there are entries that say nothing, and [`super::tables`] makes room behind the header table; the holes with the most pages get the few that there are. The cut
 //! is where a section starts, so that each section lies in one segment.
 //!
 //! **Why it is right.** What is left out is free or padding (see [`super::pack::needed_end`]), so nothing reads it. Loaders take any number of segments,
@@ -78,7 +78,8 @@ pub fn split_sections(bytes: &[u8], free: &[(Va, Va)]) -> Option<Vec<u8>> {
     let movable = image.sections.iter().filter(|(id, s)| image.is_movable_code_section(*id) && s.sh_size > 0);
     for (id, section) in movable {
         let covers_front = |hole: &&(Va, Va)| hole.0 <= section.sh_addr && section.sh_addr < hole.1 && hole.1 < section.end();
-        if let Some(&(_, start)) = free.iter().find(covers_front).filter(|_| begins_segment(&image, section)) {
+        let is_worth_it = |hole: &&(Va, Va)| hole.1 - hole.0 >= PAGE || begins_segment(&image, section);
+        if let Some(&(_, start)) = free.iter().find(covers_front).filter(is_worth_it) {
             let skipped = start - section.sh_addr;
             edit.set_place(id, start, section.sh_offset.0 + skipped, section.sh_size - skipped);
             is_split = true;
@@ -151,9 +152,10 @@ fn may_cut(image: &Image<'_>) -> bool {
     image.has_section_headers && pack::may_move(image)
 }
 
-/// How many program headers there is room for behind the table.
+/// How many program headers there is room for: behind the table, and in the place of entries that say nothing.
 pub(super) fn spare_headers(image: &Image<'_>) -> usize {
-    let has_room = |&count: &usize| headers::has_room_behind(image, count);
+    let num_idle = headers::idle(image).count();
+    let has_room = |&count: &usize| count <= num_idle || headers::has_room_behind(image, count - num_idle);
     (1..=CUTS_MAX).rev().find(has_room).unwrap_or(0)
 }
 

@@ -199,11 +199,17 @@ impl Layout {
         Some(next.new.p_offset.0 + (va - next.new.p_vaddr).min(next.new.p_filesz))
     }
 
-    /// The program headers.
+    /// The program headers. Those that say nothing go if the table would have no room otherwise.
     fn segments(&self, image: &Image<'_>) -> Vec<Segment> {
         let mut segments = Vec::new();
         let mut num_loads = 0;
-        for segment in &image.segments {
+        let num_more = self.loads.len().saturating_sub(image.loads().count());
+        let fits = |&num_dropped: &usize| num_dropped == num_more || headers::has_room_behind(image, num_more - num_dropped);
+        let dropped: Vec<usize> = headers::idle(image).take((0..=num_more).find(fits).unwrap_or(0)).collect();
+        for (index, segment) in image.segments.iter().enumerate() {
+            if dropped.contains(&index) {
+                continue;
+            }
             if segment.is_load() {
                 segments.extend(self.loads.iter().filter(|load| load.source == num_loads).map(|load| load.new));
                 num_loads += 1;

@@ -4,7 +4,7 @@
 //! but the dynamic section says where. Those of such a run are laid out anew from its start, each with its own alignment; what the run has left
 //! at its end is free. The words that packed relocations are about get the addends, which RELR has no room for. The string table
 //! grows at its end by the name of one version, and the table of versions by that version, by which a glibc that can't read `DT_RELR`
-//! refuses the file instead of running it wrong.
+//! refuses the file instead of running it wrong. A program that relocates itself needs no version ([`super::own_loader`]).
 //!
 //! **Why it is right.** A loader finds each table by its tag and gets the same entries: the same words are relocated, each once, to the same
 //! addresses. Neither glibc nor musl lets a relocation's result depend on another one's. `DT_HASH` may go where `DT_GNU_HASH` is: glibc and musl
@@ -39,6 +39,8 @@ const DYN: u64 = 16;
 pub struct Options {
     /// Pack relative relocations.
     pub relr: bool,
+    /// The program relocates itself and reads them.
+    pub reads_relr: bool,
     /// Leave out `DT_HASH` where there is `DT_GNU_HASH`.
     pub hash: bool,
     /// Make room for the program headers that cuts need.
@@ -90,7 +92,8 @@ fn repack_with_room(bytes: &[u8], named: &[Va], options: Options, num_headers: u
     let run = Run::find(&image, named)?;
     let head = if num_headers > 0 { Some(Head::find(&image, &run, named, num_headers)?) } else { None };
     let (contents, dynamic) = (BTreeMap::new(), image.dynamic.clone());
-    let mut job = Job { image: &image, run, head, contents, dynamic, added: None, in_place: Vec::new() };
+    let reads_relr = options.reads_relr;
+    let mut job = Job { image: &image, run, head, reads_relr, contents, dynamic, added: None, in_place: Vec::new() };
     let hash_bytes = if options.hash { job.drop_hash() } else { 0 };
     let num_relocations = if options.relr { job.pack_relocations_or_not() } else { 0 };
     if hash_bytes == 0 && num_relocations == 0 && job.head.is_none() {
@@ -214,6 +217,8 @@ struct Job<'a, 'b> {
     run: Run,
     /// What makes room for program headers.
     head: Option<Head>,
+    /// Of the program itself.
+    reads_relr: bool,
     /// New contents, by section; `None` for one that goes.
     contents: BTreeMap<Section, Option<Vec<u8>>>,
     dynamic: Vec<(u64, u64)>,
@@ -300,7 +305,7 @@ impl Job<'_, '_> {
     /// Adds the version that makes older loaders refuse; `Some(false)` where nothing would.
     fn ask_for_relr(&mut self) -> Option<bool> {
         let (needs, strings) = (self.section(elf::SHT_GNU_VERNEED), self.section(elf::SHT_STRTAB)?);
-        let Some(needs) = needs else { return Some(false) };
+        let Some(needs) = needs else { return Some(self.reads_relr) };
         let (table, mut names) = (self.content(needs)?, self.content(strings)?);
         match versions::asked(&table, &names)? {
             Asked::Nothing => return Some(false),

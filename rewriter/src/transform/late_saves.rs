@@ -4,12 +4,13 @@
 //! saves them becomes a copy of what usually runs from there to the return (`region`), without saves, restores and room on the stack; what it kept in
 //! callee-saved registers it keeps in others (`names`). Where others are too few, the first saves are made at once, and taken back before the return. Where control leaves the usual
 //! way, the frame is made after all, step by step as the original makes it, the saved registers get what the original has in them by then, stores to the frame that
-//! have waited for it are made (`assigned`), and the original goes on (`write`).
+//! have waited for it are made (`assigned`, `slots`), and the original goes on (`write`).
 //!
-//! **Safety.** No instruction of the region uses the stack but to make and unmake the frame and to store what nothing in it loads, so none can tell that it is not there. The saves go to the
+//! **Safety.** No instruction of the region uses the stack but to make and unmake the frame, to store what nothing in it loads, and to load what it has stored, so none can tell that it is not there. The saves go to the
 //! function's own frame, below the return address, which nobody else knows of before the region is left: no call is made, and the stack pointer goes nowhere.
 //! * *Registers.* The copy does not write the registers that it no longer saves, so where it returns they are what they were. What it writes instead is dead when the region begins and
-//!   behind all ways out of it: by liveness across calls (`analysis::liveness`), so no caller that knows the callee's code relies on it.
+//!   behind all ways out of it: by liveness across calls (`analysis::liveness`), so no caller that knows the callee's code relies on it; or it gets back what it held, from a vector register of
+//!   which the same is known.
 //! * *Flags.* Steps of the frame that set flags are left out only where the flags are written again before they are read. A frame made late sets none.
 //! * *Memory.* The other accesses are those of the original, in its order.
 //! * *Unwinders.* Of the copy they read the row of the entry: the return address on top, no register saved, which is so; or that behind the saves that are made at once. Of each step of a late frame, the row that the original has
@@ -22,6 +23,7 @@ mod assigned;
 mod frame;
 mod names;
 mod region;
+mod slots;
 mod write;
 
 use analysis::FlagLiveness;
@@ -110,8 +112,10 @@ fn saved(context: &Context<'_>, region: &Region, names: &Names) -> i64 {
     let copies = (0..16).filter(|&register| names.of(register) != names::Name::Own).count() as i64;
     let loads = i64::from(names.lent.count_ones());
     let exits: i64 = region.exits(context.program).iter().map(|&exit| region.share_of_exit(context, exit) as i64).sum();
+    let (aside, back) = (names.aside().count() as i64, names.aside_at_return().count() as i64);
     let whole = i64::from(NewCode::WHOLE);
-    (whole - exits).max(0) * (2 * saves + 2 * late.len() as i64) - exits * (JUMP_COST + copies + loads)
+    let returns = (whole - exits).max(0);
+    returns * (2 * saves + 2 * late.len() as i64 - back) - whole * aside - exits * (JUMP_COST + copies + loads + aside)
 }
 
 /// Whether nobody reads the flags that the steps of the frame set.
@@ -130,7 +134,9 @@ fn flags_are_free(context: &Context<'_>, flags: &FlagLiveness, region: &Region) 
                     if is_open && instruction.rflags_read() & ARITHMETIC != 0 {
                         return false;
                     }
-                    let written = instruction.rflags_written() | instruction.rflags_cleared() | instruction.rflags_set();
+                    // What is undefined from here on can't be asked for.
+                    let known = instruction.rflags_written() | instruction.rflags_cleared() | instruction.rflags_set();
+                    let written = known | instruction.rflags_undefined();
                     let always =
                         !matches!(instruction.op_count(), 2 if is_shift(instruction)) && !instruction.is_string_instruction();
                     is_open &= !(always && written & ARITHMETIC == ARITHMETIC);

@@ -4,7 +4,7 @@
 //! not cost the user the whole output, and an edit that is wrong must not get through.
 //!
 //! **Method.** Where an output does not pass, the edits in question are taken out of the functions that violations are about, and all is made and checked again; of all functions, if no
-//! violation is about one of them. What is written is what passed, and the report says how many edits were left out. Each round leaves out at least one function that had
+//! violation is about one of them, nor about what some of them call. What is written is what passed, and the report says how many edits were left out. Each round leaves out at least one function that had
 //! an edit, and the rounds are limited. Where violations in code that must correspond tell which edits these are, the rest of such an output is not looked at.
 //! Schedules go first, in the first rounds block by block: there are many in a function, and one is worth least of all edits.
 //! A function that nothing leads to any more, since its callers do its work, is found by its contents: so it goes without edits of any kind. If nothing else helps, no edit
@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 use checker::ViolationKind;
 use lifter::entity::{Block, EntityId, Func};
-use lifter::ir::Program;
+use lifter::ir::{Program, RefRole, RefTarget};
 use rewriter::clones::{self, CloneId, LeftOut};
 use rewriter::edit::{Change, EditPlan};
 use rewriter::relink::Relinked;
@@ -42,6 +42,8 @@ pub(super) struct Unproven {
     num_clones: usize,
     tries: u32,
     tries_with_clones: u32,
+    /// What the checker said, of each output that did not pass.
+    reasons: Vec<String>,
 }
 
 impl Unproven {
@@ -49,6 +51,8 @@ impl Unproven {
     const TRIES_MAX: u32 = 6;
     /// Those of them in which schedules are left out block by block.
     const TRIES_BY_BLOCK: u32 = 3;
+    /// Calls on the way from an edited function to what a violation is about.
+    const CALLS_MAX: u32 = 4;
     /// Outputs that are checked before no clone is made.
     const TRIES_WITH_CLONES: u32 = 8;
 
@@ -79,6 +83,11 @@ impl Unproven {
         self.num_clones = count - edits.clones.len();
     }
 
+    /// Why edits were left out, a line for each violation.
+    pub(super) fn reasons(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.reasons)
+    }
+
     pub(super) fn num_clones(&self) -> u64 {
         self.num_clones as u64
     }
@@ -90,6 +99,7 @@ impl Unproven {
         if is_right || edits.replacements.is_empty() {
             return false;
         }
+        self.reasons.extend(checked.violations.iter().map(ToString::to_string));
         if !edits.clones.is_empty() {
             self.find_clones(program, edits, relinked, checked);
             return true;
@@ -112,7 +122,12 @@ impl Unproven {
             return true;
         }
         let found: Vec<Func> = edited.iter().copied().filter(|&func| Self::is_about(func, program, relinked, checked)).collect();
-        let all = if found.is_empty() || self.tries >= Self::TRIES_MAX { edited } else { found };
+        let calling = if found.is_empty() { Self::calling(&edited, program, relinked, checked) } else { Vec::new() };
+        let all = match (self.tries >= Self::TRIES_MAX, found.is_empty(), calling.is_empty()) {
+            (false, false, _) => found,
+            (false, true, false) => calling,
+            _ => edited,
+        };
         self.add(program, edits, all);
         true
     }
@@ -188,6 +203,25 @@ impl Unproven {
             blocks.any(|block| (program.blocks[block].start.0..program.blocks[block].end().0).contains(&address))
         };
         is_at || checked.violations.iter().filter_map(|v| v.input).any(owns)
+    }
+
+    /// Edited functions that lead to what violations are about, by as few calls and jumps as any: it is entered there with registers other than the input's.
+    fn calling(edited: &[Func], program: &Program, relinked: &Relinked, checked: &checker::Report) -> Vec<Func> {
+        let is_about = |func: &Func| Self::is_about(*func, program, relinked, checked);
+        let mut about: BTreeSet<Func> = program.funcs.keys().filter(is_about).collect();
+        for _ in 0..Self::CALLS_MAX {
+            let leads_there = |func: &Func| {
+                let mut refs = program.funcs[*func].blocks.iter().flat_map(|block| program.block_refs(block));
+                let names = |to: RefTarget| matches!(to, RefTarget::Block(to) if about.contains(&program.func_of(to)));
+                refs.any(|r| matches!(r.role, RefRole::Call | RefRole::Branch) && names(r.target))
+            };
+            let found: Vec<Func> = edited.iter().copied().filter(leads_there).collect();
+            if !found.is_empty() {
+                return found;
+            }
+            about = program.funcs.keys().filter(leads_there).collect();
+        }
+        Vec::new()
     }
 
     /// Finds the scheduled blocks that violations are about.

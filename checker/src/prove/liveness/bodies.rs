@@ -49,6 +49,7 @@ impl Bodies {
     pub(super) fn find(walk: &Walk<'_, '_>) -> Self {
         let mut finder = Finder::new(walk);
         crate::leftover::each_instruction(walk.input, |address, inst| finder.visit(address, inst));
+        finder.link();
         finder.labels();
         finder.names();
         finder.finish()
@@ -62,6 +63,11 @@ impl Bodies {
     /// Whether a direct jump leads to an address.
     pub(super) fn is_jumped_to(&self, address: u64) -> bool {
         self.jumped_to.binary_search(&address).is_ok()
+    }
+
+    /// The frame descriptions of a body.
+    pub(super) fn members(&self, number: u32) -> impl Iterator<Item = u32> + '_ {
+        (0..).zip(&self.body_of).filter(move |&(_, &body)| body == number).map(|(fde, _)| fde)
     }
 
     pub(super) fn body(&self, number: u32) -> Option<&Body> {
@@ -84,6 +90,8 @@ struct Finder<'f, 'w, 'a> {
     jumped_to: Vec<u64>,
     /// The frame description of the last instruction, and where it is the same.
     here: (u32, std::ops::Range<u64>),
+    /// In a file at a fixed address, what words of data name by the linker's relocations.
+    linked: Vec<u64>,
 }
 
 impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
@@ -95,6 +103,7 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
             found: vec![Body::default(); count],
             jumped_to: Vec::new(),
             here: (0, 0..0),
+            linked: Vec::new(),
         }
     }
 
@@ -117,7 +126,9 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
                 if let Some(from) = from {
                     self.found[from as usize].has_indirect_jump = true;
                 }
+                self.table_of_addresses(from, at, inst);
             }
+            Kind::Plain => self.table_of_addresses(from, at, inst),
             Kind::Lea if inst.disp != 0 => self.named(from, at, side.operand(at, inst)),
             _ => {}
         }
@@ -149,20 +160,37 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
         }
     }
 
-    /// What an instruction names: a jump table, data, or code.
-    fn named(&mut self, from: Option<u32>, at: u64, place: u64) {
-        let into = self.walk.input.unwind.fde_at(place);
-        if let Some(into) = into {
-            self.found[into as usize].is_named = true;
+    /// An instruction of a file at a fixed address names a jump table.
+    fn table_of_addresses(&mut self, from: Option<u32>, at: u64, inst: Inst) {
+        let table = self.walk.absolute_table(self.walk.input.code.bytes(at, inst));
+        if let (Some(from), Some(table)) = (from, table) {
+            self.table(from, TableReference { input: table, output: table, width: 8, from: at, origin: at });
         }
-        let Some(from) = from else { return };
-        let table = TableReference { input: place, output: place, width: 4, from: at, origin: at };
+    }
+
+    fn table(&mut self, from: u32, table: TableReference) {
         for target in crate::tables::targets(self.walk, table).into_iter().flatten() {
             self.found[from as usize].targets.push(target);
             if let Some(to) = self.walk.input.unwind.fde_at(target) {
                 self.join(from, to);
             }
         }
+    }
+
+    /// What an instruction names: a jump table, data, or code.
+    fn named(&mut self, from: Option<u32>, at: u64, place: u64) {
+        if let Some(from) = from {
+            self.table(from, TableReference { input: place, output: place, width: 4, from: at, origin: at });
+        }
+        self.named_code(from, place);
+    }
+
+    fn named_code(&mut self, from: Option<u32>, place: u64) {
+        let into = self.walk.input.unwind.fde_at(place);
+        if let Some(into) = into {
+            self.found[into as usize].is_named = true;
+        }
+        let Some(from) = from else { return };
         if let Some(into) = into.filter(|&into| self.walk.input.unwind.fdes[into as usize].start != place) {
             self.join(from, into);
             self.found[from as usize].is_unclear = true;
@@ -177,10 +205,27 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
         }
     }
 
+    /// What absolute addresses name that the linker put into a file at a fixed address.
+    fn link(&mut self) {
+        let image = &self.walk.input.image;
+        if !image.is_position_dependent() {
+            return;
+        }
+        for (place, address) in crate::data::linked_addresses(image) {
+            match image.in_code(place) {
+                true => self.named_code(self.walk.input.unwind.fde_at(place), address),
+                false => self.linked.push(address),
+            }
+        }
+    }
+
     /// What data point to inside of functions.
     fn labels(&mut self) {
-        for &(_, slot) in &self.walk.input.image.slots {
-            let Slot::Relative(place) = slot else { continue };
+        let slots = self.walk.input.image.slots.iter().filter_map(|&(_, slot)| match slot {
+            Slot::Relative(place) => Some(place),
+            _ => None,
+        });
+        for place in slots.chain(self.linked.clone()) {
             let Some(fde) = self.walk.input.unwind.fde_at(place) else { continue };
             let is_entry = self.walk.input.unwind.fdes[fde as usize].start == place && is_at_return_address(self.walk, place);
             if !is_entry {
@@ -201,10 +246,10 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
         }
     }
 
-    /// What the loader and words of data name. At a fixed address any number may.
+    /// What the loader and words of data name. At a fixed address any number may, if the linker did not leave word of those that do.
     fn names(&mut self) {
         let (walk, image) = (self.walk, &self.walk.input.image);
-        if image.is_position_dependent() {
+        if walk.keeps_old_text() {
             self.found.iter_mut().for_each(|found| found.is_named = true);
             return;
         }
@@ -217,6 +262,7 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
                 Some(symbol.st_value.wrapping_add_signed(addend))
             }
         }));
+        places.extend(&self.linked);
         let dynamic = image.elf.dynamic.iter().flat_map(|dynamic| &dynamic.dyns);
         places.extend(dynamic.filter(|entry| matches!(entry.d_tag, DT_INIT | DT_FINI)).map(|entry| entry.d_val));
         let starts: FxHashSet<u64> = walk.input.unwind.fdes.iter().map(|fde| fde.start).collect();

@@ -4,7 +4,7 @@ use super::super::decoded::Decoded;
 use super::super::entry::ARGUMENTS;
 use super::super::expr::Id;
 use super::super::facts;
-use super::super::liveness::KEPT;
+use super::super::liveness::{FREE_VECTORS, KEPT, LOWS, VECTORS, has};
 use super::super::machine::{STACK, are_apart};
 use super::words::slot_name;
 use super::{Cursor, Run, Step, raceless};
@@ -22,7 +22,7 @@ impl Run<'_, '_, '_> {
     pub(super) fn compare_returned(&mut self, input: &Cursor, output: &Cursor) -> Step<()> {
         self.compare_but(input, output, |run, register| {
             let is_dead = run.prover.is_dead_at_return(run.walk, run.root, register);
-            if !is_dead && run.prover.may_leave && KEPT >> register & 1 == 0 {
+            if !is_dead && run.prover.may_leave && register < VECTORS && !has(KEPT, register) {
                 run.segment.leaves |= 1 << register;
                 return true;
             }
@@ -36,18 +36,21 @@ impl Run<'_, '_, '_> {
         let mut unread = 0;
         self.compare_but(input, output, |run, register| {
             let is_unread = run.prover.is_unread_at_call(run.walk, input.at, call, register);
-            unread |= u16::from(is_unread) << register;
+            unread |= u16::from(is_unread && register < VECTORS) << (register & 15);
             run.note_dead(is_unread) || may_differ && ARGUMENTS.contains(&usize::from(register))
         })?;
         Ok(unread)
     }
 
-    /// All registers that somebody may read from a call on hold the same.
-    pub(super) fn compare_called(&mut self, input: &Cursor, call: Inst, output: &Cursor) -> Step<()> {
+    /// All registers that somebody may read from a call on hold the same: gives those in which the programs differ.
+    pub(super) fn compare_called(&mut self, input: &Cursor, call: Inst, output: &Cursor) -> Step<u16> {
+        let mut unread = 0;
         self.compare_but(input, output, |run, register| {
             let is_dead = run.prover.is_unread_at_call(run.walk, input.at, call, register);
+            unread |= u16::from(is_dead && register < VECTORS) << (register & 15);
             run.note_dead(is_dead)
-        })
+        })?;
+        Ok(unread)
     }
 
     /// All registers that somebody may read from an indirect jump on hold the same.
@@ -66,7 +69,7 @@ impl Run<'_, '_, '_> {
         })
     }
 
-    /// All registers hold the same but those general ones, asked for where they differ, in which nobody reads it.
+    /// All registers hold the same but those, asked for where they differ, in which nobody reads it: general ones, and vector ones of [`FREE_VECTORS`].
     pub(super) fn compare_but(
         &mut self,
         input: &Cursor,
@@ -74,10 +77,20 @@ impl Run<'_, '_, '_> {
         mut is_free: impl FnMut(&mut Self, u8) -> bool,
     ) -> Step<()> {
         let mut same = output.machine.clone();
-        for register in 0..16u8 {
+        for register in 0..VECTORS {
             let place = usize::from(register);
             if input.machine.general[place] != same.general[place] && is_free(self, register) {
                 same.general[place] = input.machine.general[place];
+            }
+        }
+        for register in FREE_VECTORS {
+            let place = usize::from(register - VECTORS);
+            let (x, y) = (input.machine.vectors[place], same.vectors[place]);
+            let above = |id| facts::replaced(&self.pool, id).map_or(id, |(above, _)| above);
+            // What is above the low 128 bits may be seen to be the same.
+            let asked = if above(x) == above(y) { register + (LOWS - VECTORS) } else { register };
+            if x != y && is_free(self, asked) {
+                same.vectors[place] = input.machine.vectors[place];
             }
         }
         let output = Cursor::new(output.at, same, None);

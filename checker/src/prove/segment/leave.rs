@@ -5,6 +5,7 @@ use super::super::decoded::{Decoded, Operand, Reg};
 use super::super::entry::{ARGUMENTS, Called, Entry};
 use super::super::expr::{Id, Node, Pool};
 use super::super::facts::Facts;
+use super::super::liveness::VECTORS;
 use super::super::machine::{RED_ZONE, STACK};
 use super::super::semantics::Context;
 use super::local::Mark;
@@ -45,7 +46,7 @@ impl Run<'_, '_, '_> {
         // Both have called what comes next.
         let at = (input.at, self.walk.output.target(o, b));
         self.note_called(input, output, at, call, unread);
-        self.return_from(input, output, call)?;
+        self.return_from(input, output, call, unread)?;
         if self.is_entry_of(call, input.at) {
             // The output has only come to the same call later, by branches that are decided.
             (input.at, input.within) = (call, None);
@@ -74,7 +75,7 @@ impl Run<'_, '_, '_> {
         self.compare_events(input, output)?;
         self.compare_flags(input, output)?;
         self.compare_jumped(input, output)?;
-        self.return_from(input, output, call)
+        self.return_from(input, output, call, 0)
     }
 
     /// Whether what comes next can't tell the two programs apart but by registers that bring arguments: gives those that differ and are not read, and how many others do.
@@ -86,7 +87,7 @@ impl Run<'_, '_, '_> {
         let (mut unread, mut count) = (0, 0);
         let is_here = self.compare_but(&input, output, |run, register| {
             let is_unread = run.prover.is_dead_at_jump(run.walk, input.at, register);
-            unread |= u16::from(is_unread) << register;
+            unread |= u16::from(is_unread && register < VECTORS) << (register & 15);
             count += u32::from(!is_unread);
             run.note_dead(is_unread) || ARGUMENTS.contains(&usize::from(register))
         });
@@ -103,13 +104,13 @@ impl Run<'_, '_, '_> {
     }
 
     /// Both go on where a call of the input returns to, from something else than that call.
-    fn return_from(&mut self, input: &Cursor, output: &Cursor, call: u64) -> Step<()> {
+    fn return_from(&mut self, input: &Cursor, output: &Cursor, call: u64, unread: u16) -> Step<()> {
         let (Some(site), Some(other)) = (self.walk.input.inst(call), self.walk.output.inst(output.at)) else {
             return self.fail(output.at, format!("does not decode, here or at the input's {call:#x}"));
         };
         self.compare_slots(input, output, 0)?;
         let at_call = Cursor::new(call, input.machine.clone(), None);
-        self.called(&at_call, site, output, (call + u64::from(site.len), output.at + u64::from(other.len)));
+        self.called(&at_call, site, output, (call + u64::from(site.len), output.at + u64::from(other.len)), unread);
         Ok(())
     }
 
@@ -141,7 +142,7 @@ impl Run<'_, '_, '_> {
                 let unread = self.compare_entered(input, a, output)?;
                 self.compare_slots(input, output, 0)?;
                 self.note_called(input, output, (x, y), i, unread);
-                self.called(input, a, output, (after_i, after_o));
+                self.called(input, a, output, (after_i, after_o), unread);
                 Ok(())
             }
             (Kind::Call, Kind::IndirectCall) if self.walk.is_call_past_stub(i, a, o, b) => {
@@ -276,14 +277,17 @@ impl Run<'_, '_, '_> {
     }
 
     fn call(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64)) -> Step<()> {
-        self.compare_called(input, a, output)?;
+        let unread = self.compare_called(input, a, output)?;
         self.compare_slots(input, output, 0)?;
-        self.called(input, a, output, after);
+        self.called(input, a, output, after, unread);
         Ok(())
     }
 
     /// What is known behind a call.
-    fn called(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64)) {
+    ///
+    /// A register that differs and is `unread` from the call on counts as the same behind it. Either somebody has written it by then, the same in both, or the input writes it before it
+    /// reads it, on each way: so no value of the input's comes from it that one of the output's could be taken for.
+    fn called(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64), unread: u16) {
         self.segment.effects.push(Effect::CallSite { input: input.at, output: output.at });
         if self.walk.call_never_returns(input.at, a) {
             self.segment.effects.push(Effect::Try(Pair::new(after.0, after.1, output.at, Reach::Flow)));
@@ -298,8 +302,9 @@ impl Run<'_, '_, '_> {
         let left = self.segment.call.map_or(0, |called| called.left);
         for place in 0..16 {
             // What differed before the call may differ behind it, and in the output be anything.
-            let is_same = x.general[place] == y.general[place] && left >> place & 1 == 0;
-            let is_lost = !KEPT.contains(&place) && (written >> place & 1 == 1 || !is_same);
+            let was_same = x.general[place] == y.general[place];
+            let is_same = (was_same || unread >> place & 1 == 1) && left >> place & 1 == 0;
+            let is_lost = !KEPT.contains(&place) && (written >> place & 1 == 1 || !was_same || !is_same);
             if is_lost || (returns_twice && place != STACK) {
                 let fresh = self.fresh(64);
                 let other = if is_same { fresh } else { self.fresh(64) };
@@ -387,8 +392,13 @@ impl Run<'_, '_, '_> {
             (x.general[place], y.general[place]) = (fresh, fresh);
         }
         for place in 0..32 {
+            let is_same = x.vectors[place] == y.vectors[place];
+            if !is_same && place < 16 && decoded.is_some_and(|decoded| !decoded.may_use(VECTORS + place as u8)) {
+                continue;
+            }
             let fresh = self.fresh(512);
-            (x.vectors[place], y.vectors[place]) = (fresh, fresh);
+            let other = if is_same { fresh } else { self.fresh(512) };
+            (x.vectors[place], y.vectors[place]) = (fresh, other);
         }
         for place in 0..6 {
             let fresh = self.fresh(1);
@@ -411,8 +421,11 @@ fn reads_flags(decoded: &Decoded) -> bool {
     decoded.reads.contains(&Reg::Flags) || beginnings.iter().any(|beginning| decoded.name.starts_with(beginning))
 }
 
-/// Whether an instruction that is not looked into makes all flags anew (SDM, volume 2: comparisons of floating-point numbers).
+/// Whether an instruction that is not looked into makes all flags anew (SDM, volume 2: comparisons of floating-point numbers, locked arithmetic).
 fn writes_all_flags(decoded: &Decoded) -> bool {
+    if let Some(name) = decoded.name.strip_prefix("lock ") {
+        return ["add", "cmpxchg", "neg", "sub", "xadd"].contains(&name);
+    }
     let name = decoded.name.strip_prefix('v').unwrap_or(&decoded.name);
     ["comis", "ucomis", "fcomi", "fucomi", "ptest"].iter().any(|beginning| name.starts_with(beginning))
 }

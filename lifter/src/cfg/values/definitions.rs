@@ -12,6 +12,8 @@ use super::instructions::{is_store_to, stack_step, switches_stack};
 use crate::x86::{Flow, flow_of};
 
 const MAX_STEPS: u32 = 200_000;
+/// The most stretches of instructions that are remembered of one query.
+pub(crate) const VISITED_MAX: usize = 1 << 10;
 const RAX: u8 = 0;
 const RDX: u8 = 2;
 const RSP: u8 = 4;
@@ -74,6 +76,10 @@ impl Evaluator<'_> {
             self.steps += 1;
             if self.steps > MAX_STEPS {
                 return vec![(Definition::Lost, location)];
+            }
+            let first = self.body.blocks[block].first;
+            if self.visited.len() <= VISITED_MAX {
+                self.visited.push(first..(end as u32).max(first + 1));
             }
             let location = match self.search_block(block, end, location) {
                 Ok(definition) => {

@@ -382,6 +382,7 @@ fn parse_ops(mut body: Cursor<'_>, cie: &CieData, start: Va) -> Result<Vec<CfiOp
         }
         ops.push(CfiOp { at, bytes: SmallVec::from_slice(&before[..before.len() - body.rest().len()]) });
     }
+    ops.shrink_to_fit();
     Ok(ops)
 }
 

@@ -74,3 +74,46 @@ fn a_random_function_gets_no_longer_and_keeps_each_block_once() {
         assert_eq!(order, in_order);
     }
 }
+
+/// Pieces of random lengths whose branches lead anywhere.
+fn random_graph(state: &mut u64) -> Graph {
+    let mut next = |below: u64| {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) % below
+    };
+    let count = 3 + next(40) as u32;
+    let mut pieces = Vec::new();
+    for at in 0..count {
+        let mut target = || (next(5) > 0).then(|| next(u64::from(count)) as u32);
+        let (taken, other) = (target(), target());
+        let runs_on = (at + 1 < count).then_some(at + 1);
+        let end = match next(5) {
+            0 => End::Stop,
+            1 => End::Jump(taken),
+            2 => End::Loop(taken, runs_on),
+            3 => End::Branch(taken, other),
+            _ => End::Branch(taken, runs_on),
+        };
+        pieces.push(piece(next(60) as u32, end));
+    }
+    graph(pieces)
+}
+
+#[test]
+fn what_an_order_is_worth_stays_known_while_chains_change_places() {
+    let mut state = 7;
+    for _ in 0..300 {
+        let graph = random_graph(&mut state);
+        let order: Vec<u32> = (0..graph.chains.len() as u32).collect();
+        let model = graph.model(&graph.measure(&graph.pieces_of(&order)));
+        let mut search = Search::new(&model, order);
+        let before = search.worth();
+        while search.round(&mut 0) {
+            assert_eq!(search.worth(), Search::new(&model, search.order.clone()).worth());
+        }
+        assert!(search.worth() >= before);
+        let mut order = search.order.clone();
+        order.sort_unstable();
+        assert!(order.into_iter().eq(0..graph.chains.len() as u32), "a permutation");
+    }
+}

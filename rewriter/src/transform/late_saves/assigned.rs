@@ -3,8 +3,8 @@
 //! Where it has, a late frame is followed by the same. Where it has not, it must not be: a saved register still holds the caller's value then. Where both may be, there is no such
 //! region.
 //!
-//! **Stores.** A store to the frame can wait until the frame is there if what it stores does not change before, and nothing else is stored to the same bytes. Nothing in a
-//! region loads from the frame.
+//! **Stores.** A store to the frame can wait until the frame is there if what it stores does not change before, or is kept in a register of its own (`slots`), and nothing else is stored to the
+//! same bytes. Nothing in a region loads from the frame but what is kept so.
 //!
 //! **Terminates**: what may be done only grows and what surely is only shrinks, in 32 bits.
 
@@ -20,12 +20,12 @@ use super::region::{Region, inside};
 const STORES_MAX: usize = 16;
 
 /// The stores to the frame, with the member that each is in; `None` if one can't wait.
-pub(super) fn stores(region: &Region, program: &Program) -> Option<Vec<(usize, Instruction)>> {
+pub(super) fn stores(region: &Region, program: &Program, names: &Names) -> Option<Vec<(usize, Instruction)>> {
     let mut stores = Vec::new();
     let mut factory = InstructionInfoFactory::new();
     for (index, member) in region.members.iter().enumerate() {
         for (at, (store, _)) in member.body.iter().enumerate().filter(|(_, (_, part))| *part == Part::Store) {
-            if store.op1_kind() == OpKind::Register {
+            if store.op1_kind() == OpKind::Register && !names.slots.has(store) {
                 let is_written = |(instruction, _): &(Instruction, Part)| writes(instruction, store.op1_register(), &mut factory);
                 let behind = behind(region, program, index);
                 let mut after = member.body[at + 1..].iter().chain(behind.iter().flat_map(|&later| &region.members[later].body));
@@ -94,7 +94,7 @@ pub(super) fn exits(region: &Region, program: &Program, names: &Names, stores: &
         (0..16).filter(|&register| matches!(names.of(register), Name::Other(_))).map(|register| 1 << register).sum();
     let mut factory = InstructionInfoFactory::new();
     let mut done_by = |index: usize| {
-        let working = region.members[index].body.iter().filter(|(_, part)| matches!(part, Part::Free | Part::Leave));
+        let working = region.members[index].body.iter().filter(|(_, part)| matches!(part, Part::Free | Part::Load | Part::Leave));
         let written = working.fold(0, |all, (instruction, _)| all | used(instruction, &mut factory).writes) & others;
         let stored = stores.iter().enumerate().filter(|(_, (member, _))| *member == index).map(|(at, _)| 1 << (16 + at));
         u32::from(written) | stored.sum::<u32>()

@@ -41,6 +41,8 @@ pub(super) enum Part {
     Undo(Made),
     /// It puts a register or a number into the frame.
     Store,
+    /// It gets a register from the frame.
+    Load,
     /// It has nothing to do with the stack and runs on.
     Free,
     /// It returns.
@@ -105,6 +107,9 @@ pub(super) fn part_of(instruction: &Instruction, is_last: bool, factory: &mut In
     if stored_at(instruction).is_some() {
         return Part::Store;
     }
+    if loaded_at(instruction).is_some() {
+        return Part::Load;
+    }
     let names_stack = used(instruction, factory).any() & STACK != 0
         || factory.info(instruction).used_memory().iter().any(|m| [m.base(), m.index()].contains(&Register::RSP));
     if names_stack || instruction.is_stack_instruction() || instruction.is_privileged() {
@@ -163,6 +168,18 @@ pub(super) fn stored_at(instruction: &Instruction) -> Option<(u64, u64)> {
         && instruction.op1_register().full_register() != Register::RSP;
     let at = instruction.memory_displacement64();
     (is_move && is_plain && at <= 0xffff).then(|| (at, instruction.memory_size().size() as u64))
+}
+
+/// From where an instruction that does nothing else gets a general register: from the stack pointer, and how many bytes.
+pub(super) fn loaded_at(instruction: &Instruction) -> Option<(u64, u64)> {
+    let is_plain = matches!(instruction.code(), Code::Mov_r64_rm64 | Code::Mov_r32_rm32)
+        && instruction.op1_kind() == OpKind::Memory
+        && instruction.memory_base() == Register::RSP
+        && instruction.memory_index() == Register::None
+        && !instruction.has_segment_prefix()
+        && instruction.op0_register().full_register() != Register::RSP;
+    let at = instruction.memory_displacement64();
+    (is_plain && at <= 0xffff).then(|| (at, instruction.memory_size().size() as u64))
 }
 
 /// Whether a store lies in the room that the last of these steps makes.

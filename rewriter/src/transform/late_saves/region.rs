@@ -11,6 +11,7 @@ use lifter::ir::{BlockFlags, CodeTarget, Program, RefRole, RefTarget, StopKind, 
 use lifter::x86::decode_block;
 
 use super::frame::{Made, Part, Step, is_in_room, part_of, sets_flags};
+use super::slots::is_stored;
 use crate::edit::NewCode;
 use crate::terminator::SuccessorCounts;
 use crate::transform::Context;
@@ -109,7 +110,9 @@ pub(super) fn of(context: &Context<'_>, first: Block, rare: u64) -> Option<Regio
         if !is_own || !has_room || share < rare || region.find(block).is_some() || has_handlers(program, block) {
             continue;
         }
-        let Some(member) = member(context, block, share, &region.steps, &mut factory) else { continue };
+        let Some(member) = member(context, block, share, (&region.members[0].body, &region.steps), &mut factory) else {
+            continue;
+        };
         len += data.len;
         if !member.is_frameless {
             open.extend(ways(context, block, share));
@@ -199,7 +202,9 @@ fn prologue(context: &Context<'_>, block: Block, factory: &mut InstructionInfoFa
                 steps.push(Step { made, at, sets_flags: matches!(made, Made::Room(_)) && sets_flags(&instruction) });
             }
             Part::Free | Part::Store => {}
-            Part::Undo(_) | Part::Leave | Part::Unfit => return None,
+            // Where the stack pointer is before the frame is whole, the same place has another distance.
+            Part::Load if is_stored(&parts, &instruction) => {}
+            Part::Load | Part::Undo(_) | Part::Leave | Part::Unfit => return None,
         }
         parts.push((instruction, part));
     }
@@ -225,7 +230,7 @@ fn member(
     context: &Context<'_>,
     block: Block,
     share: u64,
-    steps: &[Step],
+    (first, steps): (&Parts, &[Step]),
     factory: &mut InstructionInfoFactory,
 ) -> Option<Member> {
     let program = context.program;
@@ -244,11 +249,14 @@ fn member(
                 }
             }
             // A restored register is the caller's.
-            Part::Free | Part::Leave if super::frame::used(&instruction, factory).any() & undone != 0 => return None,
+            Part::Free | Part::Load | Part::Leave if super::frame::used(&instruction, factory).any() & undone != 0 => {
+                return None;
+            }
             Part::Free => {}
             Part::Store if left == steps.len() && is_in_room(&instruction, steps) => {}
+            Part::Load if left == steps.len() && is_stored(first, &instruction) => {}
             Part::Leave if left == 0 => {}
-            Part::Leave | Part::Make(_) | Part::Store | Part::Unfit => return None,
+            Part::Load | Part::Leave | Part::Make(_) | Part::Store | Part::Unfit => return None,
         }
         parts.push((instruction, part));
     }

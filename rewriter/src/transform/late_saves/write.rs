@@ -14,7 +14,7 @@ use lifter::ir::{BlockFlags, CodeTarget, Condition, Evidence, RefData, RefKind, 
 
 use super::assigned::{self, Exit};
 use super::frame::{Made, Part};
-use super::names::{Name, Names, copy, load};
+use super::names::{Name, Names, copy, load, put_aside};
 use super::region::{Region, ways};
 use crate::edit::NewCode;
 use crate::materialize::block_bytes;
@@ -46,7 +46,7 @@ enum Item {
 }
 
 pub(super) fn write(context: &Context<'_>, region: &Region, names: &Names) -> Option<NewCode> {
-    let stores = assigned::stores(region, context.program)?;
+    let stores = assigned::stores(region, context.program, names)?;
     let mut writer = Writer { context, region, names, items: Vec::new(), factory: InstructionInfoFactory::new() };
     let exits = assigned::exits(region, context.program, names, &stores)?;
     let order = writer.order();
@@ -118,10 +118,20 @@ impl Writer<'_> {
         let early = if index == 0 { self.names.early } else { 0 };
         let mut stands = self.stands();
         for (at, (instruction, part)) in member.body.iter().enumerate() {
-            if early > 0 && at == usize::from(is_marked) {
-                let bytes = std::mem::take(&mut bytes);
-                self.items.push(Item::Code { bytes, refs: std::mem::take(&mut refs), stands: None, share: member.share });
-                self.steps(0..early, member.share);
+            if index == 0 && at == usize::from(is_marked) {
+                if early > 0 {
+                    let bytes = std::mem::take(&mut bytes);
+                    self.items.push(Item::Code { bytes, refs: std::mem::take(&mut refs), stands: None, share: member.share });
+                    self.steps(0..early, member.share);
+                }
+                for (register, vector) in self.names.aside() {
+                    bytes.extend_from_slice(&encoded(&put_aside(register, vector, false)?)?);
+                }
+            }
+            if *part == Part::Leave {
+                for (register, vector) in self.names.aside_at_return() {
+                    bytes.extend_from_slice(&encoded(&put_aside(register, vector, true)?)?);
+                }
             }
             if *part == Part::Leave && self.names.early > 0 {
                 let bytes = std::mem::take(&mut bytes);
@@ -130,6 +140,14 @@ impl Writer<'_> {
                 stands = self.region.steps.first().map(|step| step.at);
             }
             match part {
+                Part::Store if self.names.slots.has(instruction) => {
+                    self.kept(self.names.slots.stored(instruction)?, &mut bytes)?;
+                    continue;
+                }
+                Part::Load => {
+                    self.kept(self.names.slots.loaded(instruction)?, &mut bytes)?;
+                    continue;
+                }
                 Part::Make(_) | Part::Undo(_) | Part::Store => continue,
                 Part::Free | Part::Leave if at == 0 && is_marked => {}
                 Part::Free | Part::Leave => match self.names.apply(instruction, &mut self.factory)? {
@@ -151,6 +169,13 @@ impl Writer<'_> {
         }
         self.items.push(Item::Code { bytes, refs, stands, share: member.share });
         self.end(index, following)
+    }
+
+    /// A copy to or from a register that holds a slot of the frame.
+    fn kept(&mut self, copied: Instruction, bytes: &mut Vec<u8>) -> Option<()> {
+        let renamed = self.names.apply(&copied, &mut self.factory)??;
+        bytes.extend_from_slice(&encoded(&renamed)?);
+        Some(())
     }
 
     fn end(&mut self, index: usize, following: Option<Label>) -> Option<()> {
@@ -257,6 +282,12 @@ impl Writer<'_> {
                 Name::Copy { from, is_half, .. } => last.push(copy(register, from, is_half)?),
             }
         }
+        for (_, (_, store)) in stores.iter().enumerate().filter(|&(at, _)| exit.has_stored(at)) {
+            last.push(self.names.slots.late(store)?);
+        }
+        for (register, vector) in self.names.aside() {
+            last.push(put_aside(register, vector, true)?);
+        }
         let mut below: i64 = self.region.steps.iter().map(|step| step.made.size()).sum();
         for (index, step) in self.region.steps.iter().enumerate() {
             below -= step.made.size();
@@ -267,16 +298,19 @@ impl Writer<'_> {
                 last.push(load(register, below)?);
             }
         }
-        last.extend(stores.iter().enumerate().filter(|&(at, _)| exit.has_stored(at)).map(|(_, (_, store))| *store));
         for instruction in last {
-            let mut encoder = Encoder::new(64);
-            encoder.encode(&instruction, 0).ok()?;
-            let bytes = encoder.take_buffer();
+            let bytes = encoded(&instruction)?;
             self.items.push(Item::Code { bytes, refs: Vec::new(), stands: Some(start), share });
         }
         self.items.push(far_jump(RefTarget::Block(exit.block), start, share));
         Some(())
     }
+}
+
+fn encoded(instruction: &Instruction) -> Option<Vec<u8>> {
+    let mut encoder = Encoder::new(64);
+    encoder.encode(instruction, 0).ok()?;
+    Some(encoder.take_buffer())
 }
 
 /// `push` or `pop` of a register.

@@ -5,7 +5,7 @@ layout=$1
 trace() {
     name=$1; shift
     timeout 120 gdb -nx -batch -ex 'set print address off' -ex 'set confirm off' -ex 'set backtrace past-main on' -ex 'set debuginfod enabled off' "$@" 2>&1 \
-        | sed -E 's/0x[0-9a-f]+/ADDRESS/g; s/(\.cold(\.[0-9]+)?|\[cold\])( |>|\+|$)/\3/g; s/(Thread|LWP|process) [0-9A-Za-z]+( \(LWP [0-9]+\))?/\1/g; /^warning|debuginfod|no debugging symbols|^\[(New|Detach)/Id' > "$RESULTS/$name.lines"
+        | sed -E 's/0x[0-9a-f]+/ADDRESS/g; s/(\.cold(\.[0-9]+)?|\[cold\])( |>|\+|$)/\3/g; s/section \.text\.relift/section .text/; s/(Thread|LWP|process) [0-9A-Za-z]+( \(LWP [0-9]+\))?/\1/g; /^warning|debuginfod|no debugging symbols|^\[(New|Detach)/Id' > "$RESULTS/$name.lines"
 }
 for program in catcher catcher-fixed; do
     for place in thrower_level_0 thrower_level_7 catcher_step recover __cxa_throw; do

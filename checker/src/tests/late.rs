@@ -1,0 +1,149 @@
+//! Frames that are made late: what the rest of the function may do, and what it must not.
+
+use super::layout::{function, link};
+use super::*;
+
+/// Nothing reads what the others leave in registers that return nothing.
+const START: &str = "    .cfi_undefined rip
+    mov $2, %edi
+    call work
+    mov $7, %ecx
+    mov %eax, %edi
+    mov $60, %eax
+    mov $1, %edx
+    mov $1, %esi
+    mov $1, %r11d
+    syscall
+    hlt";
+const DATA: &str = "    .org 0x400, 0xcc
+    .section .data
+    .balign 8
+shared:
+    .quad 1, 2, 3
+";
+const OTHER: &str = "    lea (%rdi,%rdi), %eax
+    ret";
+const ENTER: &str = "    push %rbx
+    .cfi_def_cfa_offset 16
+    .cfi_offset rbx, -16
+    push %rbp
+    .cfi_def_cfa_offset 24
+    .cfi_offset rbp, -24
+";
+const LEAVE: &str = "    pop %rbp
+    .cfi_def_cfa_offset 16
+    pop %rbx
+    .cfi_def_cfa_offset 8
+    ret
+";
+
+fn report_of(input: (&str, &str), output: (&str, &str)) -> Option<Report> {
+    let build = |(work, other): (&str, &str)| {
+        let functions = [("_start", START), ("work", work), ("other", other)].map(|(name, body)| function(name, body));
+        link(&format!("    .text\n    .globl _start\n{}{DATA}", functions.concat()), "-pie")
+    };
+    Some(check(&build(input)?, &build(output)?).unwrap())
+}
+
+/// A function whose frame is made at once, and late; the rest of its work is the same in both.
+fn early_and_late(first: &str, copied: &str, rest: &str) -> (String, String) {
+    let test = "    test %edi, %edi\n    je 1f\n";
+    let frame = "1:\n    .cfi_def_cfa_offset 24\n    .cfi_offset rbx, -16\n    .cfi_offset rbp, -24\n";
+    let early = format!("{ENTER}{first}{test}    lea 3(%rdi), %rax\n{LEAVE}{frame}{rest}{LEAVE}");
+    let late = format!("{copied}{test}    lea 3(%rdi), %rax\n    ret\n1:\n{ENTER}{first}{rest}{LEAVE}");
+    (early, late)
+}
+
+#[test]
+fn a_register_that_a_call_overwrites_may_differ_before_it() {
+    let rest = "    call other\n    test %eax, %eax\n    je 2f\n    add %rbx, %rax\n2:\n";
+    let (early, late) = early_and_late("    mov %rdi, %rbx\n", "    mov %rdi, %rax\n", rest);
+    let Some(report) = report_of((&early, OTHER), (&late, OTHER)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    // It comes back as it was, on one way at least.
+    for other in ["    ret", "    test %edi, %edi\n    je 3f\n    mov $2, %eax\n3:\n    ret", "    add %edi, %eax\n    ret"] {
+        let report = report_of((&early, other), (&late, other)).unwrap();
+        assert!(!report.is_ok(), "{other}");
+    }
+    // The output takes for a result what it has put there itself.
+    let wrong = late.replace("test %eax, %eax", "test %ecx, %ecx");
+    assert!(!report_of((&early, OTHER), (&wrong, OTHER)).unwrap().is_ok());
+}
+
+#[test]
+fn a_base_register_of_no_frame_may_hold_an_address_of_the_frame_on_one_way_only() {
+    let rest = "    mov %rsp, %rbp
+    sub $16, %rsp
+    .cfi_def_cfa_offset 40
+    lea 8(%rsp), %rbx
+    mov %rbx, shared(%rip)
+    test $1, %sil
+    je 2f
+    mov shared+8(%rip), %rbp
+    test $2, %sil
+    je 2f
+    mov shared(%rip), %rbx
+2:
+    mov %rbp, shared+16(%rip)
+    add $16, %rsp
+    .cfi_def_cfa_offset 24
+";
+    let (early, late) = early_and_late("", "", rest);
+    let Some(report) = report_of((&early, OTHER), (&late, OTHER)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let wrong = [
+        ("mov %rbx, shared(%rip)", "mov %rbp, shared(%rip)"),
+        ("mov shared+8(%rip), %rbp", "mov shared(%rip), %rbp"),
+        ("mov %rbp, shared+16(%rip)", "mov %rbx, shared+16(%rip)"),
+        ("lea 8(%rsp), %rbx", "lea 16(%rsp), %rbx"),
+        ("    pop %rbp\n", "    pop %rcx\n"),
+    ];
+    for (from, to) in wrong {
+        assert!(late.contains(from));
+        assert!(!report_of((&early, OTHER), (&late.replace(from, to), OTHER)).unwrap().is_ok(), "{from} became {to}");
+    }
+    // Where the frame is found by it, it must be what it was on all ways.
+    let by_base =
+        rest.replacen("    sub $16", "    .cfi_def_cfa_register rbp\n    sub $16", 1).replace("    .cfi_def_cfa_offset 40\n", "");
+    let by_base = by_base.replace(".cfi_def_cfa_offset 24", ".cfi_def_cfa rsp, 24");
+    let (early, late) = early_and_late("", "", &by_base);
+    assert!(!report_of((&early, OTHER), (&late, OTHER)).unwrap().is_ok());
+}
+
+#[test]
+fn a_locked_instruction_makes_flags_anew_that_differed_before() {
+    let rest = "    lock cmpxchg %edi, shared(%rip)\n    sete %cl\n    test %cl, %cl\n    je 2f\n    add $1, %eax\n2:\n";
+    let (early, late) = early_and_late("", "    add $0, %esi\n", &format!("    mov $5, %eax\n    call other\n{rest}"));
+    let Some(report) = report_of((&early, OTHER), (&late, OTHER)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    // `cmpxchg16b` leaves all flags but one as they were.
+    let reads_carry =
+        |text: &str| text.replace("lock cmpxchg %edi, shared(%rip)\n    sete %cl", "lock cmpxchg16b (%rsp)\n    setc %cl");
+    assert!(!report_of((&reads_carry(&early), OTHER), (&reads_carry(&late), OTHER)).unwrap().is_ok());
+}
+
+#[test]
+fn the_sign_of_a_part_of_a_register_is_followed_into_a_slot() {
+    let rest = "    sub $16, %rsp\n    .cfi_def_cfa_offset 40\n    mov %dl, 3(%rsp)\n    mov %edx, 4(%rsp)\n    call other
+    movsbl 3(%rsp), %eax\n    add $16, %rsp\n    .cfi_def_cfa_offset 24\n";
+    let (early, late) = early_and_late("    movsbl %dl, %edx\n", "    movsbl %dl, %edx\n", rest);
+    let late = late.replacen("    movsbl %dl, %edx\n    sub", "    sub", 1);
+    let Some(report) = report_of((&early, OTHER), (&late, OTHER)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let wrong = late.replacen("movsbl %dl", "movsbl %cl", 1);
+    assert!(!report_of((&early, OTHER), (&wrong, OTHER)).unwrap().is_ok());
+}
+
+#[test]
+fn what_nothing_leads_to_may_lead_into_what_was_proven() {
+    // What the late frame makes needless stands behind it, and goes on in the middle of a changed piece.
+    let rest = "    mov %rdi, %rbx\n    call other\n    add %rbx, %rax\n";
+    let (early, late) = early_and_late("", "", &format!("2:\n{rest}"));
+    let dead =
+        |text: &str| format!("{text}    .cfi_def_cfa_offset 24\n    .cfi_offset rbx, -16\n    .cfi_offset rbp, -24\n@DEAD@");
+    let right = dead(&late).replace("@DEAD@", "    test %edi, %edi\n    je 2b\n    lea 3(%rdi), %rax\n    pop %rbp\n    .cfi_def_cfa_offset 16\n    pop %rbx\n    .cfi_def_cfa_offset 8\n    ret\n");
+    let Some(report) = report_of((&early, OTHER), (&right, OTHER)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let wrong = right.replace("je 2b\n    lea 3", "je 2b\n    lea 4");
+    assert!(!report_of((&early, OTHER), (&wrong, OTHER)).unwrap().is_ok());
+}

@@ -1,0 +1,62 @@
+//! Programs without frame descriptions, as `-fno-asynchronous-unwind-tables` makes them.
+
+use super::layout::link;
+use super::*;
+
+/// `work` ends with a call that does not return; what stands behind it in the file is another function in each layout.
+const PROGRAM: &str = r#"
+    .text
+    .globl _start
+    .type _start, @function
+_start:
+    xor %edi, %edi
+    call work
+    mov $60, %eax
+    syscall
+    hlt
+
+work:
+    test %edi, %edi
+    jne 1f
+    ret
+1:  mov $1, %edi
+    call @CALLEE@
+@FUNCTIONS@
+
+last:
+    mov $60, %eax
+    syscall
+    hlt
+not_last:
+    mov $60, %eax
+    syscall
+    ret
+
+    .data
+    .balign 8
+pointers:
+    .quad work
+    .quad one
+    .quad two
+"#;
+
+const ONE: &str = "one: lea 1(%rdi), %eax\n    ret\n    nop";
+const TWO: &str = "two: lea 2(%rdi), %eax\n    ret\n    nop";
+
+fn report(callee: &str) -> Option<Report> {
+    let program =
+        |functions: [&str; 2]| link(&PROGRAM.replace("@CALLEE@", callee).replace("@FUNCTIONS@", &functions.join("\n")), "-pie");
+    Some(check(&program([ONE, TWO])?, &program([TWO, ONE])?).unwrap())
+}
+
+#[test]
+fn nothing_follows_the_call_of_what_never_returns() {
+    let Some(report) = report("last") else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+}
+
+#[test]
+fn what_follows_the_call_of_what_may_return_has_to_follow_it() {
+    let Some(report) = report("not_last") else { return };
+    assert!(!report.is_ok());
+}

@@ -1,0 +1,189 @@
+//! Which code goes, and how what stays is laid out.
+
+use lifter::Image;
+use lifter::address::Va;
+use lifter::entity::{Block, Func, SecondaryMap};
+use lifter::split;
+use profiles::Weights;
+use rewriter::edit::EditPlan;
+use rewriter::fold::Folding;
+use rewriter::fold::blocks::BlockFolding;
+use rewriter::fold::ends;
+use rewriter::layout::{self, LayoutOptions};
+use rewriter::plan::{Filling, LayoutPlan};
+use rewriter::relink::Relinked;
+use rewriter::shrink::dead;
+use rewriter::transform::reached::reached;
+
+use super::super::profile;
+use crate::args::shrink::{Shrink, Technique};
+use crate::driver::{self, Lifted};
+use crate::failure::Result;
+use crate::report::shrink::Saving;
+use crate::timing::Timing;
+
+/// Techniques that change code.
+pub(super) const OF_CODE: [Technique; 6] =
+    [Technique::DeadCode, Technique::Fold, Technique::Tails, Technique::Order, Technique::Padding, Technique::UnwindEntries];
+
+/// What came of the code.
+pub(super) struct Code {
+    pub(super) relinked: Relinked,
+    pub(super) savings: Vec<Saving>,
+}
+
+/// What is to become of the code.
+pub(super) struct Planned {
+    plan: LayoutPlan,
+    pub(super) weights: Weights,
+    gone: Gone,
+}
+
+impl Planned {
+    /// Relinks; `Err` says why that is not to be had.
+    pub(super) fn rewrite(
+        &mut self,
+        args: &Shrink,
+        lifted: &Lifted<'_>,
+        filling: Filling,
+        timing: &mut Timing,
+    ) -> std::result::Result<Code, String> {
+        self.plan.filling = filling;
+        let rewritten = driver::rewrite(&args.rewrite.input, lifted, &self.weights, &self.plan, &EditPlan::default(), timing);
+        let relinked = rewritten.map_err(|failure| failure.to_string())?;
+        if relinked.overflow_bytes > 0 {
+            return Err("it would need a segment more".to_owned());
+        }
+        let savings = savings(&lifted.image, &relinked, &self.gone);
+        Ok(Code { relinked, savings })
+    }
+}
+
+/// Plans less code; `None` where nothing of it can move.
+pub(super) fn plan(
+    args: &Shrink,
+    lifted: &mut Lifted<'_>,
+    timing: &mut Timing,
+    warnings: &mut Vec<String>,
+) -> Result<Option<Planned>> {
+    let Lifted { image, program } = &*lifted;
+    let wants_code = OF_CODE.into_iter().any(|technique| args.is_on(technique));
+    if !wants_code {
+        return Ok(None);
+    }
+    if !program.is_replaceable() {
+        warnings.push("code stays as it is: in a file at a fixed address any number may be a pointer".to_owned());
+        return Ok(None);
+    }
+    if program.funcs.values().all(|func| !func.is_movable()) {
+        warnings.push("code stays as it is: no function can be moved".to_owned());
+        return Ok(None);
+    }
+    let input = &args.rewrite.input;
+    let none = Weights::none(program.blocks.len(), program.edges.len());
+    let weights = match args.profile.as_slice() {
+        [] => none,
+        paths => timing.phase("attribute the profile", |timing| profile::load(paths, None, input, lifted, timing))?.0,
+    };
+    let dropped = match args.is_on(Technique::DeadCode) {
+        true => timing.phase("find dead code", |_| dead::find(image, program)),
+        false => Vec::new(),
+    };
+    // What nothing leads to the checker can only match by content: it keeps its body.
+    let is_reached = timing.phase("find dead code", |_| reached(image, program));
+    let is_open = |func: Func| is_reached[program.funcs[func].entry] && dropped.binary_search(&func).is_err();
+    let folded = match args.is_on(Technique::Fold) {
+        true => driver::fold(lifted, timing).among(is_open),
+        false => Folding::default(),
+    };
+    let (weights, is_reached) = match args.is_on(Technique::Tails) {
+        true => timing.phase("cut blocks", |_| cut_blocks(lifted, &folded, weights, is_reached)),
+        false => (weights, is_reached),
+    };
+    if args.rewrite.verify {
+        driver::verify(input, lifted, "cutting blocks", timing)?;
+    }
+    let Lifted { image, program } = &*lifted;
+    let mut plan = timing.phase("lay out", |_| match (weights.has_counts(), args.is_on(Technique::Padding)) {
+        (true, _) => layout::compute(program, &weights, &EditPlan::default(), &layout_options()),
+        (false, true) => layout::packed(program),
+        (false, false) => layout::original(program),
+    });
+    let weights = folded.weights(program, weights);
+    let mut gone = Gone {
+        num_dead: dropped.len() as u64,
+        dead_bytes: dropped.iter().map(|&func| program.func_size(func)).sum(),
+        num_folded: folded.pairs().len() as u64,
+        folded_bytes: folded.bytes(program),
+        ..Gone::default()
+    };
+    plan.drop_functions(dropped);
+    plan.fold(folded);
+    if args.is_on(Technique::Tails) {
+        timing.phase("find equal tails", |_| BlockFolding::apply(image, program, &mut plan, &weights, &is_reached));
+        (gone.num_tails, gone.tail_bytes) = (plan.folded_blocks.pairs().len() as u64, plan.folded_blocks.saved());
+    }
+    // With a profile, what runs is laid out for speed.
+    if args.is_on(Technique::Order) && !weights.has_counts() {
+        gone.order_bytes = timing.phase("order blocks", |_| layout::compact(program, &mut plan));
+    }
+    if args.is_on(Technique::UnwindEntries) {
+        plan.share_unwind_entries();
+    }
+    Ok(Some(Planned { plan, weights, gone }))
+}
+
+/// Makes blocks of ends that may be worth sharing; what was known of blocks is known of their parts.
+fn cut_blocks(
+    lifted: &mut Lifted<'_>,
+    folded: &Folding,
+    weights: Weights,
+    is_reached: SecondaryMap<Block, bool>,
+) -> (Weights, SecondaryMap<Block, bool>) {
+    let Lifted { image, program } = lifted;
+    let cuts = ends::cuts(image, program, folded, &weights, &is_reached);
+    let split = split::split(program, &cuts);
+    let mut parts = SecondaryMap::new(split.origins.len(), false);
+    program.blocks.keys().zip(&split.origins).for_each(|(part, origin)| parts[part] = is_reached[*origin]);
+    (weights.of_parts(&split), parts)
+}
+
+/// Hot code for speed, but without copies.
+fn layout_options() -> LayoutOptions {
+    LayoutOptions { split: false, duplicate_tails: false, unroll_loops: false, ..LayoutOptions::default() }
+}
+
+/// Functions that have no body any more, and blocks.
+#[derive(Default)]
+struct Gone {
+    num_dead: u64,
+    dead_bytes: u64,
+    num_folded: u64,
+    folded_bytes: u64,
+    num_tails: u64,
+    tail_bytes: u64,
+    /// What shorter branches leave.
+    order_bytes: u64,
+}
+
+fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
+    let code = image.sections.iter().filter(|(id, _)| image.is_movable_code_section(*id)).map(|(_, section)| section);
+    let free_in = |start: Va, end: Va| {
+        let inside = relinked.free.iter().map(|&(from, to)| to.min(end).0.saturating_sub(from.max(start).0));
+        inside.sum::<u64>()
+    };
+    let free_text: u64 = code.map(|section| free_in(section.sh_addr, section.end())).sum();
+    let bodies = gone.dead_bytes + gone.folded_bytes + gone.tail_bytes + gone.order_bytes;
+    let (before, after) = relinked.unwind_bytes;
+    let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
+    let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
+    vec![
+        Saving::new("stale-sections", "sections", relinked.dropped_sections.len() as u64, stale.sum::<u64>() as i64),
+        Saving::new("dead-code", "functions", gone.num_dead, gone.dead_bytes as i64),
+        Saving::new("fold", "functions", gone.num_folded, gone.folded_bytes as i64),
+        Saving::new("tails", "blocks", gone.num_tails, gone.tail_bytes as i64),
+        Saving::new("order", "bytes", gone.order_bytes, gone.order_bytes as i64),
+        Saving::new("padding", "bytes", free_text.saturating_sub(bodies), free_text as i64 - bodies as i64),
+        Saving::new("unwind-entries", "bytes", before.saturating_sub(after), before as i64 - after as i64),
+    ]
+}

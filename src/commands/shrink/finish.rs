@@ -1,0 +1,148 @@
+//! From new code to a new file: the loader's tables packed, offsets chosen anew.
+
+use std::path::Path;
+
+use lifter::Image;
+use lifter::address::Va;
+use lifter::ir::RefTarget;
+use rewriter::shrink::{cuts, own_loader, pack, spread, tables};
+
+use super::code::Code;
+use crate::args::shrink::{Pack, Relr, Shrink, Technique};
+use crate::driver::Lifted;
+use crate::failure::Result;
+use crate::files;
+use crate::report::shrink::Saving;
+use crate::timing::Timing;
+
+/// What is known of a program's data.
+#[derive(Default)]
+pub(super) struct Known {
+    /// Addresses that code or a relocated word holds, ascending; not known in a file at a fixed address.
+    named: Option<Vec<Va>>,
+    /// The program relocates itself, and reads packed relocations.
+    reads_relr: bool,
+}
+
+impl Known {
+    pub(super) fn of(lifted: &Lifted<'_>) -> Self {
+        let named = lifted.program.is_replaceable().then(|| named_data(lifted));
+        Self { named, reads_relr: own_loader::reads_packed_relocations(&lifted.image, &lifted.program) }
+    }
+}
+
+/// A file as it may be written.
+pub(super) struct Finished {
+    pub(super) bytes: Vec<u8>,
+    pub(super) savings: Vec<Saving>,
+    pub(super) dropped_sections: Vec<String>,
+    /// Whether offsets could change.
+    pub(super) is_packed: bool,
+    pub(super) num_cuts: u64,
+    pub(super) cut_bytes: u64,
+}
+
+impl Finished {
+    /// Bytes that nothing needs and that are in the file all the same, less what holes gave back.
+    pub(super) fn lost(&self, input: &[u8]) -> i64 {
+        let freed: i64 = self.savings.iter().map(|saving| saving.bytes).sum();
+        freed - (input.len() as i64 - self.bytes.len() as i64)
+    }
+}
+
+/// Makes the file of what became of its code, or of the file as it was.
+pub(super) fn finish(args: &Shrink, bytes: &[u8], code: Option<&Code>, known: &Known, timing: &mut Timing) -> Result<Finished> {
+    let (mut changed, mut free): (&[u8], Vec<(Va, Va)>) = match code {
+        Some(code) => (&code.relinked.bytes, code.relinked.free.clone()),
+        None => (bytes, Vec::new()),
+    };
+    let mut savings = code.map(|code| code.savings.clone()).unwrap_or_default();
+    let wants_holes = args.is_on(Technique::Holes);
+    let split = if args.is_on(Technique::Cuts) && wants_holes { cuts::split_sections(changed, &free) } else { None };
+    changed = split.as_deref().unwrap_or(changed);
+    let table_options = table_options(args, known.reads_relr);
+    let repacked = known
+        .named
+        .as_ref()
+        .and_then(|named| timing.phase("pack the loader's tables", |_| tables::repack(changed, named, &free, table_options)));
+    if let Some(repacked) = &repacked {
+        changed = &repacked.bytes;
+        free.push(repacked.free);
+        free.sort_unstable();
+        savings.push(Saving::new("relr", "relocations", repacked.num_relocations, repacked.relr_bytes as i64));
+        savings.push(Saving::new("hash", "bytes", repacked.hash_bytes, repacked.hash_bytes as i64));
+    }
+    let spread = known.named.as_ref().filter(|_| args.is_on(Technique::Spread) && wants_holes);
+    let spread =
+        spread.and_then(|named| timing.phase("spread the tables", |_| spread::spread(changed, &free, named, options(args))));
+    if let Some((bytes, rest)) = &spread {
+        changed = bytes;
+        free.clone_from(rest);
+    }
+    if args.strip && wants_holes {
+        savings.push(unloaded(changed));
+    }
+    let packed =
+        if wants_holes { timing.phase("pack the file", |_| pack::pack(changed, &free, options(args))) } else { Ok(None) };
+    let packed = packed.map_err(|error| crate::failure::from_rewriter(&args.rewrite.input, &error))?;
+    let (num_cuts, cut_bytes) = packed.as_ref().map_or((0, 0), |packed| (packed.num_cuts as u64, packed.cut_bytes));
+    Ok(Finished {
+        is_packed: packed.is_some(),
+        bytes: packed.map_or_else(|| changed.to_vec(), |packed| packed.bytes),
+        savings,
+        dropped_sections: code.map(|code| code.relinked.dropped_sections.clone()).unwrap_or_default(),
+        num_cuts,
+        cut_bytes,
+    })
+}
+
+/// Addresses that code or a relocated word holds, ascending.
+fn named_data(lifted: &Lifted<'_>) -> Vec<Va> {
+    let fixed = lifted.program.refs.iter().filter_map(|reference| match reference.target {
+        RefTarget::Fixed(va) => Some(va),
+        _ => None,
+    });
+    let words = lifted.image.dynamic_relocs.iter().filter(|reloc| reloc.symbol == 0).map(|reloc| Va(reloc.addend as u64));
+    let mut named: Vec<Va> = fixed.chain(words).collect();
+    named.sort_unstable();
+    named.dedup();
+    named
+}
+
+fn table_options(args: &Shrink, reads_relr: bool) -> tables::Options {
+    let wanted = match args.relr {
+        Relr::On => true,
+        Relr::Off => false,
+        Relr::Auto => reads_relr || system_reads_relr(),
+    };
+    let is_packed = args.is_on(Technique::Holes);
+    tables::Options {
+        relr: wanted && is_packed && args.is_on(Technique::Relr),
+        reads_relr,
+        hash: is_packed && args.is_on(Technique::Hash),
+        cuts: is_packed && args.is_on(Technique::Cuts),
+    }
+}
+
+/// Whether the C library of this machine knows the version by which a file asks for a loader that reads packed relocations.
+fn system_reads_relr() -> bool {
+    const FOLDERS: [&str; 4] = ["/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/usr/lib"];
+    let libc = FOLDERS.iter().map(|folder| Path::new(folder).join("libc.so.6")).find(|path| path.is_file());
+    let bytes = libc.and_then(|path| files::read(&path).ok());
+    bytes.is_some_and(|bytes| memchr::memmem::find(&bytes, b"\0GLIBC_ABI_DT_RELR\0").is_some())
+}
+
+/// What `--strip` leaves out: sections that no loader reads, and the headers of all.
+fn unloaded(bytes: &[u8]) -> Saving {
+    let Ok(image) = Image::parse(bytes) else { return Saving::new("strip", "bytes", 0, 0) };
+    let has_headers = image.has_section_headers;
+    let sections = image.sections.values().filter(|section| has_headers && !section.is_alloc() && section.has_bytes());
+    let count = if has_headers { image.sections.len() as u64 } else { 0 };
+    let size = sections.map(|section| section.sh_size).sum::<u64>() + 64 * count;
+    Saving::new("strip", "bytes", size, size as i64)
+}
+
+fn options(args: &Shrink) -> pack::Options {
+    let sharing = if args.pack == Pack::Tight { pack::Sharing::Tight } else { pack::Sharing::Safe };
+    pack::Options { sharing, strip: args.strip, cuts: args.is_on(Technique::Cuts) }
+}

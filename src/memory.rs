@@ -1,0 +1,24 @@
+//! How the C library's allocator treats large vectors.
+//!
+//! By default it learns: each large block that is freed raises the size from which blocks are mapped on their own, up to 32 MB. A program that makes
+//! vectors of tens of megabytes, one phase after the other, then keeps the holes that they leave in the heap. Fixed thresholds took 2 to
+//! 6 % of the memory of large inputs, and no time (`benches/records/2026-11-21-tool-speed.md`).
+
+/// Sets the thresholds; to be called before the first thread is made. Other C libraries than GNU's are left as they are.
+pub(crate) fn fix_thresholds() {
+    #[cfg(target_env = "gnu")]
+    {
+        /// In bytes: what is at least as large is mapped, and unmapped when it is freed.
+        const MAPPED_FROM: libc::c_int = 2 << 20;
+        /// In bytes, more than there is: the heap, which has what is smaller, is kept.
+        const TRIMMED_FROM: libc::c_int = 1 << 30;
+        for (parameter, value) in [(libc::M_MMAP_THRESHOLD, MAPPED_FROM), (libc::M_TRIM_THRESHOLD, TRIMMED_FROM)] {
+            #[expect(unsafe_code, reason = "see the measurement above")]
+            // SAFETY: `mallopt` takes two numbers and changes nothing but the policy for blocks that are allocated from now on. A value that
+            // it does not take leaves the default.
+            unsafe {
+                libc::mallopt(parameter, value);
+            }
+        }
+    }
+}

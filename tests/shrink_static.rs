@@ -1,0 +1,140 @@
+//! `relift shrink` on programs that have no loader: what they hold of one is code like any other, and has to do the same.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use support::{End, SUCCESS, compile_text, installed, relift, run, shrink, size, skipped};
+
+/// Much of a C library, and an error that it handles.
+const PROGRAM: &str = r#"
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+static void *work(void *number) { char text[32]; snprintf(text, sizeof text, "t%ld", (long)number); return strdup(text); }
+static int order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+int main(void) {
+    pthread_t threads[4];
+    void *texts[4];
+    for (long i = 0; i < 4; i++) pthread_create(&threads[i], 0, work, (void *)(4 - i));
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], &texts[i]);
+    qsort(texts, 4, sizeof *texts, order);
+    for (int i = 0; i < 4; i++) puts(texts[i]);
+    printf("%f %s %d\n", strtod("1.5e3", 0), strerror(ENOENT), fopen("/nonexistent/file", "r") == 0);
+    return 42;
+}
+"#;
+
+/// By which a self-relocating glibc is known to read packed relocations.
+const ASSERTION: &[u8] = b"info[DT_RELRENT]->d_un.d_val == sizeof (ElfW(Relr))";
+
+fn count(report: &serde_json::Value, technique: &str) -> u64 {
+    let techniques = report["techniques"].as_array().expect("a list");
+    techniques.iter().find(|t| t["technique"] == technique).map_or(0, |t| t["count"].as_u64().expect("a number"))
+}
+
+#[test]
+fn a_program_that_relocates_itself_packs_its_relocations_and_has_one_hole_cut_out() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = compile_text(PROGRAM, &["-O2", "-static-pie", "-s"], folder.path(), "input");
+    let expected = run(&mut Command::new(&input), folder.path());
+    assert_eq!(expected.end, End::Exit(SUCCESS));
+    let (output, report) = shrink(&input, &[], "output", folder.path());
+    assert!(size(&output) * 100 < size(&input) * 90, "{report:#}");
+    let knows_them = memchr::memmem::find(&fs::read(&input).expect("it was written"), ASSERTION).is_some();
+    assert_eq!(count(&report, "relr") >= 500, knows_them, "{report:#}");
+    // Without room from packed relocations, the header comes from the note that says what another one says.
+    let (unpacked, without) = shrink(&input, &["--relr", "off"], "unpacked", folder.path());
+    assert_eq!((count(&without, "relr"), without["cuts"].as_u64()), (0, Some(1)), "{without:#}");
+    let (whole, without) = shrink(&input, &["--skip", "cuts"], "whole", folder.path());
+    assert_eq!(without["cuts"], 0, "{without:#}");
+    assert!(size(&output) < size(&unpacked) && size(&output) + 20_000 < size(&whole));
+    let (again, _) = shrink(&output, &[], "again", folder.path());
+    for file in [&output, &unpacked, &whole, &again] {
+        assert_eq!(run(&mut Command::new(file), folder.path()), expected, "{}", file.display());
+    }
+    for tool in [&["readelf", "-a", "-W"][..], &["objdump", "-d"], &["strip", "-o", "stripped"]] {
+        if !installed(tool[0]) {
+            skipped(&format!("{}: it is not installed", tool[0]));
+            continue;
+        }
+        for file in [&output, &unpacked] {
+            let found = run(Command::new(tool[0]).args(&tool[1..]).arg(file).current_dir(folder.path()), folder.path());
+            assert_eq!(found.end, End::Exit(0), "{tool:?}: {found:?}");
+            assert!(!found.stderr_text().to_lowercase().contains("warning"), "{tool:?}: {found:?}");
+        }
+    }
+    let stripped = folder.path().join("stripped");
+    if stripped.is_file() {
+        assert_eq!(run(&mut Command::new(&stripped), folder.path()), expected);
+    }
+}
+
+#[test]
+fn a_program_of_which_it_is_not_known_that_it_reads_packed_relocations_may_not_have_them() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = compile_text(PROGRAM, &["-O2", "-static-pie", "-s"], folder.path(), "input");
+    let (output, report) = shrink(&input, &[], "output", folder.path());
+    if count(&report, "relr") == 0 {
+        return skipped("packed relocations: the static C library does not read them");
+    }
+    let forget = |path: &Path| {
+        let mut bytes = fs::read(path).expect("it was written");
+        let at = memchr::memmem::find(&bytes, ASSERTION).expect("it is known by this");
+        bytes[at] = b'I';
+        let changed = path.with_extension("changed");
+        fs::write(&changed, bytes).expect("the scratch folder can be written");
+        changed
+    };
+    let (input, output) = (forget(&input), forget(&output));
+    let found = run(relift().arg("check").arg(&input).arg(&output), folder.path());
+    assert_eq!(found.end, End::Exit(1), "{found:?}");
+    let (_, report) = shrink(&input, &["--relr", "on"], "other", folder.path());
+    assert_eq!(count(&report, "relr"), 0, "{report:#}");
+}
+
+#[test]
+fn exceptions_pass_through_static_programs_that_were_cut() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/kinds/throws.cc");
+    let input = folder.path().join("throws");
+    let mut compiler = Command::new("g++");
+    compiler.args(["-O2", "-static-pie"]).arg(&source).arg("-o").arg(&input);
+    assert_eq!(run(&mut compiler, folder.path()).end, End::Exit(0));
+    let expected = run(&mut Command::new(&input), folder.path());
+    let (output, report) = shrink(&input, &[], "output", folder.path());
+    assert!(report["cuts"].as_u64() >= Some(1), "{report:#}");
+    assert_eq!(run(&mut Command::new(&output), folder.path()), expected);
+}
+
+/// Start-up code registers the unwind entries from its own on: what comes before is lost to an unwinder, before and after.
+#[test]
+fn a_static_program_at_a_fixed_address_loses_its_holes() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = compile_text(PROGRAM, &["-O2", "-static", "-s"], folder.path(), "input");
+    let expected = run(&mut Command::new(&input), folder.path());
+    let (output, _) = shrink(&input, &[], "output", folder.path());
+    assert!(size(&output) < size(&input));
+    assert_eq!(run(&mut Command::new(&output), folder.path()), expected);
+}
+
+#[test]
+fn a_debugger_finds_its_way_in_a_static_program_that_was_cut() {
+    if !installed("gdb") {
+        return skipped("a debugger: gdb is not installed");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = compile_text(PROGRAM, &["-O1", "-static-pie", "-fno-inline"], folder.path(), "input");
+    let (output, report) = shrink(&input, &[], "output", folder.path());
+    assert!(report["cuts"].as_u64() >= Some(1), "{report:#}");
+    let mut debugger = Command::new("gdb");
+    debugger.args(["-batch", "-nx", "-ex", "break order", "-ex", "run", "-ex", "backtrace"]).arg(&output);
+    let said = run(&mut debugger, folder.path()).stdout_text();
+    let frames: Vec<&str> = said.lines().filter(|line| line.starts_with('#')).collect();
+    assert!(frames.first().is_some_and(|frame| frame.contains("order")), "{said}");
+    assert!(frames.iter().any(|frame| frame.contains(" main ")), "{said}");
+}
