@@ -192,7 +192,7 @@ impl Subject<'_> {
         match shown {
             "stripped" => link(&["-s"], &place.join("input")),
             "symbols" => link(&[], &place.join("input")),
-            _ => fs::copy(place.join("oracle"), place.join("input")).map(|_| ()).map_err(|error| error.to_string()),
+            _ => shell::copy_program(&place.join("oracle"), &place.join("input")),
         }
     }
 
@@ -237,8 +237,10 @@ fn trapped(program: &Path, entries: &[(Va, u8)], copy: &Path) -> Result<PathBuf>
     for (offset, size) in places.ok_or("a table target is not in the file")? {
         bytes.get_mut(offset..offset + size).ok_or("a table target is cut off")?.fill(0);
     }
-    shell::write_file(copy, &bytes)?;
-    fs::set_permissions(copy, fs::Permissions::from_mode(0o755)).map_err(|error| error.to_string())?;
+    let staged = copy.with_extension("staged");
+    shell::write_file(&staged, &bytes)?;
+    fs::set_permissions(&staged, fs::Permissions::from_mode(0o755)).map_err(|error| error.to_string())?;
+    shell::copy_program(&staged, copy)?;
     Ok(copy.to_owned())
 }
 

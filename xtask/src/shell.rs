@@ -59,6 +59,14 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result {
     std::fs::write(path, bytes).map_err(|error| format!("cannot write {}: {error}", path.display()))
 }
 
+/// Copies a program that is run next, its mode included, and takes the place of what `to` was.
+///
+/// Another process writes it. What this one has open for writing while another of its threads starts a process is open in
+/// that process too, until it begins its own program, and so long nobody can execute it (`execve(2)`, `ETXTBSY`).
+pub(crate) fn copy_program(from: &Path, to: &Path) -> Result {
+    run(Command::new("cp").args(["--preserve=mode", "--force", "--"]).args([from, to])).map(drop)
+}
+
 /// Reads all of `path`.
 pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))

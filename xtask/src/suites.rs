@@ -153,7 +153,7 @@ fn run_side(plan: &Plan, folder: &Path, files: &[&Path], side: &str) -> Result<C
     for (subject, file) in plan.subjects.iter().zip(files) {
         match &subject.place {
             Place::Mounted(over) => mounts.push((file.to_path_buf(), over.clone())),
-            Place::Private(name) => copy(file, &private.join(name))?,
+            Place::Private(name) => shell::copy_program(file, &private.join(name))?,
         }
     }
     let script = folder.join("script.sh");
@@ -174,10 +174,6 @@ fn run_side(plan: &Plan, folder: &Path, files: &[&Path], side: &str) -> Result<C
     let _absent = fs::remove_dir_all(&kept);
     fs::rename(&results, &kept).map_err(|error| format!("cannot keep {}: {error}", results.display()))?;
     Ok(cases)
-}
-
-fn copy(from: &Path, to: &Path) -> Result {
-    fs::copy(from, to).map(|_| ()).map_err(|error| format!("cannot copy {}: {error}", from.display()))
 }
 
 /// A command that mounts each file over another's path in a namespace of its own, sets the variables, and runs what is appended to it.

@@ -105,8 +105,7 @@ pub(crate) fn observe(workload: &Workload, program: &str, binary: &Path, folder:
     let bin = folder.join("bin");
     shell::create_folder(&bin)?;
     let placed = bin.join(program);
-    let _absent = fs::remove_file(&placed);
-    fs::copy(binary, &placed).map_err(|error| format!("cannot copy {} to {}: {error}", binary.display(), placed.display()))?;
+    shell::copy_program(binary, &placed)?;
     let (stdout, stderr) = (folder.join("stdout"), folder.join("stderr"));
     let create = |path: &Path| File::create(path).map_err(|error| format!("cannot make {}: {error}", path.display()));
     let mut command = sandboxed("sh", folder)?;

@@ -131,8 +131,8 @@ impl Sandbox<'_> {
         behavior: &mut Behavior,
     ) {
         let control = self.folder.join("control");
-        if let Err(error) = fs::copy(replaced, &control) {
-            behavior.different.push(format!("no control: {error}"));
+        if let Err(problem) = shell::copy_program(replaced, &control) {
+            behavior.different.push(format!("no control: {problem}"));
             return;
         }
         let run = |file: &Path| self.run(file, replaced, program, arguments, environment);
@@ -190,11 +190,7 @@ impl Sandbox<'_> {
         }
         // One file for both: programs that list mounts or open files show its name and number.
         let subject = self.folder.join("subject");
-        if fs::copy(file, &subject).is_err() {
-            // What was killed a moment ago may still hold it.
-            let _absent = fs::remove_file(&subject);
-            fs::copy(file, &subject).map_err(|error| format!("cannot copy {}: {error}", file.display()))?;
-        }
+        shell::copy_program(file, &subject)?;
         let mut command = match self.place {
             Place::Mounted => mounted(&subject, replaced, program, environment),
             Place::Copied => self.copied(file, replaced, program, environment)?,
@@ -218,7 +214,7 @@ impl Sandbox<'_> {
         let _absent = fs::remove_dir_all(&folder);
         shell::create_folder(&folder)?;
         let copy = folder.join(replaced.file_name().unwrap_or_default());
-        fs::copy(file, &copy).map_err(|error| format!("cannot copy {}: {error}", file.display()))?;
+        shell::copy_program(file, &copy)?;
         let is_program = program == replaced;
         let mut command = Command::new("env");
         command.args(environment.iter().map(|(name, value)| {

@@ -23,8 +23,7 @@ pub(super) fn write(folder: &Path, name: &str, text: &str) -> Result {
 pub(super) fn copy_of(file: &Path, folder: &Path) -> Result<PathBuf> {
     shell::create_folder(folder)?;
     let copy = folder.join(file.file_name().unwrap_or_default());
-    let _absent = std::fs::remove_file(&copy);
-    std::fs::copy(file, &copy).map_err(|error| format!("cannot copy {}: {error}", file.display()))?;
+    shell::copy_program(file, &copy)?;
     Ok(copy)
 }
 

@@ -3,6 +3,7 @@
 //!
 //! The programs reserve room for the new sections in a constant; `PT_GNU_EH_FRAME` is pointed there.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -159,7 +160,13 @@ fn cut_to_slivers(path: &Path, seed: u64) {
 }
 
 fn run(path: &Path) -> Output {
-    Command::new(path).output().unwrap()
+    loop {
+        match Command::new(path).output() {
+            // It was open for writing when a neighboring test started a process, and is there until that begins its own program.
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            result => return result.unwrap(),
+        }
+    }
 }
 
 /// Builds, runs, cuts, runs again; what both runs say must be equal. Gives the standard output, or `None` without the compiler.
