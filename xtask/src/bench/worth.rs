@@ -24,6 +24,8 @@ struct Side {
     accesses: u64,
     instructions: u64,
     hot_bytes: u64,
+    /// Bytes of all code, with what edits added.
+    code_bytes: u64,
     /// By cachegrind; nothing unless counts are wanted.
     counted: Option<References>,
 }
@@ -65,10 +67,17 @@ fn one(bench: &Bench, subject: &Subject<'_>, profile: &Path, output: &Path, want
         return Err(format!("{} does not print what the input prints", output.display()));
     }
     let stat = |name| tools::dyno_stat(&report, "after", name);
+    let code_bytes = report["text_bytes"]["total"].as_u64().unwrap_or(0);
+    let changes = report["transforms"].as_object().into_iter().flatten().map(|(_, counts)| counts);
+    let (added, removed) = changes.fold((0, 0), |(added, removed), counts| {
+        let count = |name: &str| counts[name].as_u64().unwrap_or(0);
+        (added + count("bytes added"), removed + count("bytes removed"))
+    });
     Ok(Side {
         accesses: stat("loads") + stat("stores"),
         instructions: stat("instructions"),
         hot_bytes: stat("hot_bytes"),
+        code_bytes: (code_bytes + added).saturating_sub(removed),
         counted: bench.wants_counts.then(|| judge::references(bench, subject, output)).transpose()?,
     })
 }
@@ -90,8 +99,8 @@ pub(super) fn table(rows: &[Worth], bench: &Bench, transforms: &[String], failur
         "Made by `cargo xtask bench --worth {}`: layout alone (`{}`), and the same with them (`{}`){}. Percent are changes from the one to the other; dyno-stats: the program's own code, the training \
          workload; cachegrind: all of the process, the evaluation workload. Time is user and system time together, {} rounds in turns, the median of the rounds' ratios and between \
          what bounds the middle half lies.\n\n\
-         | program | loads and stores, dyno-stats | change | data references, cachegrind | change | instructions, dyno-stats | cachegrind | hot bytes | time |\n\
-         | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+         | program | loads and stores, dyno-stats | change | data references, cachegrind | change | instructions, dyno-stats | cachegrind | hot bytes | code bytes | time |\n\
+         | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
         transforms.join(","),
         options(&[]).join(" "),
         options(transforms).join(" "),
@@ -100,11 +109,11 @@ pub(super) fn table(rows: &[Worth], bench: &Bench, transforms: &[String], failur
     );
     for row in rows {
         let number = |value: Option<u64>| value.map_or("–".to_owned(), |value| grouped(value as f64, 0));
-        let [accesses, references, instructions, counted, bytes, time] = cells(row);
+        let [accesses, references, instructions, counted, hot, code, time] = cells(row);
         let alone = &row.sides[0];
         let _ = writeln!(
             text,
-            "| {} | {} | {accesses} | {} | {references} | {instructions} | {counted} | {bytes} | {time} |",
+            "| {} | {} | {accesses} | {} | {references} | {instructions} | {counted} | {hot} | {code} | {time} |",
             row.label,
             number(Some(alone.accesses)),
             number(alone.counted.map(|counted| counted.data)),
@@ -117,12 +126,13 @@ pub(super) fn table(rows: &[Worth], bench: &Bench, transforms: &[String], failur
     let time = mean(&|row| row.time.map(|[_, middle, _]| middle));
     let _ = writeln!(
         text,
-        "| **geometric mean** | | **{}** | | **{}** | **{}** | **{}** | **{}** | **{}** |\n",
+        "| **geometric mean** | | **{}** | | **{}** | **{}** | **{}** | **{}** | **{}** | **{}** |\n",
         percent(mean(&accesses)),
         percent(mean(&references)),
         percent(mean(&instructions)),
         percent(mean(&counted_instructions)),
         percent(mean(&hot_bytes)),
+        percent(mean(&code_bytes)),
         time.map_or("–".to_owned(), |time| format!("{time:.3}")),
     );
     for failure in failures {
@@ -131,12 +141,13 @@ pub(super) fn table(rows: &[Worth], bench: &Bench, transforms: &[String], failur
     text
 }
 
-/// Loads and stores by both judges, instructions by both, hot bytes, time.
-fn cells(row: &Worth) -> [String; 6] {
+/// Loads and stores by both judges, instructions by both, hot bytes, all bytes of code, time.
+fn cells(row: &Worth) -> [String; 7] {
     let time = row.time.map_or("–".to_owned(), |[low, middle, high]| format!("{middle:.3} ({low:.3}–{high:.3})"));
-    let [accesses, references, instructions, counted, bytes] =
-        [accesses(row), references(row), instructions(row), counted_instructions(row), hot_bytes(row)].map(percent);
-    [accesses, references, instructions, counted, bytes, time]
+    let [accesses, references, instructions, counted, hot, code] =
+        [accesses(row), references(row), instructions(row), counted_instructions(row), hot_bytes(row), code_bytes(row)]
+            .map(percent);
+    [accesses, references, instructions, counted, hot, code, time]
 }
 
 fn ratio(row: &Worth, of: impl Fn(&Side) -> Option<u64>) -> Option<f64> {
@@ -158,6 +169,10 @@ fn counted_instructions(row: &Worth) -> Option<f64> {
 }
 fn hot_bytes(row: &Worth) -> Option<f64> {
     ratio(row, |side| Some(side.hot_bytes))
+}
+/// Of all code, not of what the edits are in.
+fn code_bytes(row: &Worth) -> Option<f64> {
+    ratio(row, |side| Some(side.code_bytes))
 }
 
 fn percent(ratio: Option<f64>) -> String {
@@ -203,6 +218,6 @@ mod tests {
         let row = Worth { label: "a".into(), sides: [side(200), side(150)], time: None };
         assert_eq!(cells(&row)[..2], ["−25.00 %", "–"]);
         let nothing = Worth { label: "a".into(), sides: [side(0), side(0)], time: Some([0.9, 1.0, 1.1]) };
-        assert_eq!((cells(&nothing)[0].as_str(), cells(&nothing)[5].as_str()), ("–", "1.000 (0.900–1.100)"));
+        assert_eq!((cells(&nothing)[0].as_str(), cells(&nothing)[6].as_str()), ("–", "1.000 (0.900–1.100)"));
     }
 }
