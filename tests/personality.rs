@@ -68,3 +68,22 @@ fn landing_pads_count_from_where_their_code_starts_wherever_they_lie() {
         }
     }
 }
+
+#[test]
+fn a_cold_landing_pad_from_which_an_exception_comes_back_to_it_is_not_where_its_entry_starts() {
+    if !installed("g++") {
+        return skipped("a landing pad that lands on itself: there is no g++");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let (input, output) = (folder.path().join("input"), folder.path().join("output"));
+    let source = support::repository("fixtures/programs/lands_on_itself/lands_on_itself.cc");
+    compile("g++", &["-O2", "-fPIE", "-pie", "-w"], &[&source], &input).unwrap_or_else(|error| panic!("{error}"));
+    let mut train = relift();
+    train.args(["train", "--json"]).arg(&input).arg("-o").arg(&output);
+    let said = relift_succeeds(train.args(["--", "sh", "-c", "\"$1\" quietly || [ $? = 42 ]", "sh", "{}"]), folder.path());
+    let report: serde_json::Value = serde_json::from_slice(&said.stdout).expect("--json prints JSON");
+    assert!(report["transforms"]["layout"]["cold fragments"].as_u64() >= Some(2), "{report:#}");
+    let expected = run(&mut Command::new(&input), folder.path());
+    assert_eq!(expected.end, End::Exit(SUCCESS), "{expected:?}");
+    assert_eq!(run(&mut Command::new(&output), folder.path()), expected);
+}

@@ -281,6 +281,7 @@ behaviors! {
     inline_asm,
     label_differences,
     label_holes,
+    lands_on_itself,
     leaf_faults,
     longjmp,
     memory_contract,
