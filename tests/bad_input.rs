@@ -89,6 +89,14 @@ fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
 }
 
 #[test]
+fn code_that_a_run_time_finds_by_tables_of_its_own_is_refused() {
+    let folder = scratch();
+    let text = "int jl_sysimg_fvars_base(int x) { return x + 1; }";
+    let library = support::compile_text(text, &["-O2", "-fPIC", "-shared"], folder.path(), "image.so");
+    every_command_refuses(&fs::read(library).expect("the library was built"), &["Julia"]);
+}
+
+#[test]
 fn a_program_that_starts_from_a_dump_of_its_addresses_is_refused() {
     let folder = scratch();
     let text = "#include <stdio.h>\n#include <string.h>\n\

@@ -256,6 +256,9 @@ fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     if has_dump(image) {
         return unsupported("Emacs: the dump that it starts from (.pdmp) holds addresses of this file's code");
     }
+    if let Some(image) = image_of_runtime(image) {
+        return unsupported(&format!("{image}: its run time finds the code by tables of its own"));
+    }
     if has_section(".ltext") || has_section(".lrodata") || has_section(".ldata") {
         return unsupported("the medium or large code model");
     }
@@ -267,6 +270,19 @@ fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
         return unsupported("neither section headers nor unwind tables, so that nothing tells code from data");
     }
     Ok(())
+}
+
+/// What a file of code compiled ahead of time for a run time is, by the symbols that the run time asks for. The tables that these stand for count functions from each other or from a
+/// place, without relocations.
+fn image_of_runtime(image: &Image<'_>) -> Option<&'static str> {
+    const IMAGES: [(&str, &str); 4] = [
+        ("jl_sysimg_fvars_base", "a system image of Julia"),
+        ("jl_fvar_base", "a system image of Julia"),
+        ("mono_aot_file_info", "code compiled ahead of time by Mono"),
+        ("_kDartVmSnapshotInstructions", "a snapshot of Dart"),
+    ];
+    let is_there = |name: &str| image.dynamic_symbols.iter().any(|symbol| symbol.is_defined() && symbol.name == name);
+    IMAGES.iter().find(|(name, _)| is_there(name)).map(|(_, what)| *what)
 }
 
 /// Whether the program starts from Emacs' portable dump, by the first bytes of such a file, which the program compares. The dump has functions by their distance from

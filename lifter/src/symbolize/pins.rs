@@ -22,7 +22,11 @@ use crate::ir::{PinReason, RelinkMode};
 use crate::x86::{Flow, flow_of};
 
 /// Metadata that names code in ways that are not understood: relative to itself and without relocations, or as a whole stretch.
-const UNKNOWN_METADATA: [&str; 8] = [
+const UNKNOWN_METADATA: [&str; 11] = [
+    // Places in functions by their distance from where these start: LLVM's maps for collectors, and .NET's for what it compiled ahead of time.
+    ".llvm_stackmaps",
+    ".llvm_faultmaps",
+    "__managedcode",
     "xray_instr_map",
     "xray_fn_idx",
     ".kcfi_traps",
@@ -151,19 +155,15 @@ impl PinContext<'_> {
         }
     }
 
-    /// Whoever looks up return addresses also tells by the first and the last address of such code whether one is in it (OCaml's code segments). So where most of what lies between the
-    /// first and the last function with a named return address has one, the others stay too.
+    /// Whoever looks up return addresses also tells by the first and the last address of a stretch of such code whether one is in it (OCaml's code segments, when it writes closures
+    /// out). The leaves among them make no calls, and stay for that: what lies between two functions with named return addresses, unless it is as long as a part of the program that was
+    /// written in something else.
     fn pin_among_named_frames(&self, pins: &mut Pins) {
+        const LEAVES_MAX: usize = 256;
         let is_named = |unit: &Unit| pins.of(self.clusters, *unit) == Some(PinReason::ReturnAddressNamed);
-        let mut named = self.units.keys().filter(is_named);
-        let Some(first) = named.next() else { return };
-        let last = named.next_back().unwrap_or(first);
-        let count = 1 + named.count() + usize::from(last != first);
-        let among = first.index()..=last.index();
-        if 2 * count <= among.clone().count() {
-            return;
-        }
-        for unit in among.map(Unit::new) {
+        let named: Vec<Unit> = self.units.keys().filter(is_named).collect();
+        let gaps = named.windows(2).map(|pair| pair[0].index() + 1..pair[1].index());
+        for unit in gaps.filter(|gap| gap.len() <= LEAVES_MAX).flatten().map(Unit::new) {
             pins.pin(self.clusters, unit, PinReason::ReturnAddressNamed);
         }
     }
