@@ -173,7 +173,11 @@ pub(super) fn function(name: &str, body: &str) -> String {
 pub(super) fn link(text: &str, kind: &str) -> Option<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let (source, program) = (folder.path().join("a.s"), folder.path().join("a"));
-    std::fs::write(&source, text).unwrap();
+    // As compilers do it, and as outputs have to keep it.
+    let aligned = text
+        .lines()
+        .map(|line| if line.contains(", @function") { format!("    .p2align 2\n{line}\n") } else { format!("{line}\n") });
+    std::fs::write(&source, aligned.collect::<String>()).unwrap();
     let command = Command::new("gcc")
         .arg("-nostdlib")
         .args(kind.split(' '))
