@@ -274,6 +274,7 @@ behaviors! {
     early_saves,
     equal_functions,
     fork_ten,
+    frame_table,
     free_order,
     function_tables,
     ifunc,
