@@ -11,7 +11,8 @@
 //! A root's proof stands for itself: it follows all that flows from the root, through code of other functions too. What a walk that was given up has
 //! recorded proves nothing, so walks that come into such code later are proven too ([`crate::walk`]).
 //!
-//! Registers that differ at a return do no harm if nobody reads them there ([`liveness`]).
+//! Registers that differ at a return do no harm if nobody reads them there ([`liveness`]). Where a function is left by a jump, the return is one to the callers of the function that the proof began in: what was
+//! proven by that holds for proofs that begin there alone.
 //!
 //! **What is taken for granted** besides what [`machine`] says of private slots: a call keeps `rbx`, `rbp`, `rsp`, `r12` to `r15`, and reads no flags; nobody reads what calls left below the
 //! stack pointer.
@@ -102,12 +103,20 @@ pub(crate) struct Prover {
     /// By what is called, in the input or the output, the registers that it may write.
     written: FxHashMap<(bool, u64), u16>,
     /// What was proven, by pair.
-    proven: FxHashMap<Key, Vec<(Privacy, Facts)>>,
+    proven: FxHashMap<Key, Vec<Proven>>,
     /// By group of functions, whether an address of the frame is made.
     escapes: FxHashMap<u32, bool>,
     liveness: Liveness,
     /// Starts and ends of the frame descriptions of each group of functions.
     groups: FxHashMap<u32, Vec<(u64, u64)>>,
+}
+
+/// With what a pair was proven.
+struct Proven {
+    privacy: Privacy,
+    facts: Facts,
+    /// By that nobody reads certain registers where this frame description of the input returns to.
+    returns_from: Option<u32>,
 }
 
 /// What is to be proven.
@@ -252,7 +261,15 @@ impl Prover {
             return Err(Failure::escape(root.output));
         }
         let saves = Privacy::Saves(saves_around(walk, root));
-        let mut visits = Visits { root, is_whole, all: [privacy, &saves], visited: FxHashMap::default(), work: Vec::new() };
+        let mut visits = Visits {
+            root,
+            is_whole,
+            returns_from: walk.input.unwind.fde_at(root.input),
+            needs_return: false,
+            all: [privacy, &saves],
+            visited: FxHashMap::default(),
+            work: Vec::new(),
+        };
         visits.begin(start);
         let mut segments = 0;
         while let Some((node, facts)) = visits.next() {
@@ -301,7 +318,10 @@ impl Prover {
     /// Facts flow to a pair.
     fn arrive(&self, walk: &Walk<'_, '_>, visits: &mut Visits<'_>, node: Node, facts: &Facts) -> Result<(), Failure> {
         let privacy = visits.privacy(node);
-        if !visits.is_whole && self.is_proven(node.0, privacy, facts) {
+        if !visits.is_whole
+            && let Some(proven) = self.proven_with(node.0, privacy, facts, visits.returns_from)
+        {
+            visits.needs_return |= proven.returns_from.is_some();
             return Ok(());
         }
         let has_any = privacy.has_any();
@@ -331,10 +351,11 @@ impl Prover {
         Ok(())
     }
 
-    /// Whether as little was known where the pair was proven.
-    fn is_proven(&self, key: Key, privacy: &Privacy, facts: &Facts) -> bool {
-        let is_enough = |(with, known): &(Privacy, Facts)| with == privacy && known.meet(facts).is_none();
-        self.proven.get(&key).is_some_and(|all| all.iter().any(is_enough))
+    /// A proof of the pair with which as little was known, and which holds where the frame description returns to.
+    fn proven_with(&self, key: Key, privacy: &Privacy, facts: &Facts, returns_from: Option<u32>) -> Option<&Proven> {
+        let holds_here = |proven: &Proven| proven.returns_from.is_none() || proven.returns_from == returns_from;
+        let is_enough = |proven: &&Proven| holds_here(proven) && proven.privacy == *privacy && proven.facts.meet(facts).is_none();
+        self.proven.get(&key)?.iter().find(is_enough)
     }
 
     /// Puts together what is reached with the final facts.
@@ -349,6 +370,7 @@ impl Prover {
             let Some(Visited { facts, outcome: Some(outcome) }) = visits.visited.remove(&node) else { continue };
             match outcome {
                 Ok(segment) => {
+                    visits.needs_return |= segment.needs_return;
                     let is_let_out = node.1 || segment.is_let_out;
                     let next = segment.successors.iter().map(|&(next, _)| (next, is_let_out));
                     work.extend(next.filter(|&next| reached.insert(next)));
@@ -367,7 +389,8 @@ impl Prover {
         }
         // Where all calls are looked for, what was proven before is looked at again; it may hold under more than it is told later.
         for (node, facts) in proven.into_iter().filter(|_| !visits.is_whole) {
-            self.proven.entry(node.0).or_default().push((visits.privacy(node).clone(), facts));
+            let returns_from = visits.returns_from.filter(|_| visits.needs_return);
+            self.proven.entry(node.0).or_default().push(Proven { privacy: visits.privacy(node).clone(), facts, returns_from });
         }
         Ok(proof)
     }
@@ -381,6 +404,10 @@ struct Visits<'p> {
     root: Key,
     /// Of a task, whether all calls are looked for.
     is_whole: bool,
+    /// The frame description at the root.
+    returns_from: Option<u32>,
+    /// Something holds only because nobody reads certain registers where that returns to.
+    needs_return: bool,
     /// What is private before an address of the frame goes elsewhere, and then.
     all: [&'p Privacy; 2],
     visited: FxHashMap<Node, Visited>,

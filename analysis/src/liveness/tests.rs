@@ -69,6 +69,25 @@ fn what_one_caller_needs_is_not_live_before_the_calls_of_others() {
 }
 
 #[test]
+fn a_tail_call_returns_to_the_callers_of_who_makes_it_and_not_to_those_of_its_target() {
+    // The first caller calls what jumps to the shared function, the second calls that itself and reads `r8` behind it.
+    let end = |i| (asm(i, |a| a.jmp(at(i))), jump(i), vec![i]);
+    let build = |behind: Vec<u8>| {
+        let mut code = Code::default();
+        code.func(vec![(asm(0, |a| a.call(at(6))), next(1), vec![1]), (behind, next(2), vec![2]), end(2)]);
+        let second = asm(4, |a| a.add(rax, r8));
+        code.func(vec![(asm(3, |a| a.call(at(7))), next(4), vec![4]), (second, next(5), vec![5]), end(5)]);
+        code.func(vec![(asm(6, |a| a.jmp(at(7))), jump(7), vec![7])]);
+        code.func(vec![(asm(7, |a| a.ret()), RETURN, vec![])]);
+        code
+    };
+    let mut quiet = build(asm(1, |a| a.nop()));
+    assert_eq!(needs(&mut quiet, R8), [false, false, false, true, true, false, false, true]);
+    let mut reads = build(asm(1, |a| a.add(rax, r8)));
+    assert_eq!(needs(&mut reads, R8), [true, true, false, true, true, false, true, true]);
+}
+
+#[test]
 fn of_a_function_whose_address_is_taken_callers_need_what_the_convention_says() {
     let mut code = called(asm(1, |a| a.nop()), vec![(asm(3, |a| a.ret()), RETURN, vec![])]);
     assert!(!needs(&mut code, RBX)[3]);

@@ -29,8 +29,10 @@ pub(super) enum Value {
     /// The low bits of a class, the rest zeros or copies of the sign.
     Low(u32, u16),
     SignedLow(u32, u16),
-    /// Of a vector register: the low 64 bits are the first class, the next are zeros, those above 128 are the second's.
+    /// Of a vector register: the low 64 bits are the first class, extended by zeros if it is shorter, the next are zeros, those above 128 are the second's.
     Quad(u32, u32),
+    /// The same with the low bits of the first class, extended by zeros.
+    QuadLow(u32, u16, u32),
     /// The same where the first class is all of the low 128 bits.
     Lower(u32, u32),
     /// The low bits of a class, copies of the sign up to 32 bits, then zeros: what `movsx` puts into the lower half of a register.
@@ -148,12 +150,13 @@ impl Facts {
                 | Value::Low(class, _)
                 | Value::SignedLow(class, _)
                 | Value::Quad(class, _)
+                | Value::QuadLow(class, ..)
                 | Value::Lower(class, _)
                 | Value::SignedHalf(class, _) = value
                 {
                     number(class);
                 }
-                if let Value::Quad(_, whole) | Value::Lower(_, whole) = value {
+                if let Value::Quad(_, whole) | Value::QuadLow(.., whole) | Value::Lower(_, whole) = value {
                     number(whole);
                 }
             }
@@ -171,9 +174,12 @@ impl Facts {
                 Value::Frame(offset) => pool.frame(offset),
                 Value::Unlisted(at) => pool.make(Node::Slot(at, (width / 8) as u8), width),
                 Value::Class(class) => pool.make(Node::Class(class), self.widths[class as usize]),
-                Value::Quad(low, whole) | Value::Lower(low, whole) => {
+                Value::Quad(low, whole) | Value::QuadLow(low, _, whole) | Value::Lower(low, whole) => {
                     let whole = pool.make(Node::Class(whole), width);
-                    let low = pool.make(Node::Class(low), self.widths[low as usize]);
+                    let mut low = pool.make(Node::Class(low), self.widths[low as usize]);
+                    if let Value::QuadLow(_, bits, _) = value {
+                        low = pool.trunc(low, bits);
+                    }
                     let low = pool.zext(low, 128);
                     pool.insert(whole, low, 0)
                 }
@@ -258,8 +264,20 @@ impl Facts {
             let mut value = |pool: &Pool, id: Id| match pool.node(id) {
                 _ if lowers.contains_key(&id) => {
                     let (low, above, is_quad) = lowers[&id];
-                    let (low, above) = (class(pool, low), class(pool, above));
-                    if is_quad { Value::Quad(low, above) } else { Value::Lower(low, above) }
+                    // What a general register with the same value is, so that both stay the same.
+                    let (inner, bits) = match *pool.node(low) {
+                        Node::Zext(inner) if is_quad => match *pool.node(inner) {
+                            Node::Trunc(whole) => (whole, Some(pool.width(inner))),
+                            _ => (inner, None),
+                        },
+                        _ => (low, None),
+                    };
+                    let (inner, above) = (class(pool, inner), class(pool, above));
+                    match (is_quad, bits) {
+                        (true, Some(bits)) => Value::QuadLow(inner, bits, above),
+                        (true, None) => Value::Quad(inner, above),
+                        (false, _) => Value::Lower(inner, above),
+                    }
                 }
                 Node::Const(value) => Value::Const(*value),
                 _ if pool.as_frame(id).is_some() => Value::Frame(pool.as_frame(id).unwrap_or(0)),
@@ -370,7 +388,7 @@ impl Facts {
 fn lower(pool: &mut Pool, id: Id) -> Option<(Id, (Id, Id, bool))> {
     let (above, value) = replaced(pool, id)?;
     let low = pool.trunc(value, 64);
-    let is_quad = pool.zext(low, 128) == value && matches!(pool.node(low), Node::Class(_));
+    let is_quad = pool.zext(low, 128) == value;
     let low = if is_quad { low } else { value };
     matches!(pool.node(above), Node::Class(_)).then_some((id, (low, above, is_quad)))
 }
@@ -443,10 +461,28 @@ impl Meeting<'_> {
             (widths[0] == widths[1]).then(|| meeting.class(Value::Class(x), Value::Class(y), widths[0]))
         };
         let above = |value: Value| match value {
-            Value::Class(above) | Value::Quad(_, above) | Value::Lower(_, above) => Some(Value::Class(above)),
+            Value::Class(above) | Value::Quad(_, above) | Value::QuadLow(.., above) | Value::Lower(_, above) => {
+                Some(Value::Class(above))
+            }
             _ => None,
         };
-        let is_lower = |value: Value| matches!(value, Value::Quad(..) | Value::Lower(..));
+        let is_lower = |value: Value| matches!(value, Value::Quad(..) | Value::QuadLow(..) | Value::Lower(..));
+        // The low 64 bits, as a general register has them.
+        let quad_of = |value: Value, facts: &Facts| match value {
+            Value::Quad(low, above) if facts.widths[low as usize] == 64 => Some((Value::Class(low), above)),
+            Value::Quad(low, above) => Some((Value::Zext(low), above)),
+            Value::QuadLow(low, bits, above) => Some((Value::Low(low, bits), above)),
+            _ => None,
+        };
+        if let (Some((x, a)), Some((y, b))) = (quad_of(first, self.facts[0]), quad_of(second, self.facts[1])) {
+            let (low, above) = (self.value(x, y, 64), self.class(Value::Class(a), Value::Class(b), width));
+            return match low {
+                Value::Low(low, bits) => Value::QuadLow(low, bits, above),
+                Value::Class(low) | Value::Zext(low) => Value::Quad(low, above),
+                // These three meet in one of them.
+                _ => Value::Class(self.class(first, second, width)),
+            };
+        }
         let met = match (first, second) {
             (Value::Const(_) | Value::Image(_) | Value::Frame(_), _) if first == second => Some(first),
             (Value::Zext(x), Value::Zext(y)) => of_class(self, x, y).map(Value::Zext),
@@ -455,9 +491,6 @@ impl Meeting<'_> {
             (Value::Low(x, a), Value::Low(y, b)) if a == b => of_class(self, x, y).map(|class| Value::Low(class, a)),
             (Value::SignedLow(x, a), Value::SignedLow(y, b)) if a == b => {
                 of_class(self, x, y).map(|class| Value::SignedLow(class, a))
-            }
-            (Value::Quad(x, a), Value::Quad(y, b)) => {
-                of_class(self, x, y).and_then(|low| Some(Value::Quad(low, of_class(self, a, b)?)))
             }
             _ if is_lower(first) || is_lower(second) => match (above(first), above(second)) {
                 (Some(x), Some(y)) => Some(Value::Lower(self.class(first, second, 128), self.class(x, y, width))),
@@ -479,3 +512,6 @@ impl Meeting<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@
 //!
 //! * A call of code of this file is followed into it, and behind the call where some way through it passes the register on.
 //! * A call of what the compiler could not see (through a stub, a slot, a register) reads what the psABI passes arguments in and writes all other registers that calls do not keep. But
-//!   what may be a call of a descriptor of thread-local storage keeps them all; and of a file with the profiling calls, which do so too, nothing is claimed.
+//!   what may be a call of a descriptor of thread-local storage keeps them all, and may be any other call too; and of a file with the profiling calls, which keep all as well, nothing is claimed.
 //! * At a return, the code behind all calls of the function in this file is followed, and of those that end in a jump to it; of callers elsewhere, the psABI says that they
 //!   read `rax` and `rdx` alone. These two count as read there, unless nothing names the function but direct calls and jumps.
 //! * An indirect jump through a jump table leads where that says ([`jumps`]). Any other leads to all that the jump tables of its function name and to all of the function that data point to, and may be a tail call; it
@@ -14,16 +14,15 @@
 //!
 //! What is one function here is said in [`bodies`].
 //!
-//! Code is visited by *context*: in a function that was entered by a call on the way, a return leads behind that call alone; else behind all calls of the function.
-//!
-//! **Terminates**: each address is visited once a question and context.
+//! The search itself, which looks for several registers at once, is that of [`search`].
 
 mod bodies;
 mod jumps;
+mod search;
 
 use std::rc::Rc;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use super::Prover;
 use super::class::{Class, effect_of, is_exclusive_or, is_vector_move};
@@ -32,6 +31,7 @@ use crate::decode::{Inst, Kind, Shape};
 use crate::walk::Walk;
 use bodies::Bodies;
 use jumps::Ways;
+use search::{Free, Place, Registers, Search};
 
 /// Registers that calls keep, and those that return values or pass arguments.
 pub(super) const KEPT: u16 = 1 << 3 | 1 << 4 | 1 << 5 | 0xf000;
@@ -64,36 +64,9 @@ pub(super) const VECTORS: u8 = 16;
 pub(super) const LOWS: u8 = 32;
 /// Vector registers that bring no arguments and return nothing (psABI, figure 3.4), as places among registers: `xmm8` to `xmm15`.
 pub(super) const FREE_VECTORS: std::ops::Range<u8> = VECTORS + 8..VECTORS + 16;
-/// Instructions that one question looks at.
-const STEPS_MAX: usize = 2_000_000;
-
 /// Whether a set of general registers has one; it has no vector registers.
 pub(super) fn has(set: u16, register: u8) -> bool {
     register < VECTORS && set >> register & 1 == 1
-}
-
-/// Whose return is next.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
-enum Context {
-    /// That of a body, to anyone that calls it.
-    Open(u32),
-    /// That of a function that was called on the way, by its entry.
-    Called(u64),
-}
-
-/// Where a register is asked for.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
-struct Place {
-    context: Context,
-    at: u64,
-    /// Whether the low byte has been written: it may be read then.
-    has_low: bool,
-}
-
-impl Place {
-    fn new(context: Context, at: u64) -> Self {
-        Self { context, at, has_low: false }
-    }
 }
 
 /// What was found out so far; it is about the input alone.
@@ -101,27 +74,33 @@ impl Place {
 pub(crate) struct Liveness {
     /// By what is called and a register that calls keep, whether nobody reads that.
     pub(super) kept: FxHashMap<(u64, u8), bool>,
-    /// By call and register, whether nobody reads that from behind the call on.
-    behind: FxHashMap<(u64, u8), bool>,
+    /// By call, what is read from behind it on.
+    behind: FxHashMap<u64, Answer>,
     bodies: Option<Rc<Bodies>>,
     /// By body, where its indirect jumps lead.
     ways: FxHashMap<u32, Rc<Ways>>,
-    /// By body and register, whether nobody reads it after a return.
-    answers: FxHashMap<(u32, u8), bool>,
+    /// By body, what is read after a return.
+    answers: FxHashMap<u32, Answer>,
     /// The same from a call or an indirect jump on, by its address.
-    called: FxHashMap<(u64, u8), bool>,
-    /// By register, what is known of code from which on nobody reads it.
-    free: FxHashMap<u8, Free>,
+    called: FxHashMap<u64, Answer>,
+    /// What is known of code from which on nobody reads a register.
+    free: Free,
     /// Whether functions may begin with calls that keep all registers.
     is_profiled: Option<bool>,
 }
 
-/// Code from which on nobody reads a register.
-#[derive(Default)]
-struct Free {
-    places: FxHashSet<Place>,
-    /// Entries of functions that pass it on.
-    passing: FxHashSet<u64>,
+/// Registers that were asked for, and those of them that somebody may read.
+#[derive(Copy, Clone, Default)]
+struct Answer {
+    asked: Registers,
+    read: Registers,
+}
+
+impl Answer {
+    /// Whether nobody reads a register, if that was asked.
+    fn is_dead(self, register: u8) -> Option<bool> {
+        self.asked.has(register).then(|| !self.read.has(register))
+    }
 }
 
 /// What an instruction does with a register.
@@ -134,32 +113,20 @@ pub(super) enum Use {
     Passes,
 }
 
-/// Where a question leads.
-#[derive(Default)]
-struct Question {
-    seen: FxHashSet<Place>,
-    work: Vec<Place>,
-    /// Entries of functions that pass the register on.
-    passing: FxHashSet<u64>,
-    /// What is behind calls of functions of which that is not known yet, by their entries.
-    waiting: FxHashMap<u64, Vec<Place>>,
-    /// Bodies whose returns were followed.
-    returned: FxHashSet<u32>,
-}
-
 impl Prover {
     /// Whether nobody reads a register after a return from the function around an address of the input.
     pub(super) fn is_dead_at_return(&mut self, walk: &Walk<'_, '_>, address: u64, register: u8) -> bool {
         let bodies = self.bodies(walk);
         let is_scratch = !has(KEPT, register);
         let Some(body) = bodies.at(walk, address).filter(|_| is_scratch) else { return false };
-        if let Some(&known) = self.liveness.answers.get(&(body, register)) {
+        if let Some(known) = self.liveness.answers.get(&body).and_then(|answer| answer.is_dead(register)) {
             return known;
         }
-        let mut question = Question::default();
-        let is_dead = question.leave(walk, &bodies, body, register) && self.is_read_nowhere(walk, register, question);
-        self.liveness.answers.insert((body, register), is_dead);
-        is_dead
+        let asked = asked_with(register);
+        let mut search = Search::default();
+        search.leave(walk, &bodies, body, asked);
+        let read = self.read_from(walk, asked, search);
+        self.liveness.answers.entry(body).or_default().add(asked, read, register)
     }
 
     /// Whether nobody reads a register from a call of the input on.
@@ -170,29 +137,30 @@ impl Prover {
         let Some(target) = self.own_callee(walk, place, inst) else {
             return self.is_free_for_others(walk, place, inst, register);
         };
-        if let Some(&known) = self.liveness.called.get(&(place, register)) {
+        if let Some(known) = self.liveness.called.get(&place).and_then(|answer| answer.is_dead(register)) {
             return known;
         }
         let Some(body) = self.bodies(walk).at(walk, place) else { return false };
-        let after = Place::new(Context::Open(body), place + u64::from(inst.len));
-        let mut question = Question::default();
-        question.call(target, (!walk.call_never_returns(place, inst)).then_some(after), &Free::default());
-        let is_dead = self.is_read_nowhere(walk, register, question);
-        self.liveness.called.insert((place, register), is_dead);
-        is_dead
+        let after = Place::open(body, place + u64::from(inst.len));
+        let asked = asked_with(register);
+        let mut search = Search::default();
+        search.call(walk, target, (!walk.call_never_returns(place, inst)).then_some(after), asked, &Free::default());
+        let read = self.read_from(walk, asked, search);
+        self.liveness.called.entry(place).or_default().add(asked, read, register)
     }
 
     /// Whether nobody reads a register from behind a call of the input on.
     pub(crate) fn is_dead_behind_call(&mut self, walk: &Walk<'_, '_>, place: u64, register: u8) -> bool {
-        if let Some(&known) = self.liveness.behind.get(&(place, register)) {
+        if let Some(known) = self.liveness.behind.get(&place).and_then(|answer| answer.is_dead(register)) {
             return known;
         }
         let (Some(inst), Some(body)) = (walk.input.inst(place), self.bodies(walk).at(walk, place)) else { return false };
-        let after = Place::new(Context::Open(body), place + u64::from(inst.len));
-        let is_dead = walk.call_never_returns(place, inst)
-            || self.is_read_nowhere(walk, register, Question { work: vec![after], ..Question::default() });
-        self.liveness.behind.insert((place, register), is_dead);
-        is_dead
+        if walk.call_never_returns(place, inst) {
+            return true;
+        }
+        let asked = asked_with(register);
+        let read = self.read_from(walk, asked, Search::from(Place::open(body, place + u64::from(inst.len)), asked));
+        self.liveness.behind.entry(place).or_default().add(asked, read, register)
     }
 
     /// Whether nobody reads a register from an indirect jump of the input on.
@@ -200,105 +168,17 @@ impl Prover {
         if has(KEPT | RETURNED, register) {
             return false;
         }
-        if let Some(&known) = self.liveness.called.get(&(place, register)) {
+        if let Some(known) = self.liveness.called.get(&place).and_then(|answer| answer.is_dead(register)) {
             return known;
         }
         let Some(body) = self.bodies(walk).at(walk, place) else { return false };
-        let question = Question { work: vec![Place::new(Context::Open(body), place)], ..Question::default() };
-        let is_dead = self.is_read_nowhere(walk, register, question);
-        self.liveness.called.insert((place, register), is_dead);
-        is_dead
+        let asked = asked_with(register);
+        let read = self.read_from(walk, asked, Search::from(Place::open(body, place), asked));
+        self.liveness.called.entry(place).or_default().add(asked, read, register)
     }
 
     fn bodies(&mut self, walk: &Walk<'_, '_>) -> Rc<Bodies> {
         self.liveness.bodies.get_or_insert_with(|| Rc::new(Bodies::find(walk))).clone()
-    }
-
-    fn is_read_nowhere(&mut self, walk: &Walk<'_, '_>, register: u8, mut question: Question) -> bool {
-        if *self.liveness.is_profiled.get_or_insert_with(|| is_profiled(walk)) {
-            return false;
-        }
-        let mut free = self.liveness.free.remove(&register).unwrap_or_default();
-        let mut is_read = false;
-        while let Some(place) = question.work.pop() {
-            if !self.follow_use(walk, place, register, &free, &mut question) {
-                is_read = true;
-                break;
-            }
-        }
-        if !is_read {
-            free.places.extend(question.seen);
-            free.passing.extend(question.passing);
-        }
-        self.liveness.free.insert(register, free);
-        !is_read
-    }
-
-    /// Follows code as long as it passes a register on; `false` if it reads it.
-    fn follow_use(&mut self, walk: &Walk<'_, '_>, from: Place, register: u8, free: &Free, question: &mut Question) -> bool {
-        let Place { context, mut at, mut has_low } = from;
-        while !free.places.contains(&Place { context, at, has_low }) && question.seen.insert(Place { context, at, has_low }) {
-            let Some(inst) = walk.input.inst(at).filter(|_| question.seen.len() < STEPS_MAX) else { return false };
-            let after = at + u64::from(inst.len);
-            match inst.kind {
-                Kind::Nop | Kind::EndBranch => at = after,
-                Kind::Jump => {
-                    let target = walk.input.target(at, inst);
-                    if walk.input.slot_of_stub(target).is_some() {
-                        return !has(ARGUMENTS, register);
-                    }
-                    at = target;
-                }
-                Kind::Loop if register == COUNTER => return false,
-                Kind::Branch | Kind::Loop => {
-                    question.work.push(Place { context, at: walk.input.target(at, inst), has_low });
-                    at = after;
-                }
-                Kind::IndirectJump if walk.input.slot_of_stub(at).is_some() => return !has(ARGUMENTS, register),
-                Kind::IndirectJump => {
-                    let Some(targets) = self.targets_of(walk, at) else { return false };
-                    question.work.extend(targets.places.into_iter().map(|at| Place { context, at, has_low }));
-                    return match targets.is_table {
-                        true => !self.is_named(walk, at, inst, register),
-                        false => self.is_free_for_others(walk, at, inst, register),
-                    };
-                }
-                Kind::Stop | Kind::Trap => return true,
-                Kind::Return => match context {
-                    Context::Open(body) => {
-                        let bodies = self.bodies(walk);
-                        return question.leave(walk, &bodies, body, register);
-                    }
-                    Context::Called(entry) => {
-                        if question.passing.insert(entry) {
-                            question.work.extend(question.waiting.remove(&entry).into_iter().flatten());
-                        }
-                        return true;
-                    }
-                },
-                Kind::IndirectCall if self.may_keep_all(walk, at, inst) => at = after,
-                Kind::Call | Kind::IndirectCall => {
-                    let Some(target) = self.own_callee(walk, at, inst) else {
-                        return self.is_free_for_others(walk, at, inst, register);
-                    };
-                    let behind = (!walk.call_never_returns(at, inst)).then_some(Place::new(context, after));
-                    question.call(target, behind, free);
-                    return true;
-                }
-                Kind::Plain | Kind::Lea if !may_name(walk.input.code.bytes(at, inst), register) => at = after,
-                Kind::Plain | Kind::Lea => {
-                    let Some(decoded) = self.decode(true, walk.input, at, inst) else { return false };
-                    match use_of(&decoded, register, has_low) {
-                        Use::Reads => return false,
-                        Use::Writes => return true,
-                        Use::WritesLow => has_low = true,
-                        Use::Passes => {}
-                    }
-                    at = after;
-                }
-            }
-        }
-        true
     }
 
     /// The code of this file that a call enters; its return is followed to all of its callers.
@@ -326,38 +206,20 @@ impl Prover {
     }
 }
 
-impl Question {
-    /// Goes into a function, and behind the call of it where it passes the register on.
-    fn call(&mut self, target: u64, behind: Option<Place>, free: &Free) {
-        let is_known = free.places.contains(&Place::new(Context::Called(target), target));
-        let passes = self.passing.contains(&target) || is_known && free.passing.contains(&target);
-        match behind {
-            Some(place) if passes => self.work.push(place),
-            Some(place) if !is_known => self.waiting.entry(target).or_default().push(place),
-            _ => {}
-        }
-        self.work.push(Place::new(Context::Called(target), target));
+impl Answer {
+    /// Adds an answer to a question, and tells it of one register.
+    fn add(&mut self, asked: Registers, read: Registers, register: u8) -> bool {
+        *self = Self { asked: self.asked.union(asked), read: self.read.union(read) };
+        !self.read.has(register)
     }
+}
 
-    /// Goes on behind all calls that a return from a body may return to; `false` if they are not known, or may read the register by the psABI.
-    fn leave(&mut self, walk: &Walk<'_, '_>, bodies: &Bodies, body: u32, register: u8) -> bool {
-        let is_returned = has(RETURNED, register);
-        let mut open = vec![body];
-        while let Some(number) = open.pop() {
-            if !self.returned.insert(number) {
-                continue;
-            }
-            let Some(body) = bodies.body(number).filter(|body| !body.is_unclear) else { return false };
-            if is_returned && body.is_named {
-                return false;
-            }
-            for &at in &body.behind_calls {
-                let Some(caller) = bodies.at(walk, at) else { return false };
-                self.work.push(Place::new(Context::Open(caller), at));
-            }
-            open.extend(&body.entered_from);
-        }
-        true
+/// What is asked for at once with a register. Where one of [`FREE_VECTORS`] matters others do too, and nearly all of one search is that of another.
+fn asked_with(register: u8) -> Registers {
+    let lows = FREE_VECTORS.start + (LOWS - VECTORS)..FREE_VECTORS.end + (LOWS - VECTORS);
+    match [FREE_VECTORS, lows].into_iter().find(|all| all.contains(&register)) {
+        Some(all) => all.map(Registers::of).fold(Registers::default(), Registers::union),
+        None => Registers::of(register),
     }
 }
 
@@ -369,11 +231,12 @@ fn is_profiled(walk: &Walk<'_, '_>) -> bool {
 
 /// Whether an instruction may name one of `r8` to `r15` at all, by its encoding, or a vector register; always, for others. Nothing but `syscall` uses `r8` to `r15` without naming them, and no opcode of
 /// one byte uses a vector register.
-fn may_name(bytes: &[u8], register: u8) -> bool {
+fn may_name(bytes: &[u8], shape: Shape, register: u8) -> bool {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
-    let shape = Shape::of(bytes);
     if register >= VECTORS {
-        return shape.vector || shape.map != 0;
+        let number = (register - VECTORS) & 15;
+        let names = || shape.registers(bytes).is_none_or(|named| named.contains(&Some(number)));
+        return shape.vector || shape.map != 0 && (!names_in_modrm(bytes, shape) || names());
     }
     if register < 8 || shape.vector || bytes.ends_with(&SYSCALL) {
         return true;
@@ -382,6 +245,18 @@ fn may_name(bytes: &[u8], register: u8) -> bool {
         Some(named) => named.contains(&Some(register)),
         None => bytes.get(shape.opcode).is_none_or(|opcode| opcode & 7 == register & 7),
     }
+}
+
+/// Whether an opcode of the map `0f` names all vector registers that it uses in ModRM. The others save state, change privilege, or are rare (SDM, volume 2, table A-3).
+fn names_in_modrm(bytes: &[u8], shape: Shape) -> bool {
+    let is_known = |opcode: u8| {
+        matches!(
+            opcode,
+            0x10..=0x17 | 0x28..=0x2f | 0x40..=0x76 | 0x7c..=0x7f | 0x90..=0x9f | 0xa3..=0xa5 | 0xab..=0xad | 0xaf..=0xb7
+                | 0xba..=0xc6 | 0xd0..=0xfe
+        )
+    };
+    shape.map == 1 && !shape.vector && bytes.get(shape.opcode).copied().is_some_and(is_known)
 }
 
 /// What an instruction does with a register. A write counts only where all of it is known to be written.

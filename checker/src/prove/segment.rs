@@ -109,6 +109,8 @@ pub(super) struct Segment {
     pub(super) call: Option<Called>,
     /// Registers that are others than in the input where it returns.
     pub(super) leaves: u16,
+    /// Some are where it returns, and nobody reads them there.
+    pub(super) needs_return: bool,
     /// It ends right before an address of the frame goes elsewhere: of what comes then, nothing but saves is private.
     pub(super) is_let_out: bool,
     pub(super) stats: Stats,

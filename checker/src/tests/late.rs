@@ -147,3 +147,35 @@ fn what_nothing_leads_to_may_lead_into_what_was_proven() {
     let wrong = right.replace("je 2b\n    lea 3", "je 2b\n    lea 4");
     assert!(!report_of((&early, OTHER), (&wrong, OTHER)).unwrap().is_ok());
 }
+
+#[test]
+fn behind_a_late_frame_a_call_may_be_the_beginning_of_the_callee_and_a_call_of_the_rest() {
+    let rest = "    mov %rdi, %rbx\n    cmp %edi, %edi\n    call other\n    add %rbx, %rax\n";
+    let (early, late) = early_and_late("", "", rest);
+    // Through what the callee jumps through, and of what stands in it behind a few instructions.
+    let through = ("    mov 8(%rdi), %rax\n    jmp *24(%rax)", "    mov 8(%rdi), %rax\n    call *24(%rax)");
+    let other = "    mov shared(%rip), %rdx\n3:\n    lea (%rdi,%rdx), %rax\n4:\n    lea 1(%rax), %rax\n    ret";
+    let direct = (other, "    mov shared(%rip), %rdx\n    call 3f");
+    let begun = |text: &str| late.replacen("    call other", text, 1);
+    for (other, text) in [through, direct] {
+        let Some(report) = report_of((&early, other), (&begun(text), other)) else { return };
+        assert!(report.is_ok(), "{text}: {}", report.summary(10));
+    }
+    let wrong = [
+        (through, "mov 8(%rdi)", "mov 16(%rdi)"),
+        (through, "*24(%rax)", "*32(%rax)"),
+        (through, "*24(%rax)", "*24(%rdi)"),
+        (through, "    call", "    mov %rax, shared(%rip)\n    call"),
+        (through, "mov 8(%rdi), %rax\n", "mov 8(%rdi), %rax\n    add $1, %rdi\n"),
+        (direct, "shared(", "shared+8("),
+        (direct, "call 3f", "call 4f"),
+        (direct, "    call", "    mov shared(%rip), %rax\n    call"),
+        (direct, "call 3f", "add $1, %rdi\n    call 3f"),
+        (direct, "call 3f", "call work"),
+    ];
+    for ((other, text), from, to) in wrong {
+        assert!(text.contains(from));
+        let report = report_of((&early, other), (&begun(&text.replacen(from, to, 1)), other)).unwrap();
+        assert!(!report.is_ok(), "{from} became {to}");
+    }
+}

@@ -183,9 +183,13 @@ fn is_right(behind: Behind) -> bool {
 }
 
 fn is_right_as(late: &str, behind: Behind) -> bool {
+    is_right_in(PROGRAM, late, behind)
+}
+
+fn is_right_in(program: &str, late: &str, behind: Behind) -> bool {
     let table = if behind.start.contains("7:") { "" } else { "    jmp 9f\n7:\n8:\n    nop\n9:\n" };
     let other = if behind.start.contains("13:") { "" } else { "    jmp 19f\n13:\n14:\n    nop\n19:\n" };
-    let text = PROGRAM.replace("@BEHIND@", &format!("{table}{other}{}", behind.start));
+    let text = program.replace("@BEHIND@", &format!("{table}{other}{}", behind.start));
     let text = text.replace("@MID@", behind.mid).replace("@CALLER@", behind.caller);
     let build = |work: &str| link(&text.replace("@WORK@", work), "-pie").unwrap();
     assert!(check(&build(EARLY), &build(EARLY)).unwrap().is_ok());
@@ -230,6 +234,20 @@ fn a_call_on_the_way_returns_to_where_it_was_made() {
 }
 
 #[test]
+fn what_holds_for_the_callers_of_a_tail_call_does_not_hold_for_others() {
+    if !can_link() {
+        return;
+    }
+    // Nobody reads `rsi` behind `tail`, which ends in a jump to `work`; behind calls of `work` somebody does.
+    let lost = ASIDE.replace("lea 3(%rsi), %rax\n    movq %xmm15, %rsi", "lea 3(%rsi), %rax");
+    for set in ["mov pointers(%rip), %rsi", "add $1, %edi", "nop"] {
+        let program = PROGRAM.replace("    add $1, %edi\n    jmp work", &format!("    {set}\n    jmp work"));
+        assert!(!is_right_in(&program, &lost, QUIET), "{set}");
+        assert!(is_right_in(&program, &lost, Behind { start: "    mov %eax, %edi\n    mov $4, %esi", ..QUIET }), "{set}");
+    }
+}
+
+#[test]
 fn a_tail_call_returns_to_the_callers_of_both() {
     if !can_link() {
         return;
@@ -255,6 +273,70 @@ fn a_descriptor_of_thread_local_storage_keeps_all_registers() {
     }
     assert!(is_right(Behind { start: "    lea pointers(%rip), %rax\n    call *8(%rax)\n    mov %r11d, %edi", ..QUIET }));
     assert!(!is_right(Behind { start: "    lea pointers(%rip), %rax\n    call *(%rax)\n    mov %r11d, %edi", ..QUIET }));
+}
+
+#[test]
+fn what_may_be_a_call_of_a_descriptor_may_be_any_other_and_reads_arguments() {
+    if !can_link() {
+        return;
+    }
+    let lost = ASIDE.replace("lea 3(%rsi), %rax\n    movq %xmm15, %rsi", "lea 3(%rsi), %rax");
+    let start = |start: &'static str| is_right_as(&lost, Behind { start, ..QUIET });
+    assert!(start("    mov $4, %esi\n    lea pointers(%rip), %rax\n    call *(%rax)\n    mov $4, %esi"));
+    assert!(!start("    lea pointers(%rip), %rax\n    call *(%rax)\n    mov $4, %esi"));
+    assert!(!start("    lea pointers(%rip), %rax\n    call *8(%rax)\n    mov $4, %esi"));
+}
+
+/// Two registers are put aside, of which one search asks.
+fn is_right_for_two(start: &'static str) -> bool {
+    let two = ASIDE.replacen("movq %rsi, %xmm15", "movq %rdx, %xmm14\n    movq %rsi, %xmm15", 1);
+    is_right_as(&two, Behind { start, ..QUIET })
+}
+
+#[test]
+fn registers_that_are_asked_for_at_once_are_answered_one_by_one() {
+    if !can_link() {
+        return;
+    }
+    assert!(is_right_for_two("    movq %xmm13, %rdi"));
+    assert!(!is_right_for_two("    movq %xmm14, %rdi"));
+    assert!(!is_right_for_two("    movq %xmm15, %rdi"));
+    assert!(!is_right_for_two("    pxor %xmm15, %xmm15\n    movq %xmm14, %rdi"));
+    assert!(is_right_for_two("    pxor %xmm15, %xmm15\n    pxor %xmm14, %xmm14\n    movq %xmm14, %rdi\n    movq %xmm15, %rdi"));
+}
+
+#[test]
+fn a_place_is_looked_at_again_for_a_register_that_comes_there_on_another_way_only() {
+    if !can_link() {
+        return;
+    }
+    const WAYS: &str = "    test %eax, %eax\n    je 1f\n    pxor @FIRST@\n@CALL@    jmp 2f\n1:\n    pxor @SECOND@\n@CALL@2:\n    movq %xmm14, %rdi";
+    let ways = |first: &str, second: &str, call: &str| -> &'static str {
+        let text = WAYS.replace("@FIRST@", first).replace("@SECOND@", second).replace("@CALL@", call);
+        Box::leak(text.into_boxed_str())
+    };
+    let (read, other) = ("%xmm14, %xmm14", "%xmm15, %xmm15");
+    for call in ["", "    call pass\n"] {
+        assert!(is_right_for_two(ways(read, read, call)), "{call}");
+        assert!(!is_right_for_two(ways(read, other, call)), "{call}");
+        assert!(!is_right_for_two(ways(other, read, call)), "{call}");
+    }
+}
+
+#[test]
+fn what_is_put_aside_may_be_an_extension_of_less() {
+    if !can_link() {
+        return;
+    }
+    let tail = |set: &str| PROGRAM.replace("    add $1, %edi\n    jmp work", &format!("    {set}\n    jmp work"));
+    for set in ["mov %edi, %esi", "mov pointers(%rip), %esi", "movzbl pointers(%rip), %esi", "mov pointers(%rip), %rsi"] {
+        let program = tail(set);
+        assert!(is_right_in(&program, ASIDE, QUIET), "{set}");
+        let wrong = ASIDE.replacen("lea 3(%rsi), %rax\n    movq %xmm15, %rsi", "lea 3(%rsi), %rax\n    movd %xmm15, %esi", 1);
+        assert!(!is_right_in(&program, &wrong, QUIET), "{set}: half of it comes back");
+        let wrong = ASIDE.replacen("lea 3(%rsi), %rax\n    movq %xmm15", "lea 3(%rsi), %rax\n    movq %xmm14", 1);
+        assert!(!is_right_in(&program, &wrong, QUIET), "{set}: another one comes back");
+    }
 }
 
 #[test]

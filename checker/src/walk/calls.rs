@@ -79,13 +79,7 @@ impl Walk<'_, '_> {
     /// Where the input goes alone from an instruction that the output has no counterpart of: into a callee, or back out of it.
     pub(crate) fn step_of_input(&self, i: u64, a: Inst, b: Inst, within: Option<u64>) -> Option<(u64, Option<u64>)> {
         match within {
-            None if a.kind == Kind::Call && !matches!(b.kind, Kind::Call | Kind::IndirectCall) => {
-                let opcode = Shape::of(self.input.code.bytes(i, a)).opcode;
-                let target = self.input.target(i, a);
-                let callee = self.input.inst(target)?;
-                let skipped = if callee.kind == Kind::EndBranch { u64::from(callee.len) } else { 0 };
-                (opcode == 0 && self.input.unwind.is_as_at_entry(target)).then_some((target + skipped, Some(i)))
-            }
+            None if a.kind == Kind::Call && !matches!(b.kind, Kind::Call | Kind::IndirectCall) => self.step_into(i, a),
             Some(call) if a.kind == Kind::Return && RETURNS.contains(&self.input.code.bytes(i, a)) => {
                 let is_right = self.input.unwind.is_as_at_entry(i);
                 let len = self.input.inst(call)?.len;
@@ -93,6 +87,15 @@ impl Walk<'_, '_> {
             }
             _ => None,
         }
+    }
+
+    /// Where a direct call of the input leads, past a mark, and that what is there is within it.
+    pub(crate) fn step_into(&self, i: u64, a: Inst) -> Option<(u64, Option<u64>)> {
+        let opcode = Shape::of(self.input.code.bytes(i, a)).opcode;
+        let target = self.input.target(i, a);
+        let callee = self.input.inst(target)?;
+        let skipped = if callee.kind == Kind::EndBranch { u64::from(callee.len) } else { 0 };
+        (opcode == 0 && self.input.unwind.is_as_at_entry(target)).then_some((target + skipped, Some(i)))
     }
 
     /// Whether the output leaves the body of `call` by a call of its own; gives where both return to.

@@ -67,7 +67,11 @@ impl Run<'_, '_, '_> {
 
     /// Goes on where the input calls or returns and the output has the callee's body.
     pub(super) fn step_alone(&mut self, input: &mut Cursor, a: Inst, output: &Cursor, b: Inst) -> Step<bool> {
-        let Some((at, within)) = self.walk.step_of_input(input.at, a, b, input.within) else { return Ok(false) };
+        let mut step = self.walk.step_of_input(input.at, a, b, input.within);
+        if step.is_none() && self.calls_what_is_within(input, a, output, b) {
+            step = self.walk.step_into(input.at, a);
+        }
+        let Some((at, within)) = step else { return Ok(false) };
         input.marks.clear();
         if input.within.is_none() {
             self.note_row(true, input)?;
@@ -84,6 +88,24 @@ impl Run<'_, '_, '_> {
         }
         self.advance_input(input)?;
         Ok(true)
+    }
+
+    /// Whether the output's call cannot be that of the input, but one that the output makes in the place of it, behind the beginning of the callee's body: the other way of calling, or another state there.
+    /// Going into the callee is right whatever the output does; so this decides only what is tried.
+    fn calls_what_is_within(&mut self, input: &Cursor, a: Inst, output: &Cursor, b: Inst) -> bool {
+        if input.within.is_some() || a.kind != Kind::Call {
+            return false;
+        }
+        match b.kind {
+            Kind::IndirectCall => !self.walk.is_call_past_stub(input.at, a, output.at, b),
+            Kind::Call => {
+                let stats = self.segment.stats;
+                let is_other = self.compare_events(input, output).is_err() || self.compare_entered(input, a, output).is_err();
+                self.segment.stats = stats;
+                is_other
+            }
+            _ => false,
+        }
     }
 
     /// Both come to where an address of the frame goes elsewhere: from there on others may see what is in it, so it is the same.

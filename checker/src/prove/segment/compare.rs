@@ -26,6 +26,7 @@ impl Run<'_, '_, '_> {
                 run.segment.leaves |= 1 << register;
                 return true;
             }
+            run.segment.needs_return |= is_dead;
             run.note_dead(is_dead)
         })
     }

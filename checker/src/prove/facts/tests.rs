@@ -1,0 +1,73 @@
+//! What is known of a register that the output has put aside, where a segment ends and where ways join.
+
+use super::*;
+
+/// General registers by number, and the vector register in which one of them is.
+const RSI: usize = 6;
+const RDI: usize = 7;
+const ASIDE: usize = 15;
+
+/// What `rsi` holds, made of what it held.
+type Make = fn(&mut Pool, Id) -> Id;
+
+const WHOLE: Make = |_, id| id;
+const HALF: Make = |pool, id| {
+    let half = pool.trunc(id, 32);
+    pool.zext(half, 64)
+};
+/// 32 bits of which nothing else is known.
+const LOADED: Make = |pool, _| {
+    let loaded = pool.make(Node::Class(1 << 30), 32);
+    pool.zext(loaded, 64)
+};
+
+/// Facts where `rsi` is what `make` says in both programs, and the output has what some register holds put aside.
+fn aside(make: Make, register: usize) -> Facts {
+    let mut pool = Pool::default();
+    let (mut input, mut output) = Facts::identity(None).start(&mut pool, false);
+    let rsi = make(&mut pool, input.general[RSI]);
+    (input.general[RSI], output.general[RSI]) = (rsi, rsi);
+    let low = pool.zext(output.general[register], 128);
+    output.vectors[ASIDE] = pool.insert(output.vectors[ASIDE], low, 0);
+    Facts::end(&mut pool, &input, &output)
+}
+
+/// Whether the output has in a vector register what the input has in `rsi`, all 64 bits.
+fn is_there(facts: &Facts) -> bool {
+    let mut pool = Pool::default();
+    let (input, output) = facts.start(&mut pool, false);
+    pool.trunc(output.vectors[ASIDE], 64) == input.general[RSI]
+}
+
+/// Whether the vector register is the same above.
+fn is_same_above(facts: &Facts) -> bool {
+    let mut pool = Pool::default();
+    let (input, output) = facts.start(&mut pool, false);
+    matches!(replaced(&pool, output.vectors[ASIDE]), Some((above, _)) if above == input.vectors[ASIDE])
+}
+
+#[test]
+fn what_is_put_aside_is_known_where_a_segment_ends() {
+    for make in [WHOLE, HALF, LOADED] {
+        let facts = aside(make, RSI);
+        assert!(is_there(&facts) && is_same_above(&facts));
+        assert!(!is_there(&aside(make, RDI)));
+        assert!(facts.meet(&facts).is_none());
+    }
+}
+
+#[test]
+fn what_is_put_aside_on_both_ways_is_there_where_they_join_and_else_it_is_not() {
+    let makes = [WHOLE, HALF, LOADED];
+    for first in makes {
+        for second in makes {
+            let (one, other) = (aside(first, RSI), aside(second, RSI));
+            let met = one.meet(&other).unwrap_or(one.clone());
+            assert!(is_there(&met) && is_same_above(&met));
+            for wrong in [aside(second, RDI), Facts::identity(None)] {
+                assert!(!is_there(&one.meet(&wrong).unwrap_or(one.clone())));
+                assert!(!is_there(&wrong.meet(&one).unwrap_or(wrong.clone())));
+            }
+        }
+    }
+}
