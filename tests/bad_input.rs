@@ -89,6 +89,15 @@ fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
 }
 
 #[test]
+fn a_program_that_starts_from_a_dump_of_its_addresses_is_refused() {
+    let folder = scratch();
+    let text = "#include <stdio.h>\n#include <string.h>\n\
+                int main(int count, char **words) { puts(count > 1 && strcmp(words[1], \"DUMPEDGNUEMACS\") ? words[1] : \"no dump\"); return 0; }";
+    let program = support::compile_text(text, &["-O2", "-fPIE", "-pie"], folder.path(), "program");
+    every_command_refuses(&fs::read(program).expect("the program was built"), &["Emacs"]);
+}
+
+#[test]
 fn a_text_file_is_refused() {
     every_command_refuses(
         b"#!/bin/sh\necho this is a script, and long enough to hold the header of a program if it were one\n",

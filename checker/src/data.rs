@@ -102,7 +102,7 @@ fn seed_slots(walk: &mut Walk<'_, '_>) {
         match (slot, other) {
             (Slot::Relative(from), Some(Slot::Relative(to))) | (Slot::Resolver(from), Some(Slot::Resolver(to))) => {
                 if input.image.in_code(from) {
-                    walk.seed_address(from, to, place);
+                    walk.seed_pointer(from, to, place);
                 } else if from != to {
                     walk.report(ViolationKind::Relocation, place, lost());
                 }
@@ -140,7 +140,7 @@ fn seed_dynamic_symbols(walk: &mut Walk<'_, '_>) {
             let message = format!("dynamic symbol {index} ({other_name}) differs from the input's ({name})");
             walk.report(ViolationKind::Symbol, to.st_value, message);
         } else if is_code {
-            walk.seed_address(from.st_value, to.st_value, to.st_value);
+            walk.seed_pointer(from.st_value, to.st_value, to.st_value);
         }
     }
 }
@@ -179,7 +179,7 @@ fn seed_word(walk: &mut Walk<'_, '_>, input: &Side<'_>, output: &Side<'_>, place
     if let (Some(from), Some(to)) = (read(&input.image), read(&output.image))
         && input.image.in_code(from)
     {
-        walk.seed_address(from, to, place);
+        walk.seed_pointer(from, to, place);
         walk.explained.push((place, size));
     }
 }

@@ -250,6 +250,16 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
+    /// The same for a pointer that data hold. Programs mark those of functions in their low bits.
+    pub(crate) fn seed_pointer(&mut self, input: u64, output: u64, origin: u64) {
+        let lost_alignment = input.is_multiple_of(4) && !output.is_multiple_of(4);
+        if lost_alignment && self.input.unwind.starts_at(input) {
+            let message = format!("names a function at {output:#x}, no multiple of four as the input's {input:#x} is");
+            self.violations.push(Violation::new(ViolationKind::DataChanged, origin, message));
+        }
+        self.seed_address(input, output, origin);
+    }
+
     /// Where jumps and padding lead from an address; `visit` sees them.
     fn lead(side: &Side<'_>, start: u64, mut visit: impl FnMut(usize, u8)) -> Canonical {
         let mut address = start;

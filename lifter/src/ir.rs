@@ -57,6 +57,8 @@ pub enum PinReason {
     UnknownMetadata,
     /// Its unwind or exception tables are not understood.
     UnwindNotUnderstood,
+    /// Data name the return address of one of its calls, as OCaml's table of frames does.
+    ReturnAddressNamed,
     /// *Guard* mode: nothing proves that all pointers to it are known, so the old entry stays.
     UnprovenPointers,
     /// *Guard* mode without a profile: each old entry would keep a jump, and no block would come to a better place for it. It is not the
@@ -80,6 +82,7 @@ impl PinReason {
             PinReason::SignalTrampoline => "signal-trampoline",
             PinReason::UnknownMetadata => "unknown-metadata",
             PinReason::UnwindNotUnderstood => "unwind-not-understood",
+            PinReason::ReturnAddressNamed => "return-address-named",
             PinReason::UnprovenPointers => "unproven-pointers",
             PinReason::NotWorthMoving => "not-worth-moving",
         }

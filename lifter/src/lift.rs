@@ -253,6 +253,9 @@ fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     if has_section(".gopclntab") || has_section(".note.go.buildid") || has_section(".go.buildinfo") {
         return unsupported("a Go program: its run time keeps its own tables of code addresses");
     }
+    if has_dump(image) {
+        return unsupported("Emacs: the dump that it starts from (.pdmp) holds addresses of this file's code");
+    }
     if has_section(".ltext") || has_section(".lrodata") || has_section(".ldata") {
         return unsupported("the medium or large code model");
     }
@@ -264,6 +267,19 @@ fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
         return unsupported("neither section headers nor unwind tables, so that nothing tells code from data");
     }
     Ok(())
+}
+
+/// Whether the program starts from Emacs' portable dump, by the first bytes of such a file, which the program compares. The dump has functions by their distance from
+/// where the program is loaded, and nothing in the program says which.
+fn has_dump(image: &Image<'_>) -> bool {
+    // Backwards, or this program would be one of them.
+    const MAGIC_BACKWARDS: &[u8] = b"SCAMEUNGDEPMUD";
+    let magic: Vec<u8> = MAGIC_BACKWARDS.iter().rev().copied().collect();
+    let finder = memchr::memmem::Finder::new(&magic);
+    let constants =
+        image.sections.iter().filter(|(_, s)| s.is_alloc() && s.has_bytes() && !s.is_executable() && !s.is_writable());
+    let mut names_dumps = constants.map(|(id, _)| image.section_bytes(id));
+    names_dumps.any(|bytes| finder.find(bytes).is_some())
 }
 
 /// Whether the linker kept the relocations of the code itself.

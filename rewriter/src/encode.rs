@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use lifter::Image;
 use lifter::address::Va;
-use lifter::entity::{EntityId, Table};
+use lifter::entity::{Block, EntityId, Table};
 use lifter::ir::{BlockFlags, Condition, Program, RefData, RefKind, RefRole, RefTarget};
 use rayon::prelude::*;
 
@@ -124,9 +124,14 @@ fn encode_fragment(image: &Image<'_>, program: &Program, out: &OutProgram, fragm
             }
         })
         .collect();
-    let layout = relax::relax(&shapes, &fragment.blocks);
+    let first = out.fragment_blocks(fragment).next().map(|(_, block)| block.origin);
+    let room = u32::from(first.is_some_and(|first| lands_on_itself(program, first)));
+    let layout = relax::relax(&shapes, &fragment.blocks, room);
     let mut writer = Writer { program, fragment, code: FragmentCode::default(), layout: &layout };
     writer.code.bytes.reserve(layout.len as usize);
+    if let Some(first) = first.filter(|_| room > 0) {
+        writer.room_before(first);
+    }
     for (index, (id, block)) in out.fragment_blocks(fragment).enumerate() {
         writer.align_to(layout.offsets[index]);
         let input = block_bytes(image, program, block.origin)?;
@@ -140,6 +145,17 @@ fn encode_fragment(image: &Image<'_>, program: &Program, out: &OutProgram, fragm
     code.runs.dedup_by(|next, last| last.take_in(next));
     code.runs.shrink_to_fit();
     Ok(code)
+}
+
+/// Whether a landing pad is its own from its first byte on. Pads count from where their unwind entry starts, and 0 means none, so such a block can't be the first of its entry.
+fn lands_on_itself(program: &Program, block: Block) -> bool {
+    let data = &program.blocks[block];
+    if !data.flags.contains(BlockFlags::LANDING_PAD) {
+        return false;
+    }
+    let lsda = program.unwind.fde_containing(data.start).and_then(|fde| program.unwind.fdes[fde].lsda);
+    let sites = lsda.map_or(&[][..], |lsda| &program.unwind.lsdas[lsda as usize].call_sites);
+    sites.iter().any(|site| site.landing_pad == Some(data.start) && site.start <= data.start && data.start < site.end)
 }
 
 fn usize_range(range: &Range<u32>) -> Range<usize> {
@@ -161,6 +177,13 @@ impl Writer<'_> {
     fn align_to(&mut self, offset: u32) {
         let padding = offset as usize - self.code.bytes.len();
         push_nops(&mut self.code.bytes, padding);
+    }
+
+    /// Padding that belongs to the first block's entry.
+    fn room_before(&mut self, first: Block) {
+        self.align_to(self.layout.offsets[0]);
+        let (old_start, deeper) = (self.program.blocks[first].start, Deeper::by(self.fragment.deeper));
+        self.push_run(Run { old_start, old_len: 0, offset: 0, len: self.here(), is_new: true, deeper });
     }
 
     fn body(&mut self, id: Out, input: &[u8], out: &OutProgram) -> Result<()> {

@@ -14,6 +14,7 @@ mod report;
 mod run;
 mod time;
 pub(crate) mod tools;
+mod worth;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -51,6 +52,9 @@ pub(crate) struct BenchArgs {
     /// Options for relift besides its defaults, as in `--relift-option=--skip=unroll-loops`
     #[arg(long = "relift-option")]
     relift_options: Vec<String>,
+    /// Instead of the comparison with BOLT: what these transforms are worth beside layout alone
+    #[arg(long, value_delimiter = ',', value_name = "TRANSFORMS")]
+    worth: Vec<String>,
     /// Write the tables to FILE
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -102,9 +106,24 @@ pub(crate) fn run(args: &BenchArgs) -> Result {
         directory,
     };
     let is_wanted = |name: &str| args.programs.is_empty() || args.programs.iter().any(|wanted| wanted == name);
-    let mut rows = Vec::new();
-    let mut failures = Vec::new();
-    for program in programs::PROGRAMS.iter().filter(|program| is_wanted(program.name)) {
+    let mut programs = programs::PROGRAMS.iter().filter(|program| is_wanted(program.name)).peekable();
+    if programs.peek().is_none() {
+        return Err(format!("the suite has none of these programs: {}", args.programs.join(", ")));
+    }
+    let (text, failures) = match args.worth.is_empty() {
+        true => beside_bolt(&bench, programs),
+        false => worth::run(&bench, programs, &args.worth),
+    };
+    let record = args.record.clone().unwrap_or_else(|| bench.directory.join("bench.md"));
+    shell::write_file(&record, text.as_bytes())?;
+    shell::say(&format!("\nwritten to {}", record.display()));
+    if failures.is_empty() { Ok(()) } else { Err(format!("not measured: {}", failures.join("; "))) }
+}
+
+/// The comparison with BOLT: the tables, and what could not be measured.
+fn beside_bolt<'a>(bench: &run::Bench, programs: impl Iterator<Item = &'a programs::Program>) -> (String, Vec<String>) {
+    let (mut rows, mut failures) = (Vec::new(), Vec::new());
+    for program in programs {
         match bench.row(program) {
             Ok(row) => {
                 shell::say(&report::row(&row));
@@ -116,11 +135,5 @@ pub(crate) fn run(args: &BenchArgs) -> Result {
             }
         }
     }
-    if rows.is_empty() {
-        return Err("no program was measured".into());
-    }
-    let record = args.record.clone().unwrap_or_else(|| bench.directory.join("bench.md"));
-    shell::write_file(&record, report::tables(&rows, &bench, &failures).as_bytes())?;
-    shell::say(&format!("\nwritten to {}", record.display()));
-    if failures.is_empty() { Ok(()) } else { Err(format!("{} programs were not measured", failures.len())) }
+    (report::tables(&rows, bench, &failures), failures)
 }

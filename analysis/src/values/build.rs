@@ -85,7 +85,9 @@ fn makes_opaque(reason: PinReason, has_unwind_entry: bool) -> bool {
         | PinReason::MidInstructionTarget
         | PinReason::SignalTrampoline
         | PinReason::UnknownMetadata
-        | PinReason::UnwindNotUnderstood => true,
+        | PinReason::UnwindNotUnderstood
+        // Who looks the frame up may change what is in it.
+        | PinReason::ReturnAddressNamed => true,
     }
 }
 

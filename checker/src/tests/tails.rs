@@ -99,20 +99,14 @@ fn tails_that_differ_in_the_frame_may_not() {
     assert!(found(&report).contains(&ViolationKind::UnwindRow), "{}", report.summary(10));
 }
 
-#[test]
-fn a_tail_whose_call_is_covered_by_an_exception_table_is_not_one_that_is_not() {
-    let covered = body("second", true)
-        .replace(
-            "    push %rbx\n    .cfi_def_cfa_offset 16",
-            "    .cfi_personality 0x9b, handlers\n    .cfi_lsda 0x1b, .Ltable\n    push %rbx\n    .cfi_def_cfa_offset 16",
-        )
-        .replace("    call twice", ".Lcall:\n    call twice\n.Lreturn:")
-        .replace(
-            "    .cfi_endproc",
-            ".Lpad:\n    mov $5, %eax\n    jmp .Lreturn\n    .cfi_endproc
+/// `second` with its call covered by an exception table, which begins with `base`.
+fn covered(base: &str) -> String {
+    let table = format!(
+        ".Lpad:\n    mov $5, %eax\n    jmp .Lreturn\n    .cfi_endproc
     .pushsection .gcc_except_table, \"a\"
 .Ltable:
-    .byte 0xff, 0xff, 1
+    {base}
+    .byte 0xff, 1
     .uleb128 .Ltableend - .Lsites
 .Lsites:
     .uleb128 .Lcall - second
@@ -120,10 +114,33 @@ fn a_tail_whose_call_is_covered_by_an_exception_table_is_not_one_that_is_not() {
     .uleb128 .Lpad - second
     .uleb128 0
 .Ltableend:
-    .popsection",
-        );
-    let Some(input) = build(&[CALLS, &body("first", true), &covered, TWICE, UNUSED], DATA) else { return };
+    .popsection"
+    );
+    body("second", true)
+        .replace(
+            "    push %rbx\n    .cfi_def_cfa_offset 16",
+            "    .cfi_personality 0x9b, handlers\n    .cfi_lsda 0x1b, .Ltable\n    push %rbx\n    .cfi_def_cfa_offset 16",
+        )
+        .replace("    call twice", ".Lcall:\n    call twice\n.Lreturn:")
+        .replace("    .cfi_endproc", &table)
+}
+
+#[test]
+fn a_tail_whose_call_is_covered_by_an_exception_table_is_not_one_that_is_not() {
+    let Some(input) = build(&[CALLS, &body("first", true), &covered(".byte 0xff"), TWICE, UNUSED], DATA) else { return };
     let output = build(&[CALLS, &body("first", true), &body("second", false), TWICE, UNUSED], DATA).unwrap();
     let report = check(&input, &output).unwrap();
     assert!(found(&report).contains(&ViolationKind::CallSite), "{}", report.summary(10));
+}
+
+#[test]
+fn landing_pads_count_from_a_base_only_where_they_did() {
+    let with = |base: &str| build(&[CALLS, &body("first", true), &covered(base), TWICE, UNUSED], DATA);
+    let (Some(without), Some(with)) = (with(".byte 0xff"), with(".byte 0x1b\n    .long second - .")) else { return };
+    let report = check(&without, &with).unwrap();
+    assert_eq!(found(&report), [ViolationKind::CallSite], "{}", report.summary(10));
+    for (input, output) in [(&with, &without), (&with, &with), (&without, &without)] {
+        let report = check(input, output).unwrap();
+        assert_eq!(found(&report), [], "{}", report.summary(10));
+    }
 }

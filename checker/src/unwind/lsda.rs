@@ -30,6 +30,8 @@ pub(crate) struct CallSite {
 #[derive(Debug)]
 pub(crate) struct CallSites {
     sites: Vec<CallSite>,
+    /// Whether landing pads count from a base of their own (`LPStart`), which not every personality reads: that of D gives up at most encodings.
+    pub(crate) has_base: bool,
     /// Bytes of the table that were read.
     pub(crate) len: u64,
 }
@@ -68,7 +70,7 @@ impl CallSites {
             });
         }
         sites.sort_by_key(|site| site.start);
-        Some(Self { sites, len: tables.end.get() as u64 })
+        Some(Self { sites, has_base: base_encoding != OMIT, len: tables.end.get() as u64 })
     }
 
     pub(crate) fn find(&self, address: u64) -> Option<&CallSite> {

@@ -62,6 +62,9 @@ impl Walk<'_, '_> {
             (Some(a), Some(b)) => (a, b),
         };
         self.stats.call_sites += 1;
+        if b.has_base && !a.has_base {
+            return fail("landing pads that count from a base of their own");
+        }
         match (a.find(i), b.find(o)) {
             (None, None) => Ok(()),
             (Some(a), Some(b)) if a.handlers != b.handlers => fail("other handlers"),

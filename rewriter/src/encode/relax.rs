@@ -48,8 +48,8 @@ pub(super) fn offset_in(target: OutTarget, blocks: &Range<u32>, offsets: &[u32])
     }
 }
 
-/// Decides all branches of a fragment.
-pub(super) fn relax(shapes: &[Shape], blocks: &Range<u32>) -> Relaxed {
+/// Decides all branches of a fragment, whose first `room` bytes are before its blocks.
+pub(super) fn relax(shapes: &[Shape], blocks: &Range<u32>, room: u32) -> Relaxed {
     let mut relaxed = Relaxed { offsets: vec![0; shapes.len()], is_long: vec![IsLong::default(); shapes.len()], len: 0 };
     for (shape, is_long) in shapes.iter().zip(&mut relaxed.is_long) {
         let leaves = |target: Option<OutTarget>| target.is_some_and(|t| offset_in(t, blocks, &relaxed.offsets).is_none());
@@ -57,7 +57,7 @@ pub(super) fn relax(shapes: &[Shape], blocks: &Range<u32>) -> Relaxed {
         *is_long = IsLong { taken: leaves(taken), jump: leaves(jump) };
     }
     for round in 0.. {
-        lay_out(shapes, &mut relaxed);
+        lay_out(shapes, room, &mut relaxed);
         let reach = if round < MAX_ROUNDS { 0 } else { 64 };
         if !grow(shapes, blocks, &mut relaxed, reach) {
             break;
@@ -92,8 +92,8 @@ fn sizes(shape: &Shape, is_long: IsLong) -> (u32, u32) {
     }
 }
 
-fn lay_out(shapes: &[Shape], relaxed: &mut Relaxed) {
-    let mut at = 0u32;
+fn lay_out(shapes: &[Shape], room: u32, relaxed: &mut Relaxed) {
+    let mut at = room;
     for (index, shape) in shapes.iter().enumerate() {
         at = at.next_multiple_of(shape.align.max(1));
         relaxed.offsets[index] = at;
@@ -144,9 +144,9 @@ mod tests {
     #[test]
     fn a_jump_is_short_up_to_127_bytes_and_long_beyond() {
         let reaching = [block(0, jump(2)), block(127, OutTerminator::None), block(1, OutTerminator::None)];
-        assert_eq!(relax(&reaching, &(0..3)).offsets, [0, 2, 129]);
+        assert_eq!(relax(&reaching, &(0..3), 0).offsets, [0, 2, 129]);
         let beyond = [block(0, jump(2)), block(128, OutTerminator::None), block(1, OutTerminator::None)];
-        assert_eq!(relax(&beyond, &(0..3)).offsets, [0, 5, 133]);
+        assert_eq!(relax(&beyond, &(0..3), 0).offsets, [0, 5, 133]);
     }
 
     #[test]
@@ -159,20 +159,20 @@ mod tests {
             block(63, OutTerminator::None),
             block(1, OutTerminator::None),
         ];
-        let relaxed = relax(&shapes, &(0..5));
+        let relaxed = relax(&shapes, &(0..5), 0);
         assert!(relaxed.is_long[1].jump && relaxed.is_long[0].jump);
     }
 
     #[test]
     fn what_leaves_the_fragment_is_long() {
         let shapes = [block(3, jump(9)), block(3, OutTerminator::Jump(OutTarget::Fixed(Va(0x1000))))];
-        assert_eq!(relax(&shapes, &(4..6)).len, 3 + 5 + 3 + 5);
+        assert_eq!(relax(&shapes, &(4..6), 0).len, 3 + 5 + 3 + 5);
     }
 
     #[test]
     fn ids_of_a_fragment_need_not_begin_at_zero() {
         let shapes = [block(3, jump(8)), block(3, jump(7))];
-        assert_eq!(relax(&shapes, &(7..9)).len, 3 + 2 + 3 + 2);
+        assert_eq!(relax(&shapes, &(7..9), 0).len, 3 + 2 + 3 + 2);
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
                     shape
                 })
                 .collect();
-            let relaxed = relax(&shapes, &(0..count as u32));
+            let relaxed = relax(&shapes, &(0..count as u32), 0);
             for (index, shape) in shapes.iter().enumerate() {
                 let OutTerminator::Jump(target) = shape.terminator else { unreachable!() };
                 let size = if relaxed.is_long[index].jump { 5 } else { 2 };

@@ -6,7 +6,8 @@
 //! What has no counts keeps the alignment that it can be seen to have had.
 //!
 //! **Invariant.** An entry whose address is taken is even: a C++ pointer to member function uses bit 0 to mark virtual functions (Itanium
-//! C++ ABI §2.3). No block asks for more than its fragment.
+//! C++ ABI §2.3). It is a multiple of four where it was: programs mark such addresses in two bits (CLISP refuses to run otherwise, LLVM's `PointerIntPair` takes it for granted). No block
+//! asks for more than its fragment.
 
 use lifter::entity::Block;
 use lifter::ir::{BlockFlags, CodeTarget, Program};
@@ -18,6 +19,8 @@ use super::{LayoutOptions, count_of};
 use crate::plan::{FragmentPlan, Temperature};
 
 const FULL: u8 = 16;
+/// How far addresses of functions are aligned, at least, in programs that mark them.
+const MARKED: u64 = 4;
 /// How often a loop must go round for each time that it is run into.
 const LOOP_ROUNDS_MIN: u64 = 8;
 /// A loop head longer than this is fetched in several windows wherever it starts.
@@ -25,7 +28,12 @@ const LOOP_HEAD_BYTES_MAX: u32 = 64;
 
 /// The alignment that a block must have wherever it is.
 pub(super) fn demanded(program: &Program, block: Block) -> u8 {
-    if program.blocks[block].flags.contains(BlockFlags::ENTRY | BlockFlags::ADDRESS_TAKEN) { 2 } else { 1 }
+    let data = &program.blocks[block];
+    match data.flags.contains(BlockFlags::ENTRY | BlockFlags::ADDRESS_TAKEN) {
+        true if data.start.0.is_multiple_of(MARKED) => MARKED as u8,
+        true => 2,
+        false => 1,
+    }
 }
 
 /// Alignment by how often things run.

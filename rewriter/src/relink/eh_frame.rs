@@ -42,6 +42,8 @@ pub enum UnwindError {
     CommonEntry,
     #[error("the landing pad {pad} of the exception table at {lsda} is nowhere in the output")]
     LandingPadGone { pad: Va, lsda: Va },
+    #[error("the exception table at {lsda} makes the code at {code} its own landing pad")]
+    LandsOnItself { code: Va, lsda: Va },
     #[error("the personality at {0} is in the middle of code that has moved")]
     PersonalityGone(Va),
     #[error("code at {code} has moved, but its exception table at {lsda} is not understood")]
@@ -362,13 +364,22 @@ fn plan_fragment(
         }
         reached = piece.new_end();
     }
-    let plan_run = |run: runs::Run| {
+    let mut open = runs::runs_of(unwind, fragment);
+    open.reverse();
+    let mut planned = Vec::with_capacity(open.len());
+    while let Some(run) = open.pop() {
         let fde = &unwind.fdes[run.fde()];
         let table = match (fde.lsda, fde.opaque_lsda) {
             (Some(index), _) => {
                 let clone = run.pieces[0].clone;
-                let lsda = &unwind.lsdas[index as usize];
-                Table::Made(Box::new(lsda::cut(lsda, run.start(), &run.pieces, |pad| landing_pad(clone, pad))?))
+                match lsda::cut(&unwind.lsdas[index as usize], run.start(), &run.pieces, |pad| landing_pad(clone, pad))? {
+                    lsda::Cut::Table(table) => Table::Made(Box::new(table)),
+                    lsda::Cut::Part(at) => {
+                        let (first, second) = run.part_at(at);
+                        open.extend([second, first]);
+                        continue;
+                    }
+                }
             }
             (None, Some(lsda)) if run.is_in_place() && run.start() == fde.start => Table::Kept(lsda),
             (None, Some(lsda)) => return Err(UnwindError::OpaqueTableMoved { code: fde.start, lsda }),
@@ -376,9 +387,9 @@ fn plan_fragment(
         };
         let len = (run.end() - run.start()) as u32;
         let instructions = runs::instructions(unwind, &run)?;
-        Ok(PlannedFde { start: run.start(), len, cie: fde.cie, table, instructions, offset: 0 })
-    };
-    runs::runs_of(unwind, fragment).into_iter().map(plan_run).collect()
+        planned.push(PlannedFde { start: run.start(), len, cie: fde.cie, table, instructions, offset: 0 });
+    }
+    Ok(planned)
 }
 
 /// Pointers relative to their place get four bytes; absolute ones (only in files at a fixed address) keep their encoding.

@@ -5,7 +5,9 @@
 //!
 //! **Invariants.** A byte of the input without a call site gets none (there an exception must terminate the program), a byte with one
 //! gets the same pad and action. Only bytes that come from no input byte (alignment, made-anew branches, none of which throws) may fall to a neighbor.
-//! No pad is at offset 0, which would mean "none": where a pad is not above the run's start, `LPStart` is written.
+//! Pads count from the run's start, modulo 2⁶⁴ where they lie below it. No pad is at offset 0, which would mean "none": where a pad is the run's start, the run is to be
+//! parted before the first call site with that pad. `LPStart` would say both too, but not every personality reads it: D's ends the program at any encoding
+//! that is relative to something, and adds it to the function's start.
 //!
 //! Sizes depend on code addresses only, so they are known before the section has a place; addresses of its own are patched in by
 //! [`LsdaBytes::write`]. Source: Itanium C++ ABI "Exception Handling Tables".
@@ -16,7 +18,6 @@ use lifter::elf::lsda::{CallSite, Lsda};
 use crate::relink::eh_frame::{Piece, UnwindError};
 
 const OMIT: u8 = gimli::DW_EH_PE_omit.0;
-const PCREL_SDATA4: u8 = gimli::DW_EH_PE_pcrel.0 | gimli::DW_EH_PE_sdata4.0;
 const PCREL: u8 = gimli::DW_EH_PE_pcrel.0;
 
 /// A field that holds an address, to be filled in when the table has its own.
@@ -137,42 +138,41 @@ fn cut_call_sites(call_sites: &[CallSite], pieces: &[Piece]) -> Vec<CallSite> {
     cut
 }
 
+/// What becomes of a table that is cut to a run.
+#[derive(Debug)]
+pub(crate) enum Cut {
+    Table(LsdaBytes),
+    /// There is none for all of the run: it must be parted at this address, inside it.
+    Part(Va),
+}
+
 /// The table for a run of pieces that starts at `code_start` in the output.
 pub(crate) fn cut(
     lsda: &Lsda,
     code_start: Va,
     pieces: &[Piece],
     landing_pad: impl Fn(Va) -> Option<Va>,
-) -> Result<LsdaBytes, UnwindError> {
+) -> Result<Cut, UnwindError> {
     let mut call_sites = cut_call_sites(&lsda.call_sites, pieces);
     for site in &mut call_sites {
         if let Some(old) = site.landing_pad {
             site.landing_pad = Some(landing_pad(old).ok_or(UnwindError::LandingPadGone { pad: old, lsda: lsda.at })?);
         }
     }
-    let mut table = LsdaBytes { bytes: Vec::new(), fields: Vec::new(), align: 1 };
-    let lowest_pad = call_sites.iter().filter_map(|s| s.landing_pad).min();
-    let pad_base = match lowest_pad {
-        Some(pad) if pad <= code_start => {
-            let base = pad.offset(-1);
-            table.bytes.extend([PCREL_SDATA4, 0, 0, 0, 0]);
-            table.fields.push(Field { offset: 1, encoding: PCREL_SDATA4, target: base });
-            base
-        }
-        _ => {
-            table.bytes.push(OMIT);
-            code_start
-        }
-    };
+    if let Some(site) = call_sites.iter().find(|site| site.landing_pad == Some(code_start)) {
+        let lands_on_itself = || UnwindError::LandsOnItself { code: code_start, lsda: lsda.at };
+        return if site.start > code_start { Ok(Cut::Part(site.start)) } else { Err(lands_on_itself()) };
+    }
+    let mut table = LsdaBytes { bytes: vec![OMIT], fields: Vec::new(), align: 1 };
     let mut sites = Vec::new();
     for site in &call_sites {
         push_uleb(&mut sites, site.start - code_start);
         push_uleb(&mut sites, site.end - site.start);
-        push_uleb(&mut sites, site.landing_pad.map_or(0, |pad| pad - pad_base));
+        push_uleb(&mut sites, site.landing_pad.map_or(0, |pad| pad.0.wrapping_sub(code_start.0)));
         push_uleb(&mut sites, site.action);
     }
     table.push_tables(lsda, &sites, call_sites.iter().any(|s| s.action != 0))?;
-    Ok(table)
+    Ok(Cut::Table(table))
 }
 
 impl LsdaBytes {

@@ -81,13 +81,37 @@ fn identity(subject: &Subject<'_>, binary: &Path) -> Result<u128> {
     Ok(hasher.digest128())
 }
 
+/// What a binary executes in the evaluation workload, all of the process.
+#[derive(Copy, Clone, Debug, Default)]
+pub(super) struct References {
+    pub(super) instructions: u64,
+    /// Loads and stores.
+    pub(super) data: u64,
+}
+
+/// Instructions and data references by cachegrind.
+pub(super) fn references(bench: &Bench, subject: &Subject<'_>, binary: &Path) -> Result<References> {
+    let mut references = References::default();
+    for log in under(bench, subject, binary, &cachegrind())? {
+        references.instructions += number_after(&log, "", "I   refs:").unwrap_or(0);
+        references.data += number_after(&log, "", "D   refs:").unwrap_or(0);
+    }
+    if references.instructions == 0 || references.data == 0 {
+        return Err(format!("valgrind counted nothing for {}", binary.display()));
+    }
+    Ok(references)
+}
+
+fn cachegrind() -> String {
+    format!("--tool=cachegrind {} --cachegrind-out-file=/dev/null --log-file=LOGS.%p", CACHE.join(" "))
+}
+
 fn run_judges(bench: &Bench, subject: &Subject<'_>, binary: &Path) -> Result<Judged> {
     let mut judged = Judged::default();
     for log in under(bench, subject, binary, "--tool=lackey --basic-counts=yes --log-file=LOGS.%p")? {
         judged.taken_conditionals += number_after(&log, "Jccs:", "taken:").unwrap_or(0);
     }
-    let cachegrind = format!("--tool=cachegrind {} --cachegrind-out-file=/dev/null --log-file=LOGS.%p", CACHE.join(" "));
-    for log in under(bench, subject, binary, &cachegrind)? {
+    for log in under(bench, subject, binary, &cachegrind())? {
         judged.first_level_misses += number_after(&log, "", "I1  misses:").unwrap_or(0);
         judged.last_level_misses += number_after(&log, "", "LLi misses:").unwrap_or(0);
     }

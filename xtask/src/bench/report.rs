@@ -180,7 +180,7 @@ fn table(text: &mut String, rows: &[Row], measure: &Measure) {
     }
 }
 
-fn ratio_cell(over: Option<f64>, under: Option<f64>) -> String {
+pub(super) fn ratio_cell(over: Option<f64>, under: Option<f64>) -> String {
     over.zip(under).map_or("–".to_owned(), |(over, under)| format!("{:.3}", over / under))
 }
 
@@ -318,7 +318,7 @@ fn capitalized(text: &str) -> String {
 }
 
 /// A number with its thousands apart.
-fn grouped(value: f64, decimals: usize) -> String {
+pub(super) fn grouped(value: f64, decimals: usize) -> String {
     let plain = format!("{value:.decimals$}");
     let (whole, rest) = plain.split_at(plain.find('.').unwrap_or(plain.len()));
     let mut grouped = String::new();
@@ -331,13 +331,13 @@ fn grouped(value: f64, decimals: usize) -> String {
     grouped + rest
 }
 
-fn geometric_mean(ratios: &[f64]) -> f64 {
+pub(super) fn geometric_mean(ratios: &[f64]) -> f64 {
     let logarithms: f64 = ratios.iter().map(|ratio| ratio.max(1e-9).ln()).sum();
     (logarithms / ratios.len().max(1) as f64).exp()
 }
 
 /// The quartiles: a quarter, half and three quarters of the values are at most these.
-fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
+pub(super) fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
     let at = |part: usize| values.get((values.len().saturating_sub(1) * part + 2) / 4).copied().unwrap_or(0.0);
     [at(1), at(2), at(3)]

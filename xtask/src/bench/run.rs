@@ -74,10 +74,7 @@ pub(super) struct Said {
 
 impl Bench {
     pub(super) fn row(&self, program: &Program) -> Result<Row> {
-        let input = program.binary(&self.directory)?;
-        let folder = self.directory.join("bench").join(format!("{}-{}", program.name, program.form));
-        shell::create_folder(&folder)?;
-        let subject = Subject { program, input, build: program.build_folder(&self.directory), folder };
+        let subject = self.subject(program)?;
         let (profile, bolt_problem) = tools::profile(self, &subject)?;
         let (bolted, relifted) = (subject.folder.join("bolt"), subject.folder.join("relift"));
         let mut bolt = match bolt_problem {
@@ -104,7 +101,7 @@ impl Bench {
         let mut row =
             Row { label: program.label(), input: Measured::default(), bolt, relift, stripped: None, checked, repeats: 0 };
         if self.wants_time {
-            time::measure(self, &subject, [&subject.input, &bolted, &relifted], &expected, &mut row)?;
+            self.time(&subject, &bolted, &relifted, &expected, &mut row)?;
         }
         let others = [(&mut row.input, &subject.input), (&mut row.relift, &relifted)];
         for (measured, binary) in others.into_iter().chain(row.bolt.as_mut().ok().map(|bolt| (bolt, &bolted))) {
@@ -119,6 +116,29 @@ impl Bench {
             }
         };
         Ok(row)
+    }
+
+    /// A program of the suite, built.
+    pub(super) fn subject<'a>(&self, program: &'a Program) -> Result<Subject<'a>> {
+        let input = program.binary(&self.directory)?;
+        let folder = self.directory.join("bench").join(format!("{}-{}", program.name, program.form));
+        shell::create_folder(&folder)?;
+        Ok(Subject { program, input, build: program.build_folder(&self.directory), folder })
+    }
+
+    fn time(&self, subject: &Subject<'_>, bolted: &Path, relifted: &Path, expected: &Said, row: &mut Row) -> Result {
+        match &mut row.bolt {
+            Ok(bolt) => {
+                let binaries = [&subject.input, bolted, relifted];
+                ([row.input.rounds, bolt.rounds, row.relift.rounds], row.repeats) =
+                    time::measure(self, subject, binaries, expected)?;
+            }
+            Err(_) => {
+                let binaries = [&subject.input, relifted];
+                ([row.input.rounds, row.relift.rounds], row.repeats) = time::measure(self, subject, binaries, expected)?;
+            }
+        }
+        Ok(())
     }
 
     /// How often each tool runs: its time is the median.

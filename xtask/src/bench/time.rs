@@ -2,21 +2,18 @@
 //!
 //! **Method.** What counts is the processor time of the program's own processes, user and system together: the kernel measures the sum to the nanosecond,
 //! but splits it into its two parts by what the clock's ticks happened to hit, which is noise for a process of a few milliseconds. A *round* repeats the
-//! workload as often as the input needs for [`Bench::round_seconds`]; the number is found once and the same for all three. In each repeat the three
+//! workload as often as the input needs for [`Bench::round_seconds`]; the number is found once and the same for all. In each repeat all
 //! take their turns, and who begins changes from one repeat and from one round to the next, so that a machine that becomes slower meanwhile, or one that remembers what
 //! ran before, favors none. A round's ratio is that of its sums.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::run::{Bench, Measured, Row, Said, Subject};
+use super::run::{Bench, Said, Subject};
 use crate::shell::{self, Result};
 
 /// The most repeats, for a program that takes next to no time.
 const REPEATS_MAX: usize = 200;
-
-/// All orders of three.
-const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1], [2, 0, 1], [1, 0, 2]];
 
 /// Processor time, in seconds.
 #[derive(Copy, Clone, Debug, Default)]
@@ -35,27 +32,35 @@ impl Used {
     }
 }
 
-/// Times input, BOLT's output if there is one, and relift's; all must print `expected`.
-pub(super) fn measure(bench: &Bench, subject: &Subject<'_>, binaries: [&PathBuf; 3], expected: &Said, row: &mut Row) -> Result {
+/// Times `binaries`, the first of which is what the others are compared with; all must print `expected`. What each used, by rounds, and how
+/// often a round repeats the workload.
+pub(super) fn measure<const N: usize>(
+    bench: &Bench,
+    subject: &Subject<'_>,
+    binaries: [&Path; N],
+    expected: &Said,
+) -> Result<([Vec<Used>; N], usize)> {
     let once = run(bench, subject, binaries[0], expected)?.total();
-    row.repeats = repeats(bench.round_seconds, once);
+    let repeats = repeats(bench.round_seconds, once);
+    let mut rounds = [const { Vec::new() }; N];
     for round in 0..bench.rounds {
-        let mut sums = [Used::default(); 3];
-        for repeat in 0..row.repeats {
-            for which in ORDERS[(round + repeat) % ORDERS.len()] {
-                if which != 1 || row.bolt.is_ok() {
-                    sums[which].add(run(bench, subject, binaries[which], expected)?);
-                }
+        let mut sums = [Used::default(); N];
+        for repeat in 0..repeats {
+            for which in order(round + repeat, N) {
+                sums[which].add(run(bench, subject, binaries[which], expected)?);
             }
         }
-        let push = |measured: &mut Measured, used: Used| measured.rounds.push(used);
-        push(&mut row.input, sums[0]);
-        if let Ok(bolt) = &mut row.bolt {
-            push(bolt, sums[1]);
+        for (rounds, sum) in rounds.iter_mut().zip(sums) {
+            rounds.push(sum);
         }
-        push(&mut row.relift, sums[2]);
     }
-    Ok(())
+    Ok((rounds, repeats))
+}
+
+/// Who comes when in a turn: all begin equally often, and are followed by each other one.
+fn order(turn: usize, count: usize) -> Vec<usize> {
+    let forward = (0..count).map(|place| (place + turn / 2) % count);
+    if turn.is_multiple_of(2) { forward.collect() } else { forward.rev().collect() }
 }
 
 /// How often a workload that takes `once` seconds is repeated.
@@ -98,10 +103,13 @@ mod tests {
     }
 
     #[test]
-    fn each_of_the_three_comes_first_second_and_last_equally_often() {
-        for place in 0..3 {
-            for which in 0..3 {
-                assert_eq!(ORDERS.iter().filter(|order| order[place] == which).count(), 2);
+    fn each_of_two_or_three_comes_equally_often_at_each_place() {
+        for count in [2, 3] {
+            let orders: Vec<Vec<usize>> = (0..2 * count).map(|turn| order(turn, count)).collect();
+            for place in 0..count {
+                for which in 0..count {
+                    assert_eq!(orders.iter().filter(|order| order[place] == which).count(), 2);
+                }
             }
         }
     }

@@ -121,17 +121,36 @@ pub(super) fn relift(
     output: &Path,
     more: &[&str],
 ) -> Result<(Cost, Dyno)> {
+    let (cost, report) = report(bench, subject, input, profile, output, more)?;
+    let dyno = Dyno {
+        taken_before: dyno_stat(&report, "before", "taken_branches"),
+        taken_after: dyno_stat(&report, "after", "taken_branches"),
+    };
+    Ok((cost, dyno))
+}
+
+/// One of relift's counts by the profile, `before` or `after`; none if the report does not have it.
+pub(super) fn dyno_stat(report: &serde_json::Value, order: &str, name: &str) -> u64 {
+    report.pointer(&format!("/dyno/{order}/{name}")).and_then(serde_json::Value::as_u64).unwrap_or(0)
+}
+
+/// relift's output, with what it cost and its report.
+pub(super) fn report(
+    bench: &Bench,
+    subject: &Subject<'_>,
+    input: &Path,
+    profile: &Path,
+    output: &Path,
+    more: &[&str],
+) -> Result<(Cost, serde_json::Value)> {
     let text = |path: &Path| path.display().to_string();
     let mut words = vec![text(&bench.relift), "optimize".into(), text(input), "-o".into(), text(output)];
     words.extend(["-p".into(), text(profile), "--json".into()]);
     words.extend(bench.relift_options.iter().cloned());
     words.extend(more.iter().map(|&word| word.to_owned()));
     let (cost, said) = measured(&subject.folder, &words)?;
-    let json: serde_json::Value =
-        serde_json::from_str(&said).map_err(|error| format!("relift --json printed no JSON: {error}"))?;
-    let taken =
-        |order: &str| json.pointer(&format!("/dyno/{order}/taken_branches")).and_then(serde_json::Value::as_u64).unwrap_or(0);
-    Ok((cost, Dyno { taken_before: taken("before"), taken_after: taken("after") }))
+    let report = serde_json::from_str(&said).map_err(|error| format!("relift --json printed no JSON: {error}"))?;
+    Ok((cost, report))
 }
 
 /// Runs a tool; what it cost, and its standard output.

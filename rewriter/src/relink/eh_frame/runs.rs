@@ -40,6 +40,26 @@ impl Run {
     pub(super) fn fde(&self) -> Fde {
         self.fdes[0]
     }
+    /// The code before an address inside the run, and that from it on. The address is in no new code but at its start.
+    pub(super) fn part_at(mut self, at: Va) -> (Run, Run) {
+        let index = self.pieces.partition_point(|piece| piece.new_end() <= at);
+        let mut second = Run { pieces: self.pieces.split_off(index), fdes: self.fdes.split_off(index) };
+        let piece = &mut second.pieces[0];
+        if piece.new_start < at {
+            let len = (at - piece.new_start) as u32;
+            let copied = len.min(piece.old_len);
+            self.pieces.push(Piece { old_len: copied, new_len: len, ..*piece });
+            self.fdes.push(second.fdes[0]);
+            *piece = Piece {
+                old_start: piece.old_start + u64::from(copied),
+                old_len: piece.old_len - copied,
+                new_start: at,
+                new_len: piece.new_len - len,
+                ..*piece
+            };
+        }
+        (self, second)
+    }
     pub(super) fn is_in_place(&self) -> bool {
         self.pieces.iter().all(|p| p.old_start == p.new_start && p.old_len == p.new_len)
     }
