@@ -150,8 +150,9 @@ fn apply(
 ) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
     let fail = |e: rewriter::Error| from_rewriter(path, &e);
-    let out = timing.phase("materialize", |_| materialize::materialize(program, weights, plan, edits)).map_err(fail)?;
+    let mut out = timing.phase("materialize", |_| materialize::materialize(program, weights, plan, edits)).map_err(fail)?;
     let codes = timing.phase("encode", |_| encode::encode(image, program, &out)).map_err(fail)?;
+    out.forget_blocks();
     timing.phase("relink", |_| relink::relink(image, program, &out, codes, payload)).map_err(fail)
 }
 

@@ -193,6 +193,11 @@ impl<'a> Code<'a> {
         });
     }
 
+    /// The indexes that something was decoded at so far.
+    pub(crate) fn decoded(&self) -> impl Iterator<Item = usize> + '_ {
+        self.cache.iter().enumerate().filter(|(_, packed)| packed.load(Ordering::Relaxed) != UNKNOWN).map(|(index, _)| index)
+    }
+
     pub(crate) fn inst(&self, decoder: &Decoder, address: u64) -> Option<Inst> {
         let index = self.index(address)?;
         let mut packed = self.cache[index].load(Ordering::Relaxed);

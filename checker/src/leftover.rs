@@ -226,11 +226,25 @@ struct Found {
 /// What the pieces with a partner explain.
 #[derive(Default)]
 struct Matched {
-    input: Vec<(u64, u8)>,
-    output: Vec<(u64, u8)>,
+    input: Passed,
+    output: Passed,
     /// Place, number of entries, and width of tables.
     tables: Vec<(u64, u64, u8)>,
     pieces: u64,
+}
+
+/// Instructions, those side by side as one: start and size.
+#[derive(Default)]
+struct Passed(Vec<(u64, u64)>);
+
+impl Passed {
+    fn push(&mut self, address: u64, inst: Inst) {
+        let len = u64::from(inst.len);
+        match self.0.last_mut().filter(|(start, size)| *start + *size == address) {
+            Some((_, size)) => *size += len,
+            None => self.0.push((address, len)),
+        }
+    }
 }
 
 fn match_pieces(walk: &Walk<'_, '_>, roots: &Roots, tables: &Tables, wanted: &FxHashSet<u64>) -> Found {
@@ -282,7 +296,7 @@ impl Matched {
     fn add(&mut self, graph: &Graph<'_, '_, '_>, of: Of, node: &Node) {
         let reader = graph.reader(of);
         let passed = if of == Of::Input { &mut self.input } else { &mut self.output };
-        let piece = reader.piece(node.address, |address, inst| passed.push((address, inst.len)));
+        let piece = reader.piece(node.address, |address, inst| passed.push(address, inst));
         match piece.end {
             End::Flow(next) => self.lead(graph, of, next),
             End::Ways(even, odd) => [even, odd].into_iter().for_each(|way| self.lead(graph, of, way)),
@@ -292,8 +306,8 @@ impl Matched {
         }
         if of == Of::Output {
             self.pieces += 1;
-            if let (Some(Open::Field { value, width, .. }), Some(Answer::Table(shape))) = (&node.open, node.answer) {
-                self.tables.push((*value, graph.shapes.get(shape).len() as u64, *width));
+            if let (Some(Open::Field(field)), Some(Answer::Table(shape))) = (&node.open, node.answer) {
+                self.tables.push((field.value, graph.shapes.get(shape).len() as u64, field.width));
             }
         }
     }
@@ -301,18 +315,16 @@ impl Matched {
     /// The jumps and the padding on the way to a piece.
     fn lead(&mut self, graph: &Graph<'_, '_, '_>, of: Of, address: u64) {
         let passed = if of == Of::Input { &mut self.input } else { &mut self.output };
-        graph.reader(of).lead(address, |address, inst: Inst| passed.push((address, inst.len)));
+        graph.reader(of).lead(address, |address, inst| passed.push(address, inst));
     }
 
     fn mark(self, walk: &mut Walk<'_, '_>) {
-        for (address, size) in self.input {
-            if let Some(index) = walk.input.code.index(address) {
-                walk.relation.pass(true, index, size);
-            }
-        }
-        for (address, size) in self.output {
-            if let Some(index) = walk.output.code.index(address) {
-                walk.relation.pass(false, index, size);
+        for (is_input, passed) in [(true, self.input), (false, self.output)] {
+            let side = if is_input { walk.input } else { walk.output };
+            for address in passed.0.into_iter().flat_map(|(start, size)| start..start + size) {
+                if let Some(index) = side.code.index(address) {
+                    walk.relation.pass(is_input, index, 1);
+                }
             }
         }
         walk.stats.matched_by_content += self.pieces;

@@ -20,6 +20,7 @@ mod calls;
 mod compare;
 mod contexts;
 mod frames;
+mod numbers;
 mod proofs;
 mod relation;
 mod settle;
@@ -195,7 +196,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         Self {
             input,
             output,
-            relation: Relation::new(input.code.size(), output.code.size()),
+            relation: Relation::new(input.starts(), output.starts()),
             tables: Vec::new(),
             tables_seen: FxHashSet::default(),
             violations: Vec::new(),

@@ -60,7 +60,7 @@ pub fn split(program: &mut Program, cuts: &[Cut]) -> Split {
         fronts.push(Block::new(old.index() + cuts.len() - rest.len()));
         rest = &rest[rest.iter().take_while(|cut| cut.block == old).count()..];
     }
-    let mut splitter = Splitter { split: Split { fronts, ..Split::default() }, blocks: PrimaryMap::new(), edges: Vec::new() };
+    let mut splitter = Splitter::with_room(program, fronts, cuts.len());
     let mut rest = cuts.as_slice();
     for old in program.blocks.keys() {
         let (own, others) = rest.split_at(rest.iter().take_while(|cut| cut.block == old).count());
@@ -88,6 +88,18 @@ struct Splitter {
 }
 
 impl Splitter {
+    /// Each cut makes a block and an edge.
+    fn with_room(program: &Program, fronts: Vec<Block>, num_cuts: usize) -> Self {
+        let (num_blocks, num_edges) = (program.blocks.len() + num_cuts, program.edges.len() + num_cuts);
+        let split = Split {
+            origins: Vec::with_capacity(num_blocks),
+            edges: Vec::with_capacity(num_edges),
+            fronts,
+            offsets: Vec::with_capacity(num_blocks),
+        };
+        Self { split, blocks: PrimaryMap::with_capacity(num_blocks), edges: Vec::with_capacity(num_edges) }
+    }
+
     fn push_parts(&mut self, program: &mut Program, old: Block, cuts: &[Cut]) {
         let data = program.blocks[old].clone();
         let terminator = renamed(data.terminator, &self.split);

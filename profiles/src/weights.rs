@@ -55,21 +55,27 @@ impl Weights {
     /// The counts of a program whose blocks have been cut: each part ran as often as the whole.
     #[must_use]
     pub fn of_parts(mut self, split: &Split) -> Self {
+        // Of which nothing is counted.
+        if !self.blocks.is_empty() || !self.edges.is_empty() {
+            (self.blocks, self.edges) = self.counts_of_parts(split);
+        }
+        for site in &mut self.indirect {
+            (site.block, site.return_offset) = split.part_before(site.block, site.return_offset);
+        }
+        self
+    }
+    fn counts_of_parts(&self, split: &Split) -> (Vec<u64>, Vec<u64>) {
         let count = |counts: &[u64], index: usize| counts.get(index).copied().unwrap_or(0);
         let blocks: Vec<u64> = split.origins.iter().map(|origin| count(&self.blocks, origin.index())).collect();
         // Edges between parts are in the order of the parts that they lead out of.
         let fronts = split.origins.iter().zip(split.origins.iter().skip(1)).zip(&blocks);
         let mut between = fronts.filter(|((front, rear), _)| front == rear).map(|(_, count)| *count);
-        self.edges = split
+        let edges = split
             .edges
             .iter()
             .map(|edge| edge.map_or_else(|| between.next().unwrap_or(0), |old| count(&self.edges, old as usize)))
             .collect();
-        self.blocks = blocks;
-        for site in &mut self.indirect {
-            (site.block, site.return_offset) = split.part_before(site.block, site.return_offset);
-        }
-        self
+        (blocks, edges)
     }
     /// Adds another profile of the same program, each count so many times. Sums of consistent flows are consistent.
     pub fn add(&mut self, other: &Weights, weight: u64) {

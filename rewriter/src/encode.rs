@@ -70,6 +70,24 @@ pub struct Run {
     pub deeper: Deeper,
 }
 
+impl Run {
+    /// Takes in the run behind it, if that goes on where this one ends, in the input and in the output, with both as long here as there.
+    fn take_in(&mut self, next: &Run) -> bool {
+        let is_one = !self.is_new
+            && !next.is_new
+            && self.deeper == next.deeper
+            && self.old_len == self.len
+            && next.old_len == next.len
+            && self.old_start + u64::from(self.old_len) == next.old_start
+            && self.offset + self.len == next.offset;
+        if is_one {
+            self.old_len += next.old_len;
+            self.len += next.len;
+        }
+        is_one
+    }
+}
+
 /// An encoded fragment.
 #[derive(Clone, Debug, Default)]
 pub struct FragmentCode {
@@ -124,6 +142,7 @@ fn encode_fragment(image: &Image<'_>, program: &Program, out: &OutProgram, fragm
     code.offsets = layout.offsets;
     // All fragments wait for the last one.
     code.fixups.shrink_to_fit();
+    code.runs.dedup_by(|next, last| last.take_in(next));
     code.runs.shrink_to_fit();
     Ok(code)
 }

@@ -108,7 +108,10 @@ pub struct OutFragment {
 #[derive(Debug)]
 pub struct OutProgram {
     pub fragments: Vec<OutFragment>,
+    /// What each block copies and how it ends: for who encodes it, and gone afterwards.
     pub blocks: PrimaryMap<Out, OutBlock>,
+    /// By output block, as in `blocks`.
+    pub origins: PrimaryMap<Out, Block>,
     pub edits: Vec<Edit>,
     pub codes: PrimaryMap<NewCodeId, NewCode>,
     /// The output block that carries an input block; `None` where it stays in place.
@@ -126,6 +129,10 @@ pub struct OutProgram {
 impl OutProgram {
     pub fn edits_of(&self, block: &OutBlock) -> &[Edit] {
         &self.edits[block.edits.start as usize..block.edits.end as usize]
+    }
+    /// Lets go what nobody needs who has the encoded fragments: most of it.
+    pub fn forget_blocks(&mut self) {
+        self.blocks = PrimaryMap::default();
     }
     /// The index of the fragment that has an output block.
     pub fn fragment_of(&self, block: Out) -> usize {
@@ -147,6 +154,7 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
     let mut out = OutProgram {
         fragments: Vec::with_capacity(layout.fragments.len()),
         blocks: PrimaryMap::default(),
+        origins: PrimaryMap::default(),
         edits: Vec::new(),
         codes: edits.codes.clone(),
         placed: skeleton.placed,
@@ -189,6 +197,7 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         in_table: &in_table,
     };
     (out.edits, out.blocks) = linker.link(&skeleton.entries, &skeleton.spans);
+    out.origins = PrimaryMap::from_items(out.blocks.values().map(|block| block.origin).collect());
     Ok(out)
 }
 

@@ -52,13 +52,24 @@ impl Shapes {
 #[derive(Clone, Debug)]
 pub(super) enum Open {
     Call { after: u32, own: Option<Answer> },
-    Field { value: u64, width: u8, entries: Vec<Option<u32>>, code: Option<u32>, own: Option<Answer> },
+    Field(Box<Field>),
+}
+
+/// A field that may name code, a table, or nothing but itself.
+#[derive(Clone, Debug)]
+pub(super) struct Field {
+    pub(super) value: u64,
+    pub(super) width: u8,
+    pub(super) entries: Vec<Option<u32>>,
+    pub(super) code: Option<u32>,
+    pub(super) own: Option<Answer>,
 }
 
 impl Open {
     fn own(&self) -> Option<Answer> {
         match self {
-            Self::Call { own, .. } | Self::Field { own, .. } => *own,
+            Self::Call { own, .. } => *own,
+            Self::Field(field) => field.own,
         }
     }
 
@@ -66,8 +77,8 @@ impl Open {
     fn edges<'n>(&'n self, shapes: &'n Shapes, answer: Answer) -> impl Iterator<Item = Option<u32>> + 'n {
         let (next, shape, entries): (_, &[bool], &[Option<u32>]) = match (self, answer) {
             (Self::Call { after, .. }, Answer::GoesOn) => (Some(Some(*after)), &[], &[]),
-            (Self::Field { code, .. }, Answer::Code) => (Some(*code), &[], &[]),
-            (Self::Field { entries, .. }, Answer::Table(shape)) => (None, shapes.get(shape), entries),
+            (Self::Field(field), Answer::Code) => (Some(field.code), &[], &[]),
+            (Self::Field(field), Answer::Table(shape)) => (None, shapes.get(shape), &field.entries),
             _ => (None, &[], &[]),
         };
         let selected = shape.iter().enumerate().filter(|&(_, is_selected)| *is_selected);
@@ -78,15 +89,15 @@ impl Open {
 /// The successors of a node as far as it has chosen.
 fn successors<'n>(node: &'n Node, shapes: &'n Shapes) -> impl Iterator<Item = Option<u32>> + 'n {
     let chosen = node.open.as_ref().zip(node.answer).map(|(open, answer)| open.edges(shapes, answer));
-    node.edges.iter().copied().map(Some).chain(chosen.into_iter().flatten())
+    node.edges.iter().map(Some).chain(chosen.into_iter().flatten())
 }
 
 fn signature(nodes: &[Node], shapes: &Shapes, partition: &Partition, node: u32) -> u64 {
     let node = &nodes[node as usize];
     let mut hasher = std::hash::DefaultHasher::new();
     std::hash::Hash::hash(&node.answer, &mut hasher);
-    if let (Some(Open::Field { value, .. }), Some(Answer::Literal)) = (&node.open, node.answer) {
-        hasher.write_u64(*value);
+    if let (Some(Open::Field(field)), Some(Answer::Literal)) = (&node.open, node.answer) {
+        hasher.write_u64(field.value);
     }
     successors(node, shapes).for_each(|next| hasher.write_u32(next.map_or(u32::MAX, |next| partition.class(next))));
     hasher.finish()
@@ -175,7 +186,7 @@ impl Offer {
             offer.consequences.insert(consequence(shapes, partition, open, answer));
             match (answer, open) {
                 (Answer::Table(shape), _) => offer.tables.push(shape),
-                (Answer::Literal, Open::Field { value, .. }) => drop(offer.literals.insert(*value)),
+                (Answer::Literal, Open::Field(field)) => drop(offer.literals.insert(field.value)),
                 _ => {}
             }
         }
@@ -186,8 +197,8 @@ impl Offer {
 
     /// The answer whose consequences the input has too; of tables the longest.
     fn fitting(&self, shapes: &Shapes, partition: &Partition, open: &Open) -> Option<Answer> {
-        if let Open::Field { value, .. } = open
-            && self.literals.contains(value)
+        if let Open::Field(field) = open
+            && self.literals.contains(&field.value)
         {
             return Some(Answer::Literal);
         }

@@ -13,7 +13,7 @@ use std::collections::hash_map::Entry;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::choice::{Answer, Open, Shapes};
+use super::choice::{Answer, Field, Open, Shapes};
 use super::pieces::{End, Of, Piece, Place, Reader, Tables};
 use crate::decode::Kind;
 use crate::tables::{self, TableReference};
@@ -27,13 +27,30 @@ pub(super) enum Owner {
     Both,
 }
 
+/// A few nodes: what a piece leads to is its two ways, or a callee, a landing pad and a personality.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Edges([u32; 3]);
+
+impl Edges {
+    const NONE: u32 = u32::MAX;
+
+    fn of(nodes: [Option<u32>; 3]) -> Self {
+        Self(nodes.map(|node| node.unwrap_or(Self::NONE)))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter().copied().filter(|&edge| edge != Self::NONE)
+    }
+}
+
+/// There is one for each piece of what is left over, which may be most of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) owner: Owner,
     pub(super) address: u64,
     pub(super) label: u64,
     /// What it leads to whatever is chosen.
-    pub(super) edges: Vec<u32>,
+    pub(super) edges: Edges,
     pub(super) open: Option<Open>,
     /// What was chosen; nothing counts before.
     pub(super) answer: Option<Answer>,
@@ -106,19 +123,19 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
             for at in 0..self.fields.len() {
                 let node = &mut self.nodes[self.fields[at] as usize];
                 let limit = self.limits.get(&node.label).copied().unwrap_or(0);
-                let Some(Open::Field { value, width, entries, .. }) = &mut node.open else { continue };
-                let (value, width) = (*value, *width);
+                let Some(Open::Field(field)) = &mut node.open else { continue };
+                let (value, width) = (field.value, field.width);
                 let limit = limit.min(self.tables.get(&value).map_or(usize::MAX, Vec::len));
-                if entries.len() >= limit {
+                if field.entries.len() >= limit {
                     continue;
                 }
-                let mut entries = std::mem::take(entries);
+                let mut entries = std::mem::take(&mut field.entries);
                 for position in entries.len()..limit {
                     let target = self.target(value, position, width);
                     entries.push(target.map(|target| self.node(Of::Output, target)));
                 }
-                if let Some(Open::Field { entries: place, .. }) = &mut self.nodes[self.fields[at] as usize].open {
-                    *place = entries;
+                if let Some(Open::Field(field)) = &mut self.nodes[self.fields[at] as usize].open {
+                    field.entries = entries;
                 }
                 is_done = false;
             }
@@ -165,47 +182,48 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
             (None, Key::Reached(index)) => (index as u64 + 2).wrapping_mul(0x9e37_79b9_7f4a_7c15),
             (None, _) => 1,
         };
-        self.nodes.push(Node { owner, address: place, label, edges: Vec::new(), open: None, answer: None });
+        self.nodes.push(Node { owner, address: place, label, edges: Edges::of([None; 3]), open: None, answer: None });
         self.work.extend(piece.map(|(of, piece)| (id, of, piece)));
         id
     }
 
     fn expand(&mut self, node: u32, of: Of, piece: &Piece) {
-        let mut edges = Vec::new();
         let mut open = None;
-        match piece.end {
-            End::Nothing => {}
-            End::Flow(next) => edges.push(self.node(of, next)),
-            End::Ways(even, odd) => edges.extend([self.node(of, even), self.node(of, odd)]),
-            End::Names { target, after } => edges.extend([self.node(of, target), self.node(of, after)]),
+        let edges = match piece.end {
+            End::Nothing => [None; 3],
+            End::Flow(next) => [Some(self.node(of, next)), None, None],
+            End::Ways(first, second) | End::Names { target: first, after: second } => {
+                [Some(self.node(of, first)), Some(self.node(of, second)), None]
+            }
             End::Call { callee, landing_pad, personality, at, inst } => {
-                let named = [callee, landing_pad, personality];
-                edges.extend(named.into_iter().flatten().map(|target| self.node(of, target)));
+                let named = [callee, landing_pad, personality].map(|target| Some(self.node(of, target?)));
                 let after = self.node(of, at + u64::from(inst.len));
                 let own = (of == Of::Input).then(|| match self.walk.ends_at(at, inst) {
                     true => Answer::Stops,
                     false => Answer::GoesOn,
                 });
                 open = Some(Open::Call { after, own });
+                named
             }
             End::MayName { value, at, field, width, after } => {
-                edges.extend(after.map(|after| self.node(of, after)));
-                open = Some(self.field(of, value, (at, field, width)));
-                match (&open, of) {
-                    (_, Of::Output) => self.fields.push(node),
-                    (Some(Open::Field { entries, .. }), Of::Input) => {
+                let after = after.map(|after| self.node(of, after));
+                let field = self.field(of, value, (at, field, width));
+                match of {
+                    Of::Output => self.fields.push(node),
+                    Of::Input => {
                         let limit = self.limits.entry(piece.label).or_default();
-                        *limit = entries.len().max(*limit);
+                        *limit = field.entries.len().max(*limit);
                     }
-                    _ => {}
                 }
+                open = Some(Open::Field(Box::new(field)));
+                [after, None, None]
             }
-        }
+        };
         let node = &mut self.nodes[node as usize];
-        (node.edges, node.open) = (edges, open);
+        (node.edges, node.open) = (Edges::of(edges), open);
     }
 
-    fn field(&mut self, of: Of, value: u64, (at, field, width): (u64, u8, u8)) -> Open {
+    fn field(&mut self, of: Of, value: u64, (at, field, width): (u64, u8, u8)) -> Field {
         let tables = self.tables;
         let known = tables.get(&value);
         let side = self.reader(of).side();
@@ -220,7 +238,7 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
             Of::Output => Vec::new(),
         };
         let code = is_code.then(|| self.node(of, value));
-        Open::Field { value, width, entries, code, own }
+        Field { value, width, entries, code, own }
     }
 
     /// Where an entry of the output leads, if it may be one.

@@ -1,4 +1,4 @@
-//! The relation between input and output code addresses, dense in both directions, with undo.
+//! The relation between input and output code addresses, in both directions, with undo.
 //!
 //! An input instruction may stand at several places, because a layout may copy tails, and an output instruction may stand for several of the
 //! input, because functions that do the same may share one body: each of these pairs is walked, so that what is shared was compared with each
@@ -6,9 +6,13 @@
 //! and the other way round it has one name in the output, or two of which one is the input's own address (old text that a guarded relink
 //! keeps).
 //!
-//! Indexes are those of [`crate::decode::Code`]; 0 in a map means nothing, so values are stored plus one.
+//! Indexes are those of [`crate::decode::Code`].
+
+use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::numbers::{Numbers, Starts};
 
 /// A set of code indexes.
 #[derive(Clone, Debug, Default)]
@@ -75,13 +79,14 @@ struct Identity {
     is_own: bool,
 }
 
-/// Input and output of a pair, and the call in whose place it stands, if it does.
-type Standing = (u32, u32, Option<u64>);
+/// Input and output of a pair.
+type Standing = (u32, u32);
 
 enum Undo {
     Forward(usize),
     Backward(usize),
     More(Standing),
+    MoreWithin(Standing, u64),
     Held(u64),
     Within(usize),
     Rewritten(usize),
@@ -93,12 +98,14 @@ enum Undo {
 
 pub(crate) struct Relation {
     /// One counterpart of each input instruction; tails may have more.
-    forward: Vec<u32>,
-    backward: Vec<u32>,
+    forward: Numbers,
+    backward: Numbers,
     /// Output instructions that were only found where more is known than that all is the same: they stand for what they do for certain callers alone.
     conditional: FxHashSet<usize>,
     /// Further pairs of output instructions that stand for several.
     more: FxHashSet<Standing>,
+    /// The same in the place of calls.
+    more_within: FxHashSet<(Standing, u64)>,
     /// By output address, the input's that the program holds where the output's holds it.
     held: FxHashMap<u64, u64>,
     /// Of an output instruction in a body that stands in a call's place: the input's call.
@@ -116,12 +123,16 @@ pub(crate) struct Relation {
 }
 
 impl Relation {
-    pub(crate) fn new(input_size: usize, output_size: usize) -> Self {
+    pub(crate) fn new(
+        (input_starts, input_size): (Arc<Starts>, usize),
+        (output_starts, output_size): (Arc<Starts>, usize),
+    ) -> Self {
         Self {
-            forward: vec![0; input_size],
-            backward: vec![0; output_size],
+            forward: Numbers::new(input_starts),
+            backward: Numbers::new(output_starts),
             conditional: FxHashSet::default(),
             more: FxHashSet::default(),
+            more_within: FxHashSet::default(),
             held: FxHashMap::default(),
             within: FxHashMap::default(),
             rewritten: FxHashMap::default(),
@@ -135,7 +146,7 @@ impl Relation {
 
     /// One of the places where an input instruction stands.
     pub(crate) fn output_of(&self, input: usize) -> Option<usize> {
-        self.forward.get(input).and_then(|&value| (value as usize).checked_sub(1))
+        self.forward.get(input)
     }
 
     /// Whether an address of the input that the program can hold is known to stand at another place than this one.
@@ -145,12 +156,12 @@ impl Relation {
 
     /// Whether an output instruction stands for this one of the input, be it among others.
     pub(crate) fn is_for(&self, output: usize, input: usize) -> bool {
-        self.input_of(output) == Some(Stands::For(input)) || self.more.contains(&(input as u32, output as u32, None))
+        self.input_of(output) == Some(Stands::For(input)) || self.more.contains(&(input as u32, output as u32))
     }
 
     /// What an output instruction stands for, the first that was found; nothing that has an address alone, if it does so in the place of a call.
     pub(crate) fn input_of(&self, output: usize) -> Option<Stands> {
-        let input = self.backward.get(output).and_then(|&value| (value as usize).checked_sub(1))?;
+        let input = self.backward.get(output)?;
         Some(if self.within.contains_key(&output) { Stands::ForCall } else { Stands::For(input) })
     }
 
@@ -189,12 +200,12 @@ impl Relation {
     /// Relates the indexes of both sides; `sizes` are the instructions' lengths. What stands `within` a call's place is not where the callee is
     /// found, and the callee is not passed.
     pub(super) fn record(&mut self, input: usize, output: usize, sizes: (u8, u8), within: Option<u64>) -> Recorded {
-        match self.backward[output].checked_sub(1) {
-            Some(known) if known as usize == input && self.within.get(&output).copied() == within => return Recorded::Known,
-            Some(known) => return self.record_more(known as usize, input, output, sizes.0, within),
+        match self.backward.get(output) {
+            Some(known) if known == input && self.within.get(&output).copied() == within => return Recorded::Known,
+            Some(known) => return self.record_more(known, input, output, sizes.0, within),
             None => {}
         }
-        self.backward[output] = input as u32 + 1;
+        self.backward.set(output, input);
         self.note(Undo::Backward(output));
         self.pass(false, output, sizes.1);
         if let Some(call) = within {
@@ -212,21 +223,28 @@ impl Relation {
         if within.is_some() != self.within.contains_key(&output) {
             return Recorded::Conflict(Some(known).filter(|&known| known != input));
         }
-        let standing = (input as u32, output as u32, within);
-        if !self.more.insert(standing) {
+        let standing = (input as u32, output as u32);
+        let is_new = match within {
+            Some(call) => self.more_within.insert((standing, call)),
+            None => self.more.insert(standing),
+        };
+        if !is_new {
             return Recorded::Known;
         }
-        self.note(Undo::More(standing));
-        if within.is_none() {
-            self.place(input, output, size);
+        match within {
+            Some(call) => self.note(Undo::MoreWithin(standing, call)),
+            None => {
+                self.note(Undo::More(standing));
+                self.place(input, output, size);
+            }
         }
         Recorded::New
     }
 
     /// Notes one of the places of an input instruction.
     fn place(&mut self, input: usize, output: usize, size: u8) {
-        if self.forward[input] == 0 {
-            self.forward[input] = output as u32 + 1;
+        if self.forward.get(input).is_none() {
+            self.forward.set(input, output);
             self.note(Undo::Forward(input));
         }
         self.pass(true, input, size);
@@ -315,11 +333,12 @@ impl Relation {
     pub(super) fn undo(&mut self) {
         for undo in self.journal.take().into_iter().flatten().rev() {
             match undo {
-                Undo::Forward(index) => self.forward[index] = 0,
+                Undo::Forward(index) => self.forward.clear(index),
                 Undo::Name(address, Some(old)) => drop(self.names.insert(address, old)),
                 Undo::Name(address, None) => drop(self.names.remove(&address)),
-                Undo::Backward(index) => self.backward[index] = 0,
+                Undo::Backward(index) => self.backward.clear(index),
                 Undo::More(standing) => drop(self.more.remove(&standing)),
+                Undo::MoreWithin(standing, call) => drop(self.more_within.remove(&(standing, call))),
                 Undo::Held(name) => drop(self.held.remove(&name)),
                 Undo::Within(index) => drop(self.within.remove(&index)),
                 Undo::Rewritten(index) => drop(self.rewritten.remove(&index)),

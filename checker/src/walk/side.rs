@@ -10,6 +10,7 @@ use crate::decode::{Code, Decoder, Inst, Kind, Memo};
 use crate::error::FileError;
 use crate::image::Image;
 use crate::unwind::{CallSites, Rows, Unwind};
+use crate::walk::numbers::Starts;
 
 /// One of the two programs.
 pub(crate) struct Side<'a> {
@@ -17,6 +18,7 @@ pub(crate) struct Side<'a> {
     pub(crate) code: Code<'a>,
     pub(crate) unwind: Unwind,
     pub(crate) decoder: Decoder,
+    starts: Arc<Starts>,
     call_sites: RefCell<FxHashMap<u64, Option<Rc<CallSites>>>>,
 }
 
@@ -26,7 +28,13 @@ impl<'a> Side<'a> {
         let unwind = Unwind::parse(&image, rows)?;
         let ranges: Vec<(u64, u64)> = unwind.fdes.iter().map(|fde| (fde.start, fde.end)).collect();
         code.predecode(&ranges);
-        Ok(Self { image, code, unwind, decoder: Decoder::new()?, call_sites: RefCell::default() })
+        let starts = Arc::new(Starts::of(code.size(), code.decoded()));
+        Ok(Self { image, code, unwind, decoder: Decoder::new()?, starts, call_sites: RefCell::default() })
+    }
+
+    /// Where instructions of frame descriptions begin, and how many bytes of code there are.
+    pub(super) fn starts(&self) -> (Arc<Starts>, usize) {
+        (self.starts.clone(), self.code.size())
     }
 
     pub(crate) fn inst(&self, address: u64) -> Option<Inst> {

@@ -27,7 +27,7 @@ pub struct Addresses<'a> {
 
 impl<'a> Addresses<'a> {
     pub(crate) fn new(program: &'a Program, out: &'a OutProgram, codes: &[FragmentCode], placement: &Placement) -> Self {
-        let mut vas = Vec::with_capacity(out.blocks.len());
+        let mut vas = Vec::with_capacity(out.origins.len());
         for (code, &at) in codes.iter().zip(&placement.fragments) {
             vas.extend(code.offsets.iter().map(|&offset| at + u64::from(offset)));
         }

@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use lifter::Image;
 use lifter::address::Va;
 use lifter::elf::image::SectionData;
-use lifter::entity::{Block, SecondaryMap, Table};
+use lifter::entity::{Block, EntityId, SecondaryMap, Table};
 use lifter::ir::{Program, RefTarget, TableBase, TableBound};
 
 use crate::clones::CloneId;
 use crate::encode::FragmentCode;
-use crate::materialize::{OutFragment, OutProgram};
+use crate::materialize::{Out, OutFragment, OutProgram};
 use crate::plan::{Filling, Temperature};
 use crate::relink::space::{Interval, Overflow, Space, free_text};
 use crate::relink::unwind::Places;
@@ -203,8 +203,8 @@ fn clone_tables(program: &Program, out: &OutProgram) -> BTreeMap<(CloneId, Table
     let mut named = BTreeMap::new();
     for fragment in &out.fragments {
         let Some(clone) = fragment.clone else { continue };
-        for (_, block) in out.fragment_blocks(fragment) {
-            for r in program.block_refs(block.origin) {
+        for index in fragment.blocks.clone() {
+            for r in program.block_refs(out.origins[Out::new(index as usize)]) {
                 if let RefTarget::Table(table) = r.target {
                     named.insert((clone, table), Va(0));
                 }

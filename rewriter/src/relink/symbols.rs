@@ -117,7 +117,7 @@ fn is_inside(placed: Placed<'_>, symbol: &SymbolData<'_>) -> bool {
     let Some(out) = placed.out.placed[block] else { return false };
     let index = out.index() as u32;
     let fragment = &placed.out.fragments[placed.out.fragment_of(out)];
-    let first = placed.out.blocks[Out::new(fragment.blocks.start as usize)].origin;
+    let first = placed.out.origins[Out::new(fragment.blocks.start as usize)];
     let (first, data) = (&placed.program.blocks[first], &placed.program.blocks[block]);
     let is_entry = placed.program.funcs[first.func].entry == block || data.flags.contains(BlockFlags::ENTRY);
     symbol.st_bind() == elf::STB_LOCAL && index != fragment.blocks.start && !is_entry && first.range != data.range
@@ -249,7 +249,7 @@ fn parts<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> Vec<Part<'a>> {
     functions.par_sort_by_key(|s| s.st_value);
     let part = |(index, fragment): (usize, &OutFragment)| {
         let at = placed.placement.fragments[index];
-        let first = placed.out.blocks[Out::new(fragment.blocks.start as usize)].origin;
+        let first = placed.out.origins[Out::new(fragment.blocks.start as usize)];
         let start = placed.program.blocks[first].start;
         let func = &placed.program.funcs[fragment.func];
         let before = functions[..functions.partition_point(|s| s.st_value <= start.0)].last().copied();

@@ -12,7 +12,7 @@ use object::elf;
 use rayon::prelude::*;
 
 use crate::clones::CloneId;
-use crate::encode::FragmentCode;
+use crate::encode::{FragmentCode, Run};
 use crate::error::{Error, Result};
 use crate::materialize::{OutFragment, OutProgram};
 use crate::plan::Temperature;
@@ -56,27 +56,16 @@ pub(crate) fn fragments(
 ) -> Vec<UnwindFragment> {
     debug_assert_eq!(codes.len(), out.fragments.len());
     let moved = codes.par_iter_mut().zip(&placement.fragments).zip(&out.fragments).map(|((code, &at), fragment)| {
-        let mut pieces: Vec<Piece> = Vec::new();
-        for run in std::mem::take(&mut code.runs) {
-            let piece = Piece {
-                old_start: run.old_start,
-                old_len: run.old_len,
-                new_start: at + u64::from(run.offset),
-                new_len: run.len,
-                is_new: run.is_new,
-                deeper: run.deeper,
-                clone: fragment.clone,
-            };
-            match pieces.last_mut() {
-                Some(last) if continues(last, &piece) => {
-                    last.old_len += piece.old_len;
-                    last.new_len += piece.new_len;
-                }
-                _ => pieces.push(piece),
-            }
-        }
-        // All fragments wait for the last one.
-        pieces.shrink_to_fit();
+        let piece = |run: Run| Piece {
+            old_start: run.old_start,
+            old_len: run.old_len,
+            new_start: at + u64::from(run.offset),
+            new_len: run.len,
+            is_new: run.is_new,
+            deeper: run.deeper,
+            clone: fragment.clone,
+        };
+        let pieces = std::mem::take(&mut code.runs).into_iter().map(piece).collect();
         UnwindFragment { start: at, len: code.bytes.len() as u32, pieces }
     });
     let moved: Vec<UnwindFragment> = moved.collect();
@@ -149,17 +138,6 @@ pub(crate) fn identity(start: Va, end: Va) -> UnwindFragment {
             clone: None,
         }],
     }
-}
-
-/// Whether a piece goes on where the last one ended, in the input and in the output, with both as long here as there.
-fn continues(last: &Piece, next: &Piece) -> bool {
-    !last.is_new
-        && !next.is_new
-        && last.deeper == next.deeper
-        && last.old_len == last.new_len
-        && next.old_len == next.new_len
-        && last.old_start + u64::from(last.old_len) == next.old_start
-        && last.new_start + u64::from(last.new_len) == next.new_start
 }
 
 /// The new place of a landing pad.

@@ -146,6 +146,7 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
             }
         }
         let names_at = out.len() as u64;
+        out.reserve_exact(self.names.len() + 8 + HEADER * self.headers.len());
         out.extend_from_slice(&self.names);
         let (names_section, names_size) = (self.names_section, self.names.len() as u64);
         let header = self.header(names_section)?;

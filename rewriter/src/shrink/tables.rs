@@ -75,15 +75,23 @@ pub fn repack(bytes: &[u8], named: &[Va], free: &[(Va, Va)], options: Options) -
     if !options.cuts {
         return packed;
     }
-    let image = Image::parse(packed.as_ref().map_or(bytes, |packed| &packed.bytes)).ok()?;
-    let mut free = free.to_vec();
-    free.extend(packed.as_ref().map(|packed| packed.free));
-    free.sort_unstable();
-    let wanted = cuts::wanted(&image, &free);
-    if wanted <= cuts::spare_headers(&image) {
+    let wanted = headers_wanted(packed.as_ref().map_or(bytes, |packed| &packed.bytes), free, packed.as_ref())?;
+    if wanted == 0 {
         return packed;
     }
-    repack_with_room(bytes, named, options, wanted).or(packed)
+    // A file less in memory, and seldom made again.
+    drop(packed);
+    repack_with_room(bytes, named, options, wanted).or_else(|| repack_with_room(bytes, named, options, 0))
+}
+
+/// The program headers that cuts need, if there is not enough room for them; else 0.
+fn headers_wanted(bytes: &[u8], free: &[(Va, Va)], packed: Option<&Repacked>) -> Option<usize> {
+    let image = Image::parse(bytes).ok()?;
+    let mut free = free.to_vec();
+    free.extend(packed.map(|packed| packed.free));
+    free.sort_unstable();
+    let wanted = cuts::wanted(&image, &free);
+    Some(if wanted <= cuts::spare_headers(&image) { 0 } else { wanted })
 }
 
 /// As `repack`, with room for so many program headers behind their table.

@@ -13,9 +13,10 @@ use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{Filling, LayoutPlan};
 use rewriter::relink::Relinked;
 use rewriter::shrink::dead;
-use rewriter::transform::reached::reached;
+use rewriter::transform::reached::reached_without;
 
 use super::super::profile;
+use super::apart::Apart;
 use crate::args::shrink::{Shrink, Technique};
 use crate::driver::{self, Lifted};
 use crate::failure::Result;
@@ -63,6 +64,7 @@ impl Planned {
 pub(super) fn plan(
     args: &Shrink,
     lifted: &mut Lifted<'_>,
+    apart: &Apart,
     timing: &mut Timing,
     warnings: &mut Vec<String>,
 ) -> Result<Option<Planned>> {
@@ -80,9 +82,9 @@ pub(super) fn plan(
         return Ok(None);
     }
     let input = &args.rewrite.input;
-    let none = Weights::none(program.blocks.len(), program.edges.len());
     let weights = match args.profile.as_slice() {
-        [] => none,
+        // A zero for each block and edge would say as much, and take a tenth of the program's room.
+        [] => Weights::default(),
         paths => timing.phase("attribute the profile", |timing| profile::load(paths, None, input, lifted, timing))?.0,
     };
     let dropped = match args.is_on(Technique::DeadCode) {
@@ -90,7 +92,11 @@ pub(super) fn plan(
         false => Vec::new(),
     };
     // What nothing leads to the checker can only match by content: it keeps its body.
-    let is_reached = timing.phase("find dead code", |_| reached(image, program));
+    let apart = apart.of(program);
+    let is_reached = timing.phase("find dead code", |_| reached_without(image, program, &apart));
+    if !apart.is_empty() {
+        warnings.push(format!("{} functions share no code with others: the checker could not follow how they did", apart.len()));
+    }
     let is_open = |func: Func| is_reached[program.funcs[func].entry] && dropped.binary_search(&func).is_err();
     let folded = match args.is_on(Technique::Fold) {
         true => driver::fold(lifted, timing).among(is_open),

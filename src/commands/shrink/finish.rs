@@ -1,5 +1,6 @@
 //! From new code to a new file: the loader's tables packed, offsets chosen anew.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use lifter::Image;
@@ -7,6 +8,7 @@ use lifter::address::Va;
 use lifter::ir::RefTarget;
 use rewriter::shrink::{cuts, own_loader, pack, spread, tables};
 
+use super::apart::Places;
 use super::code::Code;
 use crate::args::shrink::{Pack, Relr, Shrink, Technique};
 use crate::driver::Lifted;
@@ -40,6 +42,8 @@ pub(super) struct Finished {
     pub(super) is_packed: bool,
     pub(super) num_cuts: u64,
     pub(super) cut_bytes: u64,
+    /// Where its code is; not known here.
+    pub(super) places: Places,
 }
 
 impl Finished {
@@ -50,23 +54,22 @@ impl Finished {
     }
 }
 
-/// Makes the file of what became of its code, or of the file as it was.
-pub(super) fn finish(args: &Shrink, bytes: &[u8], code: Option<&Code>, known: &Known, timing: &mut Timing) -> Result<Finished> {
-    let (mut changed, mut free): (&[u8], Vec<(Va, Va)>) = match code {
-        Some(code) => (&code.relinked.bytes, code.relinked.free.clone()),
-        None => (bytes, Vec::new()),
-    };
-    let mut savings = code.map(|code| code.savings.clone()).unwrap_or_default();
+/// Makes the file of what became of its code, or of the file as it was. Each step reads the file that the one before has made, which then goes.
+pub(super) fn finish(args: &Shrink, bytes: &[u8], code: Option<Code>, known: &Known, timing: &mut Timing) -> Result<Finished> {
+    let relinked = code.map(|Code { relinked, savings }| (relinked.bytes, relinked.free, savings, relinked.dropped_sections));
+    let (changed, mut free, mut savings, dropped_sections) =
+        relinked.map_or_else(Default::default, |(bytes, free, savings, dropped)| (Some(bytes), free, savings, dropped));
+    let mut changed: Cow<'_, [u8]> = changed.map_or(Cow::Borrowed(bytes), Cow::Owned);
     let wants_holes = args.is_on(Technique::Holes);
-    let split = if args.is_on(Technique::Cuts) && wants_holes { cuts::split_sections(changed, &free) } else { None };
-    changed = split.as_deref().unwrap_or(changed);
+    let split = if args.is_on(Technique::Cuts) && wants_holes { cuts::split_sections(&changed, &free) } else { None };
+    changed = split.map_or(changed, Cow::Owned);
     let table_options = table_options(args, known.reads_relr);
     let repacked = known
         .named
         .as_ref()
-        .and_then(|named| timing.phase("pack the loader's tables", |_| tables::repack(changed, named, &free, table_options)));
-    if let Some(repacked) = &repacked {
-        changed = &repacked.bytes;
+        .and_then(|named| timing.phase("pack the loader's tables", |_| tables::repack(&changed, named, &free, table_options)));
+    if let Some(repacked) = repacked {
+        changed = Cow::Owned(repacked.bytes);
         free.push(repacked.free);
         free.sort_unstable();
         savings.push(Saving::new("relr", "relocations", repacked.num_relocations, repacked.relr_bytes as i64));
@@ -74,26 +77,20 @@ pub(super) fn finish(args: &Shrink, bytes: &[u8], code: Option<&Code>, known: &K
     }
     let spread = known.named.as_ref().filter(|_| args.is_on(Technique::Spread) && wants_holes);
     let spread =
-        spread.and_then(|named| timing.phase("spread the tables", |_| spread::spread(changed, &free, named, options(args))));
-    if let Some((bytes, rest)) = &spread {
-        changed = bytes;
-        free.clone_from(rest);
+        spread.and_then(|named| timing.phase("spread the tables", |_| spread::spread(&changed, &free, named, options(args))));
+    if let Some((bytes, rest)) = spread {
+        (changed, free) = (Cow::Owned(bytes), rest);
     }
     if args.strip && wants_holes {
-        savings.push(unloaded(changed));
+        savings.push(unloaded(&changed));
     }
     let packed =
-        if wants_holes { timing.phase("pack the file", |_| pack::pack(changed, &free, options(args))) } else { Ok(None) };
+        if wants_holes { timing.phase("pack the file", |_| pack::pack(&changed, &free, options(args))) } else { Ok(None) };
     let packed = packed.map_err(|error| crate::failure::from_rewriter(&args.rewrite.input, &error))?;
     let (num_cuts, cut_bytes) = packed.as_ref().map_or((0, 0), |packed| (packed.num_cuts as u64, packed.cut_bytes));
-    Ok(Finished {
-        is_packed: packed.is_some(),
-        bytes: packed.map_or_else(|| changed.to_vec(), |packed| packed.bytes),
-        savings,
-        dropped_sections: code.map(|code| code.relinked.dropped_sections.clone()).unwrap_or_default(),
-        num_cuts,
-        cut_bytes,
-    })
+    let is_packed = packed.is_some();
+    let bytes = packed.map_or_else(|| changed.into_owned(), |packed| packed.bytes);
+    Ok(Finished { bytes, savings, dropped_sections, is_packed, num_cuts, cut_bytes, places: Places::default() })
 }
 
 /// Addresses that code or a relocated word holds, ascending.
