@@ -1,6 +1,5 @@
 //! `relift shrink`: smaller files.
 
-mod apart;
 mod code;
 mod finish;
 
@@ -16,7 +15,6 @@ use crate::files::{self, Draft};
 use crate::memory;
 use crate::report::shrink::Report;
 use crate::timing::Timing;
-use apart::{Apart, Places};
 use code::OF_CODE;
 use finish::{Finished, Known};
 
@@ -38,8 +36,7 @@ pub(crate) fn run(args: &Shrink, style: Style, timing: &mut Timing) -> Result<Ex
 
 /// Where the checker can't follow all techniques (it finds less than was known, or relift is wrong), those that change most are left out.
 fn shrink_or_less(args: &Shrink, timing: &mut Timing) -> Result<Report> {
-    let mut apart = Apart::default();
-    let mut result = shrink_with_some_apart(args, &mut apart, timing);
+    let mut result = shrink(args, timing);
     if result.is_err() {
         // Without a file, or with one that is no program, nothing else would do.
         let input = &args.rewrite.input;
@@ -53,23 +50,13 @@ fn shrink_or_less(args: &Shrink, timing: &mut Timing) -> Result<Report> {
         };
         result = match less.leave_out(&mut args) {
             false => Err(failure),
-            true => shrink_with_some_apart(&args, &mut apart, timing).map(|mut report| {
+            true => shrink(&args, timing).map(|mut report| {
                 report.warnings.push(format!("{}: {failure}", less.consequence()));
                 report
             }),
         };
     }
     result
-}
-
-/// First, only the functions that the checker can't follow share nothing with others.
-fn shrink_with_some_apart(args: &Shrink, apart: &mut Apart, timing: &mut Timing) -> Result<Report> {
-    loop {
-        match shrink(args, apart, timing) {
-            Err(_) if apart.take_more() => {}
-            result => return result,
-        }
-    }
 }
 
 /// What is left out where the checker can't follow everything.
@@ -108,7 +95,7 @@ fn skip(args: &mut Shrink, techniques: &[Technique]) -> bool {
     is_less
 }
 
-fn shrink(args: &Shrink, apart: &mut Apart, timing: &mut Timing) -> Result<Report> {
+fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
     let input = &args.rewrite.input;
     let bytes = files::read(input)?;
     let mut report = Report::new(&args.rewrite, bytes.len() as u64);
@@ -118,7 +105,7 @@ fn shrink(args: &Shrink, apart: &mut Apart, timing: &mut Timing) -> Result<Repor
         Ok(mut lifted) => {
             memory::give_back();
             report.set_coverage(&lifted.program);
-            shrink_program(args, &bytes, (&mut lifted, apart), timing, &mut report.warnings)?
+            shrink_program(args, &bytes, &mut lifted, timing, &mut report.warnings)?
         }
         Err(failure) => {
             report.warnings.push(format!("code stays as it is: {failure}"));
@@ -133,7 +120,7 @@ fn shrink(args: &Shrink, apart: &mut Apart, timing: &mut Timing) -> Result<Repor
     (report.cuts, report.cut_bytes) = (finished.num_cuts, finished.cut_bytes);
     if finished.bytes.len() >= bytes.len() {
         report.warnings.push("nothing makes this file smaller: the output is the input".to_owned());
-        report.warnings.extend(write(args, (&bytes, &bytes), &finished.places, apart, timing)?);
+        report.warnings.extend(write(args, &bytes, &bytes, timing)?);
         return Ok(report);
     }
     report.set_savings(&finished.savings, finished.bytes.len() as u64);
@@ -142,7 +129,7 @@ fn shrink(args: &Shrink, apart: &mut Apart, timing: &mut Timing) -> Result<Repor
         report.warnings.push(format!("dropped sections that describe the old code: {names}"));
     }
     report.dropped_sections = finished.dropped_sections;
-    report.warnings.extend(write(args, (&bytes, &finished.bytes), &finished.places, apart, timing)?);
+    report.warnings.extend(write(args, &bytes, &finished.bytes, timing)?);
     Ok(report)
 }
 
@@ -150,12 +137,12 @@ fn shrink(args: &Shrink, apart: &mut Apart, timing: &mut Timing) -> Result<Repor
 fn shrink_program(
     args: &Shrink,
     bytes: &[u8],
-    (lifted, apart): (&mut Lifted<'_>, &Apart),
+    lifted: &mut Lifted<'_>,
     timing: &mut Timing,
     warnings: &mut Vec<String>,
 ) -> Result<Finished> {
     let known = Known::of(lifted);
-    let Some(mut planned) = code::plan(args, lifted, apart, timing, warnings)? else {
+    let Some(mut planned) = code::plan(args, lifted, timing, warnings)? else {
         return finish::finish(args, bytes, None, &known, timing);
     };
     memory::give_back();
@@ -163,17 +150,14 @@ fn shrink_program(
     let from_end = if may_cut { planned.rewrite(args, lifted, Filling::FromEnd, timing).ok() } else { None };
     let code = from_end.map_or_else(|| planned.rewrite(args, lifted, Filling::FromStart, timing), Ok);
     let code = code.map_err(|reason| warnings.push(format!("code stays as it is: {reason}"))).ok();
-    let places = code.as_ref().map(|code| Places::of(&lifted.program, &code.relinked.blocks));
     memory::give_back();
     let has_code = code.is_some();
-    let mut finished = finish::finish(args, bytes, code, &known, timing)?;
-    finished.places = places.unwrap_or_default();
+    let finished = finish::finish(args, bytes, code, &known, timing)?;
     if !may_cut || !has_code || finished.lost(bytes) < LOST_MIN {
         return Ok(finished);
     }
     let Ok(code) = planned.rewrite(args, lifted, Filling::AroundHole, timing) else { return Ok(finished) };
-    let places = Places::of(&lifted.program, &code.relinked.blocks);
-    let other = Finished { places, ..finish::finish(args, bytes, Some(code), &known, timing)? };
+    let other = finish::finish(args, bytes, Some(code), &known, timing)?;
     Ok(if other.bytes.len() < finished.bytes.len() { other } else { finished })
 }
 
@@ -181,20 +165,13 @@ fn shrink_program(
 const LOST_MIN: i64 = 8192;
 
 /// Gives what the user is to be warned of.
-fn write(
-    args: &Shrink,
-    (before, after): (&[u8], &[u8]),
-    places: &Places,
-    apart: &mut Apart,
-    timing: &mut Timing,
-) -> Result<Option<String>> {
+fn write(args: &Shrink, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<Option<String>> {
     let output = &args.rewrite.output;
     // First: what is stopped while it checks leaves no half-made file behind.
     if !args.rewrite.no_check {
         memory::give_back();
         // Where code differs, less is tried next: what else is wrong does not matter then.
         let checked = Examiner::default().examine(output, (before, after), checker::Assumptions::default(), true, timing)?;
-        apart.learn(places, &checked.violations);
         driver::require_no_violations(output, &checked)?;
     }
     let draft = timing.phase("write", |_| Draft::write(output, after, &args.rewrite.input))?;

@@ -6,24 +6,15 @@
 //!
 //! **Terminates**: each block is pushed once.
 
-use std::collections::BTreeSet;
-
 use lifter::Image;
 use lifter::address::Va;
-use lifter::entity::{Block, Func, SecondaryMap};
+use lifter::entity::{Block, SecondaryMap};
 use lifter::ir::{BlockFlags, CodeTarget, Program, RefTarget, StopKind, Terminator};
 use object::elf;
 
 /// For each block, whether it is reached.
 pub fn reached(image: &Image<'_>, program: &Program) -> SecondaryMap<Block, bool> {
-    reached_without(image, program, &BTreeSet::new())
-}
-
-/// The same if some functions are not, nor what they alone lead to.
-pub fn reached_without(image: &Image<'_>, program: &Program, without: &BTreeSet<Func>) -> SecondaryMap<Block, bool> {
-    let closed: Vec<Block> = without.iter().flat_map(|&func| program.funcs[func].blocks.iter()).collect();
     let mut search = Search { program, reached: SecondaryMap::new(program.blocks.len(), false), open: Vec::new() };
-    closed.iter().for_each(|&block| search.reached[block] = true);
     search.name(image.e_entry);
     program.slots.iter().for_each(|slot| search.push(slot.target));
     image.dynamic_symbols.iter().filter(|symbol| symbol.has_address()).for_each(|symbol| search.name(Va(symbol.st_value)));
@@ -34,7 +25,6 @@ pub fn reached_without(image: &Image<'_>, program: &Program, without: &BTreeSet<
     while let Some(block) = search.open.pop() {
         search.follow(block);
     }
-    closed.iter().for_each(|&block| search.reached[block] = false);
     search.reached
 }
 

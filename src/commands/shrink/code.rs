@@ -13,10 +13,9 @@ use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{Filling, LayoutPlan};
 use rewriter::relink::Relinked;
 use rewriter::shrink::dead;
-use rewriter::transform::reached::reached_without;
+use rewriter::transform::reached::reached;
 
 use super::super::profile;
-use super::apart::Apart;
 use crate::args::shrink::{Shrink, Technique};
 use crate::driver::{self, Lifted};
 use crate::failure::Result;
@@ -64,7 +63,6 @@ impl Planned {
 pub(super) fn plan(
     args: &Shrink,
     lifted: &mut Lifted<'_>,
-    apart: &Apart,
     timing: &mut Timing,
     warnings: &mut Vec<String>,
 ) -> Result<Option<Planned>> {
@@ -92,11 +90,7 @@ pub(super) fn plan(
         false => Vec::new(),
     };
     // What nothing leads to the checker can only match by content: it keeps its body.
-    let apart = apart.of(program);
-    let is_reached = timing.phase("find dead code", |_| reached_without(image, program, &apart));
-    if !apart.is_empty() {
-        warnings.push(format!("{} functions share no code with others: the checker could not follow how they did", apart.len()));
-    }
+    let is_reached = timing.phase("find dead code", |_| reached(image, program));
     let is_open = |func: Func| is_reached[program.funcs[func].entry] && dropped.binary_search(&func).is_err();
     let folded = match args.is_on(Technique::Fold) {
         true => driver::fold(lifted, timing).among(is_open),

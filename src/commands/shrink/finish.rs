@@ -8,7 +8,6 @@ use lifter::address::Va;
 use lifter::ir::RefTarget;
 use rewriter::shrink::{cuts, own_loader, pack, spread, tables};
 
-use super::apart::Places;
 use super::code::Code;
 use crate::args::shrink::{Pack, Relr, Shrink, Technique};
 use crate::driver::Lifted;
@@ -42,8 +41,6 @@ pub(super) struct Finished {
     pub(super) is_packed: bool,
     pub(super) num_cuts: u64,
     pub(super) cut_bytes: u64,
-    /// Where its code is; not known here.
-    pub(super) places: Places,
 }
 
 impl Finished {
@@ -90,7 +87,7 @@ pub(super) fn finish(args: &Shrink, bytes: &[u8], code: Option<Code>, known: &Kn
     let (num_cuts, cut_bytes) = packed.as_ref().map_or((0, 0), |packed| (packed.num_cuts as u64, packed.cut_bytes));
     let is_packed = packed.is_some();
     let bytes = packed.map_or_else(|| changed.into_owned(), |packed| packed.bytes);
-    Ok(Finished { bytes, savings, dropped_sections, is_packed, num_cuts, cut_bytes, places: Places::default() })
+    Ok(Finished { bytes, savings, dropped_sections, is_packed, num_cuts, cut_bytes })
 }
 
 /// Addresses that code or a relocated word holds, ascending.
