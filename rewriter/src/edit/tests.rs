@@ -97,7 +97,7 @@ fn new_code_stands_where_the_old_was_with_its_references_and_the_rest_moves_alon
     );
     assert_eq!(
         codes[0].runs[1],
-        Run { old_start: start + 5, old_len: 5, offset: 6, len: 5, is_new: false, deeper: Deeper::default() }
+        Run { old_start: start + 5, old_len: 15, offset: 6, len: 15, is_new: false, deeper: Deeper::default() }
     );
 }
 
