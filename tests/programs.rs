@@ -295,6 +295,7 @@ behaviors! {
     rare_ways,
     relative_vtables,
     retpoline,
+    retpoline_parts,
     return_address,
     self_address,
     signals_backtrace,

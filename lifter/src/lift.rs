@@ -70,7 +70,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         names = names.extended(slots::static_code_slots(image, &units).map(|(_, target, _)| (target, NamedBy::SLOT)));
     }
     let mut clusters = join_by_flow(&units, &surveys, &names);
-    let no_return = find_no_return(&units, &surveys, &stubs, &clusters);
+    let no_return = find_no_return(image, &units, &surveys, &stubs, &clusters);
     stubs.add_no_return(no_return.into_iter());
 
     // Indirect jumps: tables are new names, and may join clusters.
@@ -123,7 +123,15 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let names_in_unwind = names_in_unwind(image, &units, &surveys);
     drop((surveys, jumps));
     let table_names = table_names(&tables);
-    let assembly = Assembly { image, unwind: &unwind, units: &units, names: &names, tables: &tables, table_names: &table_names };
+    let assembly = Assembly {
+        image,
+        unwind: &unwind,
+        units: &units,
+        names: &names,
+        tables: &tables,
+        table_names: &table_names,
+        thunks: &thunks,
+    };
     let mut program = assembly.assemble(parts);
     if mode == RelinkMode::Replace {
         program.slots = slots::collect(image, &units, &program, use_static_relocs);
