@@ -37,6 +37,8 @@ impl Default for LiftOptions {
     }
 }
 
+const LARGE_MODEL: &str = "the medium or large code model: addresses are made of numbers that nothing marks";
+
 /// Lifts a program, using all that the file says.
 pub fn lift(image: &Image<'_>, unwind: Unwind) -> Result<Program> {
     lift_with(image, unwind, LiftOptions::default())
@@ -53,6 +55,9 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let mut units = find_units(image, &unwind, &[], &Reached::default());
     let has_unseen_absolutes = mode == RelinkMode::Guard;
     let mut surveys = survey_all(Surveyor { image, units: &units, stubs: &stubs, use_static_relocs, has_unseen_absolutes });
+    if surveys.iter().any(|survey| survey.is_large_model) {
+        return Err(Error::Unsupported(LARGE_MODEL.into()));
+    }
     let claimed = claimed_padding(image, &units, &surveys, mode);
     // At a fixed address nothing without an unwind entry moves.
     let reached = match image.kind.is_position_independent() {
@@ -255,7 +260,8 @@ fn names_in_unwind(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<
     names
 }
 
-fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
+/// Refuses files of which it is known before any code is read that moving it would break them.
+pub fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     let unsupported = |why: &str| Err(Error::Unsupported(why.into()));
     let has_section = |name: &str| image.section_named(name).is_some();
     if has_section(".gopclntab") || has_section(".note.go.buildid") || has_section(".go.buildinfo") {
@@ -268,7 +274,7 @@ fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
         return unsupported(&format!("{image}: its run time finds the code by tables of its own"));
     }
     if has_section(".ltext") || has_section(".lrodata") || has_section(".ldata") {
-        return unsupported("the medium or large code model");
+        return unsupported(LARGE_MODEL);
     }
     if !image.has_section_headers && image.section_named(".text").is_none() {
         let head = &image.bytes[..image.bytes.len().min(4096)];

@@ -81,7 +81,9 @@ fn callee(program: &Program, instruction: &Instruction) -> Callee {
         FlowControl::Call if instruction.is_call_near() => {
             let target = Va(instruction.near_branch_target());
             match program.block_containing(target) {
-                Some(block) if program.blocks[block].start == target && !program.blocks[block].flags.contains(BlockFlags::THUNK) => {
+                Some(block)
+                    if program.blocks[block].start == target && !program.blocks[block].flags.contains(BlockFlags::THUNK) =>
+                {
                     Callee::Entry(block)
                 }
                 Some(_) => Callee::Anything,

@@ -91,7 +91,9 @@ pub(crate) fn drops_its_return_address(image: &Image<'_>, start: Va) -> bool {
     let first = Decoder::with_ip(64, bytes, start.0, DecoderOptions::NONE).decode();
     let is_stack = |register: Register| register == Register::RSP;
     let moves_up = match first.mnemonic() {
-        Mnemonic::Lea => is_stack(first.op0_register()) && is_stack(first.memory_base()) && first.memory_displacement64() as i64 > 0,
+        Mnemonic::Lea => {
+            is_stack(first.op0_register()) && is_stack(first.memory_base()) && first.memory_displacement64() as i64 > 0
+        }
         Mnemonic::Add => is_stack(first.op0_register()) && first.op1_kind() != OpKind::Register,
         Mnemonic::Pop => true,
         _ => false,

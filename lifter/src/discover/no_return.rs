@@ -14,7 +14,13 @@ use crate::elf::Image;
 use crate::entity::EntityId;
 
 /// The start of every unit whose cluster can't return.
-pub(crate) fn find_no_return(image: &Image<'_>, units: &Units, surveys: &[Survey], stubs: &Stubs, clusters: &Clusters) -> Vec<Va> {
+pub(crate) fn find_no_return(
+    image: &Image<'_>,
+    units: &Units,
+    surveys: &[Survey],
+    stubs: &Stubs,
+    clusters: &Clusters,
+) -> Vec<Va> {
     let mut is_candidate = vec![true; units.len()];
     let mut exits: Vec<(usize, Option<usize>)> = Vec::new();
     for (unit, data) in units.iter() {
