@@ -288,6 +288,7 @@ behaviors! {
     mutual_recursion,
     no_return_pointer,
     ordered_pointers,
+    patchable_entries,
     pointer_into_padding,
     private_calls,
     published_local,
