@@ -262,6 +262,7 @@ behaviors! {
     breakpoints,
     callers_frames,
     calling_contexts,
+    checked_calls,
     cold_paths,
     computed_goto,
     constant_words,

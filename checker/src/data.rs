@@ -85,7 +85,8 @@ fn seed_numbers(walk: &mut Walk<'_, '_>) {
     };
     for section in input.image.sections.iter().filter(is_read) {
         for place in words_of(&input.image, section) {
-            if let Some(value) = input.image.u64_at(place).filter(|&value| input.unwind.starts_at(value))
+            let is_entry = |value: &u64| input.unwind.starts_at(*value) || input.jumps_undescribed(*value);
+            if let Some(value) = input.image.u64_at(place).filter(is_entry)
                 && output.image.u64_at(place) == Some(value)
             {
                 walk.seed_address(value, value, place);

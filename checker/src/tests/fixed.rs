@@ -76,3 +76,27 @@ fn a_table_of_a_dead_function_may_lead_to_it_by_jumps() {
     let report = check(&input, &wrong).unwrap();
     assert!(!report.is_ok());
 }
+
+/// Code without a frame description that stands for a function, as entries of checked calls do, and who knows its address.
+fn entry_to(target: &str) -> String {
+    format!(
+        "    .balign 16\n.Lentry:\n    jmp .L{target}\n    .balign 16, 0xcc\n.Lcaller:\n    .cfi_startproc\n    mov $.Lentry, %eax\n    jmp *%rax\n    .cfi_endproc\n    .balign 16, 0xcc\n"
+    )
+}
+
+fn gives(name: &str, number: u32) -> String {
+    format!(".L{name}:\n    .cfi_startproc\n    mov ${number}, %eax\n    ret\n    .cfi_endproc\n    .balign 16, 0xcc\n")
+}
+
+#[test]
+fn an_entry_that_only_a_number_names_leads_where_it_led() {
+    let (first, second) = (gives("first", 1), gives("second", 2));
+    let with =
+        |target: &str, order: [&str; 2]| build_fixed(&[TWICE, UNUSED, CLASSIFY, &entry_to(target), order[0], order[1]], TABLE);
+    let Some(input) = with("first", [&first, &second]) else { return };
+    let is_right = |output: Vec<u8>| check(&input, &output).unwrap().is_ok();
+    assert!(is_right(with("first", [&first, &second]).unwrap()));
+    assert!(is_right(with("first", [&second, &first]).unwrap()));
+    // The entry has the bytes that it had, and what lies where it leads is another function.
+    assert!(!is_right(with("second", [&second, &first]).unwrap()));
+}

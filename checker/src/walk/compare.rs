@@ -168,7 +168,8 @@ impl Walk<'_, '_> {
             let is_start = self.input.code.index(value).is_some_and(|index| self.survey.is_boundary(index));
             is_start && unwind.fde_at(value).is_some() && unwind.fde_at(value) == unwind.fde_at(at)
         };
-        (!is_high && (self.input.unwind.starts_at(value) || is_label())).then_some(Reference::Code(value, value))
+        let is_entry = || self.input.unwind.starts_at(value) || self.input.jumps_undescribed(value);
+        (!is_high && (is_entry() || is_label())).then_some(Reference::Code(value, value))
     }
 
     fn may_be_absolute_table(&self, address: u64) -> bool {

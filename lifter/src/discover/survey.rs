@@ -16,6 +16,9 @@ use crate::elf::image::StaticReloc;
 use crate::ir::PinReason;
 use crate::x86::{Flow, flow_of, is_nop, is_short_branch};
 
+/// Bytes of the longest instruction (Intel SDM vol. 2, 2.3.11).
+const MAX_INSTRUCTION_LEN: usize = 15;
+
 /// How an instruction names a code address.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum How {
@@ -275,9 +278,12 @@ impl Surveyor<'_> {
 
     fn survey_opaque(&self, unit: &UnitData, bytes: &[u8]) -> Survey {
         let mut survey = Survey { problem: Some(PinReason::Undecodable), falls_out: true, may_return: true, ..Survey::default() };
+        // An instruction may begin in the unit and end behind it: where units end is not sure here.
+        let behind = (1..MAX_INSTRUCTION_LEN).rev().find_map(|more| self.image.read(unit.start, bytes.len() + more));
+        let window = behind.unwrap_or(bytes);
         for offset in 0..bytes.len() {
             let start = unit.start + offset as u64;
-            let instruction = Decoder::with_ip(64, &bytes[offset..], start.0, DecoderOptions::NONE).decode();
+            let instruction = Decoder::with_ip(64, &window[offset..], start.0, DecoderOptions::NONE).decode();
             if instruction.is_invalid() {
                 continue;
             }

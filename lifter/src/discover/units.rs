@@ -87,7 +87,11 @@ pub(crate) fn is_stub_section(name: &str) -> bool {
 /// from there on is data. `reached` is code without unwind entries that was found before.
 pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind, claimed: &[Va], reached: &Reached) -> Units {
     let mut vouched = vouched_ranges(image, unwind, reached);
-    vouched.sort_by_key(|&(start, end, bounds)| (start, matches!(bounds, Bounds::Symbol(_)), end));
+    // Of symbols at one place the longest counts: a short one may end within an instruction.
+    vouched.sort_by_key(|&(start, end, bounds)| match bounds {
+        Bounds::Symbol(_) => (start, true, u64::MAX - end.0),
+        _ => (start, false, end.0),
+    });
     let mut sections: Vec<Section> = image
         .sections
         .iter()
