@@ -85,11 +85,12 @@ fn seed_numbers(walk: &mut Walk<'_, '_>) {
     };
     for section in input.image.sections.iter().filter(is_read) {
         for place in words_of(&input.image, section) {
-            let is_entry = |value: &u64| input.unwind.starts_at(*value) || input.jumps_undescribed(*value);
-            if let Some(value) = input.image.u64_at(place).filter(is_entry)
-                && output.image.u64_at(place) == Some(value)
-            {
+            let value = input.image.u64_at(place).filter(|&value| output.image.u64_at(place) == Some(value));
+            let Some(value) = value else { continue };
+            if input.unwind.starts_at(value) {
                 walk.seed_address(value, value, place);
+            } else if let Some((from, to)) = walk.past_entry(value) {
+                walk.seed_address(from, to, place);
             }
         }
     }

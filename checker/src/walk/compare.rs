@@ -168,8 +168,18 @@ impl Walk<'_, '_> {
             let is_start = self.input.code.index(value).is_some_and(|index| self.survey.is_boundary(index));
             is_start && unwind.fde_at(value).is_some() && unwind.fde_at(value) == unwind.fde_at(at)
         };
-        let is_entry = || self.input.unwind.starts_at(value) || self.input.jumps_undescribed(value);
-        (!is_high && (is_entry() || is_label())).then_some(Reference::Code(value, value))
+        if let Some((input, output)) = self.past_entry(value).filter(|_| !is_high) {
+            return Some(Reference::Code(input, output));
+        }
+        (!is_high && (self.input.unwind.starts_at(value) || is_label())).then_some(Reference::Code(value, value))
+    }
+
+    /// Where an entry at an address leads in both, that stands for a function and has no frame description: as a number names it, it stays, and nothing else shows
+    /// that it is code.
+    pub(crate) fn past_entry(&self, address: u64) -> Option<(u64, u64)> {
+        let jump = self.input.undescribed_jump(address)?;
+        let moved = self.output.undescribed_jump(address);
+        self.input.unwind.starts_at(jump).then(|| moved.map_or((address, address), |moved| (jump, moved)))
     }
 
     fn may_be_absolute_table(&self, address: u64) -> bool {

@@ -55,10 +55,11 @@ impl<'a> Side<'a> {
         address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(bytes, wide))
     }
 
-    /// Whether code without a frame description jumps on at once, as entries do that stand for functions: an address to be called.
-    pub(crate) fn jumps_undescribed(&self, address: u64) -> bool {
-        let is_undescribed = || self.unwind.fde_at(address).is_none() && self.code.index(address).is_some();
-        is_undescribed() && self.inst(address).is_some_and(|inst| inst.kind == Kind::Jump)
+    /// Where code without a frame description jumps to at once, as entries do that stand for functions.
+    pub(crate) fn undescribed_jump(&self, address: u64) -> Option<u64> {
+        let is_undescribed = self.code.index(address).is_some() && self.unwind.fde_at(address).is_none();
+        let inst = self.inst(address).filter(|inst| is_undescribed && inst.kind == Kind::Jump)?;
+        Some(self.target(address, inst))
     }
 
     /// Whether code begins by dropping or overwriting the return address of who calls it, as the inner part of a thunk for indirect branches does:
