@@ -11,6 +11,8 @@
 //! A root's proof stands for itself: it follows all that flows from the root, through code of other functions too. What a walk that was given up has
 //! recorded proves nothing, so walks that come into such code later are proven too ([`crate::walk`]).
 //!
+//! A proof goes on in a function that is entered by a jump. If it fails, it is tried once more with such a jump as an end, where that may be one ([`segment`]): then the function is a root of its own.
+//!
 //! Registers that differ at a return do no harm if nobody reads them there ([`liveness`]). Where a function is left by a jump, the return is one to the callers of the function that the proof began in: what was
 //! proven by that holds for proofs that begin there alone.
 //!
@@ -50,7 +52,7 @@ use facts::{Facts, Value};
 pub(crate) use liveness::Liveness;
 use machine::{BASE, Privacy, STACK};
 pub(crate) use segment::{Effect, Local};
-use segment::{Failure, Run, Segment};
+use segment::{Ends, Failure, Run, Segment};
 
 /// Segments of one proof.
 const SEGMENTS_MAX: usize = 200_000;
@@ -96,6 +98,10 @@ pub(crate) struct Prover {
     keys: Keys,
     /// Branches that are decided on both sides are followed, not compared.
     decides_first: bool,
+    /// Segments end at tail calls where they can.
+    ends_at_tail_calls: bool,
+    /// The last proof that was tried came to one.
+    meets_tail_calls: bool,
     /// What is proven may leave registers other than the input at returns.
     may_leave: bool,
     /// Registers that are so behind calls of what is entered with something known.
@@ -143,6 +149,8 @@ impl Prover {
             decoded: FxHashMap::default(),
             keys: Keys::default(),
             decides_first: false,
+            ends_at_tail_calls: false,
+            meets_tail_calls: false,
             may_leave: false,
             left: FxHashMap::default(),
             written: FxHashMap::default(),
@@ -223,8 +231,21 @@ impl Prover {
         known | registers != known
     }
 
-    /// Proves what flows from a pair, in one of the ways to take slots for private, and to go on at branches that are decided.
+    /// Proves what flows from a pair, through all that jumps lead to, or if there is no such proof, up to tail calls.
     fn prove_deciding(&mut self, walk: &Walk<'_, '_>, task: &Task, ways: &[bool]) -> Result<Proof, Violation> {
+        self.meets_tail_calls = false;
+        let whole = self.prove_in_ways(walk, task, ways);
+        if whole.is_ok() || !self.meets_tail_calls {
+            return whole;
+        }
+        self.ends_at_tail_calls = true;
+        let parted = self.prove_in_ways(walk, task, ways);
+        self.ends_at_tail_calls = false;
+        parted.or(whole)
+    }
+
+    /// Proves what flows from a pair, in one of the ways to take slots for private, and to go on at branches that are decided.
+    fn prove_in_ways(&mut self, walk: &Walk<'_, '_>, task: &Task, ways: &[bool]) -> Result<Proof, Violation> {
         let (input, output) = task.root;
         let root = Key { input, output, within: None };
         let mut start = identity_at(walk, root).map_err(Failure::into_violation)?;
@@ -298,21 +319,38 @@ impl Prover {
 
     /// One segment. Where an address of the frame goes elsewhere in it, it ends there, if all but saves is the same then.
     fn follow(&mut self, walk: &Walk<'_, '_>, visits: &Visits<'_>, node: Node, facts: &Facts) -> Result<Segment, Failure> {
-        let (key, privacy, root) = (node.0, visits.privacy(node), visits.root.input);
-        let mut outcome = Run::new(self, walk, privacy, root).follow(key, facts);
-        let is_escape = |outcome: &Result<Segment, Failure>| matches!(outcome, Err(failure) if failure.is_escape);
-        let is_of_rows =
-            |outcome: &Result<Segment, Failure>| matches!(outcome, Err(failure) if failure.kind == ViolationKind::UnwindRow);
-        if is_of_rows(&outcome) {
-            outcome = Run::new(self, walk, privacy, root).unwinding().follow(key, facts);
-        }
-        if is_escape(&outcome) && *privacy == Privacy::Frame {
-            outcome = Run::new(self, walk, privacy, root).up_to_escape().follow(key, facts);
-            if is_of_rows(&outcome) {
-                outcome = Run::new(self, walk, privacy, root).up_to_escape().unwinding().follow(key, facts);
+        if self.ends_at_tail_calls {
+            let ends = Ends { at_tail_call: true, ..Ends::default() };
+            let outcome = self.follow_up_to(ends, walk, visits, node, facts);
+            if outcome.is_ok() {
+                return outcome;
             }
         }
-        outcome
+        let outcome = self.follow_up_to(Ends::default(), walk, visits, node, facts);
+        match outcome {
+            Err(failure) if failure.is_escape && *visits.privacy(node) == Privacy::Frame => {
+                self.follow_up_to(Ends { at_escape: true, ..Ends::default() }, walk, visits, node, facts)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// The same, with the rules of the frame the same, or if they are not, followed.
+    fn follow_up_to(
+        &mut self,
+        ends: Ends,
+        walk: &Walk<'_, '_>,
+        visits: &Visits<'_>,
+        node: Node,
+        facts: &Facts,
+    ) -> Result<Segment, Failure> {
+        let (key, privacy, root) = (node.0, visits.privacy(node), visits.root.input);
+        match Run::new(self, walk, privacy, root).up_to(ends).follow(key, facts) {
+            Err(failure) if failure.kind == ViolationKind::UnwindRow => {
+                Run::new(self, walk, privacy, root).up_to(ends).unwinding().follow(key, facts)
+            }
+            outcome => outcome,
+        }
     }
 
     /// Facts flow to a pair.

@@ -41,6 +41,8 @@ pub(crate) struct Survey {
     boundaries: Bits,
     /// Frame descriptions that something names, other than a jump or a table.
     named: Bits,
+    /// Those that begin where a direct call leads.
+    called: Bits,
     /// Those with a jump to the one that follows, or from it: they may be parts of the same function.
     joined_to_next: Bits,
 }
@@ -53,6 +55,7 @@ impl Survey {
             referenced: Vec::new(),
             boundaries: Bits::new(side.code.size()),
             named: Bits::new(count),
+            called: Bits::new(count),
             joined_to_next: Bits::new(count),
         };
         survey.name_what_the_loader_knows(side);
@@ -76,7 +79,7 @@ impl Survey {
                             }
                         }
                     }
-                    Kind::Call => survey.name(side, side.target(address, inst)),
+                    Kind::Call => survey.call(side, side.target(address, inst)),
                     _ if inst.disp != 0 => {
                         let operand = side.operand(address, inst);
                         survey.name(side, operand);
@@ -104,6 +107,15 @@ impl Survey {
         }
     }
 
+    fn call(&mut self, side: &Side<'_>, target: u64) {
+        if let Some(fde) = side.unwind.fde_at(target) {
+            self.named.insert(fde as usize);
+            if side.unwind.fdes[fde as usize].start == target {
+                self.called.insert(fde as usize);
+            }
+        }
+    }
+
     fn name_what_the_loader_knows(&mut self, side: &Side<'_>) {
         self.name(side, side.image.elf.entry);
         for &(_, slot) in &side.image.slots {
@@ -114,6 +126,11 @@ impl Survey {
         for symbol in side.image.elf.dynsyms.iter().filter(|symbol| crate::data::names_code(&side.image, symbol)) {
             self.name(side, symbol.st_value);
         }
+    }
+
+    /// Whether a direct call leads to where a frame description begins: that is a function.
+    pub(crate) fn is_called(&self, fde: u32) -> bool {
+        self.called.contains(fde as usize)
     }
 
     /// Whether nothing but a table can lead to a frame description: a cold part.

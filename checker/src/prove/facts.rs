@@ -35,6 +35,8 @@ pub(super) enum Value {
     QuadLow(u32, u16, u32),
     /// The same where the first class is all of the low 128 bits.
     Lower(u32, u32),
+    /// Of a vector register: the low 128 bits are zeros, those above are the class's.
+    Cleared(u32),
     /// The low bits of a class, copies of the sign up to 32 bits, then zeros: what `movsx` puts into the lower half of a register.
     SignedHalf(u32, u16),
     /// In a meeting: of a slot that is not listed.
@@ -152,6 +154,7 @@ impl Facts {
                 | Value::Quad(class, _)
                 | Value::QuadLow(class, ..)
                 | Value::Lower(class, _)
+                | Value::Cleared(class)
                 | Value::SignedHalf(class, _) = value
                 {
                     number(class);
@@ -181,6 +184,11 @@ impl Facts {
                         low = pool.trunc(low, bits);
                     }
                     let low = pool.zext(low, 128);
+                    pool.insert(whole, low, 0)
+                }
+                Value::Cleared(above) => {
+                    let whole = pool.make(Node::Class(above), width);
+                    let low = pool.constant(0, 128);
                     pool.insert(whole, low, 0)
                 }
                 Value::Zext(class)
@@ -246,6 +254,8 @@ impl Facts {
         let mut classes: FxHashMap<Id, u32> = FxHashMap::default();
         let mut widths = Vec::new();
         let differing = (0..32).filter(|&at| input.vectors[at] != output.vectors[at]);
+        let all = input.vectors.iter().chain(&output.vectors);
+        let cleared: FxHashMap<Id, Id> = all.filter_map(|&id| Some((id, above_zeros(pool, id)?))).collect();
         let lowers: FxHashMap<Id, (Id, Id, bool)> = differing.filter_map(|at| lower(pool, output.vectors[at])).collect();
         let mut side = |machine: &mut Machine| {
             let slots: Vec<(i64, u16, Id)> = pieces
@@ -262,6 +272,7 @@ impl Facts {
                 })
             };
             let mut value = |pool: &Pool, id: Id| match pool.node(id) {
+                _ if cleared.contains_key(&id) => Value::Cleared(class(pool, cleared[&id])),
                 _ if lowers.contains_key(&id) => {
                     let (low, above, is_quad) = lowers[&id];
                     // What a general register with the same value is, so that both stay the same.
@@ -393,6 +404,12 @@ fn lower(pool: &mut Pool, id: Id) -> Option<(Id, (Id, Id, bool))> {
     matches!(pool.node(above), Node::Class(_)).then_some((id, (low, above, is_quad)))
 }
 
+/// What is above the low 128 bits of a vector register if these are zeros.
+fn above_zeros(pool: &Pool, id: Id) -> Option<Id> {
+    let (above, value) = replaced(pool, id)?;
+    (pool.as_const(value) == Some(0) && matches!(pool.node(above), Node::Class(_))).then_some(above)
+}
+
 /// What a vector register was whose low 128 bits were replaced, and by what.
 pub(super) fn replaced(pool: &Pool, id: Id) -> Option<(Id, Id)> {
     match *pool.node(id) {
@@ -461,9 +478,11 @@ impl Meeting<'_> {
             (widths[0] == widths[1]).then(|| meeting.class(Value::Class(x), Value::Class(y), widths[0]))
         };
         let above = |value: Value| match value {
-            Value::Class(above) | Value::Quad(_, above) | Value::QuadLow(.., above) | Value::Lower(_, above) => {
-                Some(Value::Class(above))
-            }
+            Value::Class(above)
+            | Value::Quad(_, above)
+            | Value::QuadLow(.., above)
+            | Value::Lower(_, above)
+            | Value::Cleared(above) => Some(Value::Class(above)),
             _ => None,
         };
         let is_lower = |value: Value| matches!(value, Value::Quad(..) | Value::QuadLow(..) | Value::Lower(..));
@@ -492,6 +511,7 @@ impl Meeting<'_> {
             (Value::SignedLow(x, a), Value::SignedLow(y, b)) if a == b => {
                 of_class(self, x, y).map(|class| Value::SignedLow(class, a))
             }
+            (Value::Cleared(x), Value::Cleared(y)) => of_class(self, x, y).map(Value::Cleared),
             _ if is_lower(first) || is_lower(second) => match (above(first), above(second)) {
                 (Some(x), Some(y)) => Some(Value::Lower(self.class(first, second, 128), self.class(x, y, width))),
                 _ => None,

@@ -9,6 +9,8 @@
 //! * the rules of the frame change in the same order, and say where the tracked stack pointer is; or both programs' rules lead an unwinder to the same values, at each
 //!   instruction ([`unwound`]).
 //!
+//! A segment may also end before an address of the frame goes elsewhere ([`alone`]), and at a tail call ([`tail`]).
+//!
 //! **Terminates**: a side runs at most [`STEPS_MAX`] instructions.
 
 mod alone;
@@ -16,12 +18,14 @@ mod compare;
 mod leave;
 mod local;
 mod raceless;
+mod tail;
 mod unwound;
 mod words;
 
 pub(super) use leave::KEPT;
 pub(crate) use local::Local;
 use local::Mark;
+pub(super) use tail::Ends;
 
 use rustc_hash::FxHashSet;
 
@@ -137,6 +141,12 @@ struct Cursor {
     went_alone: bool,
     /// It is right before an instruction by which an address of the frame goes elsewhere.
     lets_out: bool,
+    /// It is right before a tail call, which leads there.
+    tail_call: Option<u64>,
+    /// It stops where the other may make a tail call.
+    seeks_tail_call: bool,
+    /// Where it stopped for that last.
+    asked: Option<u64>,
     /// Before each instruction in the place of a call.
     marks: Vec<Mark>,
     decided: u64,
@@ -157,6 +167,9 @@ impl Cursor {
             first_within: within,
             went_alone: false,
             lets_out: false,
+            tail_call: None,
+            seeks_tail_call: false,
+            asked: None,
             marks: Vec::new(),
             decided: 0,
         }
@@ -180,8 +193,7 @@ pub(super) struct Run<'r, 'w, 'a> {
     root: u64,
     /// The rules of the frame may be others, if they come to the same.
     unwinds: bool,
-    /// The segment ends before an address of the frame goes elsewhere.
-    ends_at_escape: bool,
+    ends: Ends,
     segment: Segment,
     /// Instructions of the input whose reference one of the output has taken.
     taken: FxHashSet<u64>,
@@ -200,7 +212,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             pool: Pool::default(),
             root,
             unwinds: false,
-            ends_at_escape: false,
+            ends: Ends::default(),
             segment,
             taken: FxHashSet::default(),
             fresh: FRESH,
@@ -212,9 +224,9 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         Self { unwinds: true, ..self }
     }
 
-    /// The same, up to where an address of the frame goes elsewhere.
-    pub(super) fn up_to_escape(self) -> Self {
-        Self { ends_at_escape: true, ..self }
+    /// The same, up to certain places.
+    pub(super) fn up_to(self, ends: Ends) -> Self {
+        Self { ends, ..self }
     }
 
     fn is_fixed(&self) -> bool {
@@ -254,11 +266,18 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     /// Runs both to where control leaves the segment.
     fn run_both(&mut self, input: &mut Cursor, output: &mut Cursor) -> Step<()> {
         self.advance_input(input)?;
+        output.seeks_tail_call = input.tail_call.is_some();
         self.advance_output(output, input)?;
         loop {
             let (Some(a), Some(b)) = (self.walk.input.inst(input.at), self.walk.output.inst(output.at)) else {
                 return self.fail(output.at, format!("does not decode, here or at the input's {:#x}", input.at));
             };
+            if let Some(target) = input.tail_call {
+                if self.leave_by_tail_call(input, a, target, output)? {
+                    return Ok(());
+                }
+                continue;
+            }
             if self.leave_by_call(input, output, b)? {
                 return Ok(());
             }
@@ -326,6 +345,17 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             let Some(inst) = side.inst(cursor.at) else {
                 return self.fail(cursor.at, "does not decode");
             };
+            if cursor.seeks_tail_call && self.may_be_at_tail_call(cursor, inst) {
+                return Ok(None);
+            }
+            if is_input && inst.kind == Kind::Jump {
+                let tail_call = self.tail_call(cursor, inst);
+                self.prover.meets_tail_calls |= tail_call.is_some();
+                cursor.tail_call = tail_call.filter(|_| self.ends.at_tail_call);
+                if cursor.tail_call.is_some() {
+                    return Ok(None);
+                }
+            }
             match inst.kind {
                 Kind::Nop | Kind::Jump => {
                     if inst.kind == Kind::Jump && !cursor.seen.insert(cursor.at) && cursor.decided == 0 {
@@ -354,7 +384,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             at: cursor.at,
             place,
         };
-        let before = self.ends_at_escape.then(|| cursor.machine.clone());
+        let before = self.ends.at_escape.then(|| cursor.machine.clone());
         match (cursor.machine.step(&mut context, decoded), before) {
             (Err(Trouble::Escape), Some(before)) => {
                 cursor.machine = before;
@@ -553,7 +583,10 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         let within = input.first_within;
         let each = pairs.into_iter().map(|(input, output)| Effect::Record { input, output, within });
         self.segment.effects.extend(each);
-        self.segment.effects.push(Effect::Record { input: input.at, output: output.at, within: input.within });
+        // Behind a tail call another walk begins.
+        if input.tail_call.is_none() {
+            self.segment.effects.push(Effect::Record { input: input.at, output: output.at, within: input.within });
+        }
         self.segment.stats.instructions += input.instructions.len() as u64 + 1;
     }
 

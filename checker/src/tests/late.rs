@@ -179,3 +179,129 @@ fn behind_a_late_frame_a_call_may_be_the_beginning_of_the_callee_and_a_call_of_t
         assert!(!report.is_ok(), "{from} became {to}");
     }
 }
+
+/// Without the second of two equal pieces.
+fn without_second(text: &str, piece: &str) -> String {
+    let (before, after) = text.rsplit_once(piece).unwrap();
+    assert!(before.contains(piece));
+    format!("{before}{after}")
+}
+
+#[test]
+fn what_moves_strings_reads_no_flags_but_the_direction() {
+    let rest =
+        "    mov %rdi, %rbx\n    call other\n    lea shared(%rip), %rdi\n    mov $3, %ecx\n    rep stosq\n    mov %rbx, %rax\n";
+    let (early, late) = early_and_late("", "", rest);
+    for moves in ["rep stosq", "stosb", "rep movsb", "movsq", "lodsl"] {
+        let with = |text: &str| text.replace("rep stosq", moves);
+        let Some(report) = report_of((&with(&early), OTHER), (&with(&late), OTHER)) else { return };
+        assert!(report.is_ok(), "{moves}: {}", report.summary(10));
+    }
+    // Behind the call nothing is known of the flags; these read some, or leave them as they were.
+    for reads in ["cmc", "lahf", "repe cmpsb\n    sete %bl", "repne scasb\n    setc %bl"] {
+        let with = |text: &str| text.replace("rep stosq", reads);
+        assert!(!report_of((&with(&early), OTHER), (&with(&late), OTHER)).unwrap().is_ok(), "{reads}");
+    }
+    let wrong = late.replace("mov $3, %ecx", "mov $2, %ecx");
+    assert!(!report_of((&early, OTHER), (&wrong, OTHER)).unwrap().is_ok());
+}
+
+#[test]
+fn an_instruction_that_names_the_image_sees_no_slot_of_the_frame() {
+    let load = "    movhps shared(%rip), %xmm0\n";
+    let (early, late) = early_and_late(load, load, "    movhps %xmm0, shared+8(%rip)\n    call other\n");
+    let late = without_second(&late, load);
+    let Some(report) = report_of((&early, OTHER), (&late, OTHER)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let wrong = late.replace(load, "    movhps shared+8(%rip), %xmm0\n");
+    assert!(!report_of((&early, OTHER), (&wrong, OTHER)).unwrap().is_ok());
+    // On the stack are slots that the output has not written yet.
+    let of_frame = |text: &str| text.replace("movhps shared(%rip)", "movhps -32(%rsp)");
+    assert!(!report_of((&of_frame(&early), OTHER), (&of_frame(&late), OTHER)).unwrap().is_ok());
+}
+
+#[test]
+fn zeros_in_a_vector_register_may_be_stored_behind_a_branch() {
+    let make = "    sub $24, %rsp\n    .cfi_def_cfa_offset 48\n    movups %xmm0, (%rsp)\n";
+    let drop = "    add $24, %rsp\n    .cfi_def_cfa_offset 24\n";
+    let clear = "    pxor %xmm0, %xmm0\n";
+    let rest = format!("    lea (%rsp), %rdi\n    call other\n    add 8(%rsp), %rax\n{drop}");
+    let (early, late) = early_and_late(&format!("{clear}{make}"), clear, &rest);
+    let early = early.replacen("lea 3(%rdi), %rax\n", &format!("lea 3(%rdi), %rax\n{drop}"), 1);
+    let early = early.replacen("1:\n    .cfi_def_cfa_offset 24", "1:\n    .cfi_def_cfa_offset 48", 1);
+    let late = without_second(&late, clear);
+    let Some(report) = report_of((&early, OTHER), (&late, OTHER)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let wrong = [
+        ("movups %xmm0, (%rsp)", "movups %xmm1, (%rsp)"),
+        ("movups %xmm0, (%rsp)", "movups %xmm0, 8(%rsp)"),
+        ("movups %xmm0, (%rsp)", "movsd %xmm0, (%rsp)"),
+        ("pxor %xmm0, %xmm0", "pxor %xmm1, %xmm0"),
+        ("pxor %xmm0, %xmm0", "pxor %xmm1, %xmm1"),
+        ("pxor %xmm0, %xmm0", "xor %eax, %eax\n    pinsrw $0, %eax, %xmm0"),
+    ];
+    for (from, to) in wrong {
+        assert!(late.contains(from));
+        assert!(!report_of((&early, OTHER), (&late.replace(from, to), OTHER)).unwrap().is_ok(), "{from} became {to}");
+    }
+}
+
+#[test]
+fn a_tail_call_out_of_a_frame_that_others_know_enters_a_function_by_itself() {
+    let rest = "    mov %rdi, %rbx\n    lea 1(%rbx), %rax\n    mov %rax, shared+8(%rip)\n";
+    let (early, late) = early_and_late("", "", rest);
+    // It is called as well, so it is a function.
+    let work = "    sub $24, %rsp
+    .cfi_def_cfa_offset 32
+    lea (%rsp), %rax
+    mov %rax, shared(%rip)
+    call other
+    lea 2(%rax), %edi
+    mov $4, %esi
+    add $24, %rsp
+    .cfi_def_cfa_offset 8
+    jmp other";
+    let Some(report) = report_of((work, &early), (work, &late)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let wrong = [
+        ("jmp other", "jmp _start"),
+        ("jmp other", "jmp other + 1"),
+        ("jmp other", "mov $1, %edi\n    jmp other"),
+        ("jmp other", "mov $1, %ebx\n    jmp other"),
+        ("jmp other", "movups %xmm1, %xmm0\n    jmp other"),
+        ("lea 2(%rax)", "lea 3(%rax)"),
+        ("lea (%rsp), %rax", "lea 8(%rsp), %rax"),
+    ];
+    for (from, to) in wrong {
+        assert!(work.contains(from));
+        let report = report_of((work, &early), (&work.replacen(from, to, 1), &late)).unwrap();
+        assert!(!report.is_ok(), "{from} became {to}");
+    }
+    for (from, to) in [("lea 3(%rdi)", "lea 4(%rdi)"), ("lea 1(%rbx)", "lea 2(%rbx)"), ("    pop %rbx\n", "    pop %rcx\n")] {
+        assert!(late.contains(from));
+        let report = report_of((work, &early), (work, &late.replace(from, to))).unwrap();
+        assert!(!report.is_ok(), "{from} became {to}");
+    }
+    // A register that differs at the jump, and that the function does not read, or does.
+    let other = work.replace("mov $4, %esi", "mov $5, %esi");
+    let report = report_of((work, &early), (&other, &late)).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let reads = |text: &str| text.replace("lea 1(%rbx)", "lea (%rbx,%rsi)");
+    assert!(!report_of((work, &reads(&early)), (&other, &reads(&late))).unwrap().is_ok());
+}
+
+#[test]
+fn of_two_ways_to_pair_a_call_that_is_taken_where_all_is_the_same() {
+    let rest = "    mov %rdi, %rbx\n    call other\n    add %rbx, %rax\n    add %rsi, %rax\n";
+    let (early, late) = early_and_late("", "", rest);
+    let other = "    mov %esi, %ecx\n    xor %esi, %esi\n3:\n    lea (%rdi,%rcx), %rax\n    ret";
+    let begun = |text: &str| late.replacen("    call other", text, 1);
+    let right = "    mov %esi, %ecx\n    xor %esi, %esi\n    call 3f";
+    let Some(report) = report_of((&early, other), (&begun(right), other)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    for (from, to) in [("xor %esi, %esi\n", "xor %edx, %edx\n"), ("mov %esi, %ecx", "mov %edi, %ecx"), ("call 3f", "call other")]
+    {
+        let report = report_of((&early, other), (&begun(&right.replace(from, to)), other)).unwrap();
+        assert!(!report.is_ok(), "{from} became {to}");
+    }
+}

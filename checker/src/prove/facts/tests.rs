@@ -71,3 +71,43 @@ fn what_is_put_aside_on_both_ways_is_there_where_they_join_and_else_it_is_not() 
         }
     }
 }
+
+/// Facts where both programs have zeros in the low part of a vector register, or something else.
+fn cleared(is_cleared: bool) -> Facts {
+    let mut pool = Pool::default();
+    let (mut input, mut output) = Facts::identity(None).start(&mut pool, false);
+    let low = if is_cleared { pool.constant(0, 128) } else { pool.make(Node::Class(1 << 30), 128) };
+    input.vectors[ASIDE] = pool.insert(input.vectors[ASIDE], low, 0);
+    output.vectors[ASIDE] = pool.insert(output.vectors[ASIDE], low, 0);
+    Facts::end(&mut pool, &input, &output)
+}
+
+/// Whether the low part is zeros in both programs, and whether all of it is the same.
+fn is_cleared(facts: &Facts) -> (bool, bool) {
+    let mut pool = Pool::default();
+    let (input, output) = facts.start(&mut pool, false);
+    let mut is_zero = |id| {
+        let low = pool.trunc(id, 128);
+        pool.as_const(low) == Some(0)
+    };
+    let zeros = [input.vectors[ASIDE], output.vectors[ASIDE]].map(&mut is_zero);
+    (zeros == [true, true], input.vectors[ASIDE] == output.vectors[ASIDE])
+}
+
+#[test]
+fn zeros_in_a_vector_register_are_known_only_where_all_ways_have_them() {
+    let (zeros, others) = (cleared(true), cleared(false));
+    assert_eq!(is_cleared(&zeros), (true, true));
+    assert_eq!(is_cleared(&others), (false, true));
+    assert!(zeros.meet(&zeros).is_none());
+    for (one, other) in [(&zeros, &others), (&others, &zeros)] {
+        assert_eq!(is_cleared(&one.meet(other).unwrap_or(one.clone())), (false, true));
+    }
+    // Where the output has put something aside on one way, neither is known.
+    let aside = aside(WHOLE, RSI);
+    for (one, other) in [(&zeros, &aside), (&aside, &zeros)] {
+        let met = one.meet(other).unwrap_or(one.clone());
+        assert_eq!(is_cleared(&met), (false, false));
+        assert!(!is_there(&met));
+    }
+}

@@ -2,6 +2,7 @@
 //! before an address of the frame goes elsewhere.
 
 use super::super::Key;
+use super::super::entry::Entry;
 use super::super::facts::Facts;
 use super::super::machine::RED_ZONE;
 use super::{Cursor, Effect, Failure, Run, STEPS_MAX, Side, Step};
@@ -76,7 +77,8 @@ impl Run<'_, '_, '_> {
         if input.within.is_none() {
             self.note_row(true, input)?;
             input.pass(a.len);
-            self.segment.effects.push(Effect::Rewritten { input: input.at, output: output.at });
+            let replaced = self.replaced_at(input, output);
+            self.segment.effects.push(Effect::Rewritten { input: input.at, output: replaced });
         }
         (input.at, input.within) = (at, within);
         input.went_alone = true;
@@ -90,6 +92,20 @@ impl Run<'_, '_, '_> {
         Ok(true)
     }
 
+    /// Where the output has something else than a call of the input, which has come to that. The output has gone on to where it transfers control: the place is behind what is the
+    /// same there as most of what the input ran last.
+    fn replaced_at(&self, input: &Cursor, output: &Cursor) -> u64 {
+        let count = output.instructions.len();
+        let common = |place: usize| {
+            let each = input.instructions.iter().rev().zip(output.instructions[..place].iter().rev());
+            each.take_while(|&(&(i, a), &(o, b))| self.walk.compare(i, a, o, b).is_ok()).count()
+        };
+        // The first of those that are as good.
+        let best = (0..=count).rev().map(|place| (common(place), place)).max_by_key(|&(common, _)| common);
+        let place = best.filter(|&(common, _)| common > 0).map_or(count, |(_, place)| place);
+        output.instructions.get(place).map_or(output.at, |&(at, _)| at)
+    }
+
     /// Whether the output's call cannot be that of the input, but one that the output makes in the place of it, behind the beginning of the callee's body: the other way of calling, or another state there.
     /// Going into the callee is right whatever the output does; so this decides only what is tried.
     fn calls_what_is_within(&mut self, input: &Cursor, a: Inst, output: &Cursor, b: Inst) -> bool {
@@ -100,12 +116,29 @@ impl Run<'_, '_, '_> {
             Kind::IndirectCall => !self.walk.is_call_past_stub(input.at, a, output.at, b),
             Kind::Call => {
                 let stats = self.segment.stats;
-                let is_other = self.compare_events(input, output).is_err() || self.compare_entered(input, a, output).is_err();
+                let is_other = self.compare_events(input, output).is_err()
+                    || match self.compare_entered(input, a, output) {
+                        Err(_) => true,
+                        Ok(unread) => {
+                            let entry = Entry::of(&self.pool, &input.machine, &output.machine, unread);
+                            entry.demands_proof() && self.is_same_within(input, a, output)
+                        }
+                    };
                 self.segment.stats = stats;
                 is_other
             }
             _ => false,
         }
+    }
+
+    /// Whether the input, when it goes into a call, comes to where all is the same as at a call of the output, although at the two calls it is not.
+    fn is_same_within(&mut self, input: &Cursor, a: Inst, output: &Cursor) -> bool {
+        let Some((at, within)) = self.walk.step_into(input.at, a) else { return false };
+        let mut inside = Cursor::new(at, input.machine.clone(), within);
+        if self.advance_input(&mut inside).is_err() {
+            return false;
+        }
+        inside.marks.iter().any(|mark| matches!(self.is_here(mark, output), Some((_, 0))))
     }
 
     /// Both come to where an address of the frame goes elsewhere: from there on others may see what is in it, so it is the same.

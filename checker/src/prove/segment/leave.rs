@@ -27,10 +27,11 @@ impl Run<'_, '_, '_> {
         if b.kind != Kind::Call || self.walk.output.code.bytes(o, b).len() != 5 {
             return Ok(false);
         }
-        // Where registers may differ, more than one place may do: that is it in which the fewest do.
-        let mut best: Option<(u32, usize, u16)> = None;
+        // Where registers may differ, more than one place may do: that is it in which the fewest do, those that nobody reads coming last.
+        let mut best: Option<((u32, u32), usize, u16)> = None;
         for index in 0..input.marks.len() {
             let Some((unread, count)) = self.is_here(&input.marks[index], output) else { continue };
+            let count = (count, unread.count_ones());
             if best.is_none_or(|best| count < best.0) {
                 best = Some((count, index, unread));
             }
@@ -79,7 +80,7 @@ impl Run<'_, '_, '_> {
     }
 
     /// Whether what comes next can't tell the two programs apart but by registers that bring arguments: gives those that differ and are not read, and how many others do.
-    fn is_here(&mut self, mark: &Mark, output: &Cursor) -> Option<(u16, u32)> {
+    pub(super) fn is_here(&mut self, mark: &Mark, output: &Cursor) -> Option<(u16, u32)> {
         let input = Cursor::new(mark.at, mark.machine.clone(), None);
         if !mark.has_same_events(&output.machine) || !self.has_same_flags(&input, output) {
             return None;
@@ -374,6 +375,8 @@ impl Run<'_, '_, '_> {
         let is_of_frame = memory.is_some_and(|(memory, _)| {
             [memory.base, memory.index].into_iter().flatten().any(|register| match register {
                 Reg::General(number, ..) => self.pool.is_of_frame(x.general[usize::from(number & 15)]),
+                // What is named by its distance from the instruction lies in the image.
+                Reg::Pointer => false,
                 _ => true,
             })
         });
@@ -415,10 +418,19 @@ impl Run<'_, '_, '_> {
     }
 }
 
-/// Whether an instruction that is not looked into may read the flags.
+/// Whether an instruction that is not looked into may read the arithmetic flags.
 fn reads_flags(decoded: &Decoded) -> bool {
+    if moves_strings(decoded) {
+        return false;
+    }
     let beginnings = ["pushf", "lahf", "fcmov", "cmc", "set", "cmov", "salc"];
     decoded.reads.contains(&Reg::Flags) || beginnings.iter().any(|beginning| decoded.name.starts_with(beginning))
+}
+
+/// Whether an instruction is `movs`, `stos` or `lods`. Of the flags these read the direction alone, which is part of the rest of the state (SDM, volume 2, `REP`, `MOVS`, `STOS`, `LODS`).
+fn moves_strings(decoded: &Decoded) -> bool {
+    let opcode = decoded.bytes.get(decoded.shape.opcode);
+    decoded.shape.map == 0 && !decoded.shape.vector && matches!(opcode, Some(0xa4 | 0xa5 | 0xaa..=0xad))
 }
 
 /// Whether an instruction that is not looked into makes all flags anew (SDM, volume 2: comparisons of floating-point numbers, locked arithmetic).
