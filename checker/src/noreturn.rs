@@ -85,14 +85,13 @@ impl NoReturn {
             search.callees(start, end);
         }
         search.run();
-        let mut functions: FxHashSet<u64> = search
+        let functions: FxHashSet<u64> = search
             .starts
             .iter()
             .enumerate()
             .filter(|&(function, _)| !search.returns[function])
             .map(|(_, &start)| start)
             .collect();
-        functions.extend(&search.witnessed);
         found.functions = functions;
         found
     }
@@ -147,7 +146,6 @@ struct Search<'s, 'a> {
     /// Where callers go on if this one returns.
     continuations: Vec<Vec<(u32, u64)>>,
     work: Vec<(u32, u64)>,
-    witnessed: Vec<u64>,
 }
 
 impl<'s, 'a> Search<'s, 'a> {
@@ -162,7 +160,6 @@ impl<'s, 'a> Search<'s, 'a> {
             tails: Vec::new(),
             continuations: Vec::new(),
             work: Vec::new(),
-            witnessed: Vec::new(),
         }
     }
 
@@ -271,7 +268,6 @@ impl<'s, 'a> Search<'s, 'a> {
                     let callee = self.side.target(address, inst);
                     let id = self.function(callee);
                     if self.is_end(address, after) {
-                        self.witnessed.push(callee);
                         return;
                     }
                     if !self.returns[id as usize] {
