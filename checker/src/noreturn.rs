@@ -3,7 +3,13 @@
 //! **Method.** A function may return if a `ret`, an indirect jump, or a jump to a function that may return can be reached from its
 //! entry, where what follows a call is reached only if the callee may return. This is the least fixpoint, found with one worklist. What is a function
 //! is told by frame descriptions, and where there are none, by the calls that a linear sweep finds: one that is found by mistake is judged for nothing.
-//! Imported functions are judged by name; a call after which the frame description ends is a witness for its callee.
+//! Imported functions are judged by name.
+//!
+//! **Soundness.** What follows a call that does not come back is only tried, and then compared by content, and no register is asked for behind it. So a function that is taken
+//! for one that never returns hides wrong code; one that is taken for one that may return costs at worst a false alarm. The only guess is that
+//! the compiler ends a frame description behind a call only if *this* call does not come back. It says nothing of other calls of the same
+//! function, imported or not: `error` returns or not by its first argument, and a compiler that knows the rest of a function for undefined behavior ends it behind a call of
+//! `std::string::insert`.
 //!
 //! **Terminates**: each instruction is visited once, by the function that comes first; others that meet it depend on that function.
 

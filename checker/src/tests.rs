@@ -14,6 +14,7 @@ mod rows;
 mod tails;
 mod tracking;
 mod undescribed;
+mod witness;
 
 use super::*;
 
