@@ -173,7 +173,7 @@ impl TableContext<'_> {
         let mut body = Body::decode(self.image, self.units, members, self.names, self.stubs);
         let sites = self.sites(&body);
         let mut result = ClusterJumps::default();
-        let mut learned = Learned::default();
+        let mut learned = Learned { readings: Readings::of(self, members), ..Learned::default() };
         for _ in 0..MAX_ROUNDS {
             let edges = result.edges();
             let targets: Vec<Va> = edges.iter().map(|e| e.1).collect();
