@@ -48,7 +48,9 @@ pub(crate) fn lift_to_shrink<'a>(path: &Path, bytes: &'a [u8], verify: bool, tim
 
 fn lift_image<'a>(path: &Path, image: Image<'a>, verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
     let refuse = |e: lifter::Error| from_lifter(path, &e);
-    let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(refuse)?;
+    // A file that is refused anyway is refused for the reason that says most.
+    let better = |error| lifter::lift::refuse_unsupported(&image).err().unwrap_or(error);
+    let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(|error| refuse(better(error)))?;
     let program = timing.phase("find functions, blocks and references", |_| lifter::lift(&image, unwind)).map_err(refuse)?;
     let lifted = Lifted { image, program };
     if verify {

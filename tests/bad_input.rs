@@ -97,6 +97,18 @@ fn code_that_a_run_time_finds_by_tables_of_its_own_is_refused() {
 }
 
 #[test]
+fn the_large_code_model_is_refused() {
+    let text = "#include <stdio.h>\n\
+                __attribute__((noinline)) int twice(int x) { return 2 * x; }\n\
+                int main(int count, char **words) { printf(\"%d %s\\n\", twice(count), words[0]); return 0; }";
+    for kind in [["-fPIE", "-pie"], ["-fno-pie", "-no-pie"]] {
+        let folder = scratch();
+        let program = support::compile_text(text, &["-O2", "-mcmodel=large", kind[0], kind[1]], folder.path(), "program");
+        every_command_refuses(&fs::read(program).expect("the program was built"), &["large code model"]);
+    }
+}
+
+#[test]
 fn a_program_that_starts_from_a_dump_of_its_addresses_is_refused() {
     let folder = scratch();
     let text = "#include <stdio.h>\n#include <string.h>\n\

@@ -12,6 +12,7 @@
 //! **Invariant.** No violation means: there is a relation between input and output code addresses that contains all starting pairs, is
 //! closed under execution, and relates only instructions with the same effect; every other byte that is loaded is the same.
 
+mod code_model;
 mod data;
 mod decode;
 mod dynamic;
@@ -135,6 +136,7 @@ impl<'a> Original<'a> {
         let input = &self.known.side;
         data::compare(input, &output, &report.explained, &mut report.violations);
         structure::check(input, &output, &mut report.violations);
+        code_model::check(input, &output, &mut report.violations);
         registered::check(input, &output, &mut report.violations);
         self.liveness = report.liveness;
         Ok(Report::new(report.violations, report.stats))

@@ -3,6 +3,7 @@
 //! **Method.** A function may return if a `ret`, an indirect jump, or a jump to a function that may return can be reached from its
 //! entry, where what follows a call is reached only if the callee may return. This is the least fixpoint, found with one worklist. What is a function
 //! is told by frame descriptions, and where there are none, by the calls that a linear sweep finds: one that is found by mistake is judged for nothing.
+//! A call of what drops or overwrites its return address counts as a return: control goes on where that is put, as in thunks for indirect branches.
 //! Imported functions are judged by name.
 //!
 //! **Soundness.** What follows a call that does not come back is only tried, and then compared by content, and no register is asked for behind it. So a function that is taken
@@ -273,6 +274,9 @@ impl<'s, 'a> Search<'s, 'a> {
                 Kind::Call => {
                     let callee = self.side.target(address, inst);
                     let id = self.function(callee);
+                    if self.side.drops_return_address(callee) {
+                        return self.returned(function);
+                    }
                     if self.is_end(address, after) {
                         return;
                     }

@@ -9,6 +9,7 @@
 //! but whole instructions is opaque: it stays byte for byte, and everything that it may name stays too.
 
 pub(crate) mod clusters;
+pub(crate) mod code_model;
 pub(crate) mod names;
 pub(crate) mod no_return;
 pub(crate) mod reach;

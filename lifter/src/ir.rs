@@ -187,6 +187,8 @@ bitflags::bitflags! {
         const LOOP_HEADER = 1 << 6;
         /// *Guard* mode: an unseen pointer may hold its address, which stays good, by a jump if the block moves.
         const ANCHOR = 1 << 7;
+        /// A thunk for indirect branches or returns begins here, or its last part: what it returns to is not behind the call that entered it.
+        const THUNK = 1 << 8;
     }
 }
 

@@ -15,8 +15,9 @@ use crate::discover::no_return::find_no_return;
 use crate::discover::reach::{Reach, Reached};
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
-use crate::discover::units::{Unit, UnitData, Units, find_units, is_in, is_stub_section, unit_at};
+use crate::discover::units::{Bounds, Unit, UnitData, Units, find_units, is_in, is_stub_section, unit_at};
 use crate::discover::unseen::{self, Search, Unseen};
+use crate::elf::image::SymbolData;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::error::{Error, Result};
@@ -37,6 +38,8 @@ impl Default for LiftOptions {
     }
 }
 
+const LARGE_MODEL: &str = "the medium or large code model: addresses are made of numbers that nothing marks";
+
 /// Lifts a program, using all that the file says.
 pub fn lift(image: &Image<'_>, unwind: Unwind) -> Result<Program> {
     lift_with(image, unwind, LiftOptions::default())
@@ -53,12 +56,15 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let mut units = find_units(image, &unwind, &[], &Reached::default());
     let has_unseen_absolutes = mode == RelinkMode::Guard;
     let mut surveys = survey_all(Surveyor { image, units: &units, stubs: &stubs, use_static_relocs, has_unseen_absolutes });
-    let claimed = claimed_padding(image, &units, &surveys, mode);
+    if surveys.iter().any(|survey| survey.is_large_model) {
+        return Err(Error::Unsupported(LARGE_MODEL.into()));
+    }
     // At a fixed address nothing without an unwind entry moves.
     let reached = match image.kind.is_position_independent() {
         true => Reach { image, units: &units, surveys: &surveys, stubs: &stubs, trusts_symbols: use_static_relocs }.find(),
         false => Reached::default(),
     };
+    let claimed = claimed_padding(image, (&units, &reached), &surveys, mode);
     if !claimed.is_empty() || !reached.regions.is_empty() {
         let before = std::mem::replace(&mut units, find_units(image, &unwind, &claimed, &reached));
         let surveyor = Surveyor { image, units: &units, stubs: &stubs, use_static_relocs, has_unseen_absolutes };
@@ -70,7 +76,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         names = names.extended(slots::static_code_slots(image, &units).map(|(_, target, _)| (target, NamedBy::SLOT)));
     }
     let mut clusters = join_by_flow(&units, &surveys, &names);
-    let no_return = find_no_return(&units, &surveys, &stubs, &clusters);
+    let no_return = find_no_return(image, &units, &surveys, &stubs, &clusters);
     stubs.add_no_return(no_return.into_iter());
 
     // Indirect jumps: tables are new names, and may join clusters.
@@ -123,7 +129,15 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let names_in_unwind = names_in_unwind(image, &units, &surveys);
     drop((surveys, jumps));
     let table_names = table_names(&tables);
-    let assembly = Assembly { image, unwind: &unwind, units: &units, names: &names, tables: &tables, table_names: &table_names };
+    let assembly = Assembly {
+        image,
+        unwind: &unwind,
+        units: &units,
+        names: &names,
+        tables: &tables,
+        table_names: &table_names,
+        thunks: &thunks,
+    };
     let mut program = assembly.assemble(parts);
     if mode == RelinkMode::Replace {
         program.slots = slots::collect(image, &units, &program, use_static_relocs);
@@ -191,15 +205,21 @@ fn with_doubts(surveyor: Surveyor<'_>, mut surveys: Vec<Survey>) -> Vec<Survey> 
 }
 
 /// Addresses in sections of code that instructions or relocated words name and that were taken for padding: clang leaves nothing of a
-/// function that can't be called, and pointers to it name what follows. Ascending.
-fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey], mode: RelinkMode) -> Vec<Va> {
+/// function that can't be called, and pointers to it name what follows; and what stands before the first function for who looks for it there. Ascending.
+fn claimed_padding(image: &Image<'_>, (units, reached): (&Units, &Reached), surveys: &[Survey], mode: RelinkMode) -> Vec<Va> {
     let code: Vec<(Va, Va)> = image
         .sections
         .values()
         .filter(|s| s.is_alloc() && s.is_executable() && !is_stub_section(s.name))
         .map(|s| (s.sh_addr, s.end()))
         .collect();
-    let in_code = |va: &Va| code.iter().any(|(start, end)| start <= va && va < end) && unit_at(units, *va).is_none();
+    let is_unreached = |va: Va| is_in(&reached.regions, va) && !is_in(&reached.pieces, va);
+    let is_behind = |unit: Unit, va: Va| {
+        let survey = &surveys[unit.index()];
+        units[unit].bounds == Bounds::Gap && !survey.is_opaque() && va >= units[unit].start + survey.body_len
+    };
+    let is_free = |va: Va| unit_at(units, va).is_none_or(|unit| is_behind(unit, va)) || is_unreached(va);
+    let in_code = |va: &Va| code.iter().any(|(start, end)| start <= va && va < end) && is_free(*va);
     let named = |s: &Survey| -> Vec<Va> {
         let data = s.data_names.iter().map(|n| n.0);
         let code = s.names.iter().map(|n| n.target).chain(s.stray_calls.iter().copied());
@@ -217,6 +237,10 @@ fn claimed_padding(image: &Image<'_>, units: &Units, surveys: &[Survey], mode: R
     let slots = dynamic.chain(words).filter(in_code);
     let mut claimed: Vec<Va> = surveys.par_iter().flat_map_iter(named).collect();
     claimed.extend(slots);
+    let is_label = |symbol: &SymbolData<'_>| symbol.has_address() && [elf::STT_FUNC, elf::STT_NOTYPE].contains(&symbol.st_type());
+    let symbols = image.symbols.values().chain(&image.dynamic_symbols);
+    let labels = symbols.filter(|symbol| is_label(symbol)).map(|symbol| Va(symbol.st_value));
+    claimed.extend(labels.filter(in_code));
     claimed.sort();
     claimed.dedup();
     claimed
@@ -247,7 +271,8 @@ fn names_in_unwind(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<
     names
 }
 
-fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
+/// Refuses files of which it is known before any code is read that moving it would break them.
+pub fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     let unsupported = |why: &str| Err(Error::Unsupported(why.into()));
     let has_section = |name: &str| image.section_named(name).is_some();
     if has_section(".gopclntab") || has_section(".note.go.buildid") || has_section(".go.buildinfo") {
@@ -260,7 +285,7 @@ fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
         return unsupported(&format!("{image}: its run time finds the code by tables of its own"));
     }
     if has_section(".ltext") || has_section(".lrodata") || has_section(".ldata") {
-        return unsupported("the medium or large code model");
+        return unsupported(LARGE_MODEL);
     }
     if !image.has_section_headers && image.section_named(".text").is_none() {
         let head = &image.bytes[..image.bytes.len().min(4096)];

@@ -14,6 +14,7 @@ use crate::address::Va;
 use crate::address_index::AddressIndex;
 use crate::cfg::build::{Draft, DraftBlock, DraftEnd, DraftRef};
 use crate::cfg::tables::RawTable;
+use crate::cfg::thunks::Thunks;
 use crate::discover::names::{NamedBy, Names};
 use crate::discover::units::{Bounds, Unit, Units};
 use crate::elf::{Image, Unwind};
@@ -42,6 +43,7 @@ pub(crate) struct Assembly<'i> {
     pub(crate) tables: &'i [RawTable],
     /// `(instruction, table)`, ascending.
     pub(crate) table_names: &'i [(Va, Va)],
+    pub(crate) thunks: &'i Thunks,
 }
 
 impl Assembly<'_> {
@@ -135,6 +137,7 @@ impl Assembly<'_> {
         flags.set(BlockFlags::LANDING_PAD, by.contains(NamedBy::LANDING_PAD));
         flags.set(BlockFlags::ANCHOR, by.contains(NamedBy::UNSEEN));
         flags.set(BlockFlags::TABLE_TARGET, by.contains(NamedBy::TABLE));
+        flags.set(BlockFlags::THUNK, self.thunks.contains(draft.start));
         BlockData {
             start: draft.start,
             func,

@@ -3,7 +3,7 @@
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits};
 use lifter::Va;
 use lifter::entity::Block;
-use lifter::ir::{Program, StopKind, Terminator};
+use lifter::ir::{BlockFlags, Program, StopKind, Terminator};
 use smallvec::SmallVec;
 
 use super::FlagSet;
@@ -23,7 +23,7 @@ pub(super) enum Callee {
     None,
     /// A direct call to a block of the program.
     Entry(Block),
-    /// An indirect call, or one to a stub.
+    /// An indirect call, through a thunk as well, or one to a stub.
     Unknown,
 }
 
@@ -78,7 +78,8 @@ pub(crate) fn summarize(program: &Program, block: Block, instructions: &[Instruc
 fn callee_of(program: &Program, instruction: &Instruction) -> Callee {
     match instruction.flow_control() {
         FlowControl::Call if instruction.is_call_near() => {
-            program.block_at(Va(instruction.near_branch_target())).map_or(Callee::Unknown, Callee::Entry)
+            let entry = program.block_at(Va(instruction.near_branch_target()));
+            entry.filter(|&b| !program.blocks[b].flags.contains(BlockFlags::THUNK)).map_or(Callee::Unknown, Callee::Entry)
         }
         // `syscall` and its kin come back with the flags as they were.
         FlowControl::Call if matches!(instruction.mnemonic(), Mnemonic::Syscall | Mnemonic::Sysenter | Mnemonic::Int) => {

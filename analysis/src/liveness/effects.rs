@@ -6,7 +6,7 @@ use iced_x86::{
 };
 use lifter::Va;
 use lifter::entity::Block;
-use lifter::ir::Program;
+use lifter::ir::{BlockFlags, Program};
 
 use super::Registers;
 
@@ -20,7 +20,7 @@ pub enum Callee {
     Boundary,
     /// `call *(%rax)`: it may be how the address of a thread-local variable is asked for, which keeps all registers but `rax`.
     Descriptor,
-    /// A place inside of a block, and what is no plain call.
+    /// A place inside of a block, a thunk, and what is no plain call.
     Anything,
 }
 
@@ -81,7 +81,11 @@ fn callee(program: &Program, instruction: &Instruction) -> Callee {
         FlowControl::Call if instruction.is_call_near() => {
             let target = Va(instruction.near_branch_target());
             match program.block_containing(target) {
-                Some(block) if program.blocks[block].start == target => Callee::Entry(block),
+                Some(block)
+                    if program.blocks[block].start == target && !program.blocks[block].flags.contains(BlockFlags::THUNK) =>
+                {
+                    Callee::Entry(block)
+                }
                 Some(_) => Callee::Anything,
                 None => Callee::Boundary,
             }

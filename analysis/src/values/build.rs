@@ -48,7 +48,8 @@ impl<'a> Surroundings<'a> {
     }
 
     fn callee_of(&self, block: Block, target: Va) -> Callee {
-        let is_start = self.program.blocks[block].start == target;
+        let data = &self.program.blocks[block];
+        let is_start = data.start == target && !data.flags.contains(BlockFlags::THUNK);
         self.procedures.at(block).filter(|_| is_start).map_or(Callee::Inside, Callee::Local)
     }
 

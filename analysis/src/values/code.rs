@@ -136,7 +136,7 @@ pub enum Effect {
 pub enum Callee {
     /// A procedure of the program.
     Local(Procedure),
-    /// A place inside one, or anything else that is not known.
+    /// A place inside one, a thunk that goes where a register says, or anything else that is not known.
     Inside,
     /// A function that a name stands for: index into the table of `library`.
     Library(u32),

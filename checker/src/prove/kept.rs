@@ -66,6 +66,9 @@ impl Prover {
     /// `None` if anything may be written.
     fn written_from(&mut self, walk: &Walk<'_, '_>, is_input: bool, target: u64) -> Option<u16> {
         let side = if is_input { walk.input } else { walk.output };
+        if side.drops_return_address(target) {
+            return None;
+        }
         let mut seen: FxHashSet<u64> = FxHashSet::default();
         let mut work = vec![target];
         let mut written = 0;
@@ -85,7 +88,10 @@ impl Prover {
                 Kind::IndirectJump => {
                     work.extend(self.targets_of(walk, at).filter(|targets| !targets.places.is_empty())?.places);
                 }
-                Kind::Call => work.extend([own_callee_of(side, at, inst)?, after]),
+                Kind::Call => {
+                    let callee = own_callee_of(side, at, inst).filter(|&callee| !side.drops_return_address(callee))?;
+                    work.extend([callee, after]);
+                }
                 Kind::Plain | Kind::Lea => {
                     let decoded = self.decode(is_input, side, at, inst)?;
                     if decoded.is_special {

@@ -6,6 +6,7 @@
 //! * A call of code of this file is followed into it, and behind the call where some way through it passes the register on.
 //! * A call of what the compiler could not see (through a stub, a slot, a register) reads what the psABI passes arguments in and writes all other registers that calls do not keep. But
 //!   what may be a call of a descriptor of thread-local storage keeps them all, and may be any other call too; and of a file with the profiling calls, which keep all as well, nothing is claimed.
+//! * A call of what puts another return address in the place of its own, as thunks for indirect branches do, counts as a read.
 //! * At a return, the code behind all calls of the function in this file is followed, and of those that end in a jump to it; of callers elsewhere, the psABI says that they
 //!   read `rax` and `rdx` alone. These two count as read there, unless nothing names the function but direct calls and jumps.
 //! * An indirect jump through a jump table leads where that says ([`jumps`]). Any other leads to all that the jump tables of its function name and to all of the function that data point to, and may be a tail call; it
@@ -139,6 +140,9 @@ impl Prover {
         };
         if let Some(known) = self.liveness.called.get(&place).and_then(|answer| answer.is_dead(register)) {
             return known;
+        }
+        if walk.input.drops_return_address(target) {
+            return false;
         }
         let Some(body) = self.bodies(walk).at(walk, place) else { return false };
         let after = Place::open(body, place + u64::from(inst.len));

@@ -233,6 +233,36 @@ fn a_call_on_the_way_returns_to_where_it_was_made() {
     assert!(!is_right(Behind { mid: "    jmp pass", caller: "    call mid\n    add %r11d, %eax", ..QUIET }));
 }
 
+/// `_start` calls what `rax` says, through a thunk in parts, the first of which looks as if it never came back.
+const THUNK: &str = "    mov %eax, %edi
+    lea caller(%rip), %rax
+@CLEAR@
+    call 31f
+    jmp 39f
+31:
+    call 33f
+32:
+    pause
+    lfence
+    jmp 32b
+33:
+    mov %rax, (%rsp)
+    ret
+39:";
+
+#[test]
+fn a_thunk_for_indirect_calls_leads_to_what_may_read_arguments() {
+    if !can_link() {
+        return;
+    }
+    let late = LATE.replace("r11", "rcx");
+    let caller = "    lea (%rdi,%rcx), %edi";
+    let with = |clear: &str| Behind { start: THUNK.replace("@CLEAR@", clear).leak(), caller, ..QUIET };
+    assert!(is_right_as(&late, QUIET));
+    assert!(is_right_as(&late, with("    xor %ecx, %ecx")), "what is written before the call is nobody's");
+    assert!(!is_right_as(&late, with("    nop")));
+}
+
 #[test]
 fn what_holds_for_the_callers_of_a_tail_call_does_not_hold_for_others() {
     if !can_link() {

@@ -55,6 +55,21 @@ impl<'a> Side<'a> {
         address.wrapping_add(u64::from(inst.len)).wrapping_add(signed_tail(bytes, wide))
     }
 
+    /// Whether code begins by dropping or overwriting the return address of who calls it, as the inner part of a thunk for indirect branches does:
+    /// what it returns to is not behind the call.
+    pub(crate) fn drops_return_address(&self, address: u64) -> bool {
+        let Some(inst) = self.inst(address) else { return false };
+        match *self.code.bytes(address, inst) {
+            // `mov` of a register to what the stack pointer points to.
+            [0x48 | 0x4c, 0x89, operands, 0x24] => operands & 0xc7 == 0x04,
+            [0x58..=0x5f] | [0x41, 0x58..=0x5f] => true,
+            // `add`, or `lea`, that moves the stack pointer up.
+            [0x48, 0x83, 0xc4, by] | [0x48, 0x8d, 0x64, 0x24, by] => (1..0x80).contains(&by),
+            [0x48, 0x81, 0xc4, .., by] | [0x48, 0x8d, 0xa4, 0x24, .., by] => by < 0x80,
+            _ => false,
+        }
+    }
+
     /// The absolute address of a rip-relative operand.
     pub(crate) fn operand(&self, address: u64, inst: Inst) -> u64 {
         let bytes = self.code.bytes(address, inst);

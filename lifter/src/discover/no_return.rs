@@ -1,22 +1,32 @@
-//! Local functions that never return, by proof: their clusters contain no return, no indirect jump, and no way out but into others like them.
+//! Local functions that never return, by proof: their clusters contain no return, no indirect jump, no call of what puts another return address in the
+//! place of its own, and no way out but into others like them.
 //!
 //! The greatest solution is wanted (two functions that only jump to each other never return), so every cluster without a return of its own is a
 //! candidate until a way out is found. Terminates because each round removes a candidate.
 
 use crate::address::Va;
+use crate::cfg::thunks::drops_its_return_address;
 use crate::discover::clusters::Clusters;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{How, Survey};
 use crate::discover::units::{Bounds, Units, unit_at};
+use crate::elf::Image;
 use crate::entity::EntityId;
 
 /// The start of every unit whose cluster can't return.
-pub(crate) fn find_no_return(units: &Units, surveys: &[Survey], stubs: &Stubs, clusters: &Clusters) -> Vec<Va> {
+pub(crate) fn find_no_return(
+    image: &Image<'_>,
+    units: &Units,
+    surveys: &[Survey],
+    stubs: &Stubs,
+    clusters: &Clusters,
+) -> Vec<Va> {
     let mut is_candidate = vec![true; units.len()];
     let mut exits: Vec<(usize, Option<usize>)> = Vec::new();
     for (unit, data) in units.iter() {
         let (root, survey) = (clusters.find(unit).index(), &surveys[unit.index()]);
-        if survey.may_return || survey.problem.is_some() || data.bounds == Bounds::Gap {
+        let is_left_by_a_call = || survey.names.iter().any(|n| n.how == How::Call && drops_its_return_address(image, n.target));
+        if survey.may_return || survey.problem.is_some() || data.bounds == Bounds::Gap || is_left_by_a_call() {
             is_candidate[root] = false;
             continue;
         }

@@ -8,6 +8,7 @@ use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
 use object::elf;
 
 use crate::address::Va;
+use crate::discover::code_model::CodeModel;
 use crate::discover::stubs::Stubs;
 use crate::discover::units::{Bounds, UnitData, Units, unit_at};
 use crate::elf::Image;
@@ -64,12 +65,16 @@ pub(crate) struct Survey {
     pub(crate) problem: Option<PinReason>,
     /// Whether execution may run past the last instruction.
     pub(crate) falls_out: bool,
+    /// Where the last instruction that is no padding ends, as an offset into the unit.
+    pub(crate) body_len: u64,
     /// The callee of a direct call that is the last instruction of an unwind entry: it did not come back here.
     pub(crate) last_call: Option<Va>,
     /// Contains an instruction that may go back to a caller: a return, or any indirect jump.
     pub(crate) may_return: bool,
     pub(crate) has_indirect_jumps: bool,
     pub(crate) has_indirect_calls: bool,
+    /// Makes addresses of numbers of 64 bits, which no move could mend.
+    pub(crate) is_large_model: bool,
     /// Calls through a register, and reads 32-bit words that it may add to an address.
     pub(crate) has_relative_calls: bool,
 }
@@ -121,6 +126,7 @@ impl Surveyor<'_> {
         let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], falls_out: true, ..Survey::default() };
         let mut relocs = self.static_relocs(unit).iter().peekable();
         let (mut reads_words, mut calls_registers) = (false, false);
+        let mut code_model = CodeModel::default();
         let mut decoder = Decoder::with_ip(64, bytes, unit.start.0, DecoderOptions::NONE);
         let mut instruction = Instruction::default();
         while decoder.can_decode() {
@@ -131,6 +137,10 @@ impl Surveyor<'_> {
             let offset = instruction.ip() - unit.start.0;
             survey.starts[(offset / 64) as usize] |= 1 << (offset % 64);
             self.note_flow(unit, &instruction, &mut survey);
+            if !is_nop(&instruction) && instruction.mnemonic() != Mnemonic::Int3 {
+                survey.body_len = instruction.next_ip() - unit.start.0;
+            }
+            code_model.note(self.image, self.units, unit, &instruction);
             reads_words |= instruction.mnemonic() == Mnemonic::Movsxd && instruction.op1_kind() == OpKind::Memory;
             calls_registers |= flow_of(&instruction) == Flow::IndirectCall && instruction.op0_kind() == OpKind::Register;
             if instruction.is_ip_rel_memory_operand() {
@@ -155,6 +165,7 @@ impl Surveyor<'_> {
             let is_inside = unit.start <= n.target && n.target < unit.end;
             !is_inside || !matches!(n.how, How::Jump | How::Branch | How::Loop)
         });
+        survey.is_large_model = code_model.is_large;
         survey.has_relative_calls = reads_words && calls_registers;
         survey.problem = is_torn.then_some(PinReason::MidInstructionTarget);
         Some(survey)

@@ -153,11 +153,22 @@ fn push_gap(
         return;
     }
     let bytes = image.read(start, (end - start) as usize).unwrap_or(&[]);
-    let first_claimed = claimed.get(claimed.partition_point(|&va| va < start)).filter(|&&va| va < end);
+    let claimed_here = claimed[claimed.partition_point(|&va| va < start)..].iter().take_while(|&&va| va < end);
+    let first_claimed = claimed_here.clone().next();
+    // Padding that is named has nothing to do with what stands before it, and runs into what follows.
+    let is_padding = |va: Va| bytes.get((va - start) as usize..).is_some_and(|rest| padding_len(rest) == rest.len());
+    if let Some(&named) = claimed_here.clone().find(|&&va| start < va && is_padding(va))
+        && padding_len(bytes) < (named - start) as usize
+    {
+        push_gap(image, units, (claimed, reached), section, start, named);
+        return push_gap(image, units, (claimed, reached), section, named, end);
+    }
     let skipped = padding_len(bytes).min(first_claimed.map_or(bytes.len(), |&va| (va - start) as usize));
     if skipped < bytes.len() {
         let start = start + skipped as u64;
-        let bounds = if is_in(&reached.regions, start) { Bounds::LeftOver } else { Bounds::Gap };
+        // What something names is not left over, though no code leads there: it stays, with what it runs into.
+        let is_left_over = first_claimed.is_none() && is_in(&reached.regions, start);
+        let bounds = if is_left_over { Bounds::LeftOver } else { Bounds::Gap };
         units.push(UnitData { start, end, section, bounds });
     }
 }

@@ -323,6 +323,9 @@ impl Prover {
                     let Some(target) = self.own_callee(walk, at, inst) else {
                         return search.read(asked.filter(|register| !self.is_free_for_others(walk, at, inst, register)));
                     };
+                    if walk.input.drops_return_address(target) {
+                        return search.read(asked);
+                    }
                     let behind = (!walk.call_never_returns(at, inst)).then_some(Place { context, at: after });
                     return search.call(walk, target, behind, asked, free);
                 }
