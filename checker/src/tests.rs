@@ -4,6 +4,7 @@ mod calls;
 mod code_model;
 mod contexts;
 mod dead;
+mod doubtful;
 mod fixed;
 mod fold;
 mod late;
