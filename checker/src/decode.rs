@@ -169,7 +169,11 @@ impl<'a> Code<'a> {
     /// The instruction that code begins with, packed.
     fn decode(&self, decoder: &Decoder, tail: &[u8], address: u64) -> u16 {
         let window = &tail[..tail.len().min(15)];
-        let beginning = Beginning::of(window, &Shape::of(window));
+        let shape = Shape::of(window);
+        if let Some(undefined) = undefined(window, &shape) {
+            return pack(undefined);
+        }
+        let beginning = Beginning::of(window, &shape);
         let known = beginning.and_then(|beginning| self.memo.find(beginning));
         if let Some(packed) = known.filter(|packed| usize::from(packed & 15) <= window.len()) {
             return packed;
@@ -273,6 +277,14 @@ fn kind_of(id: u32, bytes: &[u8], shape: &Shape) -> Kind {
     }
 }
 
+/// `ud1` and `ud0`, with which compilers trap and say why: their operands belong to them, of which the disassembler knows nothing.
+fn undefined(window: &[u8], shape: &Shape) -> Option<Inst> {
+    let is_undefined = shape.map == 1 && !shape.vector && matches!(window.get(shape.opcode), Some(0xb9 | 0xff));
+    // Its ModRM follows the opcode whatever the shape says of it.
+    let modrm = is_undefined.then_some(shape.opcode + 1)?;
+    Some(Inst { kind: Kind::Stop, ..with_operand(window, modrm, 0)? })
+}
+
 /// Encodings newer than the disassembler: the maps in which the length follows from the map alone.
 fn fallback(window: &[u8]) -> Option<Inst> {
     let shape = Shape::of(window);
@@ -285,12 +297,17 @@ fn fallback(window: &[u8]) -> Option<Inst> {
         1 if !shape.vector && matches!(window.get(shape.opcode..), Some([0x01, 0xe8 | 0xe9, ..])) => 0,
         _ => return None,
     };
-    let modrm = *window.get(shape.modrm).filter(|_| shape.modrm != 0)?;
+    with_operand(window, Some(shape.modrm).filter(|&at| at != 0)?, immediate)
+}
+
+/// An instruction with a ModRM at an offset, and bytes of an immediate behind what that asks for.
+fn with_operand(window: &[u8], at: usize, immediate: usize) -> Option<Inst> {
+    let modrm = *window.get(at)?;
     let (mode, rm) = (modrm >> 6, modrm & 7);
-    let mut len = shape.modrm + 1 + immediate;
+    let mut len = at + 1 + immediate;
     let mut base = rm;
     if mode != 3 && rm == 4 {
-        base = window.get(shape.modrm + 1)? & 7;
+        base = window.get(at + 1)? & 7;
         len += 1;
     }
     len += match mode {
@@ -302,7 +319,7 @@ fn fallback(window: &[u8]) -> Option<Inst> {
     (len <= window.len()).then(|| Inst {
         len: len as u8,
         kind: Kind::Plain,
-        disp: if shape.is_rip_relative(window) { shape.modrm as u8 + 1 } else { 0 },
+        disp: if mode == 0 && rm == 5 { at as u8 + 1 } else { 0 },
     })
 }
 
@@ -476,5 +493,38 @@ mod tests {
         ];
         assert!(wide.iter().all(|bytes| Shape::of(bytes).has_wide_immediate(bytes)));
         assert!(!others.iter().any(|bytes| Shape::of(bytes).has_wide_immediate(bytes)));
+    }
+
+    /// Any instruction that a compiler may write: opcodes of all maps with all operands, behind usual prefixes.
+    fn encodings() -> impl Iterator<Item = [u8; 15]> {
+        const PREFIXES: [&[u8]; 8] = [&[], &[0x66], &[0xf2], &[0xf3], &[0x48], &[0x66, 0x48], &[0xf3, 0x48], &[0x67]];
+        const MAPS: [&[u8]; 4] = [&[], &[0x0f], &[0x0f, 0x38], &[0x0f, 0x3a]];
+        let beginnings = PREFIXES.iter().flat_map(|&prefix| MAPS.iter().map(move |&map| [prefix, map].concat()));
+        beginnings.flat_map(|beginning| {
+            (0..=u16::MAX).map(move |word| {
+                let mut bytes = [0x11; 15];
+                bytes[..beginning.len()].copy_from_slice(&beginning);
+                bytes[beginning.len()..beginning.len() + 2].copy_from_slice(&word.to_le_bytes());
+                bytes
+            })
+        })
+    }
+
+    #[test]
+    fn another_disassembler_finds_the_same_lengths() {
+        let memo = Arc::new(Memo::new());
+        let decoder = Decoder::new().unwrap();
+        let code = Code::new(&[], memo);
+        let mut wrong = std::collections::BTreeMap::new();
+        for bytes in encodings() {
+            let other = iced_x86::Decoder::new(64, &bytes, iced_x86::DecoderOptions::NONE).decode();
+            let Some(found) = unpack(code.decode(&decoder, &bytes, 0)) else { continue };
+            // Of the prefix for 16 bits before a branch or a return, processors think differently too.
+            let is_ambiguous = bytes[0] == 0x66 && other.flow_control() != iced_x86::FlowControl::Next;
+            if !other.is_invalid() && !is_ambiguous && usize::from(found.len) != other.len() {
+                wrong.entry(format!("{:?}", other.code())).or_insert((bytes, found.len, other.len()));
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:02x?}");
     }
 }

@@ -10,6 +10,7 @@
 
 pub(crate) mod clusters;
 pub(crate) mod code_model;
+pub(crate) mod jump_runs;
 pub(crate) mod names;
 pub(crate) mod no_return;
 pub(crate) mod reach;

@@ -10,6 +10,7 @@ use crate::cfg::tables::exclusive::mark_exclusive;
 use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable, TableContext, merge_tables};
 use crate::cfg::thunks::Thunks;
 use crate::discover::clusters::{Clusters, join_by_flow};
+use crate::discover::jump_runs::run_around;
 use crate::discover::names::{self, NamedBy, Names};
 use crate::discover::no_return::find_no_return;
 use crate::discover::reach::{Reach, Reached};
@@ -114,7 +115,9 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let words = if use_static_relocs { slots::relative_words(image, |word| is_in_table(&tables, word)) } else { Vec::new() };
     let mut pins = pin_context.compute(&jumps, &words);
     for va in context.misused_addresses(&names, &clusters, &jumps) {
-        pin_context.pin_at(va, PinReason::AddressArithmetic, &mut pins);
+        for entry in run_around(image, va).into_iter().chain([va]) {
+            pin_context.pin_at(entry, PinReason::AddressArithmetic, &mut pins);
+        }
     }
     for part in parts.iter().filter(|p| p.draft.is_broken) {
         pins.pin(&clusters, part.members[0], PinReason::Undecodable);

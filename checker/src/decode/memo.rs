@@ -29,7 +29,10 @@ pub(super) struct Beginning(u64);
 impl Beginning {
     pub(super) fn of(bytes: &[u8], shape: &Shape) -> Option<Self> {
         let is_last_opcode = shape.map == 1 && bytes.get(shape.opcode) == Some(&0x0f);
-        if shape.vector || is_last_opcode {
+        // A prefix behind one that has to be the last: where the opcode is, `Shape` does not say.
+        let is_prefix = |byte: &u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3);
+        let is_displaced = shape.map == 0 && bytes.get(shape.opcode).is_some_and(is_prefix);
+        if shape.vector || is_last_opcode || is_displaced {
             return None;
         }
         let mut len = shape.opcode + 1;
