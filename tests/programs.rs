@@ -257,12 +257,14 @@ macro_rules! behaviors {
 
 behaviors! {
     alloca_vla,
+    base_behind_call,
     biased_tables,
     big_function,
     breakpoints,
     callers_frames,
     calling_contexts,
     checked_calls,
+    case_behind_end,
     cold_paths,
     computed_goto,
     constant_words,

@@ -293,6 +293,8 @@ fn fallback(window: &[u8]) -> Option<Inst> {
         3 => 1,
         // The PadLock instructions of VIA.
         1 if !shape.vector && matches!(window.get(shape.opcode), Some(0xa6 | 0xa7)) => 0,
+        // `serialize`, `xsusldtrk` and `xresldtrk`: no operands.
+        1 if !shape.vector && matches!(window.get(shape.opcode..), Some([0x01, 0xe8 | 0xe9, ..])) => 0,
         _ => return None,
     };
     with_operand(window, Some(shape.modrm).filter(|&at| at != 0)?, immediate)
@@ -451,6 +453,26 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn instructions_newer_than_the_disassembler_have_a_length() {
+        let decoder = Decoder::new().unwrap();
+        let memo = Arc::new(Memo::new());
+        let new: [&[u8]; 3] = [&[0x0f, 0x01, 0xe8], &[0xf2, 0x0f, 0x01, 0xe8], &[0xf2, 0x0f, 0x01, 0xe9]];
+        for instruction in new {
+            let bytes = [instruction, &[0x48, 0x83, 0xc4, 0x10, 0xc3]].concat();
+            let code = Code::new(&[Area { start: 0x1000, bytes: &bytes }], Arc::clone(&memo));
+            let found = code.inst(&decoder, 0x1000).unwrap();
+            assert_eq!(
+                (usize::from(found.len), found.kind, found.disp),
+                (instruction.len(), Kind::Plain, 0),
+                "{instruction:02x?}"
+            );
+        }
+        // Returns from an interrupt: nothing is said of what the disassembler does not know and the length does not follow for.
+        let code = Code::new(&[Area { start: 0x1000, bytes: &[0xf3, 0x0f, 0x01, 0xec] }], memo);
+        assert_ne!(code.inst(&decoder, 0x1000).map(|found| found.kind), Some(Kind::Plain));
+    }
 
     #[test]
     fn only_immediates_of_32_bits_and_more_are_wide() {

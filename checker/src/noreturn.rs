@@ -4,7 +4,13 @@
 //! entry, where what follows a call is reached only if the callee may return. This is the least fixpoint, found with one worklist. What is a function
 //! is told by frame descriptions, and where there are none, by the calls that a linear sweep finds: one that is found by mistake is judged for nothing.
 //! A call of what drops or overwrites its return address counts as a return: control goes on where that is put, as in thunks for indirect branches.
-//! Imported functions are judged by name; a call after which the frame description ends is a witness for its callee.
+//! Imported functions are judged by name.
+//!
+//! **Soundness.** What follows a call that does not come back is only tried, and then compared by content, and no register is asked for behind it. So a function that is taken
+//! for one that never returns hides wrong code; one that is taken for one that may return costs at worst a false alarm. The only guess is that
+//! the compiler ends a frame description behind a call only if *this* call does not come back. It says nothing of other calls of the same
+//! function, imported or not: `error` returns or not by its first argument, and a compiler that knows the rest of a function for undefined behavior ends it behind a call of
+//! `std::string::insert`.
 //!
 //! **Terminates**: each instruction is visited once, by the function that comes first; others that meet it depend on that function.
 
@@ -86,14 +92,13 @@ impl NoReturn {
             search.callees(start, end);
         }
         search.run();
-        let mut functions: FxHashSet<u64> = search
+        let functions: FxHashSet<u64> = search
             .starts
             .iter()
             .enumerate()
             .filter(|&(function, _)| !search.returns[function])
             .map(|(_, &start)| start)
             .collect();
-        functions.extend(&search.witnessed);
         found.functions = functions;
         found
     }
@@ -148,7 +153,6 @@ struct Search<'s, 'a> {
     /// Where callers go on if this one returns.
     continuations: Vec<Vec<(u32, u64)>>,
     work: Vec<(u32, u64)>,
-    witnessed: Vec<u64>,
 }
 
 impl<'s, 'a> Search<'s, 'a> {
@@ -163,7 +167,6 @@ impl<'s, 'a> Search<'s, 'a> {
             tails: Vec::new(),
             continuations: Vec::new(),
             work: Vec::new(),
-            witnessed: Vec::new(),
         }
     }
 
@@ -275,7 +278,6 @@ impl<'s, 'a> Search<'s, 'a> {
                         return self.returned(function);
                     }
                     if self.is_end(address, after) {
-                        self.witnessed.push(callee);
                         return;
                     }
                     if !self.returns[id as usize] {

@@ -4,6 +4,7 @@ mod calls;
 mod code_model;
 mod contexts;
 mod dead;
+mod doubtful;
 mod fixed;
 mod fold;
 mod late;
@@ -15,6 +16,7 @@ mod rows;
 mod tails;
 mod tracking;
 mod undescribed;
+mod witness;
 
 use super::*;
 

@@ -153,7 +153,7 @@ impl Walk<'_, '_> {
     }
 
     /// Explains entries that nobody may select by what is known now: they lead to what corresponds, or to what
-    /// is reached on neither side.
+    /// is reached on neither side. Code that is reached on one side only is compared now: the output may share a copy of it.
     pub(crate) fn settle_doubtful(&mut self) {
         for Doubtful { input, output, place, width } in std::mem::take(&mut self.doubtful) {
             let lead = |side, address| Self::lead(side, address, |_, _| {});
@@ -161,10 +161,11 @@ impl Walk<'_, '_> {
                 continue;
             };
             let (Some(from), Some(to)) = (self.input.code.index(from), self.output.code.index(to)) else { continue };
-            let is_right = match self.relation.input_of(to) {
-                Some(_) => self.relation.is_for(to, from),
-                None if self.relation.output_of(from).is_none() => true,
-                None => {
+            let is_reached = (self.relation.output_of(from).is_some(), self.relation.input_of(to).is_some());
+            let is_right = match is_reached {
+                (false, false) => true,
+                (true, true) => self.relation.is_for(to, from),
+                _ => {
                     let is_right = self.attempt(Pair::new(input, output, place, Reach::Flow));
                     self.settle();
                     is_right

@@ -299,6 +299,16 @@ impl Body {
         !more.is_empty()
     }
 
+    /// Lets calls return of which nothing is known but that some others did not. Says whether there are any.
+    pub(crate) fn let_all_calls_return(&mut self, stubs: &Stubs) -> bool {
+        let is_guess = |i: &&Instruction| matches!(flow_of(i), Flow::Call(target) if stubs.is_likely_no_return(target) && !stubs.is_no_return(target));
+        let before = self.returned_to.len();
+        self.returned_to.extend(self.instructions.iter().filter(is_guess).map(|i| Va(i.next_ip())));
+        self.returned_to.sort();
+        self.returned_to.dedup();
+        self.returned_to.len() > before
+    }
+
     fn add_edge(&mut self, source: usize, target: Va) {
         if let Some(target) = self.block_at(target) {
             self.blocks[target].preds.push(source as u32);

@@ -25,7 +25,7 @@ pub(crate) mod exclusive;
 use std::ops::Range;
 use std::sync::Arc;
 
-use iced_x86::{OpKind, Register};
+use iced_x86::{Mnemonic, OpKind, Register};
 use rustc_hash::FxHashMap;
 
 use crate::address::Va;
@@ -173,7 +173,7 @@ impl TableContext<'_> {
         let mut body = Body::decode(self.image, self.units, members, self.names, self.stubs);
         let sites = self.sites(&body);
         let mut result = ClusterJumps::default();
-        let mut learned = Learned::default();
+        let mut learned = Learned { readings: Readings::of(self, members), ..Learned::default() };
         for _ in 0..MAX_ROUNDS {
             let edges = result.edges();
             let targets: Vec<Va> = edges.iter().map(|e| e.1).collect();
@@ -187,6 +187,10 @@ impl TableContext<'_> {
             result = next;
             // Code that only a call's return reaches shows that it returns, or that the compiler thought so.
             if !is_stable || body.let_calls_return() {
+                continue;
+            }
+            // What is named and then not used was used behind a call that was said not to return.
+            if names_in_vain(&body, &tables) && body.let_all_calls_return(self.stubs) {
                 continue;
             }
             let bounds = self.bounds(&body, &tables);
@@ -546,6 +550,18 @@ pub(crate) fn merge_tables(answers: &mut [(Unit, ClusterJumps)]) -> Vec<RawTable
 }
 
 /// Whether an instruction holds this address in a field of its own.
+/// Whether an instruction makes the address of a table that no jump was seen to use.
+fn names_in_vain(body: &Body, tables: &[Table]) -> bool {
+    let is_known = |table: &Table, ip: u64| table.raw.entry_size != 4 || table.raw.named_at.binary_search(&Va(ip)).is_ok();
+    let is_in_vain = |instruction: &iced_x86::Instruction| {
+        let named = Va(instruction.ip_rel_memory_address());
+        let table = tables.binary_search_by_key(&named, |table| table.raw.at);
+        table.is_ok_and(|table| !is_known(&tables[table], instruction.ip()))
+    };
+    let makes_address = |i: &&iced_x86::Instruction| i.mnemonic() == Mnemonic::Lea && i.is_ip_rel_memory_operand();
+    !tables.is_empty() && body.instructions.iter().filter(makes_address).any(is_in_vain)
+}
+
 fn names_address(instruction: &iced_x86::Instruction, va: Va) -> bool {
     if instruction.is_ip_rel_memory_operand() {
         return instruction.ip_rel_memory_address() == va.0;

@@ -4,7 +4,8 @@
 //! into code: to the start of an instruction of the same cluster, to a split-off part that nothing else names, or to the end of
 //! a unit (an unreachable case). So a word that leads to no instruction at all is the end for sure, and so is the start of another
 //! table. A word that leads to an instruction of another cluster leaves a doubt: it may be an entry that names a shared cold part. Where the number
-//! of entries is proven, such a word is an entry, and the clusters are joined.
+//! of entries is proven, such a word is an entry, and the clusters are joined. So are they where a unit ends at the start of another one that the
+//! cluster jumps to as well: whether the case occurs or not, the entry leads where it led.
 
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::address::Va;
 use crate::cfg::tables::TableContext;
 use crate::discover::names::NamedBy;
+use crate::discover::survey::How;
 use crate::discover::units::{Unit, unit_at};
 use crate::entity::EntityId;
 
@@ -52,9 +54,20 @@ struct Given {
 #[derive(Debug, Default)]
 pub(super) struct Readings {
     known: FxHashMap<Shape, (Given, Reading)>,
+    /// Where the cluster's branches and jumps lead to, ascending.
+    jumped_to: Vec<Va>,
 }
 
 impl Readings {
+    pub(super) fn of(context: &TableContext<'_>, members: &[Unit]) -> Self {
+        let names = members.iter().flat_map(|unit| &context.surveys[unit.index()].names);
+        let mut jumped_to: Vec<Va> =
+            names.filter(|name| matches!(name.how, How::Jump | How::Branch)).map(|name| name.target).collect();
+        jumped_to.sort_unstable();
+        jumped_to.dedup();
+        Self { known: FxHashMap::default(), jumped_to }
+    }
+
     /// Reads a table of a cluster, unless that was done already. `proven` is a number of entries that are there for sure; `seen` are tables that
     /// the cluster has, and only grow.
     pub(super) fn read(&mut self, context: &TableContext<'_>, cluster: Unit, shape: Shape, proven: u64, seen: &[Va]) -> Reading {
@@ -62,7 +75,7 @@ impl Readings {
         match self.known.get(&shape) {
             Some((known, reading)) if *known == given => reading.clone(),
             _ => {
-                let reading = context.read(cluster, shape, proven, seen);
+                let reading = context.read(cluster, shape, proven, seen, &self.jumped_to);
                 self.known.insert(shape, (given, reading.clone()));
                 reading
             }
@@ -88,7 +101,7 @@ enum Lead {
 }
 
 impl TableContext<'_> {
-    fn read(&self, cluster: Unit, shape: Shape, proven: u64, seen: &[Va]) -> Reading {
+    fn read(&self, cluster: Unit, shape: Shape, proven: u64, seen: &[Va], jumped_to: &[Va]) -> Reading {
         let Some(limit) = self.limit(shape, seen) else { return Reading::default() };
         let mut reading = Reading::default();
         let mut entries: Vec<Entry> = Vec::new();
@@ -96,6 +109,7 @@ impl TableContext<'_> {
         while word + u64::from(shape.entry_size) <= limit {
             let is_proven = (entries.len() as u64) < proven;
             match self.lead(cluster, shape, word) {
+                Lead::Entry(Entry::Unreachable) => entries.push(self.behind_unit(shape, word, jumped_to)),
                 Lead::Entry(entry) => entries.push(entry),
                 Lead::Elsewhere(va, unit) if is_proven => entries.push(Entry::Joined(va, unit)),
                 Lead::Elsewhere(..) => {
@@ -230,6 +244,16 @@ impl TableContext<'_> {
         match is_start && !is_known && is_same_section && self.clusters.find(unit) == unit {
             true => Lead::Entry(Entry::Joined(target, unit)),
             false => Lead::Elsewhere(target, unit),
+        }
+    }
+
+    /// What an entry is that leads to the end of a unit.
+    fn behind_unit(&self, shape: Shape, word: Va, jumped_to: &[Va]) -> Entry {
+        let target = self.target(shape, word).filter(|target| jumped_to.binary_search(target).is_ok());
+        let next = target.and_then(|va| unit_at(self.units, va).map(|unit| (va, unit)));
+        match next.filter(|&(va, unit)| self.units[unit].start == va && self.surveys[unit.index()].is_start(0)) {
+            Some((va, unit)) => Entry::Joined(va, unit),
+            None => Entry::Unreachable,
         }
     }
 

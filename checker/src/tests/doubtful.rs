@@ -1,0 +1,30 @@
+//! Entries of tables that no path selects, into code that is reached in one file alone.
+
+use super::layout::{function, link};
+use super::*;
+
+const START: &str = "    call classify\n    mov %eax, %edi\n    mov $60, %eax\n    syscall\n    hlt";
+const CLASSIFY: &str =
+    "    cmp $1, %edi\n    ja 9f\n    lea table(%rip), %rdx\n    movslq (%rdx,%rdi,4), %rax\n    add %rdx, %rax
+    jmp *%rax\n.Lten:\n    mov $10, %eax\n    ret\n.Ltwenty:\n    mov $20, %eax\n    ret\n@MORE@9:  xor %eax, %eax\n    ret";
+/// Nothing but the third entry leads here.
+const ANOTHER_TEN: &str = ".Lanother_ten:\n    mov $10, %eax\n    ret\n";
+
+fn program(more: &str, third: &str) -> Option<Vec<u8>> {
+    let functions = [function("_start", START), function("classify", &CLASSIFY.replace("@MORE@", more))].concat();
+    let table = format!("table:\n    .long .Lten - table, .Ltwenty - table, {third} - table\n");
+    link(&format!("    .text\n    .globl _start\n{functions}\n    .section .rodata, \"a\"\n    .balign 4\n{table}"), "-pie")
+}
+
+#[test]
+fn what_only_such_an_entry_leads_to_may_share_a_copy_with_what_is_reached() {
+    let (Some(input), Some(output)) = (program(ANOTHER_TEN, ".Lanother_ten"), program("", ".Lten")) else { return };
+    let report = check(&input, &output).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+}
+
+#[test]
+fn such_an_entry_that_leads_to_what_does_something_else_is_seen() {
+    let (Some(input), Some(output)) = (program(ANOTHER_TEN, ".Lanother_ten"), program("", ".Ltwenty")) else { return };
+    assert!(!check(&input, &output).unwrap().is_ok());
+}
