@@ -12,7 +12,6 @@ use iced_x86::{Code, Instruction, Mnemonic, OpKind};
 use crate::address::Va;
 use crate::discover::units::{UnitData, Units, unit_at};
 use crate::elf::Image;
-use crate::x86::{Flow, flow_of};
 
 /// How many instructions may stand between the parts: the prologue is scheduled among them.
 const REACH: u32 = 12;
@@ -45,7 +44,7 @@ impl CodeModel {
                 let mut numbers = self.numbers.iter().flatten();
                 self.is_large |= numbers.any(|&(number, when)| is_near(when) && is_image(place.0.wrapping_add(number)));
             }
-        } else if flow_of(instruction) == Flow::IndirectCall && instruction.op0_kind() == OpKind::Register {
+        } else if instruction.code() == Code::Call_rm64 && instruction.op0_kind() == OpKind::Register {
             let called = self.numbers[instruction.op0_register().number()].filter(|&(_, when)| is_near(when));
             let is_code = |value: u64| unit_at(units, Va(value)).is_some();
             self.is_large |= called.is_some_and(|(value, _)| !image.kind.is_position_independent() && is_code(value));

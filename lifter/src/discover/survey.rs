@@ -68,7 +68,7 @@ pub(crate) struct Survey {
     pub(crate) problem: Option<PinReason>,
     /// Whether execution may run past the last instruction.
     pub(crate) falls_out: bool,
-    /// Where the last instruction that is no padding ends, as an offset into the unit.
+    /// Of a gap, where the last instruction that is no padding ends, as an offset into the unit.
     pub(crate) body_len: u64,
     /// The callee of a direct call that is the last instruction of an unwind entry: it did not come back here.
     pub(crate) last_call: Option<Va>,
@@ -140,7 +140,7 @@ impl Surveyor<'_> {
             let offset = instruction.ip() - unit.start.0;
             survey.starts[(offset / 64) as usize] |= 1 << (offset % 64);
             self.note_flow(unit, &instruction, &mut survey);
-            if !is_nop(&instruction) && instruction.mnemonic() != Mnemonic::Int3 {
+            if unit.bounds == Bounds::Gap && !is_nop(&instruction) && instruction.mnemonic() != Mnemonic::Int3 {
                 survey.body_len = instruction.next_ip() - unit.start.0;
             }
             code_model.note(self.image, self.units, unit, &instruction);
