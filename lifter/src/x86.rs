@@ -10,6 +10,9 @@ use crate::elf::Image;
 use crate::entity::Block;
 use crate::ir::{Condition, Program};
 
+/// Bytes of the longest instruction (Intel SDM vol. 2, 2.3.11).
+pub(crate) const MAX_INSTRUCTION_LEN: usize = 15;
+
 /// The instructions of a block, terminator included, at their input addresses. Bytes that are no instruction (only pinned functions
 /// have any) end the list.
 pub fn decode_block(image: &Image<'_>, program: &Program, block: Block) -> Vec<Instruction> {

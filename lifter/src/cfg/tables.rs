@@ -549,7 +549,6 @@ pub(crate) fn merge_tables(answers: &mut [(Unit, ClusterJumps)]) -> Vec<RawTable
     tables
 }
 
-/// Whether an instruction holds this address in a field of its own.
 /// Whether an instruction makes the address of a table that no jump was seen to use.
 fn names_in_vain(body: &Body, tables: &[Table]) -> bool {
     let is_known = |table: &Table, ip: u64| table.raw.entry_size != 4 || table.raw.named_at.binary_search(&Va(ip)).is_ok();
@@ -562,6 +561,7 @@ fn names_in_vain(body: &Body, tables: &[Table]) -> bool {
     !tables.is_empty() && body.instructions.iter().filter(makes_address).any(is_in_vain)
 }
 
+/// Whether an instruction holds this address in a field of its own.
 fn names_address(instruction: &iced_x86::Instruction, va: Va) -> bool {
     if instruction.is_ip_rel_memory_operand() {
         return instruction.ip_rel_memory_address() == va.0;

@@ -11,7 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::address::Va;
 use crate::discover::units::{Units, unit_at};
 use crate::elf::Image;
-use crate::x86::{Flow, flow_of};
+use crate::x86::{Flow, MAX_INSTRUCTION_LEN, flow_of};
 
 /// The last part of a thunk for returns: `lea 8(%rsp), %rsp; ret`.
 const DROP_AND_RETURN: [u8; 6] = [0x48, 0x8d, 0x64, 0x24, 0x08, 0xc3];
@@ -86,8 +86,7 @@ fn calls_before(image: &Image<'_>, target: Va) -> impl Iterator<Item = Va> {
 
 /// Whether code begins by dropping or overwriting the return address of who calls it: what it returns to is not behind the call.
 pub(crate) fn drops_its_return_address(image: &Image<'_>, start: Va) -> bool {
-    const LONGEST: usize = 15;
-    let Some(bytes) = (1..=LONGEST).rev().find_map(|size| image.read(start, size)) else { return false };
+    let Some(bytes) = (1..=MAX_INSTRUCTION_LEN).rev().find_map(|size| image.read(start, size)) else { return false };
     let first = Decoder::with_ip(64, bytes, start.0, DecoderOptions::NONE).decode();
     let is_stack = |register: Register| register == Register::RSP;
     let moves_up = match first.mnemonic() {

@@ -14,10 +14,7 @@ use crate::discover::units::{Bounds, UnitData, Units, unit_at};
 use crate::elf::Image;
 use crate::elf::image::StaticReloc;
 use crate::ir::PinReason;
-use crate::x86::{Flow, flow_of, is_nop, is_short_branch};
-
-/// Bytes of the longest instruction (Intel SDM vol. 2, 2.3.11).
-const MAX_INSTRUCTION_LEN: usize = 15;
+use crate::x86::{Flow, MAX_INSTRUCTION_LEN, flow_of, is_nop, is_short_branch};
 
 /// How an instruction names a code address.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

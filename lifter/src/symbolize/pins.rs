@@ -19,7 +19,7 @@ use crate::discover::unseen::{Unseen, anchor_len};
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::{PinReason, RelinkMode};
-use crate::x86::{Flow, flow_of};
+use crate::x86::{Flow, MAX_INSTRUCTION_LEN, flow_of};
 
 /// Metadata that names code in ways that are not understood: relative to itself and without relocations, or as a whole stretch.
 const UNKNOWN_METADATA: [&str; 11] = [
@@ -37,9 +37,6 @@ const UNKNOWN_METADATA: [&str; 11] = [
     "__rseq_cs",
     "__rseq_cs_ptr_array",
 ];
-
-/// Bytes of the longest instruction (Intel SDM vol. 2, 2.3.11).
-const MAX_INSTRUCTION_LEN: usize = 15;
 
 /// Pins by cluster; the reason that is first in `PinReason` counts.
 #[derive(Debug)]
