@@ -114,8 +114,12 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     };
     let words = if use_static_relocs { slots::relative_words(image, |word| is_in_table(&tables, word)) } else { Vec::new() };
     let mut pins = pin_context.compute(&jumps, &words);
+    // Many calls count with entries of one run, which is looked for once.
+    let mut last_of_run = None;
     for va in context.misused_addresses(&names, &clusters, &jumps) {
-        for entry in run_around(image, va).into_iter().chain([va]) {
+        let run = if last_of_run.is_some_and(|last| va <= last) { Vec::new() } else { run_around(image, va) };
+        last_of_run = run.last().copied().max(last_of_run);
+        for entry in run.into_iter().chain([va]) {
             pin_context.pin_at(entry, PinReason::AddressArithmetic, &mut pins);
         }
     }
@@ -432,11 +436,16 @@ impl Discovered<'_> {
         }
     }
 
-    /// Code addresses that instructions count with or read from.
+    /// Code addresses that instructions count with or read from, ascending.
     fn misused_addresses(&self, names: &Names, clusters: &Clusters, jumps: &[(Unit, ClusterJumps)]) -> Vec<Va> {
         let context = self.table_context(names, clusters, &[]);
         let answer = |unit: Unit| jumps.binary_search_by_key(&unit, |j| j.0).ok().map(|i| &jumps[i].1);
-        clusters.members().par_iter().flat_map_iter(|members| misused_targets(&context, members, answer(members[0]))).collect()
+        let members = clusters.members();
+        let mut misused: Vec<Va> =
+            members.par_iter().flat_map_iter(|members| misused_targets(&context, members, answer(members[0]))).collect();
+        misused.sort_unstable();
+        misused.dedup();
+        misused
     }
 
     fn build(&self, names: &Names, clusters: &Clusters, jumps: &[(Unit, ClusterJumps)], tables: &[RawTable]) -> Vec<Cluster> {
