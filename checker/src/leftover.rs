@@ -35,12 +35,13 @@ const CHANGED_MAX: usize = 10_000;
 /// Explains what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     let keeps_old_text = walk.keeps_old_text();
-    crate::tables::read_arguments(walk);
     walk.settle();
+    crate::tables::read_arguments(walk);
     walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text);
     if keeps_old_text {
         walk_old_text(walk);
     }
+    crate::tables::read_arguments(walk);
     let mut roots = Roots::of(walk);
     let tables = graph::tables_named(walk, false);
     let mut found = match_pieces(walk, &roots, &tables, &FxHashSet::default());
@@ -55,9 +56,12 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         std::mem::take(&mut found.matched).mark(walk);
     }
     match_changed(walk, &mut found);
+    crate::tables::read_arguments(walk);
     walk.settle_doubtful();
     missing::report(walk, &found.missing);
     walk.settle_all(true);
+    crate::tables::read_arguments(walk);
+    walk.report_returns();
     walk.cover_dead_ways();
     report_unexplained(walk);
 }

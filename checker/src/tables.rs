@@ -39,12 +39,14 @@ pub(crate) struct Survey {
     /// Data addresses that instructions name, sorted.
     referenced: Vec<u64>,
     boundaries: Bits,
+    /// Instructions that stand right behind a call of the same frame description.
+    behind_calls: Bits,
     /// Frame descriptions that something names, other than a jump or a table.
     named: Bits,
     /// Those that begin where a direct call leads.
     called: Bits,
-    /// Those with a jump to the one that follows, or from it: they may be parts of the same function.
-    joined_to_next: Bits,
+    /// The smallest ones of groups in which something is named.
+    rooted: Bits,
 }
 
 impl Survey {
@@ -54,17 +56,23 @@ impl Survey {
             groups: (0..count as u32).collect(),
             referenced: Vec::new(),
             boundaries: Bits::new(side.code.size()),
+            behind_calls: Bits::new(side.code.size()),
             named: Bits::new(count),
             called: Bits::new(count),
-            joined_to_next: Bits::new(count),
+            rooted: Bits::new(count),
         };
         survey.name_what_the_loader_knows(side);
         let fixed = side.image.is_position_dependent();
         for (index, fde) in side.unwind.fdes.iter().enumerate() {
             let mut address = fde.start;
+            let mut is_behind_call = false;
             while address < fde.end {
                 let (Some(code_index), Some(inst)) = (side.code.index(address), side.inst(address)) else { break };
                 survey.boundaries.insert(code_index);
+                if is_behind_call {
+                    survey.behind_calls.insert(code_index);
+                }
+                is_behind_call = matches!(inst.kind, Kind::Call | Kind::IndirectCall);
                 match inst.kind {
                     Kind::Jump | Kind::Branch => {
                         let target = side.target(address, inst);
@@ -72,11 +80,6 @@ impl Survey {
                             && let Some(other) = side.unwind.fde_at(target)
                         {
                             survey.join(index as u32, other);
-                            if other as usize == index + 1 {
-                                survey.joined_to_next.insert(index);
-                            } else if other as usize + 1 == index {
-                                survey.joined_to_next.insert(other as usize);
-                            }
                         }
                     }
                     Kind::Call => survey.call(side, side.target(address, inst)),
@@ -98,6 +101,9 @@ impl Survey {
         }
         survey.referenced.sort_unstable();
         survey.referenced.dedup();
+        for fde in (0..count).filter(|&fde| survey.named.contains(fde)) {
+            survey.rooted.insert(survey.find(fde as u32) as usize);
+        }
         survey
     }
 
@@ -133,16 +139,16 @@ impl Survey {
         self.called.contains(fde as usize)
     }
 
-    /// Whether nothing but a table can lead to a frame description: a cold part.
+    /// Whether nothing but a table can lead to a frame description: a cold part, or one of several with jumps among themselves where each block has a frame description.
     fn is_orphan(&self, fde: u32) -> bool {
-        !self.named.contains(fde as usize) && self.find(fde) == fde
+        let root = self.find(fde);
+        !self.named.contains(fde as usize) && (root == fde || !self.rooted.contains(root as usize))
     }
 
-    /// Whether the frame description behind another one begins a function of its own: something other than a jump or a table names it, or no
-    /// jump leads from one to the other.
-    fn begins_function(&self, side: &Side<'_>, before: u32, address: u64) -> bool {
-        let is_own = |fde: u32| self.named.contains(fde as usize) || !self.joined_to_next.contains(before as usize);
-        side.unwind.starts_at(address) && side.unwind.fde_at(address).is_some_and(is_own)
+    /// Whether a function of its own begins at an address: something other than a jump or a table names it. What nothing else names may be a part of the function before it, where
+    /// each block has a frame description.
+    fn begins_function(&self, side: &Side<'_>, address: u64) -> bool {
+        side.unwind.starts_at(address) && side.unwind.fde_at(address).is_some_and(|fde| self.named.contains(fde as usize))
     }
 
     /// The smallest frame description of those that jumps connect with this one.
@@ -170,6 +176,11 @@ impl Survey {
     /// Whether linear decoding of a frame description meets the instruction with this index.
     pub(crate) fn is_boundary(&self, index: usize) -> bool {
         self.boundaries.contains(index)
+    }
+
+    /// Whether an instruction names the address, with this index, to which a call returns: it may compare them.
+    pub(crate) fn is_named_return(&self, address: u64, index: usize) -> bool {
+        self.behind_calls.contains(index) && self.referenced.binary_search(&address).is_ok()
     }
 
     pub(crate) fn next_reference(&self, address: u64) -> u64 {
@@ -203,13 +214,16 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
 }
 
 /// Reads what is at the same time a table and an argument of a call, unless the jump uses a copy of the table: then it is what lies before the
-/// table that the call gets, by its end.
+/// table that the call gets, by its end. What is walked from there may turn up more of them.
 pub(crate) fn read_arguments(walk: &mut Walk<'_, '_>) {
-    for table in std::mem::take(&mut walk.arguments) {
-        if !walk.clones.iter().any(|&(input, output, _)| input == table.input && output != input) {
-            let entries = input_entries(walk, table);
-            read_entries(walk, table, &entries);
+    while !walk.arguments.is_empty() {
+        for table in std::mem::take(&mut walk.arguments) {
+            if !walk.clones.iter().any(|&(input, output, _)| input == table.input && output != input) {
+                let entries = input_entries(walk, table);
+                read_entries(walk, table, &entries);
+            }
         }
+        walk.settle();
     }
 }
 
@@ -366,7 +380,7 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         let is_bounded =
             |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(walk, table.from).unwrap_or(0));
         // What follows the function is no part of it where a function begins, though it may be in the group: by a tail call.
-        let is_next_function = target == side.unwind.fdes[from as usize].end && walk.survey.begins_function(side, from, target);
+        let is_next_function = target == side.unwind.fdes[from as usize].end && walk.survey.begins_function(side, target);
         if meets_instruction && in_group(target) && !is_next_function {
             targets.push(Entry::To(target));
         } else if !targets.is_empty() && (is_next_function || !in_group(target) && target > 0 && in_group(target - 1)) {
@@ -420,8 +434,10 @@ fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     let mut next: Option<(u64, Inst)> = None;
     let mut address = from;
     for position in 0..BOUND_WINDOW {
-        let (before, inst) = instruction_before(walk, address).filter(|&(before, _)| before >= fde.start)?;
-        if inst.ends_flow() {
+        let (before, inst) = instruction_before(walk, address)?;
+        // Where each block has a frame description, one that runs on into the next ends with a jump there.
+        let runs_on = inst.kind == Kind::Jump && side.target(before, inst) == address;
+        if (side.unwind.starts_at(address) || inst.ends_flow()) && !runs_on {
             return None;
         }
         let branch = next.filter(|_| position > 0).map(|(address, inst)| (side.code.bytes(address, inst), inst.kind));

@@ -122,6 +122,8 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) displaced: Vec<Displaced>,
     /// Tables whose address goes to a call.
     pub(crate) arguments: Vec<TableReference>,
+    /// `(input, output, origin)`: where calls return that instructions of the input name, and where the output names it.
+    pub(crate) returns: Vec<(u64, u64, u64)>,
     /// Entries of tables behind the last that must correspond.
     pub(crate) doubtful: Vec<Doubtful>,
     /// Moved tables: input start, output start, bytes that were explained.
@@ -205,6 +207,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             unmoved: Vec::new(),
             displaced: Vec::new(),
             arguments: Vec::new(),
+            returns: Vec::new(),
             doubtful: Vec::new(),
             clones: Vec::new(),
             survey: &known.survey,
@@ -491,6 +494,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                     self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));
                     return Ok(None);
                 }
+                self.note_return(after_i, after_o, o);
                 Ok(Some((after_i, after_o)))
             }
             Kind::Trap => {
@@ -506,7 +510,10 @@ impl<'w, 'a> Walk<'w, 'a> {
     fn follow(&mut self, reference: Option<Reference>, i: u64, o: u64) -> Result<(), Violation> {
         match reference {
             None => Ok(()),
-            Some(Reference::Code(input, output)) => self.reference_code(input, output, o),
+            Some(Reference::Code(input, output)) => {
+                self.note_return(input, output, o);
+                self.reference_code(input, output, o)
+            }
             Some(Reference::Table { input, output, width }) => {
                 self.tables.push(TableReference { input, output, width, from: i, origin: o });
                 Ok(())

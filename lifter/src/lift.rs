@@ -383,6 +383,11 @@ impl Discovered<'_> {
                     }
                 }
             }
+            for (part, source) in self.led_in(names, clusters, &answers) {
+                if clusters.join(part, source) {
+                    joined.extend([part, source]);
+                }
+            }
             let mut found: Vec<Va> =
                 answers.iter().flat_map(|a| a.1.seen.iter().copied()).chain(known_tables.iter().copied()).collect();
             found.sort();
@@ -400,6 +405,29 @@ impl Discovered<'_> {
             };
             kept = answers.iter().filter(|(unit, answer)| is_settled(*unit, answer)).map(|a| a.0).collect();
         }
+    }
+
+    /// Units of clusters with jumps that depend on what was there before, each with one that jumps or branches to its start. Nothing else leads there, so that both may be parts of
+    /// one function: compilers that order blocks by a profile, or leave that to the linker, give each its own unwind entry.
+    fn led_in(&self, names: &Names, clusters: &Clusters, answers: &[(Unit, ClusterJumps)]) -> Vec<(Unit, Unit)> {
+        let mut is_asking = vec![false; self.units.len()];
+        for (unit, _) in answers.iter().filter(|(_, answer)| answer.has_unresolved() || answer.is_led_in) {
+            is_asking[clusters.find(*unit).index()] = true;
+        }
+        if !is_asking.contains(&true) {
+            return Vec::new();
+        }
+        let is_part = |unit: Unit| {
+            let start = self.units[unit].start;
+            is_asking[clusters.find(unit).index()] && !names.at(start).intersects(NamedBy::ENTRY | NamedBy::FUNCTION_SYMBOL)
+        };
+        let arrivals = self.units.keys().flat_map(|source| {
+            let branches = self.surveys[source.index()].names.iter().filter(|n| matches!(n.how, How::Jump | How::Branch));
+            let starts =
+                branches.filter_map(|n| unit_at(self.units, n.target).filter(|&unit| self.units[unit].start == n.target));
+            starts.map(move |target| (target, source))
+        });
+        arrivals.filter(|&(target, source)| target != source && is_part(target)).collect()
     }
 
     /// What may be named without anyone's knowing; nothing in *replace* mode.

@@ -15,7 +15,10 @@
 //! * the output's handlers are those of the call, and the callee has none.
 //!
 //! The word below the stack pointer is the return address in the input and something else in the output. Only code that reads below the stack pointer
-//! what a call has left there could tell; signal handlers overwrite the same word, so it has no value to rely on.
+//! what a call has left there could tell. Code that is hardened against speculation does, and compares it with the address of what stands behind the call.
+//!
+//! **Named returns.** Where an instruction of the input names the address behind a call, it may compare it with a return address. So no callee's body takes the place of such a call, and
+//! where the output names that address, each of its calls for the input's returns to the named place itself: not to a jump that leads there, and not to a copy.
 //!
 //! Where the input goes on in the callee, or in what the callee tail-calls, the output may call that place instead, or call through what the input jumps
 //! through: then both have a return address on the stack again, from which both go on where the call ends, and the place itself is a pair like any other, within
@@ -91,11 +94,37 @@ impl Walk<'_, '_> {
 
     /// Where a direct call of the input leads, past a mark, and that what is there is within it.
     pub(crate) fn step_into(&self, i: u64, a: Inst) -> Option<(u64, Option<u64>)> {
+        if self.is_named_return(i + u64::from(a.len)) {
+            return None;
+        }
         let opcode = Shape::of(self.input.code.bytes(i, a)).opcode;
         let target = self.input.target(i, a);
         let callee = self.input.inst(target)?;
         let skipped = if callee.kind == Kind::EndBranch { u64::from(callee.len) } else { 0 };
         (opcode == 0 && self.input.unwind.is_as_at_entry(target)).then_some((target + skipped, Some(i)))
+    }
+
+    fn is_named_return(&self, address: u64) -> bool {
+        self.input.code.index(address).is_some_and(|index| self.survey.is_named_return(address, index))
+    }
+
+    /// Notes where the output has what stands behind a call of the input: by a call of its own, or by naming it.
+    pub(super) fn note_return(&mut self, input: u64, output: u64, origin: u64) {
+        if self.is_named_return(input) {
+            self.returns.push((input, output, origin));
+        }
+    }
+
+    /// Each address behind a call that the input names is one address in the output.
+    pub(crate) fn report_returns(&mut self) {
+        let mut returns = std::mem::take(&mut self.returns);
+        returns.sort_unstable();
+        for pair in returns.windows(2).filter(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1) {
+            let (input, output, origin) = pair[1];
+            let message =
+                format!("names or returns to {output:#x} for the input's {input:#x}, which is {:#x} elsewhere", pair[0].1);
+            self.report(ViolationKind::Conflict, origin, message);
+        }
     }
 
     /// Whether the output leaves the body of `call` by a call of its own; gives where both return to.

@@ -70,7 +70,7 @@ impl Walk<'_, '_> {
     fn attempt_if(&mut self, pair: Pair, is_edited: bool) -> bool {
         let num_changed = self.relation.num_rewritten_calls() + self.met_proven;
         let queue = std::mem::take(&mut self.queue);
-        let marks = (self.tables.len(), self.tries.len(), self.unmoved.len(), self.displaced.len());
+        let marks = (self.tables.len(), self.tries.len(), self.unmoved.len(), self.displaced.len(), self.returns.len());
         let (violations, stats) = (self.violations.len(), self.stats);
         let (calls, inside) = (self.contexts.calls.len(), self.contexts.inside.len());
         self.relation.begin();
@@ -100,6 +100,7 @@ impl Walk<'_, '_> {
             self.tries.truncate(marks.1);
             self.unmoved.truncate(marks.2);
             self.displaced.truncate(marks.3);
+            self.returns.truncate(marks.4);
             self.violations.truncate(violations);
             self.contexts.calls.truncate(calls);
             self.contexts.inside.truncate(inside);

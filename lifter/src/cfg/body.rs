@@ -1,4 +1,10 @@
 //! A cluster of units decoded for analysis: its instructions, blocks and predecessors. It lives for one cluster's turn only.
+//!
+//! **Followed calls.** An outliner moves a few instructions out of several functions into one that they call, whatever registers these read and write: a
+//! load from a jump table, say. So where jumps are asked about, the instructions of a callee that goes straight to its return without the stack are copied behind
+//! those of the cluster, once for each call, and the graph leads through them ([`followed`]). Such a call neither is a definition of its result nor leaves the function.
+
+use std::ops::Range;
 
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 use smallvec::SmallVec;
@@ -9,6 +15,8 @@ use crate::discover::stubs::Stubs;
 use crate::discover::units::{Unit, Units};
 use crate::elf::{Image, Unwind};
 use crate::x86::{Flow, decode_bytes, flow_of, is_nop};
+
+mod followed;
 
 /// The sixteen general registers as bits, `rax` lowest, as the processor numbers them.
 pub(crate) type RegisterMask = u16;
@@ -47,12 +55,15 @@ pub(crate) struct BodyBlock {
 
 #[derive(Debug)]
 pub(crate) struct Body {
+    /// Those of the cluster, ascending by address, then those of followed callees.
     pub(crate) instructions: Vec<Instruction>,
+    /// How many of them are the cluster's.
+    pub(crate) num_own: usize,
     /// The registers that each instruction writes.
     pub(crate) writes: Vec<RegisterMask>,
     /// The registers that each instruction reads.
     pub(crate) reads: Vec<RegisterMask>,
-    /// Ascending by address.
+    /// Ascending by address, then one for each followed call.
     pub(crate) blocks: Vec<BodyBlock>,
     /// Whether each instruction may write memory.
     pub(crate) stores: Vec<bool>,
@@ -63,8 +74,10 @@ pub(crate) struct Body {
     /// Whether an address in the frame is put anywhere but into `rsp` and `rbp`.
     pub(crate) frame_escapes: bool,
     leaders: Vec<Va>,
-    /// By block, its address.
+    /// By block of the cluster, its address.
     block_starts: Vec<Va>,
+    /// Ascending by call; of each the instructions of the callee.
+    followed: Vec<(usize, Range<u32>)>,
     /// Where calls return although they came to nothing elsewhere. Ascending.
     returned_to: Vec<Va>,
 }
@@ -100,6 +113,7 @@ impl Body {
         let has_frame_pointer = instructions.iter().any(sets_frame_pointer);
         let frame_escapes = instructions.iter().any(|i| leaks_frame(i, has_frame_pointer));
         let mut body = Body {
+            num_own: instructions.len(),
             instructions,
             writes,
             reads,
@@ -110,6 +124,7 @@ impl Body {
             frame_escapes,
             leaders,
             block_starts: Vec::new(),
+            followed: Vec::new(),
             returned_to: Vec::new(),
         };
         body.cut(&[], names);
@@ -122,14 +137,19 @@ impl Body {
         self.leaders.sort_unstable();
         self.leaders.dedup();
         // Both ascend. Units are not always adjacent, but each one's start is a leader.
-        let mut instructions = (0u32..).zip(&self.instructions).peekable();
+        let mut instructions = (0u32..).zip(&self.instructions[..self.num_own]).peekable();
         let mut starts: Vec<u32> = Vec::with_capacity(self.leaders.len());
         for &leader in &self.leaders {
             while instructions.next_if(|(_, i)| i.ip() < leader.0).is_some() {}
             starts.extend(instructions.next_if(|(_, i)| i.ip() == leader.0).map(|(index, _)| index));
         }
-        let ends = starts.iter().skip(1).copied().chain([self.instructions.len() as u32]);
-        let blocks = starts.iter().zip(ends).map(|(&first, end)| self.block(first, end, names)).collect();
+        let ends = starts.iter().skip(1).copied().chain([self.num_own as u32]);
+        let own = starts.iter().zip(ends).map(|(&first, end)| {
+            let named_by = names.at(Va(self.instructions[first as usize].ip()));
+            self.block(first, end, named_by)
+        });
+        let followed = self.followed.iter().map(|(_, callee)| self.block(callee.start, callee.end, NamedBy::default()));
+        let blocks = own.chain(followed).collect();
         self.block_starts = starts.iter().map(|&first| Va(self.instructions[first as usize].ip())).collect();
         std::mem::replace(&mut self.blocks, blocks)
     }
@@ -147,7 +167,7 @@ impl Body {
         self.blocks.iter().filter(is_changed).map(|block| block.first).collect()
     }
 
-    fn block(&self, first: u32, end: u32, names: &Names) -> BodyBlock {
+    fn block(&self, first: u32, end: u32, named_by: NamedBy) -> BodyBlock {
         let indices = first as usize..end as usize;
         let writes = self.writes[indices.clone()].iter().fold(0, |mask, w| mask | w);
         let leaves = self.leaves[indices.clone()].contains(&true);
@@ -157,7 +177,7 @@ impl Body {
             preds: SmallVec::new(),
             preds_beyond_hub: None,
             succs: SmallVec::new(),
-            named_by: names.at(Va(self.instructions[first as usize].ip())),
+            named_by,
             writes,
             clobbers: if leaves { writes | CALLER_SAVED } else { writes },
             stores: leaves || self.stores[indices].contains(&true),
@@ -171,8 +191,14 @@ impl Body {
         for block in &mut self.blocks {
             block.preds.clear();
         }
-        for index in 0..self.blocks.len() {
-            let last = self.instructions[self.blocks[index].end as usize - 1];
+        for index in 0..self.block_starts.len() {
+            let last_at = self.blocks[index].end as usize - 1;
+            let last = self.instructions[last_at];
+            if let Some(callee) = self.followed_from(last_at) {
+                self.blocks[callee].preds.push(index as u32);
+                self.add_edge(callee, Va(last.next_ip()));
+                continue;
+            }
             let next = Va(last.next_ip());
             match flow_of(&last) {
                 Flow::Jump(target) => self.add_edge(index, target),
@@ -255,7 +281,8 @@ impl Body {
 
     /// Execution comes to a landing pad from the calls of its call sites, with callee-saved registers as they were there.
     fn connect_landing_pads(&mut self, unwind: &Unwind) {
-        let (Some(first), Some(last)) = (self.instructions.first(), self.instructions.last()) else { return };
+        let own = &self.instructions[..self.num_own];
+        let (Some(first), Some(last)) = (own.first(), own.last()) else { return };
         let (low, high) = (Va(first.ip()), Va(last.next_ip()));
         if !self.blocks.iter().any(|b| b.named_by.contains(NamedBy::LANDING_PAD)) {
             return;
@@ -266,8 +293,9 @@ impl Body {
             let Some(lsda) = fde.lsda.and_then(|index| unwind.lsdas.get(index as usize)) else { continue };
             for site in &lsda.call_sites {
                 let Some(pad) = site.landing_pad.and_then(|pad| self.block_at(pad)) else { continue };
-                let begin = self.blocks.partition_point(|b| self.instructions[b.end as usize - 1].ip() < site.start.0);
-                let sources = (begin..self.blocks.len())
+                let own = &self.blocks[..self.block_starts.len()];
+                let begin = own.partition_point(|b| self.instructions[b.end as usize - 1].ip() < site.start.0);
+                let sources = (begin..own.len())
                     .take_while(|&i| self.instructions[self.blocks[i].first as usize].ip() < site.end.0)
                     .map(|i| i as u32);
                 let sources: Vec<u32> = sources.collect();
@@ -316,7 +344,7 @@ impl Body {
     }
 
     pub(crate) fn index_of(&self, va: Va) -> Option<usize> {
-        self.instructions.binary_search_by_key(&va.0, |i| i.ip()).ok()
+        self.instructions[..self.num_own].binary_search_by_key(&va.0, |i| i.ip()).ok()
     }
     pub(crate) fn block_of(&self, index: usize) -> usize {
         self.blocks.partition_point(|b| b.first as usize <= index) - 1

@@ -97,6 +97,8 @@ pub(crate) struct ClusterJumps {
     pub(crate) candidates: Vec<Unit>,
     /// Some call or jump goes through a table of differences at an unknown place.
     pub(crate) has_relative_calls: bool,
+    /// Some jump goes where a register said when control arrived from another cluster by a jump or a branch: at a function, or at a part of this one.
+    pub(crate) is_led_in: bool,
 }
 
 /// What all clusters share.
@@ -126,6 +128,7 @@ struct Answer {
     at: Va,
     site: Site,
     value: Value,
+    is_led_in: bool,
     /// Instructions that took part, ascending.
     trace: Vec<usize>,
     loads: Vec<Load>,
@@ -171,6 +174,7 @@ struct Table {
 impl TableContext<'_> {
     pub(crate) fn analyze(&self, members: &[Unit]) -> ClusterJumps {
         let mut body = Body::decode(self.image, self.units, members, self.names, self.stubs);
+        body.follow_calls(self.image, self.units);
         let sites = self.sites(&body);
         let mut result = ClusterJumps::default();
         let mut learned = Learned { readings: Readings::of(self, members), ..Learned::default() };
@@ -218,7 +222,7 @@ impl TableContext<'_> {
                 _ => None,
             }
         };
-        (0..body.instructions.len()).filter_map(|index| Some((index, site(index)?))).collect()
+        (0..body.num_own).filter_map(|index| Some((index, site(index)?))).collect()
     }
 
     /// Asks every jump whose answer may have changed.
@@ -276,6 +280,7 @@ impl TableContext<'_> {
         };
         // A jump with an index is a switch whose table is not known; without one it is a call at the end of a function.
         let is_call = matches!(answer.site, Site::Call(_));
+        result.is_led_in |= answer.is_led_in && !is_call;
         result.has_relative_calls |= match answer.value {
             Value::Relative { is_indexed } => is_call || !is_indexed,
             _ => false,
@@ -334,7 +339,9 @@ impl TableContext<'_> {
         let read_at = if let Value::Sum { table, .. } = answer.value { table } else { shape.at };
         let loads = answer.loads.iter().filter(|load| load.table == read_at);
         let named_at = names(shape.at);
-        if named_at.is_empty() {
+        // Where a followed callee makes the address, others may call it for the same.
+        let is_foreign = |&i: &usize| i >= body.num_own && names_address(&body.instructions[i], shape.at);
+        if named_at.is_empty() || answer.trace.iter().any(is_foreign) {
             return false;
         }
         if let Some(known) = tables.iter_mut().find(|t| t.raw.at == shape.at) {
@@ -476,7 +483,8 @@ fn answer(body: &Body, mut evaluator: Evaluator<'_>, index: usize, site: Site) -
     let mut trace: Vec<usize> = evaluator.trace.iter().copied().chain([index]).collect();
     trace.sort();
     let visited = Some(evaluator.visited).filter(|visited| visited.len() <= VISITED_MAX);
-    let answer = Answer { at: Va(body.instructions[index].ip()), site, value, trace, loads: evaluator.loads };
+    let at = Va(body.instructions[index].ip());
+    let answer = Answer { at, site, value, is_led_in: evaluator.is_led_in, trace, loads: evaluator.loads };
     Asked { answer, visited }
 }
 

@@ -109,6 +109,8 @@ pub(crate) struct Evaluator<'b> {
     in_progress: Vec<(usize, Location)>,
     /// The instructions that took part: loads, adds, copies and the `lea`s themselves.
     pub(crate) trace: FxHashSet<usize>,
+    /// Whether a definition is what another cluster's branch or jump brought along.
+    pub(crate) is_led_in: bool,
     /// The loads of entries, each once.
     pub(crate) loads: Vec<Load>,
     /// The instructions in whose blocks definitions were looked for: where nothing arrives from elsewhere than before, the answer stays.
@@ -142,6 +144,7 @@ impl<'b> Evaluator<'b> {
             seen,
             in_progress: Vec::new(),
             trace: HashSet::default(),
+            is_led_in: false,
             loads: Vec::new(),
             visited: Vec::new(),
         }
@@ -236,6 +239,10 @@ impl<'b> Evaluator<'b> {
                 let right = self.operand1(instruction, index);
                 let other = if instruction.op1_kind() == OpKind::Register { instruction.op1_register() } else { Register::None };
                 self.sum(left, right, [instruction.op0_register(), other], index)
+            }
+            Mnemonic::Or if is_wide => {
+                let left = self.register(instruction.op0_register(), index);
+                hardened(left, self.operand1(instruction, index))
             }
             name if is_wide && is_conditional_move(name) => {
                 let kept = self.register(instruction.op0_register(), index);
@@ -480,6 +487,19 @@ fn complete(value: Value) -> Value {
     match value {
         Value::Pointer | Value::Entry64 { .. } => Value::Pointer,
         Value::Nothing => Value::Nothing,
+        _ => Value::Other,
+    }
+}
+
+/// Where a switch goes, with all bits set if the processor only guesses that it does: what it is or-ed with is zero whenever that matters.
+fn hardened(left: Value, right: Value) -> Value {
+    let is_switch = |value: Value| matches!(value, Value::Sum { .. } | Value::Several { .. } | Value::Entry64 { .. });
+    let is_relative = |value: Value| matches!(value, Value::Relative { .. });
+    match (left, right) {
+        (Value::Nothing, _) | (_, Value::Nothing) => Value::Nothing,
+        _ if is_switch(left) && is_switch(right) => Value::Other,
+        _ if is_switch(left) || is_relative(left) => left,
+        _ if is_switch(right) || is_relative(right) => right,
         _ => Value::Other,
     }
 }

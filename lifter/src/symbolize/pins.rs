@@ -74,6 +74,7 @@ impl PinContext<'_> {
         self.pin_by_unit(&mut pins);
         self.pin_by_name(&mut pins);
         self.pin_among_named_frames(&mut pins);
+        self.pin_by_computed_return(&mut pins);
         self.pin_by_jump(jumps, &mut pins);
         for &va in relative_words.iter().flatten() {
             self.pin_at(va, PinReason::UnknownMetadata, &mut pins);
@@ -162,6 +163,16 @@ impl PinContext<'_> {
         let gaps = named.windows(2).map(|pair| pair[0].index() + 1..pair[1].index());
         for unit in gaps.filter(|gap| gap.len() <= LEAVES_MAX).flatten().map(Unit::new) {
             pins.pin(self.clusters, unit, PinReason::ReturnAddressNamed);
+        }
+    }
+
+    /// Code that is hardened against speculation computes the address behind a call and compares it with the one that the callee returned to: the call returns there, and nothing
+    /// else stands for it.
+    fn pin_by_computed_return(&self, pins: &mut Pins) {
+        for (va, _) in self.names.iter().filter(|(_, by)| by.contains(NamedBy::ADDRESS)) {
+            if let Some(unit) = unit_at(self.units, va).filter(|&unit| self.is_return_address(unit, va)) {
+                pins.pin(self.clusters, unit, PinReason::ReturnAddressNamed);
+            }
         }
     }
 

@@ -2,10 +2,10 @@
 //!
 //! **Method.** Words are read from the start of the table to the first that can't be an entry. All entries of a table that a compiler made lead
 //! into code: to the start of an instruction of the same cluster, to a split-off part that nothing else names, or to the end of
-//! a unit (an unreachable case). So a word that leads to no instruction at all is the end for sure, and so is the start of another
+//! a unit (an unreachable case, or the next part of the function). So a word that leads to no instruction at all is the end for sure, and so is the start of another
 //! table. A word that leads to an instruction of another cluster leaves a doubt: it may be an entry that names a shared cold part. Where the number
 //! of entries is proven, such a word is an entry, and the clusters are joined. So are they where a unit ends at the start of another one that the
-//! cluster jumps to as well: whether the case occurs or not, the entry leads where it led.
+//! cluster jumps to as well, or that nothing calls: whether the case occurs or not, the entry leads where it led.
 
 use std::sync::Arc;
 
@@ -247,9 +247,10 @@ impl TableContext<'_> {
         }
     }
 
-    /// What an entry is that leads to the end of a unit.
+    /// What an entry is that leads to the end of a unit. What begins there may be the next part of the same function, unless it is called or its address is known.
     fn behind_unit(&self, shape: Shape, word: Va, jumped_to: &[Va]) -> Entry {
-        let target = self.target(shape, word).filter(|target| jumped_to.binary_search(target).is_ok());
+        let may_be_part = |&va: &Va| jumped_to.binary_search(&va).is_ok() || !self.names.at(va).intersects(NamedBy::ENTRY);
+        let target = self.target(shape, word).filter(may_be_part);
         let next = target.and_then(|va| unit_at(self.units, va).map(|unit| (va, unit)));
         match next.filter(|&(va, unit)| self.units[unit].start == va && self.surveys[unit.index()].is_start(0)) {
             Some((va, unit)) => Entry::Joined(va, unit),

@@ -9,6 +9,7 @@ use rustc_hash::FxHashSet;
 
 use super::Evaluator;
 use super::instructions::{is_store_to, stack_step, switches_stack};
+use crate::discover::names::NamedBy;
 use crate::x86::{Flow, flow_of};
 
 const MAX_STEPS: u32 = 200_000;
@@ -90,6 +91,7 @@ impl Evaluator<'_> {
             };
             let data = &self.body.blocks[block];
             if data.is_entry {
+                self.is_led_in |= !data.named_by.intersects(NamedBy::ENTRY | NamedBy::FUNCTION_SYMBOL);
                 found.push((Definition::Entry, location));
             }
             // Where the search has been at the whole hub under this name, there is nothing new in it.
