@@ -11,6 +11,7 @@ mod late;
 mod layout;
 mod liveness;
 mod mutation;
+mod parts;
 mod proofs;
 mod rows;
 mod tails;

@@ -1,0 +1,85 @@
+//! Tables whose entries are read in a callee, functions of which each block has a frame description, and calls that must return to a named place.
+
+use super::layout::{TWICE, UNUSED, build, function};
+use super::*;
+
+const READ_ENTRY: &str = "    movslq (%rcx,%rax,4), %rax\n    add %rcx, %rax\n    ret";
+
+/// A switch with two cases, in any order, through a table that goes to a call.
+fn switch(table: &str, cases: [(&str, &str); 2]) -> String {
+    let cases = cases.map(|(label, body)| format!(".L{label}:\n{body}\n    ret\n")).concat();
+    format!(
+        "    cmp $1, %edi\n    ja 9f\n    mov %edi, %eax\n    lea {table}(%rip), %rcx\n    call read_entry\n    jmp *%rax\n\
+         {cases}9:  xor %eax, %eax\n    ret"
+    )
+}
+
+/// A case of one switch calls the function with another one.
+fn nested(inner: [(&str, &str); 2]) -> Option<Vec<u8>> {
+    let classify = function("classify", &switch("table", [("a", "    call within"), ("b", "    mov $3, %eax")]));
+    let within = function("within", &switch("inner", inner));
+    let tables = ".long .La - table, .Lb - table\ninner: .long .Lc - inner, .Ld - inner\n";
+    build(&[&classify, &within, &function("read_entry", READ_ENTRY), TWICE, UNUSED], tables)
+}
+
+#[test]
+fn a_table_that_goes_to_a_call_behind_another_such_table_is_read() {
+    let (five, six) = ("    mov $5, %eax", "    mov $6, %eax");
+    let (Some(input), Some(moved)) = (nested([("c", five), ("d", six)]), nested([("d", six), ("c", five)])) else { return };
+    let report = check(&input, &moved).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    // The words of the tables are the same, but those of the inner one lead to each other's cases.
+    let Some(swapped) = nested([("c", six), ("d", five)]) else { return };
+    let report = check(&input, &swapped).unwrap();
+    assert!(kinds(&report).contains(&ViolationKind::InstructionMismatch), "{}", report.summary(10));
+}
+
+/// A switch in a function of which each block has a frame description. Nothing but the table leads to the cases, of which two jump to each other.
+fn parts(cases: [&str; 3], table: &str) -> Option<Vec<u8>> {
+    let part = |body: &str| format!("    .cfi_startproc\n{body}\n    .cfi_endproc\n");
+    let compare = part("classify:\n    cmp $2, %edi\n    ja .Lnone\n    .byte 0xe9\n    .long 0");
+    let jump = part("    lea table(%rip), %rdx\n    movslq (%rdx,%rdi,4), %rax\n    add %rdx, %rax\n    jmp *%rax");
+    let none = part(".Lnone:\n    xor %eax, %eax\n    ret");
+    let text = [compare, jump, cases.map(part).concat(), none].concat();
+    build(&[&text, TWICE, UNUSED], table)
+}
+
+const CASES: [&str; 3] = [
+    ".Lx:\n    mov $1, %eax\n    dec %edi\n    jne .Ly\n    ret",
+    ".Ly:\n    mov $2, %eax\n    dec %edi\n    jne .Lx\n    ret",
+    ".Lz:\n    mov $3, %eax\n    ret",
+];
+const TABLE: &str = ".long .Lx - table, .Ly - table, .Lz - table\n";
+
+#[test]
+fn a_table_that_alone_leads_to_parts_with_frame_descriptions_of_their_own_is_read() {
+    let [x, y, z] = CASES;
+    let (Some(input), Some(moved)) = (parts(CASES, TABLE), parts([z, y, x], TABLE)) else { return };
+    let report = check(&input, &moved).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    assert_eq!(report.stats.jump_table_entries, 3);
+    let Some(wrong) = parts([z, y, x], ".long .Lx - table, .Lz - table, .Ly - table\n") else { return };
+    assert!(!check(&input, &wrong).unwrap().is_ok());
+}
+
+/// Looks where the call returned to, and compares that with where it should have.
+fn hardened(call: &str) -> Option<Vec<u8>> {
+    let body = format!(
+        "    sub $8, %rsp\n    .cfi_def_cfa_offset 16\n{call}\n1:  mov -8(%rsp), %rcx\n    lea 1b(%rip), %rdx\n    cmp %rdx, %rcx\n    jne 2f\n\
+         \x20   add $8, %rsp\n    .cfi_def_cfa_offset 8\n    ret\n2:  ud2\n"
+    );
+    build(&[&function("classify", &body), TWICE, UNUSED], ".long 0\n")
+}
+
+#[test]
+fn a_call_returns_to_the_place_that_the_input_names() {
+    let (Some(input), Some(moved)) = (hardened("    call twice"), hardened("    nop\n    call twice")) else { return };
+    let report = check(&input, &moved).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    // Behind the call stands a jump to the named place.
+    let Some(wrong) = hardened("    call twice\n    jmp 1f") else { return };
+    assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::Conflict]);
+    // The callee's body stands there, and below the stack whatever was there before.
+    let Some(wrong) = hardened("    lea (%rdi,%rdi), %eax") else { return };
+    assert!(!check(&input, &wrong).unwrap().is_ok());
+}
