@@ -63,6 +63,7 @@ impl Survey {
         };
         survey.name_what_the_loader_knows(side);
         let fixed = side.image.is_position_dependent();
+        let has_numbers = crate::data::has_numbers(&side.image);
         for (index, fde) in side.unwind.fdes.iter().enumerate() {
             let mut address = fde.start;
             let mut is_behind_call = false;
@@ -91,8 +92,12 @@ impl Survey {
                     _ if fixed => {
                         let bytes = side.code.bytes(address, inst);
                         let named = Shape::of(bytes).wide_displacement(bytes).and_then(|at| bytes.get(at..at + 4));
-                        let value = named.and_then(|field| field.try_into().ok()).map(u32::from_le_bytes);
-                        survey.referenced.extend(value.map(u64::from).filter(|&value| side.image.tail(value).is_some()));
+                        let value = |field: &[u8]| field.try_into().ok().map(u32::from_le_bytes).map(u64::from);
+                        survey.referenced.extend(named.and_then(value).filter(|&value| side.image.tail(value).is_some()));
+                        let number =
+                            bytes.last_chunk::<4>().filter(|_| has_numbers && Shape::of(bytes).has_wide_immediate(bytes));
+                        let number = number.map(|field| u64::from(u32::from_le_bytes(*field)));
+                        survey.referenced.extend(number.filter(|value| (fde.start..fde.end).contains(value)));
                     }
                     _ => {}
                 }
