@@ -418,11 +418,15 @@ impl Discovered<'_> {
         if !is_asking.contains(&true) {
             return Vec::new();
         }
+        // The linker's stubs are no parts of anything.
+        let is_movable = |unit: Unit| self.image.is_movable_code_section(self.units[unit].section);
         let is_part = |unit: Unit| {
-            let start = self.units[unit].start;
-            is_asking[clusters.find(unit).index()] && !names.at(start).intersects(NamedBy::ENTRY | NamedBy::FUNCTION_SYMBOL)
+            let by = names.at(self.units[unit].start);
+            is_asking[clusters.find(unit).index()]
+                && is_movable(unit)
+                && !by.intersects(NamedBy::ENTRY | NamedBy::FUNCTION_SYMBOL)
         };
-        let arrivals = self.units.keys().flat_map(|source| {
+        let arrivals = self.units.keys().filter(|&source| is_movable(source)).flat_map(|source| {
             let branches = self.surveys[source.index()].names.iter().filter(|n| matches!(n.how, How::Jump | How::Branch));
             let starts =
                 branches.filter_map(|n| unit_at(self.units, n.target).filter(|&unit| self.units[unit].start == n.target));
