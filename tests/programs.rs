@@ -291,6 +291,7 @@ behaviors! {
     mutual_recursion,
     no_return_pointer,
     ordered_pointers,
+    padding_numbers,
     patchable_entries,
     pointer_into_padding,
     private_calls,

@@ -1,4 +1,4 @@
-//! Which functions stay because data hold their return addresses, at a fixed address, where a word is a number like any other.
+//! Which functions stay because of numbers in data, at a fixed address, where a pointer is a number like any other.
 
 mod support;
 
@@ -7,8 +7,8 @@ use std::path::Path;
 use serde_json::Value;
 use support::{compile, installed, relift, relift_succeeds, repository, skipped};
 
-/// The names of the functions that stay for it, in the order of their addresses; `None` without a compiler.
-fn functions_that_stay(fixture: &str, scratch: &Path) -> Option<Vec<String>> {
+/// The functions that stay, by name and reason, in the order of their addresses; `None` without a compiler.
+fn functions_that_stay(fixture: &str, scratch: &Path) -> Option<Vec<(String, String)>> {
     if !installed("gcc") {
         skipped("there is no gcc");
         return None;
@@ -20,16 +20,18 @@ fn functions_that_stay(fixture: &str, scratch: &Path) -> Option<Vec<String>> {
     let report: Value = serde_json::from_slice(&said.stdout).expect("--json prints JSON");
     assert_eq!(report["mode"], "guard");
     let pinned = report["pinned_functions"].as_array().expect("-v names them").iter();
-    let stay = pinned.filter(|function| function["reason"] == "return-address-named");
-    Some(stay.map(|function| function["name"].as_str().unwrap_or_default().to_owned()).collect())
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Some(pinned.map(|function| (text(&function["name"]), text(&function["reason"]))).collect())
 }
+
+const NAMED: &str = "return-address-named";
 
 #[test]
 fn functions_whose_calls_return_where_a_table_says_stay() {
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
     let Some(stay) = functions_that_stay("frame_table", scratch.path()) else { return };
     for name in ["visit", "climb", "descend"] {
-        assert!(stay.iter().any(|function| function == name), "{name} is not among {stay:?}");
+        assert!(stay.contains(&(name.to_owned(), NAMED.to_owned())), "{name} is not among {stay:?}");
     }
 }
 
@@ -37,5 +39,14 @@ fn functions_whose_calls_return_where_a_table_says_stay() {
 fn numbers_that_look_like_return_addresses_by_chance_keep_nothing() {
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
     let Some(stay) = functions_that_stay("return_numbers", scratch.path()) else { return };
-    assert_eq!(stay, Vec::<String>::new());
+    assert!(!stay.iter().any(|function| function.1 == NAMED), "{stay:?}");
+}
+
+#[test]
+fn padding_stays_for_a_number_that_leads_to_one_of_its_instructions_and_not_for_one_that_leads_into_one() {
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let Some(stay) = functions_that_stay("padding_numbers", scratch.path()) else { return };
+    let stays = |name: &str| stay.iter().any(|function| function.0 == name);
+    assert!(stays("behind_beginning"), "{stay:?}");
+    assert!(!stays("behind_middle"), "{stay:?}");
 }
