@@ -289,6 +289,7 @@ behaviors! {
     longjmp,
     memory_contract,
     mutual_recursion,
+    near_labels,
     no_return_pointer,
     ordered_pointers,
     padding_numbers,

@@ -23,7 +23,7 @@ use crate::elf::image::SymbolData;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::error::{Error, Result};
-use crate::ir::{PinReason, Program, RelinkMode};
+use crate::ir::{BlockFlags, PinReason, Program, RelinkMode};
 use crate::symbolize::pins::PinContext;
 use crate::symbolize::{Assembly, Cluster, slots};
 use crate::x86::MAX_INSTRUCTION_LEN;
@@ -130,7 +130,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         pins.pin(&clusters, part.members[0], PinReason::Undecodable);
     }
     pin_context.pin_unseen(&unseen, &jumps, &mut pins);
-    pin_context.spread(&unseen.anchors, &mut pins);
+    let relays = pin_context.spread(&unseen.anchors, &mut pins);
     for part in &mut parts {
         part.pin = pins.of(&clusters, part.members[0]);
     }
@@ -152,6 +152,10 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     if mode == RelinkMode::Replace {
         program.slots = slots::collect(image, &units, &program, use_static_relocs);
     }
+    for block in relays.iter().filter_map(|relay| program.block_at(relay.anchor)).collect::<Vec<_>>() {
+        program.blocks[block].flags.insert(BlockFlags::RELAYED);
+    }
+    program.relays = relays;
     program.mode = Some(mode);
     program.names_in_unwind = names_in_unwind;
     program.unwind = unwind;
