@@ -76,7 +76,8 @@ pub(crate) fn has_numbers(image: &Image<'_>) -> bool {
     image.is_position_dependent() && !image.elf.shdr_relocs.iter().any(|(index, _)| is_of_linker(index))
 }
 
-/// Aligned words of data that are the address of a function, and that the output did not change: the address has to stay good.
+/// Aligned words of data that are the address of a function or of an instruction in one, and that the output did not change: the address has to stay good. Among megabytes of constants
+/// some words look like that by chance; what they look like is kept as well.
 fn seed_numbers(walk: &mut Walk<'_, '_>) {
     let (input, output) = (walk.input, walk.output);
     let is_read = |section: &&Section<'_>| {
@@ -87,7 +88,8 @@ fn seed_numbers(walk: &mut Walk<'_, '_>) {
         for place in words_of(&input.image, section) {
             let value = input.image.u64_at(place).filter(|&value| output.image.u64_at(place) == Some(value));
             let Some(value) = value else { continue };
-            if input.unwind.starts_at(value) {
+            let is_label = || input.code.index(value).is_some_and(|index| walk.survey.is_boundary(index));
+            if input.unwind.starts_at(value) || is_label() {
                 walk.seed_address(value, value, place);
             } else if let Some((from, to)) = walk.past_entry(value) {
                 walk.seed_address(from, to, place);

@@ -189,6 +189,8 @@ bitflags::bitflags! {
         const ANCHOR = 1 << 7;
         /// A thunk for indirect branches or returns begins here, or its last part: what it returns to is not behind the call that entered it.
         const THUNK = 1 << 8;
+        /// An anchor with room for a short jump only, to its [`Relay`].
+        const RELAYED = 1 << 9;
     }
 }
 
@@ -218,8 +220,23 @@ impl BlockData {
     }
     /// How many bytes an anchor takes: a jump, behind the `endbr64` that the processor may ask for.
     pub fn anchor_len(&self, has_ibt: bool) -> u64 {
+        if self.flags.contains(BlockFlags::RELAYED) {
+            return 2;
+        }
         if has_ibt && self.flags.contains(BlockFlags::ENDBR) { 9 } else { 5 }
     }
+}
+
+/// Where the jump of an anchor stands that has room for a short jump only: to the relay. In what the anchor's function leaves free.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Relay {
+    pub anchor: Va,
+    pub at: Va,
+}
+
+impl Relay {
+    /// In bytes: `jmp` with a displacement of 32 bits.
+    pub const LEN: u64 = 5;
 }
 
 /// A contiguous piece of a function in the input.
@@ -382,6 +399,8 @@ pub struct Program {
     pub tables: PrimaryMap<Table, TableData>,
     pub table_targets: Vec<Block>,
     pub unwind: Unwind,
+    /// *Guard* mode. Ascending by anchor.
+    pub relays: Vec<Relay>,
     /// Addresses in `.eh_frame` that code may hold: start-up code registers the entries from such a place on. Ascending.
     pub names_in_unwind: Vec<Va>,
     /// All blocks, ascending by address: the index behind `block_at`.

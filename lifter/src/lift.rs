@@ -1,5 +1,6 @@
 //! The list of steps from an image to a program.
 
+use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use object::elf;
 use rayon::prelude::*;
 
@@ -22,9 +23,10 @@ use crate::elf::image::SymbolData;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::error::{Error, Result};
-use crate::ir::{PinReason, Program, RelinkMode};
+use crate::ir::{BlockFlags, PinReason, Program, RelinkMode};
 use crate::symbolize::pins::PinContext;
 use crate::symbolize::{Assembly, Cluster, slots};
+use crate::x86::MAX_INSTRUCTION_LEN;
 
 /// What the lifter may look at.
 #[derive(Copy, Clone, Debug)]
@@ -128,7 +130,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         pins.pin(&clusters, part.members[0], PinReason::Undecodable);
     }
     pin_context.pin_unseen(&unseen, &jumps, &mut pins);
-    pin_context.spread(&unseen.anchors, &mut pins);
+    let relays = pin_context.spread(&unseen.anchors, &mut pins);
     for part in &mut parts {
         part.pin = pins.of(&clusters, part.members[0]);
     }
@@ -150,6 +152,10 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     if mode == RelinkMode::Replace {
         program.slots = slots::collect(image, &units, &program, use_static_relocs);
     }
+    for block in relays.iter().filter_map(|relay| program.block_at(relay.anchor)).collect::<Vec<_>>() {
+        program.blocks[block].flags.insert(BlockFlags::RELAYED);
+    }
+    program.relays = relays;
     program.mode = Some(mode);
     program.names_in_unwind = names_in_unwind;
     program.unwind = unwind;
@@ -236,7 +242,9 @@ fn claimed_padding(image: &Image<'_>, (units, reached): (&Units, &Reached), surv
     let dynamic = names::relocated_addresses(image).map(|(_, target)| target);
     let ends = units.as_slice().first().zip(units.as_slice().last()).map(|(first, last)| (first.start, last.end));
     let words: Vec<Va> = match (mode, ends) {
-        (RelinkMode::Guard, Some((low, high))) => unseen::words_between(image, low, high, in_code),
+        (RelinkMode::Guard, Some((low, high))) => {
+            unseen::words_between(image, low, high, |va| in_code(va) && !is_amid_padding(image, units, *va))
+        }
         (RelinkMode::Replace, _) if !image.kind.is_position_independent() => {
             slots::static_words(image).map(|(_, target, _)| target).collect()
         }
@@ -252,6 +260,18 @@ fn claimed_padding(image: &Image<'_>, (units, reached): (&Units, &Reached), surv
     claimed.sort();
     claimed.dedup();
     claimed
+}
+
+/// Whether an address outside of units is inside one of the instructions that fill what is between two of them. Whatever has a name begins where the assembler had filled up to: a
+/// number that leads elsewhere is a number.
+fn is_amid_padding(image: &Image<'_>, units: &Units, va: Va) -> bool {
+    let after = units.as_slice().partition_point(|unit| unit.start <= va);
+    let Some(end) = after.checked_sub(1).map(|last| units.as_slice()[last].end).filter(|end| *end <= va) else { return false };
+    let Some(bytes) = image.read(end, (va - end) as usize + MAX_INSTRUCTION_LEN) else { return false };
+    let padding =
+        Decoder::with_ip(64, bytes, end.0, DecoderOptions::NONE).into_iter().take_while(|i| i.mnemonic() == Mnemonic::Nop);
+    let filled = padding.map(|nop| nop.next_ip()).find(|&next| next >= va.0);
+    va > end && filled.is_some_and(|next| next > va.0)
 }
 
 /// Addresses in `.eh_frame` that code names, or may name where it is not decoded. Ascending.

@@ -14,10 +14,10 @@ use crate::discover::clusters::Clusters;
 use crate::discover::names::{NamedBy, Names};
 use crate::discover::survey::{How, Survey};
 use crate::discover::units::{Bounds, Unit, Units, unit_at};
-use crate::discover::unseen::{Unseen, anchor_len};
+use crate::discover::unseen::Unseen;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
-use crate::ir::{PinReason, RelinkMode};
+use crate::ir::{PinReason, Relay, RelinkMode};
 
 /// Metadata that names code in ways that are not understood: relative to itself and without relocations, or as a whole stretch.
 const UNKNOWN_METADATA: [&str; 11] = [
@@ -246,28 +246,10 @@ impl PinContext<'_> {
         }
     }
 
-    /// Pins where an anchor's jump has no room: before the next anchor, or before what is pinned. Says whether anything was.
-    fn pin_without_room(&self, anchors: &[Va], pins: &mut Pins) -> bool {
-        let mut has_changed = false;
-        for (index, &anchor) in anchors.iter().enumerate() {
-            let Some(unit) = unit_at(self.units, anchor).filter(|&u| pins.of(self.clusters, u).is_none()) else { continue };
-            let len = anchor_len(self.image, anchor);
-            let is_crowded = anchors.get(index + 1).is_some_and(|&next| next < anchor + len);
-            let mut following =
-                (unit.index() + 1..self.units.len()).map(Unit::new).take_while(|&u| self.units[u].start < anchor + len);
-            let is_beside_pinned = following.any(|next| pins.of(self.clusters, next).is_some());
-            let section = &self.image.sections[self.units[unit].section];
-            if is_crowded || is_beside_pinned || anchor + len > section.end() {
-                pins.pin(self.clusters, unit, PinReason::UnprovenPointers);
-                has_changed = true;
-            }
-        }
-        has_changed
-    }
-
-    /// Pins what 8-bit branches of pinned clusters reach, and anchors without room; terminates because each round but the last pins at least
-    /// one more cluster.
-    pub(crate) fn spread(&self, anchors: &[Va], pins: &mut Pins) {
+    /// Pins what 8-bit branches of pinned clusters reach, and anchors without room; gives the relays of the others, ascending by anchor. Terminates because each round but
+    /// the last pins at least one more cluster.
+    pub(crate) fn spread(&self, anchors: &[Va], pins: &mut Pins) -> Vec<Relay> {
+        let mut relays = Vec::new();
         let short: Vec<(Unit, Unit)> = self
             .surveys
             .par_iter()
@@ -279,7 +261,7 @@ impl PinContext<'_> {
             .filter(|&(source, target)| self.clusters.find(source) != self.clusters.find(target))
             .collect();
         loop {
-            let mut has_changed = self.pin_without_room(anchors, pins);
+            let mut has_changed = self.give_room(anchors, pins, &mut relays);
             for &(source, target) in &short {
                 if pins.of(self.clusters, source).is_some() && pins.of(self.clusters, target).is_none() {
                     pins.pin(self.clusters, target, PinReason::ShortReach);
@@ -287,7 +269,7 @@ impl PinContext<'_> {
                 }
             }
             if !has_changed {
-                break;
+                return relays;
             }
         }
     }

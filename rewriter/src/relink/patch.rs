@@ -7,7 +7,7 @@ use lifter::Image;
 use lifter::address::{FileOffset, Va};
 use lifter::elf::image::{DynRelocPlace, Segment, SymbolData};
 use lifter::entity::Table;
-use lifter::ir::{BlockData, BlockFlags, Program, RefKind, SlotData, SlotKind, TableBase, TableData, Terminator};
+use lifter::ir::{BlockData, BlockFlags, Program, RefKind, Relay, SlotData, SlotKind, TableBase, TableData, Terminator};
 use object::elf;
 use rayon::prelude::*;
 
@@ -161,8 +161,13 @@ pub(crate) fn write_anchors(program: &Program, has_ibt: bool, addresses: &Addres
     let mut num_anchors = 0;
     for (block, data) in program.blocks.iter().filter(|(_, data)| data.flags.contains(BlockFlags::ANCHOR)) {
         let Some(to) = addresses.moved(block) else { continue };
-        let jump = data.start + (data.anchor_len(has_ibt) - 5);
-        if jump != data.start {
+        let relay =
+            program.relays.binary_search_by_key(&data.start, |relay| relay.anchor).ok().map(|index| program.relays[index].at);
+        let jump = relay.unwrap_or(data.start + (data.anchor_len(has_ibt) - Relay::LEN));
+        if let Some(relay) = relay {
+            let distance = relay.0.wrapping_sub((data.start + data.anchor_len(has_ibt)).0) as i8;
+            out.write(data.start, &[0xeb, distance as u8])?;
+        } else if jump != data.start {
             out.write(data.start, &ENDBR64)?;
         }
         let (bytes, _) = field(jump + 1, 4, RefKind::Rel32, to)?;

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
 use lifter::elf::image::Segment;
-use lifter::ir::{BlockData, BlockFlags, CodeRange, Program};
+use lifter::ir::{BlockData, BlockFlags, CodeRange, Program, Relay};
 use object::elf;
 
 /// A cache line, which is what an instruction fetch that misses brings in.
@@ -305,11 +305,12 @@ fn pinned_text(program: &Program) -> Vec<Interval> {
     pinned
 }
 
-/// What the jumps occupy that stay at anchors of movable functions.
+/// What the jumps occupy that stay at anchors of movable functions, and their relays.
 fn anchored_text(program: &Program, has_ibt: bool) -> impl Iterator<Item = Interval> {
     let is_kept = |data: &&BlockData| data.flags.contains(BlockFlags::ANCHOR) && program.funcs[data.func].is_movable();
     let anchors = program.blocks.values().filter(is_kept);
-    anchors.map(move |data| Interval { start: data.start, end: data.start + data.anchor_len(has_ibt) })
+    let relays = program.relays.iter().map(|relay| Interval { start: relay.at, end: relay.at + Relay::LEN });
+    anchors.map(move |data| Interval { start: data.start, end: data.start + data.anchor_len(has_ibt) }).chain(relays)
 }
 
 /// What the old text leaves free when everything movable has left it: the movable sections less what pinned functions and anchors occupy.
