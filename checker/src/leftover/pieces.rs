@@ -96,7 +96,8 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
     pub(super) fn related(&self, address: u64) -> Option<usize> {
         let index = self.side().code.index(address)?;
         match self.of {
-            Of::Input => self.walk.relation.first_of(index),
+            // Of what was found for certain callers alone, the output may have all of the function besides.
+            Of::Input => self.walk.relation.first_of(index).filter(|_| self.walk.relation.stands_for_all(index)),
             Of::Output if self.walk.relation.is_conditional(index) => None,
             Of::Output => match self.walk.relation.input_of(index)? {
                 Stands::For(input) => self.walk.relation.first_of(input),

@@ -83,8 +83,11 @@ struct Identity {
 type Standing = (u32, u32);
 
 enum Undo {
-    Forward(usize),
+    /// An index, and the counterpart that it had.
+    Forward(usize, Option<usize>),
     Backward(usize),
+    /// An index, and whether what it stood for held for certain callers alone.
+    Conditional(usize, bool),
     More(Standing),
     MoreWithin(Standing, u64),
     Held(u64),
@@ -97,7 +100,7 @@ enum Undo {
 }
 
 pub(crate) struct Relation {
-    /// One counterpart of each input instruction; tails may have more.
+    /// One counterpart of each input instruction, one that holds for all callers if there is any; tails may have more.
     forward: Numbers,
     backward: Numbers,
     /// Output instructions that were only found where more is known than that all is the same: they stand for what they do for certain callers alone.
@@ -177,18 +180,33 @@ impl Relation {
     /// Before an instruction of a proof is recorded: whether the proof holds for certain callers alone.
     pub(super) fn note_condition(&mut self, output: usize, is_conditional: bool) {
         if !is_conditional {
-            self.conditional.remove(&output);
-        } else if self.input_of(output).is_none() {
-            self.conditional.insert(output);
+            if !self.conditional.remove(&output) {
+                return;
+            }
+            self.note(Undo::Conditional(output, true));
+            if let Some(Stands::For(input)) = self.input_of(output)
+                && let Some(place) = self.output_of(input).filter(|&place| self.is_conditional(place))
+            {
+                self.forward.set(input, output);
+                self.note(Undo::Forward(input, Some(place)));
+            }
+        } else if self.input_of(output).is_none() && self.conditional.insert(output) {
+            self.note(Undo::Conditional(output, false));
         }
     }
 
-    /// The first input instruction that was found to stand where this one does; itself, if it does so alone.
+    /// The first input instruction that was found to stand where this one does; itself, if it does so alone. What share a place for certain callers only need not do the same.
     pub(crate) fn first_of(&self, input: usize) -> Option<usize> {
-        match self.input_of(self.output_of(input)?) {
-            Some(Stands::For(first)) => Some(first),
-            Some(Stands::ForCall) | None => Some(input),
+        let place = self.output_of(input)?;
+        match self.input_of(place) {
+            Some(Stands::For(first)) if !self.is_conditional(place) => Some(first),
+            _ => Some(input),
         }
+    }
+
+    /// Whether an input instruction stands anywhere for all callers.
+    pub(crate) fn stands_for_all(&self, input: usize) -> bool {
+        self.output_of(input).is_some_and(|place| !self.is_conditional(place))
     }
 
     fn note(&mut self, undo: Undo) {
@@ -243,9 +261,10 @@ impl Relation {
 
     /// Notes one of the places of an input instruction.
     fn place(&mut self, input: usize, output: usize, size: u8) {
-        if self.forward.get(input).is_none() {
+        let known = self.forward.get(input);
+        if known.is_none_or(|known| self.is_conditional(known) && !self.is_conditional(output)) {
             self.forward.set(input, output);
-            self.note(Undo::Forward(input));
+            self.note(Undo::Forward(input, known));
         }
         self.pass(true, input, size);
     }
@@ -333,10 +352,13 @@ impl Relation {
     pub(super) fn undo(&mut self) {
         for undo in self.journal.take().into_iter().flatten().rev() {
             match undo {
-                Undo::Forward(index) => self.forward.clear(index),
+                Undo::Forward(index, Some(known)) => self.forward.set(index, known),
+                Undo::Forward(index, None) => self.forward.clear(index),
                 Undo::Name(address, Some(old)) => drop(self.names.insert(address, old)),
                 Undo::Name(address, None) => drop(self.names.remove(&address)),
                 Undo::Backward(index) => self.backward.clear(index),
+                Undo::Conditional(index, true) => drop(self.conditional.insert(index)),
+                Undo::Conditional(index, false) => drop(self.conditional.remove(&index)),
                 Undo::More(standing) => drop(self.more.remove(&standing)),
                 Undo::MoreWithin(standing, call) => drop(self.more_within.remove(&(standing, call))),
                 Undo::Held(name) => drop(self.held.remove(&name)),
