@@ -14,6 +14,8 @@
 //! Registers that differ at a return do no harm if nobody reads them there ([`liveness`]). Where a function is left by a jump, the return is one to the callers of the function that the proof began in: what was
 //! proven by that holds for proofs that begin there alone.
 //!
+//! Of what is entered with what callers know, more is followed than of all else: jumps through tables go on with what is known there, which `segment::switch` argues for.
+//!
 //! **What is taken for granted** besides what [`machine`] says of private slots: a call keeps `rbx`, `rbp`, `rsp`, `r12` to `r15`, and reads no flags; nobody reads what calls left below the
 //! stack pointer.
 //!

@@ -272,7 +272,8 @@ fn read_entries(walk: &mut Walk<'_, '_>, table: TableReference, entries: &[Entry
             }
             continue;
         }
-        if !(are_followed && is_certain) && !read_entry(walk, place, input, output, (is_certain, table.width)) {
+        let is_asked_for = !(are_followed && is_certain);
+        if is_asked_for && !read_entry(walk, place, input, output, (is_certain, table.width)) {
             break;
         }
         size += width;

@@ -88,6 +88,13 @@ struct Info {
     of_frame: bool,
 }
 
+/// An address counted from that of a jump table: a distance, and at most one more term with its factor.
+pub(super) struct FromTable {
+    pub(super) table: u64,
+    pub(super) by: u64,
+    pub(super) rest: Option<(Id, u64)>,
+}
+
 #[derive(Default)]
 pub(super) struct Pool {
     nodes: Vec<Node>,
@@ -186,14 +193,14 @@ impl Pool {
         }
     }
 
-    /// A value as an address counted from that of a table: the table, the distance, and one more term.
-    pub(super) fn split_from_table(&self, id: Id) -> Option<(u64, u64, Option<(Id, u64)>)> {
+    /// A value as an address counted from that of a table.
+    pub(super) fn split_from_table(&self, id: Id) -> Option<FromTable> {
         let (by, terms) = self.split(id);
         let is_table = |&&(term, factor): &&(Id, u64)| factor == 1 && self.as_table(term).is_some();
         let table = self.as_table(terms.iter().find(is_table)?.0)?;
         let mut others = terms.iter().filter(|term| !is_table(term)).copied();
         let rest = others.next();
-        (self.width(id) == 64 && others.next().is_none()).then_some((table, by, rest))
+        (self.width(id) == 64 && others.next().is_none()).then_some(FromTable { table, by, rest })
     }
 
     pub(super) fn as_const(&self, id: Id) -> Option<u64> {

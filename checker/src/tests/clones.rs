@@ -183,6 +183,16 @@ fn a_table_whose_address_others_get_is_not_followed() {
     let (input, right) = ("lea .Ltable(%rip), %rdx", "lea .Lone(%rip), %rdx");
     let stored = format!("mov %rdx, pointers(%rip); {JUMP}");
     assert_jumps((input, right), (&stored, &stored), &[(".Lone", IN_ORDER)], false);
+    // Nor where control may come back with the address in a register.
+    let sometimes = |first: &str, then: &str| format!("{first}; test %rsi, %rsi; js @8; {then}; @8: nop");
+    assert_jumps((&sometimes(input, "nop"), &sometimes(right, "nop")), (JUMP, JUMP), &[(".Lone", IN_ORDER)], true);
+    assert_jumps((&sometimes(input, "int3"), &sometimes(right, "int3")), (JUMP, JUMP), &[(".Lone", IN_ORDER)], false);
+    let handlers = format!(".cfi_personality 0x9b, pointers; .cfi_lsda 0x1b, .Lhandlers; {input}");
+    let handlers_of_clone = format!(".cfi_personality 0x9b, pointers; .cfi_lsda 0x1b, .Lhandlers; {right}");
+    let no_handlers = "nop; .section .gcc_except_table, \"a\"; .Lhandlers: .byte 0xff, 0xff, 1, 0; .text; nop";
+    let jump = format!("{JUMP}; {no_handlers}");
+    assert_jumps((input, right), (&jump, JUMP), &[(".Lone", IN_ORDER)], true);
+    assert_jumps((&handlers, &handlers_of_clone), (&jump, JUMP), &[(".Lone", IN_ORDER)], false);
     // Nor one that comes from the callers.
     let original =
         jumping("pick", "nop", JUMP, ORIGINAL) + "    .section .rodata\n" + &table(".Ltable", "pick", IN_ORDER) + "    .text\n";

@@ -13,13 +13,13 @@
 //! * How many entries there are is what the walk takes them to be ([`tables`]); the program selects no others.
 //! * What the output's table leads to is not asked for only if nobody else can jump through it: each jump by address in the proof goes through tables that are followed, or leaves the
 //!   function; and the table's address is not stored where others see it, and not passed to code of the file that reads it. (Code of other files gets no address of a table, which is no object of
-//!   the source.) If any of that fails, all entries are asked for as ever, and that is more. If other instructions of the output name the same table, they ask for the same.
+//!   the source.) Nor does control come back to the function where nothing is known while a register has the table: it has no handlers for exceptions, and no trap on such a way. If any of that fails, all entries are asked for as ever, and that is more. If other instructions of the output name the same table, they ask for the same.
 //!
 //! A jump of the input alone goes where the entry leads that is known, if the entry never changes: so the output may go there at once.
 
 use super::super::Key;
 use super::super::constant::ENTRY;
-use super::super::expr::{Id, Node};
+use super::super::expr::{FromTable, Id, Node};
 use super::super::facts::Facts;
 use super::super::liveness::Targets;
 use super::super::semantics::Place;
@@ -59,6 +59,9 @@ impl Run<'_, '_, '_> {
     /// Goes on behind a jump to a value that is the same in both programs, if it goes through a table: whether it does.
     pub(super) fn switch(&mut self, input: &Cursor, output: &Cursor, target: Id) -> Step<bool> {
         let Some((table, None)) = self.entry_of(target) else { return Ok(false) };
+        if self.has_handlers(input.at) {
+            return Ok(false);
+        }
         self.segment.table = Some(table);
         let mut known = self.prover.tables.iter().filter(|known| known.input == table);
         let (Some(&reference), None) = (known.next(), known.next()) else { return Ok(false) };
@@ -72,12 +75,20 @@ impl Run<'_, '_, '_> {
         Ok(true)
     }
 
+    /// Whether an exception may land in a function.
+    fn has_handlers(&mut self, at: u64) -> bool {
+        let unwind = &self.walk.input.unwind;
+        let Some(fde) = unwind.fde_at(at) else { return true };
+        let members = self.prover.members_of(self.walk, self.walk.survey.group_of(fde));
+        members.iter().any(|&(start, _)| unwind.fde_at(start).is_none_or(|fde| unwind.fdes[fde as usize].lsda.is_some()))
+    }
+
     /// The table of which a value is an entry, added to the table's address; and the distance of the entry if that is known and the entry never changes.
     fn entry_of(&self, target: Id) -> Option<(u64, Option<u64>)> {
-        let (table, 0, Some((word, 1))) = self.pool.split_from_table(target)? else { return None };
+        let FromTable { table, by: 0, rest: Some((word, 1)) } = self.pool.split_from_table(target)? else { return None };
         let Node::Sext(word) = *self.pool.node(word) else { return None };
         let Node::Load(number, address, 32) = *self.pool.node(word) else { return None };
-        let (base, by, index) = self.pool.split_from_table(address)?;
+        let FromTable { table: base, by, rest: index } = self.pool.split_from_table(address)?;
         let is_entry = match index {
             Some((_, factor)) => by == 0 && factor == 4,
             None => by % 4 == 0 && number == ENTRY,
@@ -102,8 +113,10 @@ impl Run<'_, '_, '_> {
         let is_stored = input.machine.stores.iter().any(|store| store.value.is_some_and(is_table));
         let held: Vec<u8> = (0..16).filter(|&register| is_table(input.machine.general[usize::from(register)])).collect();
         let call = self.walk.input.inst(input.at).filter(|&inst| self.prover.own_callee(self.walk, input.at, inst).is_some());
+        // Behind a trap all may go on where nothing is known.
+        let is_trap = self.walk.input.inst(input.at).is_some_and(|inst| inst.kind == Kind::Trap);
         let is_passed = match call {
-            _ if input.within.is_some() => !held.is_empty(),
+            _ if input.within.is_some() || is_trap => !held.is_empty(),
             Some(call) => held.iter().any(|&register| !self.prover.is_unread_at_call(self.walk, input.at, call, register)),
             None => false,
         };
