@@ -20,6 +20,8 @@ use super::machine::{Machine, Privacy, STACK};
 pub(super) enum Value {
     Const(u64),
     Image(u64),
+    /// The address of this jump table of the input, or of what stands for it.
+    Table(u64),
     Frame(i64),
     Class(u32),
     Zext(u32),
@@ -174,6 +176,7 @@ impl Facts {
                 Value::Const(value) if width <= 64 => pool.constant(value, width),
                 Value::Const(_) => pool.make(Node::Const(0), width),
                 Value::Image(address) => pool.image(address, is_fixed),
+                Value::Table(address) => pool.table(address),
                 Value::Frame(offset) => pool.frame(offset),
                 Value::Unlisted(at) => pool.make(Node::Slot(at, (width / 8) as u8), width),
                 Value::Class(class) => pool.make(Node::Class(class), self.widths[class as usize]),
@@ -291,6 +294,7 @@ impl Facts {
                     }
                 }
                 Node::Const(value) => Value::Const(*value),
+                Node::Table(address) => Value::Table(*address),
                 _ if pool.as_frame(id).is_some() => Value::Frame(pool.as_frame(id).unwrap_or(0)),
                 _ if pool.as_image(id).is_some() => Value::Image(pool.as_image(id).unwrap_or(0)),
                 Node::Zext(inner) => match pool.node(*inner) {
@@ -503,7 +507,7 @@ impl Meeting<'_> {
             };
         }
         let met = match (first, second) {
-            (Value::Const(_) | Value::Image(_) | Value::Frame(_), _) if first == second => Some(first),
+            (Value::Const(_) | Value::Image(_) | Value::Table(_) | Value::Frame(_), _) if first == second => Some(first),
             (Value::Zext(x), Value::Zext(y)) => of_class(self, x, y).map(Value::Zext),
             (Value::Sext(x), Value::Sext(y)) => of_class(self, x, y).map(Value::Sext),
             (Value::Trunc(x), Value::Trunc(y)) => of_class(self, x, y).map(Value::Trunc),
