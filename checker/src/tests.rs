@@ -8,6 +8,7 @@ mod dead;
 mod doubtful;
 mod fixed;
 mod fold;
+mod given;
 mod late;
 mod layout;
 mod liveness;

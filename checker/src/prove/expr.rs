@@ -85,7 +85,20 @@ pub(super) enum Node {
 #[derive(Copy, Clone)]
 struct Info {
     width: u16,
-    of_frame: bool,
+    of: Origins,
+}
+
+/// Which addresses went into a value.
+#[derive(Copy, Clone, Default)]
+struct Origins {
+    frame: bool,
+    table: bool,
+}
+
+impl Origins {
+    fn and(self, other: Self) -> Self {
+        Self { frame: self.frame | other.frame, table: self.table | other.table }
+    }
 }
 
 /// An address counted from that of a jump table: a distance, and at most one more term with its factor.
@@ -134,7 +147,19 @@ impl Pool {
     }
 
     pub(super) fn is_of_frame(&self, id: Id) -> bool {
-        self.infos[id as usize].of_frame
+        self.infos[id as usize].of.frame
+    }
+
+    /// Whether the address of a jump table went into a value, or an entry of one.
+    pub(super) fn is_of_table(&self, id: Id) -> bool {
+        self.infos[id as usize].of.table
+    }
+
+    /// A value that a segment begins with.
+    pub(super) fn class(&mut self, number: u32, width: u16, is_of_table: bool) -> Id {
+        let id = self.make(Node::Class(number), width);
+        self.infos[id as usize].of.table |= is_of_table;
+        id
     }
 
     fn args(node: &Node) -> impl Iterator<Item = Id> + '_ {
@@ -153,14 +178,17 @@ impl Pool {
         if let Some(&id) = self.ids.get(&key) {
             return id;
         }
-        let of_frame = match &key.0 {
-            Node::Frame => true,
-            Node::Linear(_, terms) => terms.iter().any(|&(term, _)| self.is_of_frame(term)),
-            node => Self::args(node).any(|arg| self.is_of_frame(arg)),
+        let of = |id: Id| self.infos[id as usize].of;
+        let of = match &key.0 {
+            Node::Frame => Origins { frame: true, table: false },
+            Node::Table(_) => Origins { frame: false, table: true },
+            Node::Load(_, address, _) => Origins { frame: false, ..of(*address) },
+            Node::Linear(_, terms) => terms.iter().fold(Origins::default(), |all, &(term, _)| all.and(of(term))),
+            node => Self::args(node).fold(Origins::default(), |all, arg| all.and(of(arg))),
         };
         let id = self.nodes.len() as Id;
         self.nodes.push(key.0.clone());
-        self.infos.push(Info { width, of_frame });
+        self.infos.push(Info { width, of });
         self.ids.insert(key, id);
         id
     }

@@ -15,6 +15,7 @@
 
 mod alone;
 mod compare;
+mod given;
 mod leave;
 mod local;
 mod raceless;

@@ -3,7 +3,7 @@
 use super::contexts::{clone_of_work, function, program};
 use super::*;
 
-fn compare(input: (&str, &str), output: (&str, &str)) -> Option<Report> {
+pub(super) fn compare(input: (&str, &str), output: (&str, &str)) -> Option<Report> {
     let (before, after) = (program(input.0, input.1, "0")?, program(output.0, output.1, "0")?);
     Some(check(&before, &after).unwrap())
 }
@@ -20,7 +20,7 @@ fn assert_different(input: (&str, &str), output: (&str, &str)) {
 }
 
 /// A call of `pick`, and of what stands for it.
-fn calls(arguments: &str) -> (String, String) {
+pub(super) fn calls(arguments: &str) -> (String, String) {
     let call = |name: &str| format!("{arguments}; mov %rbx, %rsi; call {name}");
     (call("pick"), call(".Lclone"))
 }
@@ -54,8 +54,8 @@ fn switch(name: &str, table: &str, bodies: [&str; 4], order: [usize; 4], section
     format!("{}    {section}\n    .balign 4\n{table}:\n{entries}    .text\n", function(name, &body))
 }
 
-const ORIGINAL: [&str; 4] = ["lea 1(%rdi), %eax", "lea 2(%rdi), %eax", "lea 4(%rdi), %eax", "xor %eax, %eax"];
-const FOR_5: [&str; 4] = ["mov $6, %eax", "mov $7, %eax", "mov $9, %eax", "xor %eax, %eax"];
+pub(super) const ORIGINAL: [&str; 4] = ["lea 1(%rdi), %eax", "lea 2(%rdi), %eax", "lea 4(%rdi), %eax", "xor %eax, %eax"];
+pub(super) const FOR_5: [&str; 4] = ["mov $6, %eax", "mov $7, %eax", "mov $9, %eax", "xor %eax, %eax"];
 
 fn original() -> String {
     switch("pick", ".Ltable", ORIGINAL, [0, 1, 2, 3], ".section .rodata")
@@ -98,9 +98,9 @@ fn jumping(name: &str, beginning: &str, rest: &str, results: [&str; 4]) -> Strin
     function(name, &body)
 }
 
-const JUMP: &str = "and $3, %esi; movslq (%rdx,%rsi,4), %rax; add %rdx, %rax; jmp *%rax";
+pub(super) const JUMP: &str = "and $3, %esi; movslq (%rdx,%rsi,4), %rax; add %rdx, %rax; jmp *%rax";
 
-fn table(table: &str, name: &str, order: [usize; 4]) -> String {
+pub(super) fn table(table: &str, name: &str, order: [usize; 4]) -> String {
     let entries: String = order.iter().map(|index| format!("    .long {name}{index} - {table}\n")).collect();
     format!("    .balign 4\n{table}:\n{entries}")
 }

@@ -176,6 +176,10 @@ impl Run<'_, '_, '_> {
             (Kind::Return, Kind::Return) => {
                 self.compare_bytes(i, a, o, b)?;
                 self.compare_events(input, output)?;
+                // Where it leads to is on top of the stack, which may be what the function put there.
+                if input.machine.stack_offset(&self.pool).is_some() {
+                    self.compare_slots(input, output, 0)?;
+                }
                 self.compare_returned(input, output)
             }
             (Kind::Stop, Kind::Stop) => {

@@ -8,12 +8,12 @@
 //!
 //! **Why this is sound.**
 //! * The same value in both means the same `i`, the same table for the load as for the sum, and no other address in either.
-//! * The output has the table `T` from its instructions alone that name it, and all that one proof meets name the same place; if another one turns up, nothing is followed. So that place is
+//! * The output has the table `T` from its instructions alone that name it, and all that one proof meets name the same place; if another one turns up, no jump through `T` is proven. So that place is
 //!   what the output's jump goes through, and its entries are read there.
-//! * How many entries there are is what the walk takes them to be ([`tables`]); the program selects no others.
+//! * How many entries there are is what the walk takes them to be ([`tables`]), by the instruction that names the table; where several do, the most of all. The program selects no others.
 //! * What the output's table leads to is not asked for only if nobody else can jump through it: each jump by address in the proof goes through tables that are followed, or leaves the
-//!   function; and the table's address is not stored where others see it, and not passed to code of the file that reads it. (Code of other files gets no address of a table, which is no object of
-//!   the source.) Nor does control come back to the function where nothing is known while a register has the table: it has no handlers for exceptions, and no trap on such a way. If any of that fails, all entries are asked for as ever, and that is more. If other instructions of the output name the same table, they ask for the same.
+//!   function; and the table's address goes nowhere where nothing is known ([`super::given`]). Nor does control come back to the function in the middle while a register has the table: it has no
+//!   handlers for exceptions. If any of that fails, all entries are asked for as ever, and that is more. If other instructions of the output name the same table, they ask for the same.
 //!
 //! A jump of the input alone goes where the entry leads that is known, if the entry never changes: so the output may go there at once.
 
@@ -21,7 +21,6 @@ use super::super::Key;
 use super::super::constant::ENTRY;
 use super::super::expr::{FromTable, Id, Node};
 use super::super::facts::Facts;
-use super::super::liveness::Targets;
 use super::super::semantics::Place;
 use super::{Cursor, Effect, Run, STEPS_MAX, Step};
 use crate::decode::{Inst, Kind};
@@ -49,7 +48,7 @@ impl Run<'_, '_, '_> {
     /// Notes what the output names where the input names a place that may be a jump table.
     pub(super) fn note_table(&mut self, reference: Reference, from: u64, origin: u64) {
         if let Reference::Table { input, output, width: 4 } = reference {
-            let is_it = |known: &TableReference| (known.input, known.output) == (input, output);
+            let is_it = |known: &TableReference| (known.input, known.output, known.from) == (input, output, from);
             if !self.prover.tables.iter().any(is_it) {
                 self.prover.tables.push(TableReference { input, output, width: 4, from, origin });
             }
@@ -63,9 +62,19 @@ impl Run<'_, '_, '_> {
             return Ok(false);
         }
         self.segment.table = Some(table);
-        let mut known = self.prover.tables.iter().filter(|known| known.input == table);
-        let (Some(&reference), None) = (known.next(), known.next()) else { return Ok(false) };
-        let Some(mut pairs) = tables::certain_pairs(self.walk, reference) else { return Ok(false) };
+        let known = || self.prover.tables.iter().filter(|known| known.input == table);
+        let Some(first) = known().next() else { return Ok(false) };
+        if known().any(|other| other.output != first.output) {
+            return self.fail(
+                output.at,
+                format!("may go through another table than it takes the entry from, for {table:#x} of the input"),
+            );
+        }
+        // Other comparisons may stand before other instructions that name it.
+        let each: Option<Vec<_>> = known().map(|&known| Some((tables::certain_pairs(self.walk, known)?, known))).collect();
+        let Some((mut pairs, reference)) = each.and_then(|each| each.into_iter().max_by_key(|(pairs, _)| pairs.len())) else {
+            return Ok(false);
+        };
         pairs.sort_unstable();
         pairs.dedup();
         let facts = Facts::end(&mut self.pool, &input.machine, &output.machine);
@@ -94,33 +103,6 @@ impl Run<'_, '_, '_> {
             None => by % 4 == 0 && number == ENTRY,
         };
         (base == table && is_entry).then_some((table, index.is_none().then_some(by)))
-    }
-
-    /// A jump by address that is not followed: whether it may go through a table of the function.
-    pub(super) fn note_jump(&mut self, at: u64, inst: Inst) {
-        let is_tail_call = |targets: Targets| targets.places.is_empty();
-        let leaves = inst.disp != 0 || self.prover.targets_of(self.walk, at).is_some_and(is_tail_call);
-        self.segment.jumps_elsewhere |= !leaves;
-    }
-
-    /// Notes whether the address of a table goes where it is not followed: into memory that others see, or to code of the file that reads it.
-    pub(super) fn note_tables_given_away(&mut self, input: &Cursor) {
-        if !self.prover.follows_tables {
-            return;
-        }
-        let pool = &self.pool;
-        let is_table = |id: Id| pool.split_from_table(id).is_some();
-        let is_stored = input.machine.stores.iter().any(|store| store.value.is_some_and(is_table));
-        let held: Vec<u8> = (0..16).filter(|&register| is_table(input.machine.general[usize::from(register)])).collect();
-        let call = self.walk.input.inst(input.at).filter(|&inst| self.prover.own_callee(self.walk, input.at, inst).is_some());
-        // Behind a trap all may go on where nothing is known.
-        let is_trap = self.walk.input.inst(input.at).is_some_and(|inst| inst.kind == Kind::Trap);
-        let is_passed = match call {
-            _ if input.within.is_some() || is_trap => !held.is_empty(),
-            Some(call) => held.iter().any(|&register| !self.prover.is_unread_at_call(self.walk, input.at, call, register)),
-            None => false,
-        };
-        self.segment.jumps_elsewhere |= is_stored || is_passed;
     }
 
     /// The input jumps where what is known says, and stays in its function: it goes there alone.
