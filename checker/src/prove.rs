@@ -204,6 +204,7 @@ impl Prover {
         within: Option<u64>,
     ) -> Result<Local, Violation> {
         let nothing = Privacy::Saves(Vec::new());
+        self.follows_tables = false;
         Run::new(self, walk, &nothing, input).meet_again(input, output, within).map_err(Failure::into_violation)
     }
 

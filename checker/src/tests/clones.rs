@@ -176,6 +176,13 @@ fn another_index_into_a_table_is_wrong() {
     ] {
         assert_jumps((input, right), (JUMP, &JUMP.replace(from, to)), &[(".Lone", IN_ORDER)], false);
     }
+    // Nor is it an entry where both have something else.
+    for (from, to) in
+        [("(%rdx,%rsi,4)", "4(%rdx,%rsi,4)"), ("(%rdx,%rsi,4)", "(%rdx,%rsi,2)"), ("(%rdx,%rsi,4)", "1(%rdx,%rsi,4)")]
+    {
+        let jump = JUMP.replace(from, to);
+        assert_jumps((input, right), (&jump, &jump), &[(".Lone", IN_ORDER)], false);
+    }
 }
 
 #[test]

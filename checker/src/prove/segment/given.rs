@@ -12,8 +12,10 @@
 //! * A return that does not lead to the caller is a jump by address.
 //! * Where an address of the frame goes elsewhere, slots are seen by others.
 //! * At a tail call that ends a proof, [`super::tail`] asks.
+//! * A call to where an entry leads follows none of them.
 
 use super::super::decoded::Reg;
+use super::super::expr::Id;
 use super::super::facts;
 use super::super::liveness::{KEPT, Targets, VECTORS, has};
 use super::{Cursor, Run};
@@ -35,6 +37,11 @@ impl Run<'_, '_, '_> {
         let is_tail_call = |targets: Targets| targets.places.is_empty();
         let leaves = inst.disp != 0 || self.prover.targets_of(self.walk, at).is_some_and(is_tail_call);
         self.segment.jumps_elsewhere |= !leaves;
+    }
+
+    /// A call, or a jump that is not followed: whether it goes through a table.
+    pub(super) fn note_target(&mut self, target: Id) {
+        self.segment.jumps_elsewhere |= self.pool.is_of_table(target);
     }
 
     /// Notes whether the segment gives the address of a table away.

@@ -159,7 +159,8 @@ impl Run<'_, '_, '_> {
                 self.call(input, a, output, (after_i, after_o))
             }
             (Kind::IndirectCall, Kind::IndirectCall) => {
-                self.compare_targets(input, a, output, b)?;
+                let target = self.compare_targets(input, a, output, b)?;
+                self.note_target(target);
                 self.compare_events(input, output)?;
                 self.call(input, a, output, (after_i, after_o))
             }
@@ -169,6 +170,7 @@ impl Run<'_, '_, '_> {
                 if self.switch(input, output, target)? {
                     return Ok(());
                 }
+                self.note_target(target);
                 self.note_jump(i, a);
                 self.compare_jumped(input, output)?;
                 self.compare_slots(input, output, RED_ZONE)
