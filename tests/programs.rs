@@ -301,6 +301,7 @@ behaviors! {
     retpoline,
     retpoline_parts,
     return_address,
+    return_numbers,
     self_address,
     signals_backtrace,
     small_leaves,

@@ -3,6 +3,7 @@
 //! Nothing is decided here but names: which cluster becomes which function, which of its blocks is the entry, and whether an address
 //! is a block or stays fixed.
 
+mod frames;
 pub(crate) mod pins;
 pub(crate) mod slots;
 

@@ -101,3 +101,43 @@ fn an_entry_that_only_a_number_names_leads_where_it_led() {
     // The entry has the bytes that it had, and what lies where it leads is another function.
     assert!(!is_right(with("second", [&second, &first]).unwrap()));
 }
+
+const CALLER: &str = ".LNcaller:\n    .cfi_startproc\n    push %rbx\n    .cfi_def_cfa_offset 16\n    call .LNnear\n    call .LNfar\n    pop %rbx\n    call .LNnever\n    .cfi_endproc\n";
+const NEVER: &str = ".LNnever:\n    .cfi_startproc\n    ud2\n    .cfi_endproc\n";
+
+/// A function of two cases, and behind it what gives them numbers. `N` is what tells labels of a copy from others.
+fn two_cases(name: &str, results: [u32; 2]) -> String {
+    format!(
+        ".LN{name}:\n    .cfi_startproc\n    cmp $1, %edi\n    ja .LN{name}_none\n    mov %edi, %edi\n    jmp *.L{name}_table(,%rdi,8)\n.LN{name}_0:\n    \
+         mov ${}, %eax\n    ret\n.LN{name}_1:\n    mov ${}, %eax\n    ret\n.LN{name}_none:\n    xor %eax, %eax\n    ret\n    .cfi_endproc\n",
+        results[0], results[1]
+    )
+}
+
+/// Where such a function was: jumps at its labels, for the table still says so.
+fn old_cases(name: &str) -> String {
+    let label = |case: u32| format!(".L{name}_{case}:\n    .byte 0xe9\n    .long .Lnew_{name}_{case} - . - 4\n    int3\n");
+    format!("    .fill 14, 1, 0xcc\n{}{}    .fill 3, 1, 0xcc\n", label(0), label(1))
+}
+
+#[test]
+fn the_function_behind_a_call_that_never_returns_is_no_guess_for_what_it_returns_to() {
+    let (near, far) = (two_cases("near", [1, 2]), two_cases("far", [3, 4]));
+    let quads = "    .balign 8\n    .quad .Lcaller\n.Lnear_table:\n    .quad .Lnear_0, .Lnear_1\n.Lfar_table:\n    .quad .Lfar_0, .Lfar_1\n";
+    let table = format!("{TABLE}{quads}");
+    let code = [CALLER, &near, &far, NEVER].concat().replace(".LN", ".L");
+    let Some(input) = build_fixed(&[TWICE, UNUSED, CLASSIFY, "    .balign 2, 0xcc\n", &code], &table) else { return };
+    let old = [
+        "    .balign 2, 0xcc\n.Lcaller:\n    .byte 0xe9\n    .long .Lnew_caller - . - 4\n    .fill 12, 1, 0xcc\n",
+        &old_cases("near"),
+        &old_cases("far"),
+        "    .fill 2, 1, 0xcc\n",
+    ]
+    .concat();
+    let new = [CALLER, &far, &near, NEVER].concat().replace(".LN", ".Lnew_");
+    let report = check(&input, &build_fixed(&[TWICE, UNUSED, CLASSIFY, &old, &new], &table).unwrap()).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(20));
+    let wrong = new.replace("call .Lnew_far", "call .Lnew_near");
+    let report = check(&input, &build_fixed(&[TWICE, UNUSED, CLASSIFY, &old, &wrong], &table).unwrap()).unwrap();
+    assert!(!report.is_ok());
+}

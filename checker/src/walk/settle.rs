@@ -40,11 +40,22 @@ impl Walk<'_, '_> {
     pub(crate) fn settle_tries(&mut self, which: impl Fn(Reach) -> bool) {
         let is_edited = self.relation.num_rewritten_calls() > 0 || self.tries.len() < TRIES_MAX;
         while let Some(pair) = self.tries.pop() {
+            if pair.reach == Reach::Flow && self.ends_function(pair.input) {
+                continue;
+            }
             let is_asked_for = which(pair.reach);
             if (is_asked_for || is_edited) && self.attempt_if(pair, !is_asked_for) {
                 self.settle();
             }
         }
+    }
+
+    /// Whether a function of the input ends before an address. Nothing says what lies behind it: the next function, which need not be the next in the output,
+    /// and may resemble what is.
+    fn ends_function(&self, address: u64) -> bool {
+        let unwind = &self.input.unwind;
+        let before = address.checked_sub(1).and_then(|last| unwind.fde_at(last));
+        before.is_some() && before != unwind.fde_at(address)
     }
 
     /// Uses what was found out about the input's registers before.

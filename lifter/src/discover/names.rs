@@ -37,6 +37,8 @@ bitflags::bitflags! {
         const PERHAPS = 1 << 12;
         /// *Guard* mode: a word of data or a field of an instruction may hold it.
         const UNSEEN = 1 << 13;
+        /// *Guard* mode: an aligned word of data, 64 bits wide, holds it, as those of a table of return addresses do.
+        const WORD = 1 << 14;
 
         /// Execution comes from outside the unit and its cluster, or may.
         const ENTRY = Self::CALL.bits() | Self::ADDRESS.bits() | Self::SLOT.bits() | Self::EXPORT.bits() | Self::ROOT.bits()

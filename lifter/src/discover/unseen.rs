@@ -41,6 +41,8 @@ use crate::ir::TableBound;
 pub(crate) struct Unseen {
     /// Starts of instructions: each keeps a jump. Ascending, each once.
     pub(crate) anchors: Vec<Va>,
+    /// Those that an aligned word of data holds, 64 bits wide. Ascending, each once.
+    pub(crate) words: Vec<Va>,
     /// Places inside instructions. Ascending.
     pub(crate) torn: Vec<Va>,
     /// Places that instructions read or write by an absolute address. Ascending.
@@ -63,6 +65,8 @@ struct Found {
     target: Va,
     /// An instruction starts there.
     is_start: bool,
+    /// The number is 64 bits wide and aligned.
+    is_word: bool,
 }
 
 /// Tags of pointers take the bits that alignment leaves.
@@ -117,6 +121,7 @@ impl Search<'_> {
         let words = data_sections(self.image).flat_map(|s| self.scan(s.sh_addr, s.end()).into_iter());
         for found in words.filter(|f| !is_in(&claimed, f.at)) {
             if found.is_start { &mut unseen.anchors } else { &mut unseen.torn }.push(found.target);
+            unseen.words.extend(Some(found.target).filter(|_| found.is_start && found.is_word));
         }
         let raw = self.units.as_slice().iter().enumerate().filter(|(index, unit)| self.is_raw(*index, unit));
         let raw = raw.flat_map(|(_, unit)| self.scan(unit.start, unit.end));
@@ -129,7 +134,7 @@ impl Search<'_> {
             }
         }
         unseen.anchors.extend(dynamic_code_slots(self.image, self.units).map(|(_, target)| target));
-        for list in [&mut unseen.anchors, &mut unseen.torn, &mut unseen.memory] {
+        for list in [&mut unseen.anchors, &mut unseen.words, &mut unseen.torn, &mut unseen.memory] {
             list.sort();
             list.dedup();
         }
@@ -163,14 +168,14 @@ impl Search<'_> {
                 let target = value_at(at)?;
                 let place = start + at as u64;
                 let is_wide = bytes.get(at + 4..at + 8) == Some(&[0; 4]);
+                let is_word = is_wide && place.0.is_multiple_of(8);
                 if !self.start_at(target)? {
                     let function = target - self.units[unit_at(self.units, target)?].start;
-                    let is_tagged = is_wide && place.0.is_multiple_of(8) && function <= TAG_MAX;
-                    return is_tagged.then_some(Found { at: place, target, is_start: false });
+                    return (is_word && function <= TAG_MAX).then_some(Found { at: place, target, is_start: false, is_word });
                 }
                 let is_function = unit_at(self.units, target).is_some_and(|u| self.units[u].start == target);
                 let is_in_run = || place.0.is_multiple_of(4) && (is_label(Some(at + 4)) || is_label(at.checked_sub(4)));
-                (is_wide || is_function || is_in_run()).then_some(Found { at: place, target, is_start: true })
+                (is_wide || is_function || is_in_run()).then_some(Found { at: place, target, is_start: true, is_word })
             })
         };
         (0..bytes.len().div_ceil(CHUNK)).into_par_iter().flat_map_iter(|index| chunk(index * CHUNK)).collect()

@@ -5,7 +5,6 @@
 //! all of these are known for it. Pinning is always safe, so every doubt pins; a pin spreads only along 8-bit branches, which can't be
 //! stretched in place.
 
-use iced_x86::{Decoder, DecoderOptions};
 use object::elf;
 use rayon::prelude::*;
 
@@ -19,7 +18,6 @@ use crate::discover::unseen::{Unseen, anchor_len};
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::{PinReason, RelinkMode};
-use crate::x86::{Flow, MAX_INSTRUCTION_LEN, flow_of};
 
 /// Metadata that names code in ways that are not understood: relative to itself and without relocations, or as a whole stretch.
 const UNKNOWN_METADATA: [&str; 11] = [
@@ -73,7 +71,7 @@ impl PinContext<'_> {
         let mut pins = Pins { by_root: vec![None; self.units.len()] };
         self.pin_by_unit(&mut pins);
         self.pin_by_name(&mut pins);
-        self.pin_among_named_frames(&mut pins);
+        self.pin_by_return_address(&mut pins);
         self.pin_by_jump(jumps, &mut pins);
         for &va in relative_words.iter().flatten() {
             self.pin_at(va, PinReason::UnknownMetadata, &mut pins);
@@ -144,38 +142,7 @@ impl PinContext<'_> {
             if by.contains(NamedBy::PERHAPS) {
                 pin(PinReason::Undecodable);
             }
-            // A label in a table of labels may happen to stand behind a call; execution goes there, whatever the call returns to.
-            let is_datum = by.intersects(NamedBy::SLOT | NamedBy::UNSEEN) && !by.contains(NamedBy::TABLE);
-            if is_datum && self.is_return_address(unit, va) {
-                pin(PinReason::ReturnAddressNamed);
-            }
         }
-    }
-
-    /// Whoever looks up return addresses also tells by the first and the last address of a stretch of such code whether one is in it (OCaml's code segments, when it writes closures
-    /// out). The leaves among them make no calls, and stay for that: what lies between two functions with named return addresses, unless it is as long as a part of the program that was
-    /// written in something else.
-    fn pin_among_named_frames(&self, pins: &mut Pins) {
-        const LEAVES_MAX: usize = 256;
-        let is_named = |unit: &Unit| pins.of(self.clusters, *unit) == Some(PinReason::ReturnAddressNamed);
-        let named: Vec<Unit> = self.units.keys().filter(is_named).collect();
-        let gaps = named.windows(2).map(|pair| pair[0].index() + 1..pair[1].index());
-        for unit in gaps.filter(|gap| gap.len() <= LEAVES_MAX).flatten().map(Unit::new) {
-            pins.pin(self.clusters, unit, PinReason::ReturnAddressNamed);
-        }
-    }
-
-    /// Whether a call of a unit ends at an address inside it. Who looks up return addresses in a table (OCaml's collector finds the live values of a frame so) must find
-    /// those of each call, and those alone: the call can't be copied, and what follows it can't go elsewhere.
-    fn is_return_address(&self, unit: Unit, va: Va) -> bool {
-        let (survey, start) = (&self.surveys[unit.index()], self.units[unit].start);
-        let Some(bytes) = self.image.read(start, (va - start) as usize).filter(|_| !survey.is_opaque()) else { return false };
-        let Some(call_at) = (0..bytes.len()).rev().take(MAX_INSTRUCTION_LEN).find(|&offset| survey.is_start(offset as u64))
-        else {
-            return false;
-        };
-        let instruction = Decoder::with_ip(64, &bytes[call_at..], start.0 + call_at as u64, DecoderOptions::NONE).decode();
-        matches!(flow_of(&instruction), Flow::Call(_) | Flow::IndirectCall) && instruction.next_ip() == va.0
     }
 
     fn pin_by_jump(&self, jumps: &[(Unit, ClusterJumps)], pins: &mut Pins) {
