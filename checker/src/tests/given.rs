@@ -219,8 +219,8 @@ fn a_call_through_a_table_follows_none_of_its_entries() {
     // Another body is called than is jumped to, of which nobody knows more than that it is an entry.
     let code = |call: &str| {
         format!(
-            "sub $8, %rsp; .cfi_adjust_cfa_offset 8; lea #(%rip), %rdx; movslq 4(%rdx), %rax; add %rdx, %rax; {call}; lea #(%rip), %rdx; \
-             add $8, %rsp; .cfi_adjust_cfa_offset -8; JUMP"
+            "test %rsi, %rsi; js @8; lea #(%rip), %rdx; JUMP; @8: sub $8, %rsp; .cfi_adjust_cfa_offset 8; lea #(%rip), %rdx; movslq 4(%rdx), %rax; \
+             add %rdx, %rax; {call}; add $8, %rsp; .cfi_adjust_cfa_offset -8; ret"
         )
     };
     assert_right(&code("xor %eax, %eax"));
