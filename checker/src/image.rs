@@ -115,6 +115,13 @@ impl<'a> Image<'a> {
         Ok(image)
     }
 
+    /// Where the first segment begins and the last one ends.
+    pub(crate) fn extent(&self) -> Option<(u64, u64)> {
+        let loads = || self.elf.program_headers.iter().filter(|header| header.p_type == PT_LOAD);
+        let start = loads().map(|header| header.p_vaddr).min()?;
+        Some((start, loads().map(|header| header.p_vaddr.saturating_add(header.p_memsz)).max()?))
+    }
+
     /// The bytes from `address` to the end of the file-backed part of its segment.
     pub(crate) fn tail(&self, address: u64) -> Option<&'a [u8]> {
         let after = self.loads.partition_point(|area| area.start <= address);

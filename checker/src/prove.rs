@@ -16,6 +16,8 @@
 //! Registers that differ at a return do no harm if nobody reads them there ([`liveness`]). Where a function is left by a jump, the return is one to the callers of the function that the proof began in: what was
 //! proven by that holds for proofs that begin there alone.
 //!
+//! Of what is entered with what callers know, more is followed than of all else: jumps through tables go on with what is known there, which `segment::switch` argues for.
+//!
 //! **What is taken for granted** besides what [`machine`] says of private slots: a call keeps `rbx`, `rbp`, `rsp`, `r12` to `r15`, and reads no flags; nobody reads what calls left below the
 //! stack pointer.
 //!
@@ -44,7 +46,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::decode::{Inst, Kind};
 use crate::image::Slot;
 use crate::report::{Stats, Violation, ViolationKind};
-use crate::walk::{Side, Walk};
+use crate::tables::TableReference;
+use crate::walk::{Reference, Side, Walk};
 pub(crate) use constant::address_in;
 use decoded::{Decoded, Engine};
 pub(crate) use entry::{Called, Entry, Told};
@@ -89,6 +92,8 @@ pub(crate) struct Proof {
     pub(crate) calls: Vec<Called>,
     /// Registers that are others than in the input where it returns.
     pub(crate) leaves: u16,
+    /// Not all jumps inside of its functions were followed.
+    jumps_elsewhere: bool,
 }
 
 /// What proofs share.
@@ -113,6 +118,12 @@ pub(crate) struct Prover {
     /// By group of functions, whether an address of the frame is made.
     escapes: FxHashMap<u32, bool>,
     liveness: Liveness,
+    /// What is proven goes on behind jumps through tables, with what is known there.
+    follows_tables: bool,
+    /// What a proof's instructions of the output name where the input names a jump table.
+    tables: Vec<TableReference>,
+    /// Whether instructions of the input name jump tables, by what they name and where they are.
+    is_table: FxHashMap<(u64, u64), bool>,
     /// Starts and ends of the frame descriptions of each group of functions.
     groups: FxHashMap<u32, Vec<(u64, u64)>>,
 }
@@ -157,6 +168,9 @@ impl Prover {
             proven: FxHashMap::default(),
             escapes: FxHashMap::default(),
             liveness,
+            follows_tables: false,
+            tables: Vec::new(),
+            is_table: FxHashMap::default(),
             groups: FxHashMap::default(),
         }
     }
@@ -190,6 +204,7 @@ impl Prover {
         within: Option<u64>,
     ) -> Result<Local, Violation> {
         let nothing = Privacy::Saves(Vec::new());
+        self.follows_tables = false;
         Run::new(self, walk, &nothing, input).meet_again(input, output, within).map_err(Failure::into_violation)
     }
 
@@ -281,6 +296,8 @@ impl Prover {
         if privacy.has_any() && start.stack().is_none() {
             return Err(Failure::escape(root.output));
         }
+        self.tables.clear();
+        self.follows_tables = is_whole;
         let saves = Privacy::Saves(saves_around(walk, root));
         let mut visits = Visits {
             root,
@@ -298,7 +315,11 @@ impl Prover {
             if segments > SEGMENTS_MAX {
                 return Err(Failure::new(node.0.output, "too much code to prove at once"));
             }
+            let num_tables = self.tables.len();
             let outcome = self.follow(walk, &visits, node, &facts);
+            for table in &self.tables[num_tables..] {
+                visits.follow_again(table.input);
+            }
             match &outcome {
                 Ok(segment) => {
                     let is_let_out = node.1 || segment.is_let_out;
@@ -425,6 +446,7 @@ impl Prover {
         if let Some(failure) = failure {
             return Err(failure);
         }
+        proof.settle_tables();
         // Where all calls are looked for, what was proven before is looked at again; it may hold under more than it is told later.
         for (node, facts) in proven.into_iter().filter(|_| !visits.is_whole) {
             let returns_from = visits.returns_from.filter(|_| visits.needs_return);
@@ -468,6 +490,16 @@ impl<'p> Visits<'p> {
         None
     }
 
+    /// Another place may be meant where the input jumps through a table.
+    fn follow_again(&mut self, table: u64) {
+        for (&node, visited) in &mut self.visited {
+            if matches!(&visited.outcome, Some(Ok(segment)) if segment.table == Some(table)) {
+                visited.outcome = None;
+                self.work.push(node);
+            }
+        }
+    }
+
     fn privacy(&self, node: Node) -> &'p Privacy {
         self.all[usize::from(node.1)]
     }
@@ -480,7 +512,26 @@ impl Proof {
         self.output.extend(segment.output);
         self.calls.extend(segment.call);
         self.leaves |= segment.leaves;
+        self.jumps_elsewhere |= segment.jumps_elsewhere;
         self.stats.add_proven(&segment.stats);
+    }
+
+    /// What followed tables lead to is asked for nowhere else; if other jumps may go through them, it is.
+    fn settle_tables(&mut self) {
+        let is_followed = |effect: &&Effect| matches!(effect, Effect::Followed(_));
+        if self.jumps_elsewhere {
+            self.effects.retain(|effect| !is_followed(&effect));
+            return;
+        }
+        let followed: FxHashSet<(u64, u64)> = self
+            .effects
+            .iter()
+            .filter_map(|effect| if let Effect::Followed(table) = effect { Some((table.input, table.output)) } else { None })
+            .collect();
+        self.effects.retain(|effect| match effect {
+            Effect::Reference { reference: Reference::Table { input, output, .. }, .. } => !followed.contains(&(*input, *output)),
+            _ => true,
+        });
     }
 }
 

@@ -215,7 +215,29 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
         walk.arguments.push(table);
         return;
     }
-    read_entries(walk, table, &entries);
+    read_entries(walk, table, &entries, false);
+}
+
+/// The pairs of the entries that must correspond; `None` if it is no table, or they cannot.
+pub(crate) fn certain_pairs(walk: &Walk<'_, '_>, table: TableReference) -> Option<Vec<(u64, u64)>> {
+    let entries = input_entries(walk, table);
+    let (bound, guessed_from) = extent(walk, table, &entries);
+    let mut pairs = Vec::new();
+    for (position, &input) in entries.iter().enumerate().take(bound.min(guessed_from)) {
+        let Entry::To(input) = input else { continue };
+        let place = table.output + position as u64 * u64::from(table.width);
+        let output = entry(walk.output, table.output, place, table.width);
+        pairs.push((input, output.filter(|&output| walk.output.image.in_code(output))?));
+    }
+    (!pairs.is_empty()).then_some(pairs)
+}
+
+/// Explains the entries of a table that proofs have followed.
+pub(crate) fn read_followed(walk: &mut Walk<'_, '_>, table: TableReference) {
+    if walk.tables_followed.insert((table.input, table.output)) {
+        let entries = input_entries(walk, table);
+        read_entries(walk, table, &entries, true);
+    }
 }
 
 /// Reads what is at the same time a table and an argument of a call, unless the jump uses a copy of the table: then it is what lies before the
@@ -225,7 +247,7 @@ pub(crate) fn read_arguments(walk: &mut Walk<'_, '_>) {
         for table in std::mem::take(&mut walk.arguments) {
             if !walk.clones.iter().any(|&(input, output, _)| input == table.input && output != input) {
                 let entries = input_entries(walk, table);
-                read_entries(walk, table, &entries);
+                read_entries(walk, table, &entries, false);
             }
         }
         walk.settle();
@@ -260,16 +282,21 @@ fn goes_to_call(side: &Side<'_>, from: u64) -> bool {
     false
 }
 
-/// Asks for the pairs of a table's entries.
-fn read_entries(walk: &mut Walk<'_, '_>, table: TableReference, entries: &[Entry]) {
-    walk.stats.jump_tables += 1;
-    let width = u64::from(table.width);
-    let extent = walk.survey.next_reference(table.input).saturating_sub(table.input) / width;
+/// The number of entries of a table that must correspond, and the first one that may belong to something else.
+fn extent(walk: &Walk<'_, '_>, table: TableReference, entries: &[Entry]) -> (usize, usize) {
+    let extent = walk.survey.next_reference(table.input).saturating_sub(table.input) / u64::from(table.width);
     // What is behind a hole may be another array.
     let hole = entries.iter().position(|&entry| entry == Entry::Hole).unwrap_or(usize::MAX);
     let bound = bound(walk, table.from);
     let guessed_from = if bound.is_some() { usize::MAX } else { hole };
-    let bound = bound.unwrap_or(usize::MAX).min(usize::try_from(extent).unwrap_or(usize::MAX));
+    (bound.unwrap_or(usize::MAX).min(usize::try_from(extent).unwrap_or(usize::MAX)), guessed_from)
+}
+
+/// Asks for the pairs of a table's entries, unless those that must correspond have been followed.
+fn read_entries(walk: &mut Walk<'_, '_>, table: TableReference, entries: &[Entry], are_followed: bool) {
+    walk.stats.jump_tables += 1;
+    let width = u64::from(table.width);
+    let (bound, guessed_from) = extent(walk, table, entries);
     let mut size = 0;
     for (position, &input) in entries.iter().enumerate() {
         let place = table.output + position as u64 * width;
@@ -281,7 +308,8 @@ fn read_entries(walk: &mut Walk<'_, '_>, table: TableReference, entries: &[Entry
             }
             continue;
         }
-        if !read_entry(walk, place, input, output, (is_certain, table.width)) {
+        let is_asked_for = !(are_followed && is_certain);
+        if is_asked_for && !read_entry(walk, place, input, output, (is_certain, table.width)) {
             break;
         }
         size += width;

@@ -1,12 +1,14 @@
 //! The checker against files that correspond, and against files in which one thing is wrong.
 
 mod calls;
+mod clones;
 mod code_model;
 mod contexts;
 mod dead;
 mod doubtful;
 mod fixed;
 mod fold;
+mod given;
 mod late;
 mod layout;
 mod liveness;

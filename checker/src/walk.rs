@@ -115,6 +115,7 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) relation: Relation,
     pub(crate) tables: Vec<TableReference>,
     pub(crate) tables_seen: FxHashSet<(u64, u64)>,
+    pub(crate) tables_followed: FxHashSet<(u64, u64)>,
     pub(crate) violations: Vec<Violation>,
     pub(crate) stats: Stats,
     pub(crate) explained: Vec<(u64, u64)>,
@@ -201,6 +202,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             relation: Relation::new(input.starts(), output.starts()),
             tables: Vec::new(),
             tables_seen: FxHashSet::default(),
+            tables_followed: FxHashSet::default(),
             violations: Vec::new(),
             stats: Stats { code_bytes: output.code.size() as u64, ..Stats::default() },
             explained: Vec::new(),
@@ -327,6 +329,12 @@ impl<'w, 'a> Walk<'w, 'a> {
     /// Whether any constant of the program may be a code address, so that something has to stay there.
     pub(crate) fn keeps_old_text(&self) -> bool {
         self.input.image.is_position_dependent() && self.absolute_fields.is_empty()
+    }
+
+    /// Whether two places of the input are in one function.
+    pub(crate) fn is_same_function(&self, one: u64, other: u64) -> bool {
+        let group_at = |at| self.input.unwind.fde_at(at).map(|fde| self.survey.group_of(fde));
+        group_at(one).is_some_and(|group| group_at(other) == Some(group))
     }
 
     /// Whether nothing follows a call of the input.

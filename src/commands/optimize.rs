@@ -274,7 +274,8 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     if let Some((before, after)) = &dyno {
         report.set_dyno(before, after);
     }
-    let edits = edits.listing(&lifted.program);
+    let mut edits = edits.listing(&lifted.program);
+    edits.extend(relinked.clones.iter().map(|(clone, start, end)| format!("{clone} {start} to {end}")));
     Ok(Done { report, dyno, pinned: pinned(&lifted), edits, unproven: unproven.reasons() })
 }
 

@@ -15,7 +15,7 @@ use super::expr::{Node, Pool};
 use super::facts::Facts;
 use super::machine::{Machine, Privacy, STACK, Trouble};
 use super::segment::KEPT;
-use super::semantics::Context;
+use super::semantics::{Context, Place};
 use super::{Entry, Key, Prover, identity_at};
 use crate::decode::{Inst, Kind};
 use crate::walk::Walk;
@@ -98,7 +98,7 @@ impl Prover {
 
     /// Runs the input to the next transfer of control.
     fn follow_alone(&mut self, walk: &Walk<'_, '_>, mut at: u64, facts: &Facts, privacy: &Privacy) -> Option<Piece> {
-        let mut pool = Pool::default();
+        let mut pool = Pool::of_image(walk.input.image.extent());
         let mut fresh = Fresh(FRESH);
         let (mut machine, _) = facts.start(&mut pool, walk.input.image.is_position_dependent());
         let mut piece = Piece::default();
@@ -141,7 +141,7 @@ impl Prover {
         (pool, privacy, fresh): (&mut Pool, &Privacy, &mut Fresh),
     ) -> Option<()> {
         let decoded = self.decode(true, walk.input, at, inst).filter(|decoded| decoded.class() != Class::Opaque);
-        let place = (inst.disp != 0).then(|| walk.input.operand(at, inst));
+        let place = (inst.disp != 0).then(|| Place::At(walk.input.operand(at, inst)));
         let image = &walk.input.image;
         let mut context = Context { pool, privacy, image, keys: &mut self.keys, at, place };
         match decoded.map(|decoded| machine.step(&mut context, &decoded)) {

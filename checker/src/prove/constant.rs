@@ -5,15 +5,22 @@
 
 use goblin::elf::program_header::{PF_W, PT_GNU_RELRO, PT_LOAD};
 
-use super::expr::{Id, Node};
+use super::expr::{FromTable, Id, Node};
 use super::semantics::Context;
 use crate::image::{Image, Slot};
 
 const PAGE: u64 = 4096;
+/// The number of loads that get a certain entry of a jump table, of which it is no matter when they do.
+pub(super) const ENTRY: u32 = u32::MAX;
 
 /// What a load from an address gets, if that is always the same.
 pub(super) fn load(context: &mut Context<'_, '_>, address: Id, size: u16) -> Option<Id> {
     let image = context.image;
+    if let Some(FromTable { table, by, rest: None }) = context.pool.split_from_table(address) {
+        // What the word says depends on where the table is.
+        let is_constant = never_changes(image, table.wrapping_add(by), u64::from(size / 8));
+        return is_constant.then(|| context.pool.make(Node::Load(ENTRY, address, size), size));
+    }
     let is_fixed = image.is_position_dependent();
     let place = if is_fixed { context.pool.as_const(address) } else { context.pool.as_image(address) }?;
     let bytes = u64::from(size / 8);

@@ -5,7 +5,7 @@
 //!
 //! **Normal forms.** Sums are linear: a constant and terms with coefficients, modulo 2^width; so `lea`, `add`, `sub`, shifts and multiplications by constants
 //! meet. Truncation goes into sums and through extensions and insertions. Bitwise operations have sorted operands. Everything is folded if it is constant.
-//! Each rewriting is an identity of arithmetic modulo 2^width.
+//! Each rewriting is an identity of arithmetic modulo 2^width, or says that an address inside of the image is not zero: no system maps a program there.
 //!
 //! A node is *of the frame* if the frame's address went into it: such a value may point to a slot.
 
@@ -52,6 +52,8 @@ pub(super) enum Node {
     Const(u64),
     /// Where the image is loaded; in a file at a fixed address its addresses are constants.
     ImageBase,
+    /// The jump table that the input has at this address, wherever it lies: no arithmetic with other addresses gives it.
+    Table(u64),
     /// The canonical frame address of the function.
     Frame,
     /// A value that the segment begins with.
@@ -83,7 +85,27 @@ pub(super) enum Node {
 #[derive(Copy, Clone)]
 struct Info {
     width: u16,
-    of_frame: bool,
+    of: Origins,
+}
+
+/// Which addresses went into a value.
+#[derive(Copy, Clone, Default)]
+struct Origins {
+    frame: bool,
+    table: bool,
+}
+
+impl Origins {
+    fn and(self, other: Self) -> Self {
+        Self { frame: self.frame | other.frame, table: self.table | other.table }
+    }
+}
+
+/// An address counted from that of a jump table: a distance, and at most one more term with its factor.
+pub(super) struct FromTable {
+    pub(super) table: u64,
+    pub(super) by: u64,
+    pub(super) rest: Option<(Id, u64)>,
 }
 
 #[derive(Default)]
@@ -91,6 +113,8 @@ pub(super) struct Pool {
     nodes: Vec<Node>,
     infos: Vec<Info>,
     ids: FxHashMap<(Node, u16), Id>,
+    /// Where the image begins and ends, both counted to it.
+    extent: Option<(u64, u64)>,
 }
 
 pub(super) fn mask(width: u16) -> u64 {
@@ -103,6 +127,17 @@ fn signed(value: u64, width: u16) -> i64 {
 }
 
 impl Pool {
+    /// Values of a program with an image of this extent.
+    pub(super) fn of_image(extent: Option<(u64, u64)>) -> Self {
+        Self { extent, ..Self::default() }
+    }
+
+    /// Whether a value is an address of the image, or the one behind it. None of these is zero, wherever the image lies: a system maps no program there.
+    fn is_in_image(&self, id: Id) -> bool {
+        let is_within = |address: u64| self.extent.is_some_and(|(start, end)| start <= address && address <= end);
+        self.as_image(id).is_some_and(is_within)
+    }
+
     pub(super) fn node(&self, id: Id) -> &Node {
         &self.nodes[id as usize]
     }
@@ -112,7 +147,19 @@ impl Pool {
     }
 
     pub(super) fn is_of_frame(&self, id: Id) -> bool {
-        self.infos[id as usize].of_frame
+        self.infos[id as usize].of.frame
+    }
+
+    /// Whether the address of a jump table went into a value, or an entry of one.
+    pub(super) fn is_of_table(&self, id: Id) -> bool {
+        self.infos[id as usize].of.table
+    }
+
+    /// A value that a segment begins with.
+    pub(super) fn class(&mut self, number: u32, width: u16, is_of_table: bool) -> Id {
+        let id = self.make(Node::Class(number), width);
+        self.infos[id as usize].of.table |= is_of_table;
+        id
     }
 
     fn args(node: &Node) -> impl Iterator<Item = Id> + '_ {
@@ -131,14 +178,17 @@ impl Pool {
         if let Some(&id) = self.ids.get(&key) {
             return id;
         }
-        let of_frame = match &key.0 {
-            Node::Frame => true,
-            Node::Linear(_, terms) => terms.iter().any(|&(term, _)| self.is_of_frame(term)),
-            node => Self::args(node).any(|arg| self.is_of_frame(arg)),
+        let of = |id: Id| self.infos[id as usize].of;
+        let of = match &key.0 {
+            Node::Frame => Origins { frame: true, table: false },
+            Node::Table(_) => Origins { frame: false, table: true },
+            Node::Load(_, address, _) => Origins { frame: false, ..of(*address) },
+            Node::Linear(_, terms) => terms.iter().fold(Origins::default(), |all, &(term, _)| all.and(of(term))),
+            node => Self::args(node).fold(Origins::default(), |all, arg| all.and(of(arg))),
         };
         let id = self.nodes.len() as Id;
         self.nodes.push(key.0.clone());
-        self.infos.push(Info { width, of_frame });
+        self.infos.push(Info { width, of });
         self.ids.insert(key, id);
         id
     }
@@ -158,6 +208,27 @@ impl Pool {
         }
         let base = self.make(Node::ImageBase, 64);
         self.linear(address, vec![(base, 1)], 64)
+    }
+
+    pub(super) fn table(&mut self, address: u64) -> Id {
+        self.make(Node::Table(address), 64)
+    }
+
+    pub(super) fn as_table(&self, id: Id) -> Option<u64> {
+        match *self.node(id) {
+            Node::Table(address) => Some(address),
+            _ => None,
+        }
+    }
+
+    /// A value as an address counted from that of a table.
+    pub(super) fn split_from_table(&self, id: Id) -> Option<FromTable> {
+        let (by, terms) = self.split(id);
+        let is_table = |&&(term, factor): &&(Id, u64)| factor == 1 && self.as_table(term).is_some();
+        let table = self.as_table(terms.iter().find(is_table)?.0)?;
+        let mut others = terms.iter().filter(|term| !is_table(term)).copied();
+        let rest = others.next();
+        (self.width(id) == 64 && others.next().is_none()).then_some(FromTable { table, by, rest })
     }
 
     pub(super) fn as_const(&self, id: Id) -> Option<u64> {
@@ -467,6 +538,22 @@ impl Pool {
         self.make(Node::Op(op, [x, count].into()), width)
     }
 
+    /// The last bit that a shift of a constant by a constant moves out. From the value's size on it is not defined.
+    pub(super) fn carry_of_shift(&mut self, op: Op, x: Id, count: Id) -> Option<Id> {
+        let width = self.width(x);
+        let (value, by) = (self.as_const(x)?, self.as_const(count)?);
+        if by == 0 || by >= u64::from(width) {
+            return None;
+        }
+        let carry = match op {
+            Op::Shl => value >> (u64::from(width) - by) & 1,
+            Op::Shr => value >> (by - 1) & 1,
+            Op::Sar => (signed(value, width) >> (by - 1)).cast_unsigned() & 1,
+            _ => return None,
+        };
+        Some(self.constant(carry, 1))
+    }
+
     pub(super) fn multiply(&mut self, x: Id, y: Id) -> Id {
         match (self.as_const(x), self.as_const(y)) {
             (_, Some(factor)) => self.scale(x, factor),
@@ -484,6 +571,11 @@ impl Pool {
         let width = args.first().map_or(64, |&arg| self.width(arg));
         if let Some(value) = values.and_then(|values| fold_flag(flag, of, &values, width)) {
             return self.constant(u64::from(value), 1);
+        }
+        if let (Flag::Zero, FlagOf::Result, &[value]) = (flag, of, args)
+            && self.is_in_image(value)
+        {
+            return self.constant(0, 1);
         }
         self.make(Node::Flag(flag, of, args.into()), 1)
     }

@@ -20,6 +20,8 @@ use super::machine::{Machine, Privacy, STACK};
 pub(super) enum Value {
     Const(u64),
     Image(u64),
+    /// The address of this jump table of the input, or of what stands for it.
+    Table(u64),
     Frame(i64),
     Class(u32),
     Zext(u32),
@@ -56,8 +58,22 @@ pub(super) struct Places {
 pub(super) struct Facts {
     pub(super) input: Places,
     pub(super) output: Places,
-    /// The bits of each class.
-    widths: Vec<u16>,
+    classes: Vec<Class>,
+}
+
+/// What is known of the value of a class.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+struct Class {
+    /// Bits.
+    width: u16,
+    /// The address of a jump table went into it on some way.
+    is_of_table: bool,
+}
+
+impl Class {
+    fn of(width: u16) -> Self {
+        Self { width, is_of_table: false }
+    }
 }
 
 const WIDTHS: [u16; 55] = {
@@ -93,7 +109,7 @@ pub(super) fn name_of(place: usize) -> String {
 impl Facts {
     /// All is the same in both programs but for the flags, of which nothing is known; `pointer` is at a known distance from the frame address.
     pub(super) fn identity(pointer: Option<(usize, i64)>) -> Self {
-        let mut widths: Vec<u16> = WIDTHS.to_vec();
+        let mut classes = WIDTHS.map(Class::of).to_vec();
         let mut registers = [Value::Const(0); 55];
         for (place, value) in registers.iter_mut().enumerate() {
             *value = Value::Class(place as u32);
@@ -104,10 +120,10 @@ impl Facts {
         let input = Places { registers, slots: BTreeMap::new() };
         let mut output = input.clone();
         for value in &mut output.registers[48..54] {
-            *value = Value::Class(widths.len() as u32);
-            widths.push(1);
+            *value = Value::Class(classes.len() as u32);
+            classes.push(Class::of(1));
         }
-        let mut facts = Self { input, output, widths };
+        let mut facts = Self { input, output, classes };
         facts.renumber();
         facts
     }
@@ -120,8 +136,8 @@ impl Facts {
         if let Some(value) = output {
             self.output.registers[register] = value;
         } else if !is_same {
-            self.output.registers[register] = Value::Class(self.widths.len() as u32);
-            self.widths.push(64);
+            self.output.registers[register] = Value::Class(self.classes.len() as u32);
+            self.classes.push(Class::of(64));
         }
     }
 
@@ -133,12 +149,12 @@ impl Facts {
     /// Classes in the order in which they turn up, so that equal facts are equal data.
     fn renumber(&mut self) {
         let mut known: FxHashMap<u32, u32> = FxHashMap::default();
-        let mut widths = Vec::new();
-        let old = std::mem::take(&mut self.widths);
+        let mut classes = Vec::new();
+        let old = std::mem::take(&mut self.classes);
         let mut number = |class: &mut u32| {
             *class = *known.entry(*class).or_insert_with(|| {
-                widths.push(old[*class as usize]);
-                widths.len() as u32 - 1
+                classes.push(old[*class as usize]);
+                classes.len() as u32 - 1
             });
         };
         for places in [&mut self.input, &mut self.output] {
@@ -164,22 +180,27 @@ impl Facts {
                 }
             }
         }
-        self.widths = widths;
+        self.classes = classes;
     }
 
     /// The machines of both programs with these facts.
     pub(super) fn start(&self, pool: &mut Pool, is_fixed: bool) -> (Machine, Machine) {
+        let known_as = |pool: &mut Pool, class: u32| {
+            let Class { width, is_of_table } = self.classes[class as usize];
+            pool.class(class, width, is_of_table)
+        };
         let mut machine = |places: &Places| {
             let mut make = |value: Value, width: u16| match value {
                 Value::Const(value) if width <= 64 => pool.constant(value, width),
                 Value::Const(_) => pool.make(Node::Const(0), width),
                 Value::Image(address) => pool.image(address, is_fixed),
+                Value::Table(address) => pool.table(address),
                 Value::Frame(offset) => pool.frame(offset),
                 Value::Unlisted(at) => pool.make(Node::Slot(at, (width / 8) as u8), width),
-                Value::Class(class) => pool.make(Node::Class(class), self.widths[class as usize]),
+                Value::Class(class) => known_as(pool, class),
                 Value::Quad(low, whole) | Value::QuadLow(low, _, whole) | Value::Lower(low, whole) => {
-                    let whole = pool.make(Node::Class(whole), width);
-                    let mut low = pool.make(Node::Class(low), self.widths[low as usize]);
+                    let whole = known_as(pool, whole);
+                    let mut low = known_as(pool, low);
                     if let Value::QuadLow(_, bits, _) = value {
                         low = pool.trunc(low, bits);
                     }
@@ -187,7 +208,7 @@ impl Facts {
                     pool.insert(whole, low, 0)
                 }
                 Value::Cleared(above) => {
-                    let whole = pool.make(Node::Class(above), width);
+                    let whole = known_as(pool, above);
                     let low = pool.constant(0, 128);
                     pool.insert(whole, low, 0)
                 }
@@ -198,7 +219,7 @@ impl Facts {
                 | Value::Low(class, _)
                 | Value::SignedLow(class, _)
                 | Value::SignedHalf(class, _) => {
-                    let inner = pool.make(Node::Class(class), self.widths[class as usize]);
+                    let inner = known_as(pool, class);
                     match value {
                         Value::Zext(_) => pool.zext(inner, width),
                         Value::Sext(_) => pool.sext(inner, width),
@@ -251,8 +272,8 @@ impl Facts {
         let (mut input, mut output) = (input.clone(), output.clone());
         drop_popped(&mut input, &mut output);
         let pieces = common_pieces(&input, &output);
-        let mut classes: FxHashMap<Id, u32> = FxHashMap::default();
-        let mut widths = Vec::new();
+        let mut numbers: FxHashMap<Id, u32> = FxHashMap::default();
+        let mut classes = Vec::new();
         let differing = (0..32).filter(|&at| input.vectors[at] != output.vectors[at]);
         let all = input.vectors.iter().chain(&output.vectors);
         let cleared: FxHashMap<Id, Id> = all.filter_map(|&id| Some((id, above_zeros(pool, id)?))).collect();
@@ -266,9 +287,9 @@ impl Facts {
                 })
                 .collect();
             let mut class = |pool: &Pool, id: Id| {
-                *classes.entry(id).or_insert_with(|| {
-                    widths.push(pool.width(id));
-                    widths.len() as u32 - 1
+                *numbers.entry(id).or_insert_with(|| {
+                    classes.push(Class { width: pool.width(id), is_of_table: pool.is_of_table(id) });
+                    classes.len() as u32 - 1
                 })
             };
             let mut value = |pool: &Pool, id: Id| match pool.node(id) {
@@ -291,6 +312,7 @@ impl Facts {
                     }
                 }
                 Node::Const(value) => Value::Const(*value),
+                Node::Table(address) => Value::Table(*address),
                 _ if pool.as_frame(id).is_some() => Value::Frame(pool.as_frame(id).unwrap_or(0)),
                 _ if pool.as_image(id).is_some() => Value::Image(pool.as_image(id).unwrap_or(0)),
                 Node::Zext(inner) => match pool.node(*inner) {
@@ -314,14 +336,14 @@ impl Facts {
             Places { registers, slots }
         };
         let (input, output) = (side(&mut input), side(&mut output));
-        let mut facts = Self { input, output, widths };
+        let mut facts = Self { input, output, classes };
         facts.renumber();
         facts
     }
 
     /// What is known where this way joins another; `None` if that is what was known.
     pub(super) fn meet(&self, other: &Self) -> Option<Self> {
-        let mut meeting = Meeting { classes: FxHashMap::default(), widths: Vec::new(), facts: [self, other] };
+        let mut meeting = Meeting { numbers: FxHashMap::default(), classes: Vec::new(), facts: [self, other] };
         // A slot that only one of them lists is the same in both programs in the other.
         let mut boundaries: Vec<(i64, i64)> = Vec::new();
         for places in [&self.input, &other.input] {
@@ -338,7 +360,7 @@ impl Facts {
         }
         let input = meeting.places(&self.input, &other.input, &boundaries);
         let output = meeting.places(&self.output, &other.output, &boundaries);
-        let mut met = Self { input, output, widths: meeting.widths };
+        let mut met = Self { input, output, classes: meeting.classes };
         met.renumber();
         (met != *self).then_some(met)
     }
@@ -357,14 +379,15 @@ impl Facts {
                 continue;
             }
             let other = self.output.slots.get(&at).map(|&(_, value)| value);
+            let is_of_table = [Some(value), other].into_iter().flatten().any(|value| self.is_of_table(value));
             facts.input.slots.remove(&at);
             facts.output.slots.remove(&at);
             let mut start = at;
             for stop in inner.into_iter().chain([end]) {
                 let bits = ((stop - start) * 8) as u16;
                 let mut fresh = || {
-                    facts.widths.push(bits);
-                    Value::Class(facts.widths.len() as u32 - 1)
+                    facts.classes.push(Class { width: bits, is_of_table });
+                    Value::Class(facts.classes.len() as u32 - 1)
                 };
                 let first = fresh();
                 let second = if other == Some(value) { first } else { fresh() };
@@ -385,6 +408,25 @@ impl Facts {
         }
         facts.renumber();
         facts
+    }
+
+    /// Whether the address of a jump table may have gone into a value.
+    fn is_of_table(&self, value: Value) -> bool {
+        let is_one = |class: u32| self.classes[class as usize].is_of_table;
+        match value {
+            Value::Table(_) => true,
+            Value::Const(_) | Value::Image(_) | Value::Frame(_) | Value::Unlisted(_) => false,
+            Value::Class(class)
+            | Value::Zext(class)
+            | Value::Sext(class)
+            | Value::Trunc(class)
+            | Value::Plus(class, _)
+            | Value::Low(class, _)
+            | Value::SignedLow(class, _)
+            | Value::Cleared(class)
+            | Value::SignedHalf(class, _) => is_one(class),
+            Value::Quad(low, above) | Value::QuadLow(low, _, above) | Value::Lower(low, above) => is_one(low) || is_one(above),
+        }
     }
 
     pub(super) fn stack(&self) -> Option<(i64, i64)> {
@@ -450,8 +492,8 @@ pub(super) fn common_pieces(input: &Machine, output: &Machine) -> Vec<(i64, i64)
 }
 
 struct Meeting<'f> {
-    classes: FxHashMap<(Value, Value, u16), u32>,
-    widths: Vec<u16>,
+    numbers: FxHashMap<(Value, Value, u16), u32>,
+    classes: Vec<Class>,
     facts: [&'f Facts; 2],
 }
 
@@ -474,7 +516,7 @@ impl Meeting<'_> {
 
     fn value(&mut self, first: Value, second: Value, width: u16) -> Value {
         let of_class = |meeting: &mut Self, x: u32, y: u32| {
-            let widths = [meeting.facts[0].widths[x as usize], meeting.facts[1].widths[y as usize]];
+            let widths = [meeting.facts[0].classes[x as usize].width, meeting.facts[1].classes[y as usize].width];
             (widths[0] == widths[1]).then(|| meeting.class(Value::Class(x), Value::Class(y), widths[0]))
         };
         let above = |value: Value| match value {
@@ -488,7 +530,7 @@ impl Meeting<'_> {
         let is_lower = |value: Value| matches!(value, Value::Quad(..) | Value::QuadLow(..) | Value::Lower(..));
         // The low 64 bits, as a general register has them.
         let quad_of = |value: Value, facts: &Facts| match value {
-            Value::Quad(low, above) if facts.widths[low as usize] == 64 => Some((Value::Class(low), above)),
+            Value::Quad(low, above) if facts.classes[low as usize].width == 64 => Some((Value::Class(low), above)),
             Value::Quad(low, above) => Some((Value::Zext(low), above)),
             Value::QuadLow(low, bits, above) => Some((Value::Low(low, bits), above)),
             _ => None,
@@ -503,7 +545,7 @@ impl Meeting<'_> {
             };
         }
         let met = match (first, second) {
-            (Value::Const(_) | Value::Image(_) | Value::Frame(_), _) if first == second => Some(first),
+            (Value::Const(_) | Value::Image(_) | Value::Table(_) | Value::Frame(_), _) if first == second => Some(first),
             (Value::Zext(x), Value::Zext(y)) => of_class(self, x, y).map(Value::Zext),
             (Value::Sext(x), Value::Sext(y)) => of_class(self, x, y).map(Value::Sext),
             (Value::Trunc(x), Value::Trunc(y)) => of_class(self, x, y).map(Value::Trunc),
@@ -526,9 +568,10 @@ impl Meeting<'_> {
     }
 
     fn class(&mut self, first: Value, second: Value, width: u16) -> u32 {
-        *self.classes.entry((first, second, width)).or_insert_with(|| {
-            self.widths.push(width);
-            self.widths.len() as u32 - 1
+        let is_of_table = self.facts[0].is_of_table(first) || self.facts[1].is_of_table(second);
+        *self.numbers.entry((first, second, width)).or_insert_with(|| {
+            self.classes.push(Class { width, is_of_table });
+            self.classes.len() as u32 - 1
         })
     }
 }

@@ -31,6 +31,7 @@ use super::decoded::{Decoded, Operand, Reg};
 use crate::decode::{Inst, Kind, Shape};
 use crate::walk::Walk;
 use bodies::Bodies;
+pub(super) use jumps::Targets;
 use jumps::Ways;
 use search::{Free, Place, Registers, Search};
 

@@ -15,9 +15,11 @@
 
 mod alone;
 mod compare;
+mod given;
 mod leave;
 mod local;
 mod raceless;
+mod switch;
 mod tail;
 mod unwound;
 mod words;
@@ -35,10 +37,11 @@ use super::entry::Called;
 use super::expr::{Id, Pool};
 use super::facts::Facts;
 use super::machine::{BASE, Machine, Privacy, STACK, Trouble};
-use super::semantics::Context;
+use super::semantics::{Context, Place};
 use super::{Key, Prover};
 use crate::decode::{Inst, Kind};
 use crate::report::{Stats, Violation, ViolationKind};
+use crate::tables::TableReference;
 use crate::walk::{Pair, Reference, Side, Walk};
 
 /// More than any straight piece has.
@@ -66,6 +69,8 @@ pub(crate) enum Effect {
         input: u64,
         output: u64,
     },
+    /// A table of which all entries are followed with what is known at the jumps through it.
+    Followed(TableReference),
     /// A call, whose handlers and rules must be the same.
     CallSite {
         input: u64,
@@ -117,6 +122,12 @@ pub(super) struct Segment {
     pub(super) needs_return: bool,
     /// It ends right before an address of the frame goes elsewhere: of what comes then, nothing but saves is private.
     pub(super) is_let_out: bool,
+    /// It ends with a jump through this table of the input.
+    pub(super) table: Option<u64>,
+    /// The address of a jump table may go where it is not followed, or a jump by address inside of the function goes through no such table.
+    pub(super) jumps_elsewhere: bool,
+    /// It ends with branches of both programs that what is known decides: these need not be the same.
+    is_decided: bool,
     pub(super) stats: Stats,
 }
 
@@ -195,6 +206,8 @@ pub(super) struct Run<'r, 'w, 'a> {
     unwinds: bool,
     ends: Ends,
     segment: Segment,
+    /// Addresses of code that the input has where the segment begins.
+    code_at_start: Vec<u64>,
     /// Instructions of the input whose reference one of the output has taken.
     taken: FxHashSet<u64>,
     fresh: u32,
@@ -209,11 +222,12 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             prover,
             walk,
             privacy,
-            pool: Pool::default(),
+            pool: Pool::of_image(walk.input.image.extent()),
             root,
             unwinds: false,
             ends: Ends::default(),
             segment,
+            code_at_start: Vec::new(),
             taken: FxHashSet::default(),
             fresh: FRESH,
         }
@@ -249,6 +263,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     pub(super) fn follow(mut self, key: Key, facts: &Facts) -> Step<Segment> {
         let is_fixed = self.is_fixed();
         let (mut input, mut output) = facts.start(&mut self.pool, is_fixed);
+        self.code_at_start = self.addresses_of_code(&input);
         let no_races = self.walk.assumptions.no_races;
         (input.no_races, output.no_races) = (no_races, no_races);
         let mut input = Cursor::new(key.input, input, key.within);
@@ -256,6 +271,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         self.run_both(&mut input, &mut output)?;
         self.compare_rows(&input, &output)?;
         self.compare_marks(&input, &output)?;
+        self.note_tables_given_away(&input);
         self.record(key, &input, &output);
         self.count(&input, &output);
         self.segment.input = input.passed;
@@ -284,7 +300,8 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             if input.lets_out || output.lets_out {
                 return self.let_out(input, output);
             }
-            if self.step_alone(input, a, output, b)? || self.decide(input, a, output, b)? {
+            let is_alone = a.kind != b.kind && self.jump_alone(input, a)?;
+            if is_alone || self.step_alone(input, a, output, b)? || self.decide(input, a, output, b)? {
                 continue;
             }
             self.leave(input, a, output, b)?;
@@ -318,7 +335,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
                 return Ok(false);
             }
         }
-        let place = (inst.disp != 0).then(|| self.walk.input.operand(cursor.at, inst));
+        let place = (inst.disp != 0).then(|| self.named_by(cursor.at, inst));
         self.run(true, cursor, &decoded, inst, place)?;
         Ok(!cursor.lets_out)
     }
@@ -374,7 +391,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         }
     }
 
-    fn run(&mut self, is_input: bool, cursor: &mut Cursor, decoded: &Decoded, inst: Inst, place: Option<u64>) -> Step<()> {
+    fn run(&mut self, is_input: bool, cursor: &mut Cursor, decoded: &Decoded, inst: Inst, place: Option<Place>) -> Step<()> {
         self.note_row(is_input, cursor)?;
         let mut context = Context {
             pool: &mut self.pool,
@@ -437,7 +454,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     }
 
     /// The place of the input for which the operand of an instruction of the output stands.
-    fn place_of(&mut self, at: u64, inst: Inst, decoded: &Decoded, input: &Cursor) -> Step<Option<u64>> {
+    fn place_of(&mut self, at: u64, inst: Inst, decoded: &Decoded, input: &Cursor) -> Step<Option<Place>> {
         if inst.disp == 0 {
             return self.check_numbers(at, inst, decoded, input).map(|()| None);
         }
@@ -451,7 +468,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             match self.walk.compare(from, other, at, inst) {
                 Ok(None) => {
                     self.taken.insert(from);
-                    return Ok(Some(place));
+                    return Ok(Some(Place::At(place)));
                 }
                 Ok(Some(reference)) => {
                     let is_known = there == place || self.walk.stands_for(place, there);
@@ -465,32 +482,36 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         }
         if let Some((_, from, reference)) = best {
             self.taken.insert(from);
+            self.note_table(reference, from, at);
             self.segment.effects.push(Effect::Reference { reference, input: from, output: at });
-            let Some(other) = self.walk.input.inst(from) else { return Ok(Some(place)) };
-            return Ok(Some(self.walk.input.operand(from, other)));
+            let Some(other) = self.walk.input.inst(from) else { return Ok(Some(Place::At(place))) };
+            return Ok(Some(self.named_by(from, other)));
         }
         self.new_place(at, inst, place, input)
     }
 
     /// The same for an instruction that the input does not have.
-    fn new_place(&mut self, at: u64, inst: Inst, place: u64, input: &Cursor) -> Step<Option<u64>> {
+    fn new_place(&mut self, at: u64, inst: Inst, place: u64, input: &Cursor) -> Step<Option<Place>> {
         if !self.walk.output.image.in_code(place) && !self.walk.input.image.in_code(place) {
             if inst.kind == Kind::Lea {
                 let reference = Reference::Table { input: place, output: place, width: 4 };
+                self.note_table(reference, input.at, at);
                 self.segment.effects.push(Effect::Reference { reference, input: input.at, output: at });
+                return Ok(Some(self.table_or_place(place, input.at)));
             }
-            return Ok(Some(place));
+            return Ok(Some(Place::At(place)));
         }
         if inst.kind != Kind::Lea {
             return self.fail(at, format!("reads {place:#x}, in the code"));
         }
         // The address of code, which the input has from a place that always holds it.
-        let code = self.addresses_of_code(&input.machine);
+        let mut code = self.addresses_of_code(&input.machine);
+        code.extend(&self.code_at_start);
         let known = code.iter().copied().find(|&there| self.walk.stands_for(place, there)).or_else(|| code.first().copied());
         let Some(there) = known else { return self.fail(at, format!("names {place:#x}, which the input does not")) };
         let reference = Reference::Code(there, place);
         self.segment.effects.push(Effect::Reference { reference, input: input.at, output: at });
-        Ok(Some(there))
+        Ok(Some(Place::At(there)))
     }
 
     fn addresses_of_code(&self, machine: &Machine) -> Vec<u64> {
@@ -580,11 +601,14 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             let tail = tail.map(|(&(input, _), &(output, _))| (input, output));
             pairs.extend(tail.filter(|&(_, output)| output != firsts.1));
         }
+        if self.segment.is_decided {
+            pairs.truncate(1);
+        }
         let within = input.first_within;
         let each = pairs.into_iter().map(|(input, output)| Effect::Record { input, output, within });
         self.segment.effects.extend(each);
         // Behind a tail call another walk begins.
-        if input.tail_call.is_none() {
+        if input.tail_call.is_none() && !self.segment.is_decided {
             self.segment.effects.push(Effect::Record { input: input.at, output: output.at, within: input.within });
         }
         self.segment.stats.instructions += input.instructions.len() as u64 + 1;

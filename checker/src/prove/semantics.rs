@@ -25,14 +25,23 @@ pub(super) struct Context<'c, 'a> {
     pub(super) keys: &'c mut super::Keys,
     /// The instruction's address, and what its rip-relative operand stands for in the input.
     pub(super) at: u64,
-    pub(super) place: Option<u64>,
+    pub(super) place: Option<Place>,
+}
+
+/// What a rip-relative operand stands for in the input.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    At(u64),
+    /// A jump table that may lie elsewhere in the output.
+    Table(u64),
 }
 
 impl Machine {
     pub(super) fn address(&self, context: &mut Context<'_, '_>, memory: Memory) -> Result<Id, Trouble> {
         let pool = &mut *context.pool;
         let mut sum = match (memory.place, context.place) {
-            (Some(_), Some(place)) => pool.image(place, context.image.is_position_dependent()),
+            (Some(_), Some(Place::At(place))) => pool.image(place, context.image.is_position_dependent()),
+            (Some(_), Some(Place::Table(table))) => pool.table(table),
             _ => pool.constant(memory.displacement, 64),
         };
         let mut width = 64;
@@ -320,6 +329,9 @@ impl Machine {
             Some(_) => {
                 self.other_flags(context, format!("{op:?}").as_bytes(), &[x, count], true);
                 self.result_flags(context.pool, value);
+                if let Some(carry) = context.pool.carry_of_shift(op, x, count) {
+                    self.flags[0] = carry;
+                }
             }
             None => self.other_flags(context, format!("{op:?}").as_bytes(), &[x, count], true),
         }

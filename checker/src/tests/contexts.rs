@@ -72,16 +72,16 @@ pointers:
 "#;
 
 /// A function without a frame.
-fn function(name: &str, body: &str) -> String {
+pub(super) fn function(name: &str, body: &str) -> String {
     format!("{name}:\n    .cfi_startproc\n    {}\n    .cfi_endproc\n", body.replace(';', "\n    "))
 }
 
 /// `work` for 1.
-fn clone_of_work() -> String {
+pub(super) fn clone_of_work() -> String {
     function(".Lclone", "lea 5(%rsi), %eax; ret")
 }
 
-fn program(calls: &str, more: &str, pointer: &str) -> Option<Vec<u8>> {
+pub(super) fn program(calls: &str, more: &str, pointer: &str) -> Option<Vec<u8>> {
     let text = PROGRAM.replace("@CALLS@", &format!("    {}", calls.replace(';', "\n    ")));
     link(&text.replace("@MORE@", more).replace("@POINTER@", pointer), "-pie")
 }

@@ -76,6 +76,8 @@ pub(super) struct Contexts {
     pub(super) calls: Vec<(u32, u32)>,
     /// The same where the input has called before and jumps: its call, and where both programs go.
     pub(super) inside: Vec<(u64, At)>,
+    /// Where walks in the middle of functions began in the input that found what differs.
+    pub(super) failed: Vec<u64>,
     /// Direct calls of what was proven with nothing known.
     proven: FxHashSet<Called>,
     /// One of them leaves a register another than in the input.
@@ -99,16 +101,12 @@ impl Contexts {
         }
     }
 
-    /// Pairs that may be copies for certain callers although they do not differ in themselves, but in what they call: functions that stand in several places, and that only calls lead to.
+    /// Pairs that may be copies for certain callers although they do not differ in themselves, but in what they call or where jump tables lead: functions that stand in several places, and that only calls lead to.
     /// Those of which a proof was sought in vain are none.
     fn likely_copies(&self) -> FxHashSet<At> {
         let mut places: FxHashMap<u64, usize> = FxHashMap::default();
         for at in self.roots.keys().chain(self.aside.keys()) {
             *places.entry(at.0).or_default() += 1;
-        }
-        // Where nothing stands in several places there are no clones.
-        if !self.aside.keys().any(|at| places[&at.0] > 1) {
-            return FxHashSet::default();
         }
         let called = self.roots.iter().filter(|&(at, &is_called)| is_called && places[&at.0] > 1).map(|(&at, _)| at);
         let unproven: FxHashSet<At> =
@@ -280,12 +278,24 @@ impl Walk<'_, '_> {
     /// Pairs to be put aside from the start, if what is wrong may be only that they were not.
     pub(crate) fn copies_to_try(&self) -> FxHashSet<At> {
         let mut likely = self.contexts.likely_copies();
+        if self.contexts.aside.is_empty() {
+            likely.extend(self.called_around_failures());
+        }
         if !likely.is_empty() || !self.contexts.copies.is_empty() {
             // What was walked in lock-step is to be proven if it calls them inside of what it calls.
             let inside = self.contexts.inside.iter().filter_map(|&(_, at)| self.leads_to(at));
             likely.extend(inside.filter(|at| self.contexts.aside.contains_key(at) && !self.contexts.copies.contains(at)));
         }
         if likely == self.contexts.copies { FxHashSet::default() } else { likely }
+    }
+
+    /// Functions that only calls lead to, where something differs behind a jump table: it may hold with what is known at the calls.
+    fn called_around_failures(&self) -> Vec<At> {
+        let group_at = |at| self.input.unwind.fde_at(at).map(|fde| self.survey.group_of(fde));
+        let failed: FxHashSet<u32> = self.contexts.failed.iter().filter_map(|&at| group_at(at)).collect();
+        let is_around = |at: u64| group_at(at).is_some_and(|group| failed.contains(&group));
+        let called = self.contexts.roots.iter().filter(|&(_, &is_called)| is_called).map(|(&at, _)| at);
+        called.filter(|at| is_around(at.0) && self.input.slot_of_stub(at.0).is_none()).collect()
     }
 
     /// Proves pairs with what is known at their entries, which calls in other pairs weaken until nothing changes.

@@ -88,6 +88,7 @@ impl Walk<'_, '_> {
             let Err(rest) = self.put_aside(root, &marks, failures) else { return };
             failures = rest;
         }
+        self.contexts.failed.extend((root.reach != Reach::Call).then_some(root.input));
         self.violations.append(&mut failures);
     }
 
@@ -235,6 +236,7 @@ impl Walk<'_, '_> {
             Effect::Walk(pair) => self.queue.push(pair),
             Effect::Try(pair) => self.tries.push(pair),
             Effect::Never(output) => self.never.push(output),
+            Effect::Followed(table) => crate::tables::read_followed(self, table),
             Effect::Reference { reference, input, output } => self.follow(Some(reference), input, output)?,
             Effect::CallSite { input, output } => {
                 self.compare_rows(input, output)?;

@@ -157,7 +157,7 @@ impl Unproven {
             places.get(first).is_some_and(|&place| place < end)
         };
         let about = relinked.clones.iter().filter(|(_, start, end)| meets(start.0, end.0)).map(|&(clone, ..)| clone);
-        let found: BTreeSet<CloneId> = about.filter_map(|clone| self.numbers.get(clone.index()).copied()).collect();
+        let mut found: BTreeSet<CloneId> = about.filter_map(|clone| self.numbers.get(clone.index()).copied()).collect();
         let is_about = |func: &Func| {
             let mut blocks = program.funcs[*func].blocks.iter().map(|block| relinked.blocks[block.index()]);
             blocks.any(|(start, len)| meets(start.0, start.0 + u64::from(len)))
@@ -169,6 +169,11 @@ impl Unproven {
         let edited: Vec<Func> = edited.into_iter().filter(|&func| Self::is_about(func, program, relinked, checked)).collect();
         let has_others = self.find_blocks(edits, relinked, checked) || !edited.is_empty();
         let is_last = self.tries_with_clones >= Self::TRIES_WITH_CLONES;
+        if found.is_empty() && calling.is_empty() && !has_others {
+            // A function may be called by nobody any more because all its calls lead to clones.
+            let stand_for_it = edits.clones.iter().filter(|(_, data)| is_about(&data.func));
+            found.extend(stand_for_it.filter_map(|(clone, _)| self.numbers.get(clone.index())));
+        }
         if is_last || found.is_empty() && calling.is_empty() && !has_others {
             self.clones.clones.extend(self.numbers.iter());
         }

@@ -1,5 +1,11 @@
 //! Steps of a segment that are no pair of transfers of control: branches that what is known decides, calls and returns of the input where the output has the body, and the end
 //! before an address of the frame goes elsewhere.
+//!
+//! **Branches that are decided in both programs** end a segment, because one may be that of a loop: what is known there is weakened when the loop comes back, and then they are compared. Each program goes its
+//! own decided way, which is right whether or not one branch stands for the other; where they do not look as if, the input goes on alone, for branches are gone in the output. That is a guess of how to
+//! get far, and no part of what is proven.
+
+use std::cmp::Ordering;
 
 use super::super::Key;
 use super::super::entry::Entry;
@@ -21,15 +27,18 @@ impl Run<'_, '_, '_> {
             let condition = self.condition_of(self.walk.output, output, b);
             (y, of_output) = (Some(condition), self.pool.as_const(condition));
         }
-        let is_pair = match (x, y) {
-            (Some(x), Some(y)) => {
-                of_input.is_some() == of_output.is_some() && (of_input.is_none() || !self.prover.decides_first)
-                    || x == y && of_input.is_none()
-            }
-            _ => false,
-        };
-        if is_pair {
+        let is_pair = x.is_some() && y.is_some() && of_input.is_some() == of_output.is_some();
+        if is_pair && (of_input.is_none() || !self.prover.decides_first) {
             return Ok(false);
+        }
+        if is_pair {
+            let events = |cursor: &Cursor| cursor.machine.loads.len() + cursor.machine.stores.len();
+            match events(input).cmp(&events(output)) {
+                Ordering::Equal if self.looks_the_same(input, a, output, b) => return Ok(false),
+                // Branches are gone in the output, if anywhere.
+                Ordering::Equal | Ordering::Less => of_output = None,
+                Ordering::Greater => of_input = None,
+            }
         }
         if let Some(value) = of_input {
             if let Some(call) = input.within {
@@ -45,6 +54,16 @@ impl Run<'_, '_, '_> {
             return Ok(true);
         }
         Ok(false)
+    }
+
+    /// Whether one branch probably stands for the other. Both are decided, so it proves as much if it does not, if it gets as far.
+    fn looks_the_same(&self, input: &Cursor, a: Inst, output: &Cursor, b: Inst) -> bool {
+        let condition = |side: &Side<'_>, at, inst| crate::walk::condition(side.code.bytes(at, inst)) | 1;
+        let is_same_before = match (input.instructions.last(), output.instructions.last()) {
+            (Some(&(i, x)), Some(&(o, y))) => self.walk.compare(i, x, o, y).is_ok(),
+            _ => true,
+        };
+        is_same_before && condition(self.walk.input, input.at, a) == condition(self.walk.output, output.at, b)
     }
 
     fn take(&mut self, is_input: bool, cursor: &mut Cursor, inst: Inst, is_taken: bool) -> Step<()> {

@@ -6,8 +6,8 @@ use super::super::entry::{ARGUMENTS, Called, Entry};
 use super::super::expr::{Id, Node, Pool};
 use super::super::facts::Facts;
 use super::super::liveness::VECTORS;
-use super::super::machine::{RED_ZONE, STACK};
-use super::super::semantics::Context;
+use super::super::machine::{Machine, RED_ZONE, STACK};
+use super::super::semantics::{Context, Place};
 use super::local::Mark;
 use super::{Cursor, Effect, Failure, Run, Step};
 use crate::decode::{Inst, Kind};
@@ -159,19 +159,29 @@ impl Run<'_, '_, '_> {
                 self.call(input, a, output, (after_i, after_o))
             }
             (Kind::IndirectCall, Kind::IndirectCall) => {
-                self.compare_targets(input, a, output, b)?;
+                let target = self.compare_targets(input, a, output, b)?;
+                self.note_target(target);
                 self.compare_events(input, output)?;
                 self.call(input, a, output, (after_i, after_o))
             }
             (Kind::IndirectJump, Kind::IndirectJump) => {
-                self.compare_targets(input, a, output, b)?;
+                let target = self.compare_targets(input, a, output, b)?;
                 self.compare_events(input, output)?;
+                if self.switch(input, output, target)? {
+                    return Ok(());
+                }
+                self.note_target(target);
+                self.note_jump(i, a);
                 self.compare_jumped(input, output)?;
                 self.compare_slots(input, output, RED_ZONE)
             }
             (Kind::Return, Kind::Return) => {
                 self.compare_bytes(i, a, o, b)?;
                 self.compare_events(input, output)?;
+                // Where it leads to is on top of the stack, which may be what the function put there.
+                if input.machine.stack_offset(&self.pool).is_some() {
+                    self.compare_slots(input, output, 0)?;
+                }
                 self.compare_returned(input, output)
             }
             (Kind::Stop, Kind::Stop) => {
@@ -206,6 +216,17 @@ impl Run<'_, '_, '_> {
         let (i, o) = (input.at, output.at);
         let x = self.condition_of(self.walk.input, input, a);
         let y = self.condition_of(self.walk.output, output, b);
+        let facts = Facts::end(&mut self.pool, &input.machine, &output.machine);
+        let (taken, next) = (self.walk.output.target(o, b), o + u64::from(b.len));
+        let decided = self.pool.as_const(x).zip(self.pool.as_const(y)).filter(|_| self.prover.decides_first);
+        if let Some((x, y)) = decided {
+            let (to, never) = if y == 0 { (next, taken) } else { (taken, next) };
+            let from = if x == 0 { i + u64::from(a.len) } else { self.walk.input.target(i, a) };
+            self.segment.effects.push(Effect::Never(never));
+            self.segment.is_decided = true;
+            self.segment.successors.push((Key { input: from, output: to, within: input.within }, facts));
+            return Ok(());
+        }
         let is_same = x == y;
         if !is_same && self.pool.negate(x) != y {
             let (x, y) = (self.describe(x), self.describe(y));
@@ -216,8 +237,6 @@ impl Run<'_, '_, '_> {
         if prefixes(self.walk.input, i, a) != prefixes(self.walk.output, o, b) {
             return self.fail(o, format!("other prefixes than the branch at the input's {i:#x}"));
         }
-        let facts = Facts::end(&mut self.pool, &input.machine, &output.machine);
-        let (taken, next) = (self.walk.output.target(o, b), o + u64::from(b.len));
         let (with_taken, with_next) = if is_same { (taken, next) } else { (next, taken) };
         let key = |at, output| Key { input: at, output, within: input.within };
         self.segment.successors.push((key(self.walk.input.target(i, a), with_taken), facts.clone()));
@@ -226,7 +245,7 @@ impl Run<'_, '_, '_> {
     }
 
     /// What is called or jumped to by its address is the same.
-    fn compare_targets(&mut self, input: &mut Cursor, a: Inst, output: &mut Cursor, b: Inst) -> Step<()> {
+    fn compare_targets(&mut self, input: &mut Cursor, a: Inst, output: &mut Cursor, b: Inst) -> Step<Id> {
         let (i, o) = (input.at, output.at);
         let (Some(x), Some(y)) =
             (self.prover.decode(true, self.walk.input, i, a), self.prover.decode(false, self.walk.output, o, b))
@@ -239,33 +258,38 @@ impl Run<'_, '_, '_> {
         if prefixes(&x) != prefixes(&y) {
             return self.fail(o, format!("other prefixes than the input's {i:#x}"));
         }
-        let mut place_of_output = (b.disp != 0).then(|| self.walk.output.operand(o, b));
+        let mut place_of_output = (b.disp != 0).then(|| Place::At(self.walk.output.operand(o, b)));
         if a.disp != 0 && b.disp != 0 {
             self.compare_bytes(i, a, o, b)?;
-            place_of_output = Some(self.walk.input.operand(i, a));
+            place_of_output = Some(Place::At(self.walk.input.operand(i, a)));
         } else if a.disp == 0 && x.bytes == y.bytes {
             self.compare_bytes(i, a, o, b)?;
         }
-        let place_of_input = (a.disp != 0).then(|| self.walk.input.operand(i, a));
+        let place_of_input = (a.disp != 0).then(|| Place::At(self.walk.input.operand(i, a)));
         let mut targets = [0; 2];
         for (target, (cursor, decoded, place)) in
             targets.iter_mut().zip([(&mut *input, &x, place_of_input), (&mut *output, &y, place_of_output)])
         {
-            let mut context = Context {
-                pool: &mut self.pool,
-                privacy: self.privacy,
-                image: &self.walk.input.image,
-                keys: &mut self.prover.keys,
-                at: cursor.at,
-                place,
-            };
-            *target = cursor.machine.target(&mut context, decoded).map_err(|trouble| Self::trouble(o, trouble))?;
+            *target = self.target_of(&mut cursor.machine, decoded, (cursor.at, place))?;
         }
         if targets[0] != targets[1] {
             let (x, y) = (self.describe(targets[0]), self.describe(targets[1]));
             return self.fail(o, format!("the target differs from that of the input's {i:#x}: input {x}, output {y}"));
         }
-        Ok(())
+        Ok(targets[0])
+    }
+
+    /// Where a call or jump by address goes.
+    pub(super) fn target_of(&mut self, machine: &mut Machine, decoded: &Decoded, (at, place): (u64, Option<Place>)) -> Step<Id> {
+        let mut context = Context {
+            pool: &mut self.pool,
+            privacy: self.privacy,
+            image: &self.walk.input.image,
+            keys: &mut self.prover.keys,
+            at,
+            place,
+        };
+        machine.target(&mut context, decoded).map_err(|trouble| Self::trouble(at, trouble))
     }
 
     /// Notes a direct call, and what is known there; `unread` are registers that nobody of the input reads from there on.

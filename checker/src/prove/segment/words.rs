@@ -20,6 +20,7 @@ impl Run<'_, '_, '_> {
         match self.pool.node(id) {
             Node::Const(value) => format!("{value:#x}"),
             Node::ImageBase => "the image".into(),
+            Node::Table(address) => format!("table {address:#x}"),
             Node::Frame => "cfa".into(),
             Node::Class(number) if *number > u32::MAX - 3 => "a segment".into(),
             Node::Class(number) => format!("value {number}"),
