@@ -240,7 +240,7 @@ impl<'b> Evaluator<'b> {
                 let other = if instruction.op1_kind() == OpKind::Register { instruction.op1_register() } else { Register::None };
                 self.sum(left, right, [instruction.op0_register(), other], index)
             }
-            Mnemonic::Or if is_wide => {
+            Mnemonic::Or if is_wide && instruction.op1_kind() == OpKind::Register => {
                 let left = self.register(instruction.op0_register(), index);
                 hardened(left, self.operand1(instruction, index))
             }

@@ -1,13 +1,13 @@
 //! Calls that are followed: callees of a few instructions, taken for part of their caller.
 
-use iced_x86::{Code, Instruction, InstructionInfoFactory, Register};
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Register};
 use rustc_hash::FxHashMap;
 
 use super::{Accesses, Body, accesses, leaves};
 use crate::address::Va;
 use crate::discover::units::{Units, unit_at};
 use crate::elf::Image;
-use crate::x86::{Flow, decode_bytes, flow_of};
+use crate::x86::{Flow, flow_of};
 
 /// The most instructions of a callee that is followed, and the most bytes.
 const INSTRUCTIONS_MAX: usize = 64;
@@ -56,14 +56,16 @@ impl Body {
 fn straight_to_return(image: &Image<'_>, units: &Units, target: Va) -> Option<Vec<Instruction>> {
     let unit = &units[unit_at(units, target)?];
     let len = ((unit.end - target) as usize).min(BYTES_MAX);
+    let mut instructions = Decoder::with_ip(64, image.read(target, len)?, target.0, DecoderOptions::NONE).into_iter();
     let mut callee = Vec::new();
-    decode_bytes(image.read(target, len)?, target, &mut callee);
-    callee.truncate(INSTRUCTIONS_MAX + 1);
-    let end = callee.iter().position(|i| flow_of(i) != Flow::Next)?;
-    if callee[end].code() != Code::Retnq {
-        return None;
+    loop {
+        let instruction = instructions.next()?;
+        match flow_of(&instruction) {
+            Flow::Next if callee.len() < INSTRUCTIONS_MAX => callee.push(instruction),
+            _ if instruction.code() == Code::Retnq => break,
+            _ => return None,
+        }
     }
-    callee.truncate(end);
     let mut factory = InstructionInfoFactory::new();
     let mut uses_stack = |i: &Instruction| {
         let info = factory.info(i);
