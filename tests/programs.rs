@@ -191,7 +191,7 @@ fn try_variant(source: &Path, directives: &Directives, variant: &Variant, seed: 
     }
     // Without the check all clones are made; with it, those that it does not follow are left out.
     // A whole C library has thousands of clones, and the check of each takes minutes.
-    let is_small = !directives.link.iter().any(|flag| flag.starts_with("-static"));
+    let is_small = !directives.flags.iter().chain(&directives.link).any(|flag| flag.starts_with("-static"));
     let ways = [("all", false), ("table", false), ("shared", false), ("direct", true), ("all", true)];
     for (clone, is_checked) in ways.into_iter().filter(|&(_, is_checked)| is_small || !is_checked) {
         let cloned = scratch.join("cloned");
