@@ -45,6 +45,25 @@ pub(super) enum Value {
     Unlisted(i64),
 }
 
+impl Value {
+    /// The classes that a value is made of.
+    fn classes(&mut self) -> [Option<&mut u32>; 2] {
+        match self {
+            Value::Class(class)
+            | Value::Zext(class)
+            | Value::Sext(class)
+            | Value::Trunc(class)
+            | Value::Plus(class, _)
+            | Value::Low(class, _)
+            | Value::SignedLow(class, _)
+            | Value::SignedHalf(class, _)
+            | Value::Cleared(class) => [Some(class), None],
+            Value::Quad(low, above) | Value::QuadLow(low, _, above) | Value::Lower(low, above) => [Some(low), Some(above)],
+            Value::Const(_) | Value::Image(_) | Value::Table(_) | Value::Frame(_) | Value::Unlisted(_) => [None, None],
+        }
+    }
+}
+
 /// The places of one program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Places {
@@ -160,24 +179,7 @@ impl Facts {
         for places in [&mut self.input, &mut self.output] {
             let slots = places.slots.values_mut().map(|(_, value)| value);
             for value in places.registers.iter_mut().chain(slots) {
-                if let Value::Class(class)
-                | Value::Zext(class)
-                | Value::Sext(class)
-                | Value::Trunc(class)
-                | Value::Plus(class, _)
-                | Value::Low(class, _)
-                | Value::SignedLow(class, _)
-                | Value::Quad(class, _)
-                | Value::QuadLow(class, ..)
-                | Value::Lower(class, _)
-                | Value::Cleared(class)
-                | Value::SignedHalf(class, _) = value
-                {
-                    number(class);
-                }
-                if let Value::Quad(_, whole) | Value::QuadLow(.., whole) | Value::Lower(_, whole) = value {
-                    number(whole);
-                }
+                value.classes().into_iter().flatten().for_each(&mut number);
             }
         }
         self.classes = classes;
@@ -411,22 +413,9 @@ impl Facts {
     }
 
     /// Whether the address of a jump table may have gone into a value.
-    fn is_of_table(&self, value: Value) -> bool {
-        let is_one = |class: u32| self.classes[class as usize].is_of_table;
-        match value {
-            Value::Table(_) => true,
-            Value::Const(_) | Value::Image(_) | Value::Frame(_) | Value::Unlisted(_) => false,
-            Value::Class(class)
-            | Value::Zext(class)
-            | Value::Sext(class)
-            | Value::Trunc(class)
-            | Value::Plus(class, _)
-            | Value::Low(class, _)
-            | Value::SignedLow(class, _)
-            | Value::Cleared(class)
-            | Value::SignedHalf(class, _) => is_one(class),
-            Value::Quad(low, above) | Value::QuadLow(low, _, above) | Value::Lower(low, above) => is_one(low) || is_one(above),
-        }
+    fn is_of_table(&self, mut value: Value) -> bool {
+        let is_table = matches!(value, Value::Table(_));
+        is_table || value.classes().into_iter().flatten().any(|class| self.classes[*class as usize].is_of_table)
     }
 
     pub(super) fn stack(&self) -> Option<(i64, i64)> {

@@ -46,6 +46,7 @@ impl NamedReturns {
 }
 
 impl PinContext<'_> {
+    /// Functions of which data hold return addresses, and what lies among them.
     pub(super) fn pin_by_return_address(&self, pins: &mut Pins) {
         let named = self.functions_with_named_returns();
         for function in named.iter().filter(|function| function.is_relocated || function.is_named_in_one_of(UNLIKELY_BY_CHANCE)) {
@@ -59,6 +60,7 @@ impl PinContext<'_> {
         }
     }
 
+    /// Functions with a return address that an instruction names, by a distance or as a number.
     pub(super) fn pin_by_computed_return(&self, pins: &mut Pins) {
         let named = self.names.iter().filter(|(_, by)| by.contains(NamedBy::ADDRESS)).map(|(va, _)| va);
         let named = named.filter_map(|va| unit_at(self.units, va).map(|unit| (unit, va)));
