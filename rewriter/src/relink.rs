@@ -94,7 +94,7 @@ pub fn relink(
     // Addresses.
     let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, growth));
     let mut addresses = Addresses::new(program, out, &codes, &placement);
-    let fragments = unwind::fragments(program, out, &mut codes, &placement);
+    let fragments = unwind::fragments(image, program, out, &mut codes, &placement);
     let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
     let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
     drop(fragments);
@@ -169,7 +169,7 @@ pub fn relink(
         reserved.as_ref(),
         &file,
     );
-    let mut table = SectionTable::new(image, added, |id, section| {
+    let mut table = SectionTable::new(image, !out.fragments.is_empty(), added, |id, section| {
         edit_section(image, id, section, &places, &moved_address, reserved.as_ref(), &file);
     });
     let placed = symbols::Placed { program, out, codes: &codes, placement: &placement, addresses: &addresses };

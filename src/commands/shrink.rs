@@ -146,7 +146,7 @@ fn shrink_program(
         return finish::finish(args, bytes, None, &known, timing);
     };
     memory::give_back();
-    let may_cut = args.is_on(Technique::Cuts) && args.is_on(Technique::Holes) && !planned.weights.has_counts();
+    let may_cut = args.is_on(Technique::Cuts) && args.is_on(Technique::Holes) && !planned.weights.has_counts() && !planned.is_in_place;
     let from_end = if may_cut { planned.rewrite(args, lifted, Filling::FromEnd, timing).ok() } else { None };
     let code = from_end.map_or_else(|| planned.rewrite(args, lifted, Filling::FromStart, timing), Ok);
     let code = code.map_err(|reason| warnings.push(format!("code stays as it is: {reason}"))).ok();

@@ -8,6 +8,7 @@ use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Fde, SecondaryMap};
 use lifter::ir::{Program, RefTarget};
+use lifter::x86::padding_len;
 use object::elf;
 use rayon::prelude::*;
 
@@ -49,6 +50,7 @@ impl Places {
 
 /// All output code, described to the unwind writers. The runs of the encoded fragments are used up.
 pub(crate) fn fragments(
+    image: &Image<'_>,
     program: &Program,
     out: &OutProgram,
     codes: &mut [FragmentCode],
@@ -86,8 +88,35 @@ pub(crate) fn fragments(
     let mut starts: Vec<Va> = kept.iter().map(|fragment| fragment.start).collect();
     starts.sort_unstable();
     let mut fragments = join_cold(&out.fragments, moved, &starts);
+    if out.joins_kept_entries {
+        let mut starts: Vec<Va> = fragments.iter().map(|fragment| fragment.start).collect();
+        starts.extend(program.ranges.iter().filter(|range| !program.funcs[range.func].is_movable()).map(|range| range.start));
+        starts.sort_unstable();
+        kept = join_kept(image, kept, &starts);
+    }
     fragments.extend(kept);
     fragments
+}
+
+/// Makes one of code that stays side by side, as `join_cold` does, where nothing but the input's padding is between. `starts` is where any code starts, ascending.
+fn join_kept(image: &Image<'_>, mut kept: Vec<UnwindFragment>, starts: &[Va]) -> Vec<UnwindFragment> {
+    kept.sort_by_key(|fragment| fragment.start);
+    let is_padding = |start: Va, end: Va| {
+        let bytes = image.read(start, (end - start) as usize);
+        bytes.is_some_and(|bytes| padding_len(bytes) == bytes.len())
+    };
+    let mut joined: Vec<UnwindFragment> = Vec::with_capacity(kept.len());
+    for fragment in kept {
+        let end_of = |last: &UnwindFragment| last.start + u64::from(last.len);
+        match joined.last_mut().filter(|last| is_beside(last, &fragment, starts) && is_padding(end_of(last), fragment.start)) {
+            Some(last) => {
+                last.len = (fragment.start - last.start) as u32 + fragment.len;
+                last.pieces.extend(fragment.pieces);
+            }
+            None => joined.push(fragment),
+        }
+    }
+    joined
 }
 
 /// Makes one of cold fragments that lie side by side, so that one unwind entry may cover them: each entry less saves some thirty bytes, and without
