@@ -104,8 +104,9 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
     let finished = match driver::lift_to_shrink(input, &bytes, args.rewrite.verify, timing) {
         Ok(mut lifted) => {
             memory::give_back();
+            let finished = shrink_program(args, &bytes, &mut lifted, timing, &mut report.warnings)?;
             report.set_coverage(&lifted.program);
-            shrink_program(args, &bytes, &mut lifted, timing, &mut report.warnings)?
+            finished
         }
         Err(failure) => {
             report.warnings.push(format!("code stays as it is: {failure}"));
@@ -146,7 +147,8 @@ fn shrink_program(
         return finish::finish(args, bytes, None, &known, timing);
     };
     memory::give_back();
-    let may_cut = args.is_on(Technique::Cuts) && args.is_on(Technique::Holes) && !planned.weights.has_counts() && !planned.is_in_place;
+    let may_cut =
+        args.is_on(Technique::Cuts) && args.is_on(Technique::Holes) && !planned.weights.has_counts() && !planned.is_in_place;
     let from_end = if may_cut { planned.rewrite(args, lifted, Filling::FromEnd, timing).ok() } else { None };
     let code = from_end.map_or_else(|| planned.rewrite(args, lifted, Filling::FromStart, timing), Ok);
     let code = code.map_err(|reason| warnings.push(format!("code stays as it is: {reason}"))).ok();

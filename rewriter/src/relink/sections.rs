@@ -76,7 +76,12 @@ fn is_made_false(section: &SectionData<'_>, moves_code: bool) -> bool {
 
 impl<'a> SectionTable<'a> {
     /// Starts from the input's sections; `added` describe what the relinker placed. Symbol and string tables are filled in later.
-    pub(crate) fn new(image: &Image<'a>, moves_code: bool, added: Vec<OutSection<'a>>, edit: impl Fn(Section, &mut OutSection<'a>)) -> Self {
+    pub(crate) fn new(
+        image: &Image<'a>,
+        moves_code: bool,
+        added: Vec<OutSection<'a>>,
+        edit: impl Fn(Section, &mut OutSection<'a>),
+    ) -> Self {
         let mut sections = Vec::new();
         let mut dropped = Vec::new();
         if !image.has_section_headers {
