@@ -43,7 +43,7 @@ fn shrink_or_less(args: &Shrink, timing: &mut Timing) -> Result<Report> {
         driver::read(input, &files::read(input)?)?;
     }
     let mut args = args.clone();
-    for less in [Less::Stripping, Less::Tails, Less::Folding, Less::Code] {
+    for less in [Less::Stripping, Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries] {
         let failure = match result {
             Err(failure) => failure,
             result => return result,
@@ -66,6 +66,7 @@ enum Less {
     Folding,
     Stripping,
     Code,
+    UnwindEntries,
 }
 
 impl Less {
@@ -76,6 +77,7 @@ impl Less {
             Less::Tails => skip(args, &[Technique::Tails]),
             Less::Folding => skip(args, &[Technique::Fold]),
             Less::Code => skip(args, &OF_CODE),
+            Less::UnwindEntries => skip(args, &[Technique::UnwindEntries]),
         }
     }
 
@@ -85,6 +87,7 @@ impl Less {
             Less::Folding => "functions that do the same keep a body each",
             Less::Stripping => "section headers stay",
             Less::Code => "code stays as it is",
+            Less::UnwindEntries => "unwind tables stay as they are",
         }
     }
 }

@@ -23,9 +23,9 @@ use crate::failure::Result;
 use crate::report::shrink::Saving;
 use crate::timing::Timing;
 
-/// Techniques that change code.
-pub(super) const OF_CODE: [Technique; 6] =
-    [Technique::DeadCode, Technique::Fold, Technique::Tails, Technique::Order, Technique::Padding, Technique::UnwindEntries];
+/// Techniques that move code.
+pub(super) const OF_CODE: [Technique; 5] =
+    [Technique::DeadCode, Technique::Fold, Technique::Tails, Technique::Order, Technique::Padding];
 
 /// What came of the code.
 pub(super) struct Code {
@@ -72,9 +72,8 @@ pub(super) fn plan(
     warnings: &mut Vec<String>,
 ) -> Result<Option<Planned>> {
     let Lifted { image, program } = &*lifted;
-    let wants_code = OF_CODE.into_iter().any(|technique| args.is_on(technique));
-    if !wants_code {
-        return Ok(None);
+    if !OF_CODE.into_iter().any(|technique| args.is_on(technique)) {
+        return Ok(plan_in_place(args, lifted));
     }
     if !program.is_replaceable() {
         warnings.push("code stays as it is: in a file at a fixed address any number may be a pointer".to_owned());
