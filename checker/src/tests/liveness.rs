@@ -515,7 +515,7 @@ fn a_jump_to_anywhere_may_go_where_a_number_leads_in_its_function() {
     assert!(is_right_with_number(&mid_without_table, "0"));
     assert!(!is_right_with_number(&mid, ".Llabel"), "it reads the register");
     assert!(!is_right_with_number(&mid.replace("%r11d", "%edi"), ".Llabel + 3"), "the table's words are labels too");
-    let tail_call = format!("    mov pointers(%rip), %rax\n    jmp *%rax\n.Llabel:\n    mov %r11d, %eax\n    ret\n");
+    let tail_call = "    mov pointers(%rip), %rax\n    jmp *%rax\n.Llabel:\n    mov %r11d, %eax\n    ret\n";
     let elsewhere = |mid: &str, number: &str| {
         is_right_with_number(
             &format!(
@@ -524,8 +524,8 @@ fn a_jump_to_anywhere_may_go_where_a_number_leads_in_its_function() {
             number,
         )
     };
-    assert!(elsewhere(&tail_call, "0"), "no number leads into the function");
-    assert!(!elsewhere(&tail_call, ".Llabel"));
+    assert!(elsewhere(tail_call, "0"), "no number leads into the function");
+    assert!(!elsewhere(tail_call, ".Llabel"));
 }
 
 #[test]
