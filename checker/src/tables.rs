@@ -7,7 +7,7 @@
 //! makes a table of one entry, but strings of three letters meet instructions.
 //!
 //! **Extent.** A table ends where its section ends, where the next thing begins that any instruction refers to, or before the first word that
-//! does not meet an instruction of the function. A comparison with a constant right before the `lea` bounds it too. Up to that bound, or
+//! does not meet an instruction of the function. A comparison with a constant right before the `lea` bounds it too; of several instructions that name it the one with most entries counts. Up to that bound, or
 //! without one up to the extent, entries must correspond. What lies between, and in a copied table behind, asks for nothing; it is explained if what it leads
 //! to corresponds for other reasons, or, where that is reached in one file alone, if a comparison of both finds them equal.
 

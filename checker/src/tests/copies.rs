@@ -108,6 +108,17 @@ fn a_copy_may_be_named_again_before_the_sum() {
     wrong.iter().for_each(|&wrong| assert_different(&jumps(plain, same), &jumps(plain, wrong)));
 }
 
+#[test]
+fn behind_a_thunk_nothing_is_shown_of_copies() {
+    let body = "    call 1f\n2:  pause\n    lfence\n    jmp 2b\n1:  mov %rax, (%rsp)\n    ret";
+    let thunked = |read: &str, jump: &str| {
+        let text = switch(read, &jump.replace("jmp *%rax", "jmp thunk"));
+        text + &function("thunk", body)
+    };
+    let before = thunked(&read_from("table"), &jump_by("table"));
+    assert_different(&before, &thunked(&read_from("copy"), &jump_by("table")));
+}
+
 /// Two comparisons before two instructions that name one table; nothing but the table leads to the last two cases.
 fn two_bounds(bounds: [u32; 2], cases: [usize; 4]) -> Option<Vec<u8>> {
     let jump = "    movslq (%rdx,%rdi,4), %rax\n    add %rdx, %rax\n    jmp *%rax\n";
