@@ -3,7 +3,7 @@
 //! **Problem.** A Haskell or Go program is mostly code without frame descriptions that nothing readable leads to, and nearly all of it stays; where functions moved and their old text
 //! is kept, that text is such code of the output as well. As pieces of both files it would be a graph of tens of millions of nodes.
 //!
-//! **Method.** A *stretch* is what linear decoding meets from one leader to the next. A stretch that its file has no frame description for, and whose unreached instructions the other file has, byte
+//! **Method.** A *stretch* is what linear decoding meets from one leader to the next. A stretch that its file has no frame description for, and whose unreached instructions, but for padding, the other file has, byte
 //! for byte, at the same addresses, is explained by itself: nothing that is equal to it is looked for.
 //!
 //! **Why that is enough.** What is asked of such a byte does not become less. A byte of the output that the input has at the same address is explained by that in the end, whether it has a
@@ -93,7 +93,8 @@ pub(super) fn changed(walk: &Walk<'_, '_>, of: Of) -> Changed {
         if begins {
             changed.take(&mut stretch, is_same);
         }
-        if begins || !stretch.is_empty() {
+        let is_padding = matches!(inst.kind, Kind::Nop | Kind::Trap);
+        if begins || !stretch.is_empty() && !is_padding {
             stretch.push((address, inst));
         }
     });
