@@ -14,6 +14,7 @@
 
 mod choice;
 mod graph;
+mod leaders;
 mod missing;
 mod partition;
 mod pieces;
@@ -25,6 +26,7 @@ use crate::report::ViolationKind;
 use crate::walk::{Bits, Pair, Reach, Side, Walk};
 use choice::{Answer, Open};
 use graph::{Graph, Node, Owner};
+use leaders::leaders;
 pub(crate) use missing::by_offsets;
 use partition::Partition;
 use pieces::{End, Of, Tables};
@@ -128,11 +130,14 @@ struct Roots {
 }
 
 impl Roots {
-    fn of(walk: &Walk<'_, '_>) -> Self {
+    fn of(walk: &mut Walk<'_, '_>) -> Self {
         let functions: Vec<(u32, u64)> = unreached_functions(walk);
-        let mut input = leaders(walk, Of::Input);
+        let mut input = leaders::changed(walk, Of::Input).starts;
         input.extend(functions.iter().map(|&(_, start)| start));
-        Self { input, output: leaders(walk, Of::Output), functions }
+        let output = leaders::changed(walk, Of::Output);
+        output.same.mark(walk, false);
+        walk.stats.identical_bytes += output.num_same_bytes;
+        Self { input, output: output.starts, functions }
     }
 
     /// Adds all code that begins a piece with a label that is sought.
@@ -249,6 +254,15 @@ impl Passed {
             None => self.0.push((address, len)),
         }
     }
+
+    fn mark(self, walk: &mut Walk<'_, '_>, is_input: bool) {
+        let side = if is_input { walk.input } else { walk.output };
+        for address in self.0.into_iter().flat_map(|(start, size)| start..start + size) {
+            if let Some(index) = side.code.index(address) {
+                walk.relation.pass(is_input, index, 1);
+            }
+        }
+    }
 }
 
 fn match_pieces(walk: &Walk<'_, '_>, roots: &Roots, tables: &Tables, wanted: &FxHashSet<u64>) -> Found {
@@ -323,14 +337,8 @@ impl Matched {
     }
 
     fn mark(self, walk: &mut Walk<'_, '_>) {
-        for (is_input, passed) in [(true, self.input), (false, self.output)] {
-            let side = if is_input { walk.input } else { walk.output };
-            for address in passed.0.into_iter().flat_map(|(start, size)| start..start + size) {
-                if let Some(index) = side.code.index(address) {
-                    walk.relation.pass(is_input, index, 1);
-                }
-            }
-        }
+        self.input.mark(walk, true);
+        self.output.mark(walk, false);
         walk.stats.matched_by_content += self.pieces;
         for (start, entries, width) in self.tables {
             for place in (0..entries).map(|position| start + position * u64::from(width)) {
@@ -393,32 +401,6 @@ fn each_instruction_in(side: &Side<'_>, is_wanted: impl Fn(u64, u64) -> bool, mu
             address += u64::from(inst.len);
         }
     }
-}
-
-/// The starts of straight pieces of code that were not reached.
-fn leaders(walk: &Walk<'_, '_>, of: Of) -> Vec<u64> {
-    let (side, passed): (_, &Bits) = match of {
-        Of::Input => (walk.input, &walk.relation.seen),
-        Of::Output => (walk.output, &walk.relation.covered),
-    };
-    let mut leaders = Vec::new();
-    let mut next = None;
-    each_instruction_left(side, passed, |address, inst| {
-        let is_reached = side.code.index(address).is_none_or(|index| passed.contains(index));
-        let after = address + u64::from(inst.len);
-        // Only what goes on from unreached code needs no beginning of its own.
-        let goes_on = next == Some(address);
-        next = match inst.kind {
-            _ if is_reached => None,
-            Kind::Nop => next.filter(|_| goes_on).map(|_| after),
-            Kind::Trap | Kind::Call | Kind::IndirectCall => None,
-            _ => Some(after).filter(|_| !inst.ends_flow()),
-        };
-        if !is_reached && !goes_on && !matches!(inst.kind, Kind::Nop | Kind::Trap) {
-            leaders.push(address);
-        }
-    });
-    leaders
 }
 
 fn report_unexplained(walk: &mut Walk<'_, '_>) {

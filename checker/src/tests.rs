@@ -17,6 +17,7 @@ mod mutation;
 mod parts;
 mod proofs;
 mod rows;
+mod stays;
 mod tails;
 mod tracking;
 mod undescribed;

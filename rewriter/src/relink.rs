@@ -397,8 +397,11 @@ fn rewrite_probes(image: &Image<'_>, addresses: &Addresses<'_>, table: &mut Sect
 }
 
 fn block_places(program: &Program, out: &OutProgram, codes: &[FragmentCode], addresses: &Addresses<'_>) -> Vec<(Va, u32)> {
+    // Blocks are asked for in the input's order: a search through the fragments for each would find none of them near the last.
+    let sizes = out.fragments.iter().zip(0..).map(|(fragment, number)| (fragment.blocks.len(), number));
+    let fragment_of: Vec<u32> = sizes.flat_map(|(size, number)| std::iter::repeat_n(number, size)).collect();
     let len = |id: Out| {
-        let fragment = out.fragment_of(id);
+        let fragment = fragment_of[id.index()] as usize;
         let (code, within) = (&codes[fragment], id.index() - out.fragments[fragment].blocks.start as usize);
         code.offsets.get(within + 1).map_or(code.bytes.len() as u32, |&next| next) - code.offsets[within]
     };

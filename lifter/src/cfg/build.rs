@@ -428,10 +428,13 @@ impl Cutter<'_, '_> {
         if self.builder.image.kind.is_position_independent() {
             return;
         }
-        let named_table = self.builder.table_names.binary_search_by_key(&at, |n| n.0).map(|i| self.builder.table_names[i].1);
-        if let Ok(table) = named_table
+        // Few instructions have a field that an address has room in.
+        let has_room = offsets.displacement_size() >= 4 || offsets.immediate_size() >= 4;
+        if has_room
             && !instruction.is_ip_rel_memory_operand()
+            && let Ok(named) = self.builder.table_names.binary_search_by_key(&at, |n| n.0)
         {
+            let table = self.builder.table_names[named].1;
             let (offset, size) = match instruction.memory_displacement64() == table.0 && offsets.has_displacement() {
                 true => (offsets.displacement_offset(), offsets.displacement_size()),
                 false => (offsets.immediate_offset(), offsets.immediate_size()),

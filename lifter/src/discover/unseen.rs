@@ -158,14 +158,17 @@ impl Search<'_> {
         let bytes = self.image.read(start, (end - start) as usize).unwrap_or(&[]);
         let (Some(low), Some(high)) = (self.units.as_slice().first(), self.units.as_slice().last()) else { return Vec::new() };
         let (low, high) = (low.start.0, high.end.0);
-        let value_at = |at: usize| {
-            let word = bytes.get(at..at.checked_add(4)?)?;
-            Some(u64::from(u32::from_le_bytes(word.try_into().unwrap_or_default()))).filter(|v| (low..high).contains(v)).map(Va)
+        // Most of the work: one comparison for each byte of the data.
+        let in_code = move |word: &[u8]| match word.try_into().map(u32::from_le_bytes) {
+            Ok(value) => Some(u64::from(value)).filter(|value| value.wrapping_sub(low) < high - low).map(Va),
+            Err(_) => None,
         };
+        let value_at = |at: usize| bytes.get(at..at.checked_add(4)?).and_then(in_code);
         let is_label = |at: Option<usize>| at.and_then(value_at).and_then(|v| self.start_at(v)) == Some(true);
         let chunk = |first: usize| {
-            (first..(first + CHUNK).min(bytes.len())).filter_map(move |at| {
-                let target = value_at(at)?;
+            let words = bytes[first..bytes.len().min(first + CHUNK + 3)].windows(4).zip(first..);
+            let targets = words.filter_map(move |(word, at)| Some((at, in_code(word)?)));
+            targets.filter_map(move |(at, target)| {
                 let place = start + at as u64;
                 let is_wide = bytes.get(at + 4..at + 8) == Some(&[0; 4]);
                 let is_word = is_wide && place.0.is_multiple_of(8);

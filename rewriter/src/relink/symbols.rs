@@ -15,6 +15,7 @@ use std::fmt::Write;
 
 use lifter::Image;
 use lifter::address::Va;
+use lifter::address_index::AddressIndex;
 use lifter::elf::image::SymbolData;
 use lifter::entity::{Block, EntityId, Section};
 use lifter::ir::{BlockFlags, Program};
@@ -247,12 +248,15 @@ fn is_function(symbol: &&SymbolData<'_>) -> bool {
 fn parts<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> Vec<Part<'a>> {
     let mut functions: Vec<&SymbolData<'_>> = image.symbols.values().filter(is_function).collect();
     functions.par_sort_by_key(|s| s.st_value);
+    // Apart from the symbols: a layout asks in an order of its own.
+    let values: Vec<Va> = functions.iter().map(|s| Va(s.st_value)).collect();
+    let by_value = AddressIndex::new(values.iter().copied());
     let part = |(index, fragment): (usize, &OutFragment)| {
         let at = placed.placement.fragments[index];
         let first = placed.out.origins[Out::new(fragment.blocks.start as usize)];
         let start = placed.program.blocks[first].start;
         let func = &placed.program.funcs[fragment.func];
-        let before = functions[..functions.partition_point(|s| s.st_value <= start.0)].last().copied();
+        let before = functions[..by_value.count_up_to(start, values.len(), |at| values[at])].last().copied();
         let covering = before.filter(|s| start.0 - s.st_value < s.st_size);
         let symbol = covering.or_else(|| func.symbol.and_then(|s| image.symbols.get(s)))?;
         let named = placed.program.block_at(Va(symbol.st_value)).map(|block| placed.addresses.block(block));

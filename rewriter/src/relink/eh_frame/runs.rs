@@ -69,9 +69,11 @@ impl Run {
 pub(super) fn runs_of(unwind: &Unwind, fragment: &UnwindFragment) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let mut is_open = false;
+    let mut near = 0;
     for piece in &fragment.pieces {
         let mut is_first_part = true;
-        for_each_part(unwind, piece, |part, fde| {
+        near = first_from(unwind, piece.old_start, near);
+        for_each_part(unwind, (piece, near), |part, fde| {
             let Some(fde) = fde else {
                 is_open = false;
                 is_first_part = false;
@@ -103,10 +105,17 @@ fn may_join(unwind: &Unwind, run: &Run, (part, next): (&Piece, Fde), is_first_pa
     last == next && (is_one_clone || without_tables) || (is_first_part && a.cie == b.cie && without_tables)
 }
 
-/// Cuts a piece where input entries begin and end. New bytes without an input byte belong to the last part.
-fn for_each_part(unwind: &Unwind, piece: &Piece, mut visit: impl FnMut(Piece, Option<Fde>)) {
+/// The first entry that ends behind an address; `near` is the one of the last address, which is often the same.
+fn first_from(unwind: &Unwind, at: Va, near: usize) -> usize {
     let fdes = unwind.fdes.as_slice();
-    let mut next = fdes.partition_point(|f| f.end <= piece.old_start);
+    let is_behind = |index: usize| fdes.get(index).is_none_or(|f| f.end > at);
+    let is_before = |index: usize| index.checked_sub(1).is_none_or(|last| !is_behind(last));
+    if is_behind(near) && is_before(near) { near } else { fdes.partition_point(|f| f.end <= at) }
+}
+
+/// Cuts a piece where input entries begin and end, of which `next` is the first that ends behind the piece's start. New bytes without an input byte belong to the last part.
+fn for_each_part(unwind: &Unwind, (piece, mut next): (&Piece, usize), mut visit: impl FnMut(Piece, Option<Fde>)) {
+    let fdes = unwind.fdes.as_slice();
     let mut at = piece.old_start;
     loop {
         let (fde, end) = match fdes.get(next) {
