@@ -14,6 +14,7 @@ mod layout;
 mod liveness;
 mod mutation;
 mod parts;
+mod places;
 mod proofs;
 mod rows;
 mod tails;
