@@ -6,6 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use object::{Object, ObjectSection};
+
 use support::{End, SUCCESS, installed, only_line, relift, relift_succeeds, run, shrink, size, skipped};
 
 /// A third of it is dead; of the rest, some is held by nothing but a pointer in data, and some by one that only a dead function names.
@@ -142,14 +144,76 @@ fn the_output_is_the_same_for_any_number_of_threads_and_can_be_shrunk_again() {
     assert_eq!(run(&mut Command::new(&again), folder.path()).end, End::Exit(SUCCESS));
 }
 
+/// Where the section that code lies in is, and its bytes.
+fn section(path: &Path, name: &str) -> (u64, Vec<u8>) {
+    let bytes = fs::read(path).expect("it was built");
+    let file = object::File::parse(&*bytes).expect("it is an ELF file");
+    let section = file.section_by_name(name).expect("it has this section");
+    (section.address(), section.data().expect("it is in the file").to_vec())
+}
+
 #[test]
-fn a_file_at_a_fixed_address_keeps_its_code_and_loses_its_holes() {
+fn a_file_at_a_fixed_address_keeps_its_code_and_loses_holes_and_unwind_entries() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
-    let input = build(&["-fno-pie", "-no-pie", "-s"], folder.path());
+    let input = build(&["-fno-pie", "-no-pie", "-g"], folder.path());
     let (output, report) = shrink(&input, &[], "output", folder.path());
     assert_eq!(saving(&report, "dead-code").0, 0);
+    assert!(saving(&report, "unwind-entries").1 > 100, "{report:#}");
+    assert_eq!(report["dropped_sections"].as_array().map(Vec::len), Some(0), "what describes the code still does: {report:#}");
+    assert!(section(&output, ".text") == section(&input, ".text"), "code stays as it was, padding too");
+    assert!(section(&output, ".debug_info") == section(&input, ".debug_info"));
     assert!(size(&output) < size(&input));
     assert_eq!(run(&mut Command::new(&output), folder.path()).end, End::Exit(SUCCESS));
+    let (without, report) = shrink(&input, &["--skip", "unwind-entries"], "without", folder.path());
+    assert_eq!(saving(&report, "unwind-entries"), (0, 0));
+    assert!(size(&output) <= size(&without));
+}
+
+/// Shrinks a program of a thousand functions, each so many bytes longer than it has to be, in which numbers in code may be addresses from which entries are registered: they part the room of the
+/// section in three. Gives what the entries gave, those numbers, and where entries are in the output.
+fn shrink_with_named_entries(longer: usize) -> (i64, [u64; 2], std::ops::Range<u64>) {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let body = format!("__asm__ volatile(\".skip {longer}, 0x90\");");
+    let functions: String = (0..1000)
+        .map(|n| format!("__attribute__((noinline)) int f{n}(int n) {{ {body} return printf(\"\") + n + {n}; }}\n"))
+        .collect();
+    let calls: String = (0..1000).map(|n| format!("n = f{n}(n);\n")).collect();
+    let with = |held: [u64; 2]| {
+        let [first, second] = held.map(|number| format!("__asm__ volatile(\"mov ${number:#x}, %%ecx\" : : : \"ecx\");"));
+        let main = format!("int main(void) {{ int n = 0; {first} {second} {calls} return n == 499500 ? {SUCCESS} : 1; }}");
+        let text = format!("#include <stdio.h>\n{functions}{main}");
+        support::compile_text(&text, &["-O1", "-fno-pie", "-no-pie"], folder.path(), "named")
+    };
+    let input = with([0x1234_5678; 2]);
+    let (address, entries) = section(&input, ".eh_frame");
+    let (room, _) = section(&input, ".eh_frame_hdr");
+    let length = |offset: u64| u64::from(u32::from_le_bytes(entries[offset as usize..][..4].try_into().expect("four bytes"))) + 4;
+    let starts = || std::iter::successors(Some(0), |&offset| Some(offset + length(offset)));
+    let all = address + entries.len() as u64 - room;
+    let held = [1, 2].map(|third| {
+        address
+            + starts().find(|&offset| address + offset > room + third * all / 3).expect("the first third is more than the table")
+    });
+    let input = with(held);
+    assert_eq!(section(&input, ".eh_frame").0, address, "one number or another moves nothing");
+    let (output, report) = shrink(&input, &[], "output", folder.path());
+    assert_eq!(run(&mut Command::new(&output), folder.path()).end, End::Exit(SUCCESS));
+    let (new_address, new_entries) = section(&output, ".eh_frame");
+    (saving(&report, "unwind-entries").1, held, new_address..new_address + new_entries.len() as u64)
+}
+
+#[test]
+fn terminators_that_numbers_in_code_may_name_stay_in_the_file() {
+    let (saved, held, entries) = shrink_with_named_entries(0);
+    assert!(saved > 10_000, "{saved}");
+    assert!(!held.iter().any(|at| entries.contains(at)), "there is room between them: {held:x?} and {entries:x?}");
+}
+
+#[test]
+fn unwind_entries_begin_where_numbers_in_code_may_name_them() {
+    let (saved, held, entries) = shrink_with_named_entries(700);
+    assert!(saved > 0, "{saved}");
+    assert!(held.iter().any(|at| entries.contains(at)), "there is no room between them: {held:x?} and {entries:x?}");
 }
 
 #[test]

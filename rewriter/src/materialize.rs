@@ -124,6 +124,8 @@ pub struct OutProgram {
     pub apart: FxHashMap<(Out, u32), Vec<Out>>,
     /// As in the plan.
     pub filling: Filling,
+    /// As in the plan.
+    pub joins_kept_entries: bool,
 }
 
 impl OutProgram {
@@ -162,6 +164,7 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         in_clones: skeleton.in_clones,
         apart: skeleton.apart,
         filling: layout.filling,
+        joins_kept_entries: layout.joins_kept_entries,
     };
     for (clone, data) in edits.clones.iter() {
         let entry = out.in_clones.get(&(clone, data.entry));

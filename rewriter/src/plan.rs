@@ -64,6 +64,8 @@ pub struct LayoutPlan {
     /// Blocks of other functions that are where another block is, which the output has.
     pub folded_blocks: BlockFolding,
     pub filling: Filling,
+    /// Whether neighbors that stay where they are share unwind entries.
+    pub joins_kept_entries: bool,
 }
 
 impl LayoutPlan {
@@ -89,8 +91,9 @@ impl LayoutPlan {
         self.folded_blocks = std::mem::take(&mut self.folded_blocks).and(folded);
     }
 
-    /// Lets code of which no profile says anything share unwind entries as cold code does: smaller tables, in which unwinders take a few more steps.
+    /// Lets code of which no profile says anything share unwind entries as cold code does, and code that stays: smaller tables, in which unwinders take a few more steps.
     pub fn share_unwind_entries(&mut self) {
+        self.joins_kept_entries = true;
         for fragment in self.fragments.iter_mut().filter(|fragment| fragment.temperature == Temperature::Unknown) {
             fragment.temperature = Temperature::Cold;
         }

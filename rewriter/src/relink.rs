@@ -94,16 +94,19 @@ pub fn relink(
     // Addresses.
     let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, growth));
     let mut addresses = Addresses::new(program, out, &codes, &placement);
-    let fragments = unwind::fragments(program, out, &mut codes, &placement);
+    let fragments = unwind::fragments(image, program, out, &mut codes, &placement);
     let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
-    let tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
+    let mut tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
     drop(fragments);
     // A table without entries is but a terminator, which no one needs where there was none.
     let sizes = match program.unwind.fdes.is_empty() && image.section_named(unwind::SECTIONS[1]).is_none() {
         true => [0; 3],
         false => [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len],
     };
-    let mut places = unwind::place(image, sizes, &unwind::named(image, program), tables.keeps_tables(), &mut placement.space)?;
+    let sizes =
+        unwind::Sizes { sections: sizes, common_entries: tables.common_entries_len, longest_entry: tables.longest_entry_len()? };
+    let mut places = unwind::place(image, &sizes, &unwind::named(image, program), tables.keeps_tables(), &mut placement.space)?;
+    places.begin_entries(&mut tables)?;
     // Functions that nothing reaches are matched by their content, and by that no table is found where another one was. So only where they are gone.
     let drops_functions = program.funcs.values().any(|data| data.is_movable() && out.placed[data.entry].is_none());
     if drops_functions {
@@ -122,7 +125,8 @@ pub fn relink(
     // Beyond this line no address changes.
 
     let mut file = OutBytes::new(image, overflow);
-    for free in space::free_text(image, program) {
+    let moves_code = !out.fragments.is_empty();
+    for free in space::free_text(image, program).into_iter().filter(|_| moves_code) {
         file.slice_mut(free.start, free.len() as usize)?.fill(0xcc);
     }
     codes.par_iter_mut().zip(&placement.fragments).try_for_each(|(code, &at)| patch::resolve_fixups(code, at, &addresses))?;
@@ -169,7 +173,7 @@ pub fn relink(
         reserved.as_ref(),
         &file,
     );
-    let mut table = SectionTable::new(image, added, |id, section| {
+    let mut table = SectionTable::new(image, moves_code, added, |id, section| {
         edit_section(image, id, section, &places, &moved_address, reserved.as_ref(), &file);
     });
     let placed = symbols::Placed { program, out, codes: &codes, placement: &placement, addresses: &addresses };
@@ -190,7 +194,7 @@ pub fn relink(
     if let Some((offset, len)) = build_id {
         renew_build_id(&mut bytes, offset, len);
     }
-    let mut free = placement.space.rest();
+    let mut free = if moves_code { placement.space.rest() } else { Vec::new() };
     free.extend(places.free.iter().copied());
     let old = unwind::SECTIONS.iter().filter_map(|name| image.section_named(name)).map(|id| image.sections[id].sh_size).sum();
     let new = places.sections.iter().flatten().map(|&(_, size)| size).sum();
@@ -302,6 +306,12 @@ fn overflow_sections(
     if let Some((at, len)) = new_tables.filter(|_| image.has_section_headers) {
         let sh_flags = u64::from(elf::SHF_ALLOC);
         sections.push(OutSection { sh_flags, ..section(unwind::SECTIONS[unwind::EXCEPTION_TABLES], at, at + len) });
+    }
+    // Sections of their own, by which all who change the file later know that they are needed.
+    for &at in places.terminators.iter().filter(|_| image.has_section_headers) {
+        let sh_flags = u64::from(elf::SHF_ALLOC);
+        let end = at + unwind::TERMINATOR;
+        sections.push(OutSection { sh_flags, sh_addralign: 4, ..section(".relift.unwind_end", at, end) });
     }
     if let Some((at, len)) = payload {
         sections.push(section(".relift.runtime", at, at + len));

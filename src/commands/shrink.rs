@@ -43,7 +43,7 @@ fn shrink_or_less(args: &Shrink, timing: &mut Timing) -> Result<Report> {
         driver::read(input, &files::read(input)?)?;
     }
     let mut args = args.clone();
-    for less in [Less::Stripping, Less::Tails, Less::Folding, Less::Code] {
+    for less in [Less::Stripping, Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries] {
         let failure = match result {
             Err(failure) => failure,
             result => return result,
@@ -66,6 +66,7 @@ enum Less {
     Folding,
     Stripping,
     Code,
+    UnwindEntries,
 }
 
 impl Less {
@@ -76,6 +77,7 @@ impl Less {
             Less::Tails => skip(args, &[Technique::Tails]),
             Less::Folding => skip(args, &[Technique::Fold]),
             Less::Code => skip(args, &OF_CODE),
+            Less::UnwindEntries => skip(args, &[Technique::UnwindEntries]),
         }
     }
 
@@ -85,6 +87,7 @@ impl Less {
             Less::Folding => "functions that do the same keep a body each",
             Less::Stripping => "section headers stay",
             Less::Code => "code stays as it is",
+            Less::UnwindEntries => "unwind tables stay as they are",
         }
     }
 }
@@ -104,8 +107,9 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
     let finished = match driver::lift_to_shrink(input, &bytes, args.rewrite.verify, timing) {
         Ok(mut lifted) => {
             memory::give_back();
+            let finished = shrink_program(args, &bytes, &mut lifted, timing, &mut report.warnings)?;
             report.set_coverage(&lifted.program);
-            shrink_program(args, &bytes, &mut lifted, timing, &mut report.warnings)?
+            finished
         }
         Err(failure) => {
             report.warnings.push(format!("code stays as it is: {failure}"));
@@ -146,7 +150,8 @@ fn shrink_program(
         return finish::finish(args, bytes, None, &known, timing);
     };
     memory::give_back();
-    let may_cut = args.is_on(Technique::Cuts) && args.is_on(Technique::Holes) && !planned.weights.has_counts();
+    let may_cut =
+        args.is_on(Technique::Cuts) && args.is_on(Technique::Holes) && !planned.weights.has_counts() && !planned.is_in_place;
     let from_end = if may_cut { planned.rewrite(args, lifted, Filling::FromEnd, timing).ok() } else { None };
     let code = from_end.map_or_else(|| planned.rewrite(args, lifted, Filling::FromStart, timing), Ok);
     let code = code.map_err(|reason| warnings.push(format!("code stays as it is: {reason}"))).ok();

@@ -23,9 +23,9 @@ use crate::address::Va;
 use crate::discover::names::dynamic_code_slots;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{How, Survey};
-use crate::discover::units::{Bounds, UnitData, Units, nop_len, padding_len};
+use crate::discover::units::{Bounds, UnitData, Units};
 use crate::elf::Image;
-use crate::x86::{Flow, flow_of};
+use crate::x86::{Flow, flow_of, nop_len, padding_len};
 
 /// What decoding looks at.
 #[derive(Copy, Clone)]

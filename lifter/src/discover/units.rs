@@ -11,6 +11,7 @@ use crate::address_index::AddressIndex;
 use crate::discover::reach::Reached;
 use crate::elf::{Image, Unwind};
 use crate::entity::{EntityId, Fde, PrimaryMap, Section, Symbol};
+use crate::x86::padding_len;
 
 crate::define_id!(
     /// A contiguous piece of code whose bounds something vouches for, or a gap.
@@ -181,60 +182,4 @@ fn push_gap(
 pub(crate) fn is_in(ranges: &[(Va, Va)], at: Va) -> bool {
     let after = ranges.partition_point(|r| r.0 <= at);
     after > 0 && at < ranges[after - 1].1
-}
-
-/// How many bytes at the front are padding: no-ops of any length, `int3`, zero bytes.
-pub(crate) fn padding_len(bytes: &[u8]) -> usize {
-    let mut at = 0;
-    while let Some(len) = padding_instruction_len(&bytes[at..]) {
-        at += len;
-    }
-    at
-}
-
-fn padding_instruction_len(bytes: &[u8]) -> Option<usize> {
-    match bytes.first()? {
-        0x00 | 0xcc => Some(1),
-        _ => nop_len(bytes),
-    }
-}
-
-/// The length of the no-op at the front, if there is one: `90` or `0f 1f /0` under any number of `66`, `2e` and `rex` prefixes as
-/// assemblers emit them.
-pub(crate) fn nop_len(bytes: &[u8]) -> Option<usize> {
-    let prefixes = bytes.iter().take_while(|b| [0x66, 0x2e].contains(b)).count();
-    match bytes.get(prefixes..)? {
-        [0x90, ..] => Some(prefixes + 1),
-        [0x0f, 0x1f, modrm, rest @ ..] if modrm >> 3 & 7 == 0 => {
-            let has_sib = modrm & 7 == 4 && modrm >> 6 != 3;
-            let displacement = match modrm >> 6 {
-                1 => 1,
-                2 => 4,
-                0 if modrm & 7 == 5 => 4,
-                _ => 0,
-            };
-            let operand = usize::from(has_sib) + displacement;
-            (rest.len() >= operand).then_some(prefixes + 3 + operand)
-        }
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    //! What is padding between functions, by its bytes.
-
-    use super::*;
-
-    #[test]
-    fn padding_ends_at_the_first_instruction_that_does_something() {
-        let bytes = [0x66, 0x90, 0x0f, 0x1f, 0x44, 0x00, 0x00, 0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0, 0xcc, 0xc3];
-        assert_eq!(padding_len(&bytes), 19);
-    }
-
-    #[test]
-    fn pause_and_endbr_are_not_padding() {
-        assert_eq!(padding_len(&[0xf3, 0x90]), 0);
-        assert_eq!(padding_len(&[0xf3, 0x0f, 0x1e, 0xfa]), 0);
-    }
 }

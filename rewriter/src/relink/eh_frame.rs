@@ -161,6 +161,8 @@ struct PlannedFde {
     instructions: Vec<u8>,
     /// In `.eh_frame`.
     offset: u32,
+    /// No-ops at its end, in bytes, so that the next one begins where it has to.
+    filled: u32,
 }
 
 /// All unwind sections but for the addresses of their own.
@@ -172,6 +174,10 @@ pub struct UnwindLayout<'a> {
     pub eh_frame_len: u64,
     /// Of `.eh_frame_hdr`, to be aligned to 4.
     pub eh_frame_hdr_len: u64,
+    /// Of the common entries, with which `.eh_frame` begins.
+    pub common_entries_len: u64,
+    /// Zeros at the end of `.eh_frame`.
+    terminator_len: u64,
     unwind: &'a Unwind,
     /// Offsets in `.eh_frame` of the input's common entries that are used.
     cie_offsets: Vec<Option<u32>>,
@@ -212,6 +218,8 @@ impl<'a> UnwindLayout<'a> {
             except_table_len: 0,
             eh_frame_len: 0,
             eh_frame_hdr_len: HDR_HEADER_LEN + 8 * fdes.len() as u64,
+            common_entries_len: 0,
+            terminator_len: TERMINATOR_LEN,
             unwind,
             cie_offsets: vec![None; unwind.cies.len()],
             personalities: unwind.cies.iter().map(|cie| landing_pad(None, cie.personality?.1)).collect(),
@@ -266,6 +274,7 @@ impl<'a> UnwindLayout<'a> {
             self.cie_offsets[index] = Some(end as u32);
             end += encode_cie(&self.unwind.cies[index], None, None)?.len() as u64;
         }
+        self.common_entries_len = end;
         for fde in &mut self.fdes {
             fde.offset = end as u32;
             end += fde_len(fde, &self.unwind.cies[fde.cie as usize])?;
@@ -274,6 +283,44 @@ impl<'a> UnwindLayout<'a> {
         if self.eh_frame_len.max(self.except_table_len) > u64::from(u32::MAX) {
             return Err(UnwindError::OutOfReach { at: Va(0), target: Va(self.eh_frame_len) });
         }
+        Ok(())
+    }
+
+    /// The longest entry that is no common one, in bytes.
+    pub fn longest_entry_len(&self) -> Result<u64, UnwindError> {
+        let mut lens = self.fdes.iter().map(|fde| fde_len(fde, &self.unwind.cies[fde.cie as usize]));
+        lens.try_fold(0, |longest, len| Ok(len?.max(longest)))
+    }
+
+    /// Lets an entry or the end begin at each of these places, which ascend, are further apart than an entry is long, lie behind the common
+    /// entries and are multiples of four from the section's start, `eh_frame_at`.
+    pub fn begin_at(&mut self, eh_frame_at: Va, places: &[Va]) -> Result<(), UnwindError> {
+        let mut places = places.iter().map(|&place| place - eh_frame_at).filter(|&place| place > 0).peekable();
+        let mut end = self.common_entries_len;
+        for index in 0..self.fdes.len() {
+            let len = fde_len(&self.fdes[index], &self.unwind.cies[self.fdes[index].cie as usize])?;
+            while places.next_if_eq(&end).is_some() {}
+            if let Some(&place) = places.peek().filter(|&&place| place < end + len) {
+                self.fill_before(index, (place - end) as u32)?;
+                end = place;
+                places.next();
+            }
+            self.fdes[index].offset = end as u32;
+            end += len;
+        }
+        if let Some(&place) = places.peek() {
+            self.fill_before(self.fdes.len(), (place.max(end) - end) as u32)?;
+            end = place.max(end);
+        }
+        self.terminator_len = places.last().map_or(0, |last| last.max(end) - end) + TERMINATOR_LEN;
+        self.eh_frame_len = end + self.terminator_len;
+        Ok(())
+    }
+
+    /// Fills up the entry before one.
+    fn fill_before(&mut self, index: usize, by: u32) -> Result<(), UnwindError> {
+        let before = index.checked_sub(1).and_then(|before| self.fdes.get_mut(before)).ok_or(UnwindError::CommonEntry)?;
+        before.filled += by;
         Ok(())
     }
 
@@ -295,7 +342,7 @@ impl<'a> UnwindLayout<'a> {
         for fde in &self.fdes {
             self.push_fde(fde, except_table_at, eh_frame_at, &mut eh_frame)?;
         }
-        eh_frame.extend([0; TERMINATOR_LEN as usize]);
+        eh_frame.resize(eh_frame.len() + self.terminator_len as usize, 0);
         debug_assert_eq!(eh_frame.len() as u64, self.eh_frame_len);
         let eh_frame_hdr = self.write_hdr(eh_frame_at, hdr_at)?;
         Ok(UnwindBytes { except_table, eh_frame, eh_frame_hdr })
@@ -387,7 +434,7 @@ fn plan_fragment(
         };
         let len = (run.end() - run.start()) as u32;
         let instructions = runs::instructions(unwind, &run)?;
-        planned.push(PlannedFde { start: run.start(), len, cie: fde.cie, table, instructions, offset: 0 });
+        planned.push(PlannedFde { start: run.start(), len, cie: fde.cie, table, instructions, offset: 0, filled: 0 });
     }
     Ok(planned)
 }
@@ -403,7 +450,8 @@ fn lsda_encoding(cie: &CieData) -> Option<u8> {
 
 fn fde_len(fde: &PlannedFde, cie: &CieData) -> Result<u64, UnwindError> {
     let table_len = lsda_encoding(cie).map(pointer_len).transpose()?.unwrap_or(0) as u64;
-    Ok((FDE_HEADER_LEN + table_len + fde.instructions.len() as u64).next_multiple_of(ENTRY_ALIGN))
+    let len = (FDE_HEADER_LEN + table_len + fde.instructions.len() as u64).next_multiple_of(ENTRY_ALIGN);
+    Ok(len + u64::from(fde.filled))
 }
 
 /// Appends a pointer to bytes that begin at `base`; zeros for none.

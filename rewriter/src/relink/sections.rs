@@ -55,8 +55,8 @@ pub(crate) struct SectionTable<'a> {
     pub(crate) dropped: Vec<String>,
 }
 
-/// Whether moving code makes the section false.
-fn is_made_false(section: &SectionData<'_>) -> bool {
+/// Whether a new file makes the section false; `moves_code` says whether code is elsewhere in it.
+fn is_made_false(section: &SectionData<'_>, moves_code: bool) -> bool {
     if section.is_alloc() {
         return false;
     }
@@ -70,20 +70,25 @@ fn is_made_false(section: &SectionData<'_>) -> bool {
         ".gnu.build.attributes",
         ".llvm_bb_addr_map",
     ];
-    PREFIXES.iter().any(|prefix| section.name.starts_with(prefix))
+    moves_code && PREFIXES.iter().any(|prefix| section.name.starts_with(prefix))
         || [elf::SHT_RELA, elf::SHT_REL, elf::SHT_GROUP].contains(&section.sh_type)
 }
 
 impl<'a> SectionTable<'a> {
     /// Starts from the input's sections; `added` describe what the relinker placed. Symbol and string tables are filled in later.
-    pub(crate) fn new(image: &Image<'a>, added: Vec<OutSection<'a>>, edit: impl Fn(Section, &mut OutSection<'a>)) -> Self {
+    pub(crate) fn new(
+        image: &Image<'a>,
+        moves_code: bool,
+        added: Vec<OutSection<'a>>,
+        edit: impl Fn(Section, &mut OutSection<'a>),
+    ) -> Self {
         let mut sections = Vec::new();
         let mut dropped = Vec::new();
         if !image.has_section_headers {
             return SectionTable { sections, new_index: None, dropped };
         }
         for (id, s) in image.sections.iter().skip(1) {
-            if is_made_false(s) {
+            if is_made_false(s, moves_code) {
                 dropped.push(s.name.to_owned());
                 continue;
             }

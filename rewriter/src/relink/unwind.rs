@@ -4,10 +4,13 @@
 //! three sections keep the space that they had, as one pool; padding behind the segment's last byte counts as theirs. What the pool can't
 //! take goes to what the new text left free, to padding behind the text, or to the overflow, largest section first.
 
+mod named;
+
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Fde, SecondaryMap};
-use lifter::ir::{Program, RefTarget};
+use lifter::ir::Program;
+use lifter::x86::padding_len;
 use object::elf;
 use rayon::prelude::*;
 
@@ -17,9 +20,10 @@ use crate::error::{Error, Result};
 use crate::materialize::{OutFragment, OutProgram};
 use crate::plan::Temperature;
 use crate::relink::addresses::Addresses;
-use crate::relink::eh_frame::{Deeper, Piece, UnwindFragment};
+use crate::relink::eh_frame::{Deeper, Piece, UnwindFragment, UnwindLayout};
 use crate::relink::place::Placement;
 use crate::relink::space::{Interval, PAGE, Space};
+pub(crate) use named::{Named, TERMINATOR, named};
 
 /// The sections that hold unwind tables, in the order of `Places`.
 pub(crate) const SECTIONS: [&str; 3] = [".eh_frame_hdr", ".eh_frame", ".gcc_except_table"];
@@ -34,6 +38,10 @@ pub(crate) struct Places {
     pub(crate) grown: Vec<(usize, Va)>,
     /// Where the text's section ends now, if its tail was given away.
     pub(crate) text_end: Option<Va>,
+    /// Where in `.eh_frame` entries have to begin, ascending; its size is an upper bound until they do.
+    pub(crate) begins: Vec<Va>,
+    /// Where a terminator of `.eh_frame` stands by itself.
+    pub(crate) terminators: Vec<Va>,
     /// What is left of the sections' old space.
     pub(crate) free: Vec<Interval>,
     /// Exception tables that are not understood stay where they are, and the input's section with them.
@@ -41,6 +49,19 @@ pub(crate) struct Places {
 }
 
 impl Places {
+    /// Lets entries begin where they have to.
+    pub(crate) fn begin_entries(&mut self, tables: &mut UnwindLayout<'_>) -> Result<()> {
+        let Some((at, reserved)) = self.sections[ENTRIES].filter(|_| !self.begins.is_empty()) else { return Ok(()) };
+        tables.begin_at(at, &self.begins)?;
+        let size = tables.eh_frame_len;
+        if size > reserved {
+            return Err(Error::UnwindTablesNamed);
+        }
+        self.sections[ENTRIES] = Some((at, size));
+        self.free.push(Interval { start: at + size, end: at + reserved });
+        Ok(())
+    }
+
     /// Whether a section of this index is written anew, so that its old bytes are free.
     pub(crate) fn renews(&self, index: usize) -> bool {
         !(self.keeps_tables && index == EXCEPTION_TABLES)
@@ -49,6 +70,7 @@ impl Places {
 
 /// All output code, described to the unwind writers. The runs of the encoded fragments are used up.
 pub(crate) fn fragments(
+    image: &Image<'_>,
     program: &Program,
     out: &OutProgram,
     codes: &mut [FragmentCode],
@@ -86,8 +108,35 @@ pub(crate) fn fragments(
     let mut starts: Vec<Va> = kept.iter().map(|fragment| fragment.start).collect();
     starts.sort_unstable();
     let mut fragments = join_cold(&out.fragments, moved, &starts);
+    if out.joins_kept_entries {
+        let mut starts: Vec<Va> = fragments.iter().map(|fragment| fragment.start).collect();
+        starts.extend(program.ranges.iter().filter(|range| !program.funcs[range.func].is_movable()).map(|range| range.start));
+        starts.sort_unstable();
+        kept = join_kept(image, kept, &starts);
+    }
     fragments.extend(kept);
     fragments
+}
+
+/// Makes one of code that stays side by side, as `join_cold` does, where nothing but the input's padding is between. `starts` is where any code starts, ascending.
+fn join_kept(image: &Image<'_>, mut kept: Vec<UnwindFragment>, starts: &[Va]) -> Vec<UnwindFragment> {
+    kept.sort_by_key(|fragment| fragment.start);
+    let is_padding = |start: Va, end: Va| {
+        let bytes = image.read(start, (end - start) as usize);
+        bytes.is_some_and(|bytes| padding_len(bytes) == bytes.len())
+    };
+    let mut joined: Vec<UnwindFragment> = Vec::with_capacity(kept.len());
+    for fragment in kept {
+        let end_of = |last: &UnwindFragment| last.start + u64::from(last.len);
+        match joined.last_mut().filter(|last| is_beside(last, &fragment, starts) && is_padding(end_of(last), fragment.start)) {
+            Some(last) => {
+                last.len = (fragment.start - last.start) as u32 + fragment.len;
+                last.pieces.extend(fragment.pieces);
+            }
+            None => joined.push(fragment),
+        }
+    }
+    joined
 }
 
 /// Makes one of cold fragments that lie side by side, so that one unwind entry may cover them: each entry less saves some thirty bytes, and without
@@ -150,7 +199,7 @@ pub(crate) fn landing_pad(program: &Program, addresses: &Addresses<'_>, clone: O
 }
 
 #[derive(Copy, Clone, Debug)]
-enum RegionKind {
+pub(super) enum RegionKind {
     /// Of the unwind sections; the index is the segment's that may grow.
     Pool(Option<usize>),
     /// What the text leaves free at its end.
@@ -159,129 +208,33 @@ enum RegionKind {
     Padding(usize),
 }
 
-/// What something else than a program header finds by its address: code that names the start of a section (which may just as well be the
-/// end of the data before it), and start-up code that registers the entries of `.eh_frame` from some entry on.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Named {
-    sections: [bool; 3],
-    /// Where entries of `.eh_frame` begin that may be registered, ascending.
-    entries: Vec<Va>,
+/// In bytes.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Sizes {
+    /// Of the three sections; 0 for one that is not there.
+    pub(crate) sections: [u64; 3],
+    /// Of the common entries, with which `.eh_frame` begins.
+    pub(crate) common_entries: u64,
+    /// Of one other entry, at most.
+    pub(crate) longest_entry: u64,
 }
 
-pub(crate) fn named(image: &Image<'_>, program: &Program) -> Named {
-    let sections = SECTIONS.map(|name| {
-        let Some(section) = image.section_named(name).map(|id| &image.sections[id]) else { return false };
-        program.refs.iter().any(|r| r.target == RefTarget::Fixed(section.sh_addr))
-    });
-    let mut entries = program.names_in_unwind.clone();
-    if !entries.is_empty() || !has_search_table(image) {
-        let starts = entry_starts(image);
-        entries.retain(|va| starts.binary_search(va).is_ok());
-        if entries.is_empty() && !has_search_table(image) {
-            entries.extend(starts.first());
-        }
-    }
-    Named { sections, entries }
-}
+const ALIGN: u64 = 8;
 
-/// Where each entry of `.eh_frame` begins, and the terminator.
-fn entry_starts(image: &Image<'_>) -> Vec<Va> {
-    let Some(id) = image.section_named(SECTIONS[ENTRIES]) else { return Vec::new() };
-    let (bytes, at) = (image.section_bytes(id), image.sections[id].sh_addr);
-    let (mut starts, mut offset) = (Vec::new(), 0usize);
-    while let Some(length) = bytes.get(offset..offset + 4) {
-        starts.push(at + offset as u64);
-        let length = length.try_into().map_or(0, u32::from_le_bytes);
-        offset = offset.saturating_add(4).saturating_add(length as usize);
-    }
-    starts
-}
-
-fn has_search_table(image: &Image<'_>) -> bool {
-    image.segments.iter().any(|s| s.p_type == elf::PT_GNU_EH_FRAME)
-}
-
-/// Keeps a section whose start code names where it is, if it fits. If not, the old address must do for whoever uses it, as the end of the
-/// data before it.
-fn keep_named(
-    image: &Image<'_>,
-    index: usize,
-    size: u64,
-    regions: &mut Vec<(Interval, RegionKind)>,
-    places: &mut Places,
-) -> Result<()> {
-    let Some(start) = image.section_named(SECTIONS[index]).map(|id| image.sections[id].sh_addr) else { return Ok(()) };
-    if take_at(start, size, regions, places) {
-        places.sections[index] = Some((start, size));
-        return Ok(());
-    }
-    let is_end_of_data = image.sections.values().any(|s| s.is_alloc() && s.has_bytes() && s.sh_size > 0 && s.end() == start);
-    if is_end_of_data { Ok(()) } else { Err(Error::UnwindTablesNamed) }
-}
-
-/// What stands where code may register entries from. With a search table a terminator will do: unwinders take a table that begins with
-/// one for empty, and go on to the search table. Without one, all entries have to come there and behind.
-fn keep_entries(
-    image: &Image<'_>,
-    entries: &[Va],
-    size: u64,
-    regions: &mut Vec<(Interval, RegionKind)>,
-    places: &mut Places,
-) -> Result<()> {
-    const TERMINATOR: u64 = 4;
-    let is_kept = if has_search_table(image) {
-        let section = image.section_named(SECTIONS[ENTRIES]).map(|id| image.sections[id].sh_addr);
-        match entries {
-            // From the very first on: the section may as well stay.
-            [only] if Some(*only) == section && take_at(*only, size, regions, places) => {
-                places.sections[ENTRIES] = Some((*only, size));
-                true
-            }
-            _ => entries.iter().all(|&at| take_at(at, TERMINATOR, regions, places)),
-        }
-    } else {
-        match entries {
-            [] => true,
-            [only] if take_at(*only, size, regions, places) => {
-                places.sections[ENTRIES] = Some((*only, size));
-                true
-            }
-            _ => false,
-        }
-    };
-    if is_kept { Ok(()) } else { Err(Error::UnwindTablesNamed) }
-}
-
-/// Takes exactly these bytes out of a region of the unwind sections' own.
-fn take_at(start: Va, size: u64, regions: &mut Vec<(Interval, RegionKind)>, places: &mut Places) -> bool {
-    let holds =
-        |r: &&mut (Interval, RegionKind)| matches!(r.1, RegionKind::Pool(_)) && r.0.start <= start && start + size <= r.0.end;
-    let Some((region, kind)) = regions.iter_mut().find(holds) else { return false };
-    let before = Interval { start: region.start, end: start };
-    if let RegionKind::Pool(Some(segment)) = *kind {
-        places.grown.push((segment, start + size));
-    }
-    region.start = start + size;
-    if before.len() > 0 {
-        regions.push((before, RegionKind::Pool(None)));
-    }
-    true
-}
-
-/// Finds room for three sections of the given sizes (0: not there). `named` ones keep their address or leave something harmless there.
+/// Finds room for the three sections. `named` ones keep their address or leave something harmless there.
 /// With `keeps_tables`, exception tables of the input stay where they are, and new ones go elsewhere.
-pub(crate) fn place(image: &Image<'_>, sizes: [u64; 3], named: &Named, keeps_tables: bool, space: &mut Space) -> Result<Places> {
-    const ALIGN: u64 = 8;
+pub(crate) fn place(image: &Image<'_>, sizes: &Sizes, named: &Named, keeps_tables: bool, space: &mut Space) -> Result<Places> {
     let mut regions = pools(image, keeps_tables);
     let mut places = Places { keeps_tables, text_end: space.text_end, ..Places::default() };
-    if !named.entries.is_empty() && sizes[ENTRIES] > 0 {
-        keep_entries(image, &named.entries, sizes[ENTRIES], &mut regions, &mut places)?;
+    if !named.entries.is_empty() && sizes.sections[ENTRIES] > 0 {
+        named::keep_entries(image, &named.entries, sizes, &mut regions, &mut places)?;
     }
+    let sizes = sizes.sections;
     let is_open = |index: usize, places: &Places| places.sections[index].is_none() && places.renews(index);
     for index in (0..SECTIONS.len()).filter(|&index| named.sections[index]) {
         let is_registered = index == ENTRIES && !named.entries.is_empty();
         if is_open(index, &places) && !is_registered {
-            keep_named(image, index, sizes[index], &mut regions, &mut places)?;
+            named::keep_named(image, index, sizes[index], &mut regions, &mut places)?;
         }
     }
     if let Some(tail) = space.tail() {

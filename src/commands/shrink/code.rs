@@ -3,6 +3,7 @@
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Block, Func, SecondaryMap};
+use lifter::ir::PinReason;
 use lifter::split;
 use profiles::Weights;
 use rewriter::edit::EditPlan;
@@ -22,9 +23,9 @@ use crate::failure::Result;
 use crate::report::shrink::Saving;
 use crate::timing::Timing;
 
-/// Techniques that change code.
-pub(super) const OF_CODE: [Technique; 6] =
-    [Technique::DeadCode, Technique::Fold, Technique::Tails, Technique::Order, Technique::Padding, Technique::UnwindEntries];
+/// Techniques that move code.
+pub(super) const OF_CODE: [Technique; 5] =
+    [Technique::DeadCode, Technique::Fold, Technique::Tails, Technique::Order, Technique::Padding];
 
 /// What came of the code.
 pub(super) struct Code {
@@ -37,6 +38,7 @@ pub(super) struct Planned {
     plan: LayoutPlan,
     pub(super) weights: Weights,
     gone: Gone,
+    pub(super) is_in_place: bool,
 }
 
 impl Planned {
@@ -54,7 +56,10 @@ impl Planned {
         if relinked.overflow_bytes > 0 {
             return Err("it would need a segment more".to_owned());
         }
-        let savings = savings(&lifted.image, &relinked, &self.gone);
+        let savings = match self.is_in_place {
+            true => vec![unwind_saving(&relinked)],
+            false => savings(&lifted.image, &relinked, &self.gone),
+        };
         Ok(Code { relinked, savings })
     }
 }
@@ -67,17 +72,16 @@ pub(super) fn plan(
     warnings: &mut Vec<String>,
 ) -> Result<Option<Planned>> {
     let Lifted { image, program } = &*lifted;
-    let wants_code = OF_CODE.into_iter().any(|technique| args.is_on(technique));
-    if !wants_code {
-        return Ok(None);
+    if !OF_CODE.into_iter().any(|technique| args.is_on(technique)) {
+        return Ok(plan_in_place(args, lifted));
     }
     if !program.is_replaceable() {
         warnings.push("code stays as it is: in a file at a fixed address any number may be a pointer".to_owned());
-        return Ok(None);
+        return Ok(plan_in_place(args, lifted));
     }
     if program.funcs.values().all(|func| !func.is_movable()) {
         warnings.push("code stays as it is: no function can be moved".to_owned());
-        return Ok(None);
+        return Ok(plan_in_place(args, lifted));
     }
     let input = &args.rewrite.input;
     let weights = match args.profile.as_slice() {
@@ -130,7 +134,18 @@ pub(super) fn plan(
     if args.is_on(Technique::UnwindEntries) {
         plan.share_unwind_entries();
     }
-    Ok(Some(Planned { plan, weights, gone }))
+    Ok(Some(Planned { plan, weights, gone, is_in_place: false }))
+}
+
+/// Plans smaller unwind tables for code that stays.
+fn plan_in_place(args: &Shrink, lifted: &mut Lifted<'_>) -> Option<Planned> {
+    if !args.is_on(Technique::UnwindEntries) {
+        return None;
+    }
+    lifted.program.pin_all(PinReason::NotWorthMoving);
+    let mut plan = LayoutPlan::default();
+    plan.share_unwind_entries();
+    Some(Planned { plan, weights: Weights::default(), gone: Gone::default(), is_in_place: true })
 }
 
 /// Makes blocks of ends that may be worth sharing; what was known of blocks is known of their parts.
@@ -174,7 +189,6 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
     };
     let free_text: u64 = code.map(|section| free_in(section.sh_addr, section.end())).sum();
     let bodies = gone.dead_bytes + gone.folded_bytes + gone.tail_bytes + gone.order_bytes;
-    let (before, after) = relinked.unwind_bytes;
     let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
     let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
     vec![
@@ -184,6 +198,11 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         Saving::new("tails", "blocks", gone.num_tails, gone.tail_bytes as i64),
         Saving::new("order", "bytes", gone.order_bytes, gone.order_bytes as i64),
         Saving::new("padding", "bytes", free_text.saturating_sub(bodies), free_text as i64 - bodies as i64),
-        Saving::new("unwind-entries", "bytes", before.saturating_sub(after), before as i64 - after as i64),
+        unwind_saving(relinked),
     ]
+}
+
+fn unwind_saving(relinked: &Relinked) -> Saving {
+    let (before, after) = relinked.unwind_bytes;
+    Saving::new("unwind-entries", "bytes", before.saturating_sub(after), before as i64 - after as i64)
 }

@@ -116,7 +116,7 @@ impl Search<'_> {
         let size = if is_small { SMALL_ENTRY } else { ENTRY };
         let rest = behind.get(..size as usize - (jump + 6 - first))?;
         let pushes = rest.len() == 10 && rest[0] == 0x68 && rest[5] == 0xe9;
-        let pads = crate::discover::units::padding_len(rest) == rest.len();
+        let pads = crate::x86::padding_len(rest) == rest.len();
         (pushes || pads).then_some((start, start + size))
     }
 

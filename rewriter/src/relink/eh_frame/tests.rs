@@ -8,6 +8,7 @@ use lifter::elf::lsda::{CallSite, Lsda};
 use lifter::entity::EntityId;
 use lifter::{Image, Va};
 
+use crate::relink::space::PAGE;
 use crate::relink::unwind::identity;
 
 use super::{Deeper, Piece, UnwindBytes, UnwindFragment, UnwindLayout};
@@ -321,6 +322,40 @@ fn the_order_of_fragments_does_not_change_the_output() {
     let first = write(&unwind, &fragments, at, Some).bytes;
     Random(3).shuffle(&mut fragments);
     assert!(first == write(&unwind, &fragments, at, Some).bytes);
+}
+
+#[test]
+fn entries_begin_where_they_have_to_and_say_the_same() {
+    let mut random = Random(11);
+    for (name, bytes) in real_files() {
+        let image = Image::parse(&bytes).unwrap();
+        let Ok(unwind) = Unwind::parse(&image) else { continue };
+        let fragments: Vec<UnwindFragment> = unwind.fdes.values().map(|fde| identity(fde.start, fde.end)).collect();
+        let mut layout = UnwindLayout::plan(&unwind, &fragments, |_, va| Some(va)).unwrap();
+        let at = image.high().align_up(PAGE);
+        let (before, longest) = (layout.eh_frame_len, layout.longest_entry_len().unwrap());
+        let behind = (before - layout.common_entries_len) / 4 + 8;
+        let mut begins: Vec<Va> = (0..6).map(|_| at + layout.common_entries_len + 4 * random.below(behind)).collect();
+        begins.extend([at, at + before + 12]);
+        begins.sort_unstable();
+        begins.dedup_by(|next, last| *next - *last < longest);
+        layout.begin_at(at, &begins).unwrap();
+        assert!(layout.eh_frame_len <= before + begins.len() as u64 * (longest + 4), "{name}");
+        let (tables_at, hdr_at) = (at + (1 << 28), at + (1 << 29));
+        let written = layout.write(tables_at, at, hdr_at).unwrap();
+        assert_eq!(written.eh_frame.len() as u64, layout.eh_frame_len, "{name}");
+        let lengths = |offset: usize| u32::from_le_bytes(written.eh_frame[offset..offset + 4].try_into().unwrap()) as usize + 4;
+        let starts: Vec<usize> =
+            std::iter::successors(Some(0), |&offset| (lengths(offset) > 4).then(|| offset + lengths(offset))).collect();
+        let end = starts[starts.len() - 1];
+        for begin in begins.iter().map(|&begin| (begin - at) as usize) {
+            let is_end = begin >= end && written.eh_frame[end..begin + 4].iter().all(|&byte| byte == 0);
+            assert!(is_end || starts.binary_search(&begin).is_ok(), "{name}: nothing begins at {begin:#x}");
+        }
+        let new = oracle::entries(&written.eh_frame, at);
+        assert!(entries_of_image(&image) == new, "{name}");
+        oracle::check_search_table(&written, hdr_at, at, &new);
+    }
 }
 
 #[test]
