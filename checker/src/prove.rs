@@ -25,6 +25,7 @@
 //! segments is bounded.
 
 mod adjust;
+mod bases;
 mod callers;
 mod class;
 mod constant;
@@ -48,6 +49,7 @@ use crate::image::Slot;
 use crate::report::{Stats, Violation, ViolationKind};
 use crate::tables::TableReference;
 use crate::walk::{Reference, Side, Walk};
+pub(crate) use bases::Ways;
 pub(crate) use constant::address_in;
 use decoded::{Decoded, Engine};
 pub(crate) use entry::{Called, Entry, Told};

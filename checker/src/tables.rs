@@ -7,9 +7,11 @@
 //! makes a table of one entry, but strings of three letters meet instructions.
 //!
 //! **Extent.** A table ends where its section ends, where the next thing begins that any instruction refers to, or before the first word that
-//! does not meet an instruction of the function. A comparison with a constant right before the `lea` bounds it too. Up to that bound, or
+//! does not meet an instruction of the function. A comparison with a constant right before the `lea` bounds it too; of several instructions that name it the one with most entries counts. Up to that bound, or
 //! without one up to the extent, entries must correspond. What lies between, and in a copied table behind, asks for nothing; it is explained if what it leads
 //! to corresponds for other reasons, or, where that is reached in one file alone, if a comparison of both finds them equal.
+
+mod copies;
 
 use rustc_hash::FxHashSet;
 
@@ -17,6 +19,7 @@ use crate::decode::{Inst, Kind, Shape};
 use crate::image::Slot;
 use crate::report::ViolationKind;
 use crate::walk::{Bits, Displaced, Pair, Reach, Side, Walk};
+pub(crate) use copies::{Copies, report_mixed};
 
 /// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
 const BOUND_WINDOW: usize = 8;
@@ -240,7 +243,12 @@ impl Survey {
 
     /// Whether an instruction names the address, with this index, to which a call returns: it may compare them.
     pub(crate) fn is_named_return(&self, address: u64, index: usize) -> bool {
-        self.behind_calls.contains(index) && self.referenced.binary_search(&address).is_ok()
+        self.behind_calls.contains(index) && self.is_referenced(address)
+    }
+
+    /// Whether an instruction names an address.
+    pub(crate) fn is_referenced(&self, address: u64) -> bool {
+        self.referenced.binary_search(&address).is_ok()
     }
 
     pub(crate) fn next_reference(&self, address: u64) -> u64 {
@@ -257,13 +265,19 @@ pub(crate) fn may_be_moved(walk: &Walk<'_, '_>, table: TableReference) -> bool {
 /// Reads a table in both files, and asks for the pairs of its entries.
 pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     let entries = input_entries(walk, table);
+    note_copy(walk, table, !entries.is_empty());
     if entries.is_empty() {
         if table.input != table.output {
             walk.displaced.push(Displaced { input: table.input, output: table.output, origin: table.origin });
         }
         return;
     }
-    if !walk.tables_seen.insert((table.input, table.output)) {
+    // Another comparison may stand before another instruction that names it.
+    let (bound, guessed_from) = extent(walk, table, &entries);
+    let certain = bound.min(guessed_from).min(entries.len());
+    let known = walk.tables_seen.insert((table.input, table.output), certain);
+    if let Some(known) = known.filter(|&known| known >= certain) {
+        walk.tables_seen.insert((table.input, table.output), known);
         return;
     }
     if table.input == table.output && goes_to_call(walk.input, table.from) {
@@ -271,6 +285,12 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
         return;
     }
     read_entries(walk, table, &entries, false);
+}
+
+fn note_copy(walk: &mut Walk<'_, '_>, table: TableReference, is_table: bool) {
+    if let Some(fde) = walk.input.unwind.fde_at(table.from) {
+        walk.copies.note(table, walk.survey.find(fde), is_table);
+    }
 }
 
 /// The pairs of the entries that must correspond; `None` if it is no table, or they cannot.
@@ -289,6 +309,7 @@ pub(crate) fn certain_pairs(walk: &Walk<'_, '_>, table: TableReference) -> Optio
 
 /// Explains the entries of a table that proofs have followed.
 pub(crate) fn read_followed(walk: &mut Walk<'_, '_>, table: TableReference) {
+    note_copy(walk, table, true);
     if walk.tables_followed.insert((table.input, table.output)) {
         let entries = input_entries(walk, table);
         read_entries(walk, table, &entries, true);
@@ -357,6 +378,7 @@ fn read_entries(walk: &mut Walk<'_, '_>, table: TableReference, entries: &[Entry
         let place = table.output + position as u64 * width;
         let is_certain = position < bound;
         let output = entry(walk.output, table.output, place, table.width);
+        output.into_iter().for_each(|output| walk.enter(output));
         if position >= guessed_from {
             if let (Entry::To(input), Some(output)) = (input, output) {
                 walk.try_later(Pair::new(input, output, place, Reach::Pointer));
@@ -391,16 +413,25 @@ pub(crate) struct Doubtful {
 fn read_entry(walk: &mut Walk<'_, '_>, place: u64, input: Entry, output: Option<u64>, (is_certain, width): (bool, u8)) -> bool {
     let Entry::To(input) = input else { return output.is_some() };
     match output.filter(|&output| walk.output.image.in_code(output)) {
-        // Nothing compares where offsets lead inside of a function: that of a copy of the function leads into the copy.
+        // Nothing compares where offsets lead inside of a function, unless it names the place: that of a copy of the function leads into the copy.
         Some(output)
             if is_certain
                 && width == 4
                 && walk.relation.is_named_elsewhere(input, output)
+                && !walk.survey.is_referenced(input)
                 && !walk.input.unwind.starts_at(input) =>
         {
             walk.seed(input, output, place);
         }
-        Some(output) if is_certain => walk.seed_address(input, output, place),
+        Some(output) if is_certain => {
+            if width == 4 && walk.survey.is_referenced(input) && !copies::names_itself_alike(walk, input, output) {
+                let message = format!(
+                    "leads to {output:#x}, which names another address than its own; the input's {input:#x} names itself"
+                );
+                walk.report(ViolationKind::Conflict, place, message);
+            }
+            walk.seed_address(input, output, place);
+        }
         Some(output) => walk.doubtful.push(Doubtful { input, output, place, width }),
         None if is_certain => {
             let message = format!("the entry leads out of the code; the input's leads to {input:#x}");

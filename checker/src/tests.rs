@@ -4,6 +4,7 @@ mod calls;
 mod clones;
 mod code_model;
 mod contexts;
+mod copies;
 mod dead;
 mod doubtful;
 mod fixed;

@@ -27,14 +27,14 @@ mod relation;
 mod settle;
 mod side;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::decode::{Inst, Kind};
 use crate::noreturn::NoReturn;
 use crate::prove::Liveness;
 use crate::report::{Stats, Violation, ViolationKind};
 use crate::stack::StackUse;
-use crate::tables::{Doubtful, Survey, TableReference};
+use crate::tables::{Copies, Doubtful, Survey, TableReference};
 use crate::unwind::{Located, Rows};
 pub(crate) use calls::CALL_THROUGH;
 pub(crate) use compare::Reference;
@@ -115,7 +115,8 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) output: &'w Side<'a>,
     pub(crate) relation: Relation,
     pub(crate) tables: Vec<TableReference>,
-    pub(crate) tables_seen: FxHashSet<(u64, u64)>,
+    /// By table of the input and what stands for it: how many entries were asked for.
+    pub(crate) tables_seen: FxHashMap<(u64, u64), usize>,
     pub(crate) tables_followed: FxHashSet<(u64, u64)>,
     pub(crate) violations: Vec<Violation>,
     pub(crate) stats: Stats,
@@ -132,6 +133,9 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) doubtful: Vec<Doubtful>,
     /// Moved tables: input start, output start, bytes that were explained.
     pub(crate) clones: Vec<(u64, u64, u64)>,
+    pub(crate) copies: Copies,
+    /// Places of the output at which control arrives by an address, a call or a table.
+    pub(crate) entered: Bits,
     pub(crate) survey: &'w Survey,
     /// Places in the input's code where the linker put an absolute address.
     absolute_fields: &'w FxHashSet<u64>,
@@ -205,7 +209,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             output,
             relation: Relation::new(input.starts(), output.starts()),
             tables: Vec::new(),
-            tables_seen: FxHashSet::default(),
+            tables_seen: FxHashMap::default(),
             tables_followed: FxHashSet::default(),
             violations: Vec::new(),
             stats: Stats { code_bytes: output.code.size() as u64, ..Stats::default() },
@@ -217,6 +221,8 @@ impl<'w, 'a> Walk<'w, 'a> {
             tagged: Vec::new(),
             doubtful: Vec::new(),
             clones: Vec::new(),
+            copies: Copies::default(),
+            entered: Bits::new(output.code.size()),
             survey: &known.survey,
             absolute_fields: &known.absolute_fields,
             has_numbers: known.has_numbers,
@@ -268,6 +274,11 @@ impl<'w, 'a> Walk<'w, 'a> {
             self.violations.push(Violation::new(ViolationKind::DataChanged, origin, message));
         }
         self.seed_address(input, output, origin);
+    }
+
+    /// Notes that control arrives at a place of the output by something else than a jump.
+    pub(crate) fn enter(&mut self, output: u64) {
+        self.output.code.index(output).map(|index| self.entered.insert(index));
     }
 
     /// Where jumps and padding lead from an address; `visit` sees them.

@@ -122,15 +122,13 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Fo
     let folded = folded.pairs().iter().map(|&(gone, _)| gone).collect();
     let context = Context { image, program, weights, everywhere, hot_min, reached: &reached, stand_ins, folded };
     let mut edits = EditPlan::default();
-    if options.late_saves && (everywhere || program.is_replaceable()) {
+    if options.late_saves {
         late_saves::plan(&context, &mut edits);
     }
     if options.plt_calls {
         plt_calls::plan(&context, &mut edits);
     }
-    // In guard mode the checker finds some code only by its content, which no longer is that of the input where a call is gone: the file would be
-    // refused for what is right.
-    if options.inline_leaves && (everywhere || program.is_replaceable()) {
+    if options.inline_leaves {
         inline_leaves::plan(&context, &mut edits);
     }
     if options.constant_loads {

@@ -10,8 +10,8 @@
 //! * At a return, the code behind all calls of the function in this file is followed, and of those that end in a jump to it; of callers elsewhere, the psABI says that they
 //!   read `rax` and `rdx` alone. These two count as read there, unless nothing names the function but direct calls and jumps.
 //! * An indirect jump through a jump table leads where that says ([`jumps`]). Any other leads to all that the jump tables of its function name and to all of the function that data point to, and may be a tail call; it
-//!   counts as a read where neither is known: with a frame and without targets, in a function that computes with addresses of its own code, in a file at a fixed address of which
-//!   the linker left no relocations.
+//!   counts as a read where neither is known: with a frame and without targets, in a function that computes with addresses of its own code, and in a file at a fixed address of which
+//!   the linker left no relocations where numbers may be such labels ([`labels`]).
 //!
 //! What is one function here is said in [`bodies`].
 //!
@@ -19,6 +19,7 @@
 
 mod bodies;
 mod jumps;
+mod labels;
 mod search;
 
 use std::rc::Rc;

@@ -154,7 +154,7 @@ pub(super) fn build(functions: &[&str], table: &str) -> Option<Vec<u8>> {
     build_with_copies(functions, table, "")
 }
 
-fn build_with_copies(functions: &[&str], table: &str, copies: &str) -> Option<Vec<u8>> {
+pub(super) fn build_with_copies(functions: &[&str], table: &str, copies: &str) -> Option<Vec<u8>> {
     link(&text(functions, table, copies), "-pie")
 }
 

@@ -460,6 +460,11 @@ fn a_product_with_a_number_only_writes_its_first_operand() {
     assert!(!is_right(Behind { start: "    mov %eax, %edi\n    imul %edi, %r11d\n    mov %r11d, %edi", ..QUIET }));
 }
 
+/// The same with room between functions, so that one of another length moves none.
+fn apart(program: &str) -> String {
+    program.replace("    .type", "    .balign 256, 0xcc\n    .type").replace(".org 0x400", ".org 0x1000")
+}
+
 #[test]
 fn a_table_of_addresses_says_where_a_jump_leads_where_the_linker_left_its_relocations() {
     if !can_link() {
@@ -471,7 +476,7 @@ fn a_table_of_addresses_says_where_a_jump_leads_where_the_linker_left_its_reloca
         );
         let text = PROGRAM.replace("@BEHIND@", &start).replace("@MID@", QUIET.mid).replace("@CALLER@", QUIET.caller);
         let text = text.replace("    .section .data", "    .balign 8\nplaces:\n    .quad 7b, 8b\n    .section .data");
-        link(&text.replace("@WORK@", work), kind).unwrap()
+        link(&apart(&text.replace("@WORK@", work)), kind).unwrap()
     };
     let is_right = |read: &str, kind: &str| {
         let input = build(EARLY, read, kind);
@@ -480,5 +485,57 @@ fn a_table_of_addresses_says_where_a_jump_leads_where_the_linker_left_its_reloca
     };
     assert!(is_right("$2", "-no-pie -Wl,--emit-relocs"));
     assert!(!is_right("%r11d", "-no-pie -Wl,--emit-relocs"), "an entry leads to what reads the register");
-    assert!(!is_right("$2", "-no-pie"), "any number may be a label");
+    assert!(is_right("$2", "-no-pie"), "no number leads to the jump");
+    assert!(!is_right("%r11d", "-no-pie"));
+}
+
+/// Whether it is right at a fixed address without relocations, with this behind the call in `mid`, and with a number in data.
+fn is_right_with_number(mid: &str, number: &str) -> bool {
+    let build = |work: &str| {
+        let text = PROGRAM.replace("@BEHIND@", "7:\n8:\n13:\n14:").replace("@CALLER@", QUIET.caller);
+        let text = text.replace("    .section .data", "    .balign 8\nplaces:\n    .quad 57f, 58f\n    .section .data");
+        let text = text.replace("@MID@", mid).replace("57f", ".Lone").replace("58f", ".Lother");
+        let text = format!("{}    .byte 1\n    .long {number}\n", text.replace("@WORK@", work));
+        link(&apart(&text), "-no-pie").unwrap()
+    };
+    let input = build(EARLY);
+    assert!(check(&input, &input).unwrap().is_ok());
+    check(&input, &build(LATE)).unwrap().is_ok()
+}
+
+const PLACES: &str = ".Lone:\n    mov $1, %eax\n    ret\n.Lother:\n    mov $2, %eax\n    ret\n";
+
+#[test]
+fn a_jump_to_anywhere_may_go_where_a_number_leads_in_its_function() {
+    if !can_link() {
+        return;
+    }
+    let mid = format!("    mov pointers(%rip), %rax\n    jmp *%rax\n.Llabel:\n    mov %r11d, %eax\n    ret\n{PLACES}");
+    let mid_without_table = mid.replace("jmp *%rax", "jmp .Lone");
+    assert!(is_right_with_number(&mid_without_table, "0"));
+    assert!(!is_right_with_number(&mid, ".Llabel"), "it reads the register");
+    assert!(!is_right_with_number(&mid.replace("%r11d", "%edi"), ".Llabel + 3"), "the table's words are labels too");
+    let tail_call = "    mov pointers(%rip), %rax\n    jmp *%rax\n.Llabel:\n    mov %r11d, %eax\n    ret\n";
+    let elsewhere = |mid: &str, number: &str| {
+        is_right_with_number(
+            &format!(
+                "{mid}    .cfi_endproc\n    .size mid, . - mid\n    .type apart, @function\napart:\n    .cfi_startproc\n    .cfi_def_cfa_offset 16\n{PLACES}"
+            ),
+            number,
+        )
+    };
+    assert!(elsewhere(tail_call, "0"), "no number leads into the function");
+    assert!(!elsewhere(tail_call, ".Llabel"));
+}
+
+#[test]
+fn a_number_may_lead_to_a_jump_behind_what_reads_a_table() {
+    if !can_link() {
+        return;
+    }
+    let mid = format!("    and $1, %eax\n    mov places(,%rax,8), %rax\n.Llabel:\n    jmp *%rax\n{PLACES}");
+    assert!(is_right_with_number(&mid, "0"));
+    assert!(!is_right_with_number(&mid, ".Llabel"));
+    assert!(is_right_with_number(&mid, ".Llabel + 1"), "no instruction begins there");
+    assert!(!is_right_with_number(&mid.replace("mov $2, %eax", "mov %r11d, %eax"), "0"));
 }

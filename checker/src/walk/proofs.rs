@@ -62,6 +62,9 @@ impl Walk<'_, '_> {
             violations: self.violations.len(),
             stats: self.stats,
         };
+        if root.reach != Reach::Flow {
+            self.enter(root.output);
+        }
         if self.is_aside(root) {
             return;
         }

@@ -169,6 +169,11 @@ impl Relation {
         self.input_of(output) == Some(Stands::For(input)) || self.more.contains(&(input as u32, output as u32))
     }
 
+    /// Pairs of indexes in which an output instruction stands for a further one of the input.
+    pub(crate) fn others(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.more.iter().map(|&(input, output)| (input as usize, output as usize))
+    }
+
     /// What an output instruction stands for, the first that was found; nothing that has an address alone, if it does so in the place of a call.
     pub(crate) fn input_of(&self, output: usize) -> Option<Stands> {
         let input = self.backward.get(output)?;

@@ -90,6 +90,9 @@ impl Walk<'_, '_> {
         let mut roots = Vec::new();
         while let Some((next, is_root)) = self.flows.pop().map(|flow| (flow, false)).or_else(|| Some((self.queue.pop()?, true))) {
             self.began_at = None;
+            if next.reach != Reach::Flow {
+                self.enter(next.output);
+            }
             // Other data is a copied table in code that must correspond, and a wrong guess otherwise.
             let names_other_data = |walk: &Self| {
                 walk.displaced.len() > marks.3
@@ -195,6 +198,7 @@ impl Walk<'_, '_> {
     pub(crate) fn finish(mut self) -> Finished {
         self.settle_all(true);
         self.judge_contexts();
+        tables::report_mixed(&mut self);
         let copies = if self.violations.is_empty() { FxHashSet::default() } else { self.copies_to_try() };
         let mut unmoved = std::mem::take(&mut self.unmoved);
         unmoved.sort_by_key(|reference| (reference.address, reference.origin));

@@ -56,6 +56,10 @@ struct Site {
     saved: i64,
 }
 
+/// At a fixed address without relocations the checker knows less of what reads a register, and each site that it can't follow costs a round: there a site has to save
+/// one in so many of all executed instructions.
+const FIXED_SHARE: u128 = 1000;
+
 pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
     let program = context.program;
     let mut blocks = context.hot_blocks();
@@ -72,6 +76,14 @@ pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
     let (live, flags) = RegisterLiveness::with_flags(context.image, program, Saves::Read);
     let mut sites: Vec<Site> = blocks.par_iter().filter_map(|&block| site(context, &live, &flags, block)).collect();
     sites.retain(|site| context.everywhere || site.saved > 0);
+    if !program.is_replaceable() && !context.everywhere {
+        let executed: u128 =
+            program.blocks.iter().map(|(block, data)| u128::from(context.count(block)) * u128::from(data.num_insts)).sum();
+        let saved = |site: &Site| {
+            u128::from(context.count(site.block)) * u128::from(site.saved.cast_unsigned()) / u128::from(NewCode::WHOLE)
+        };
+        sites.retain(|site| saved(site) * FIXED_SHARE >= executed);
+    }
     let added = |site: &Site| (site.code.bytes.len() as u64).saturating_sub(u64::from(site.len));
     let density = |site: &Site| {
         let saved = site.saved.max(0).cast_unsigned();

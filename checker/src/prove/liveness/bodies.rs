@@ -10,6 +10,7 @@
 use goblin::elf::dynamic::{DT_FINI, DT_INIT};
 use rustc_hash::FxHashSet;
 
+use super::labels::Labels;
 use crate::decode::{Inst, Kind};
 use crate::image::Slot;
 use crate::tables::TableReference;
@@ -31,6 +32,8 @@ pub(super) struct Body {
     pub(super) is_unclear: bool,
     /// Something but calls and jumps of this file may enter it.
     pub(super) is_named: bool,
+    /// Numbers may lead into it, but to an entry.
+    pub(super) has_numbered: bool,
     has_indirect_jump: bool,
     has_labels: bool,
 }
@@ -43,6 +46,8 @@ pub(super) struct Bodies {
     bodies: Vec<Body>,
     /// Where direct jumps lead, ascending.
     jumped_to: Vec<u64>,
+    /// Where numbers may lead: in a file at a fixed address without relocations, if that is known.
+    labels: Option<Labels>,
 }
 
 impl Bodies {
@@ -52,7 +57,8 @@ impl Bodies {
         finder.link();
         finder.labels();
         finder.names();
-        finder.finish()
+        let labels = if walk.keeps_old_text() { Labels::find(walk) } else { None };
+        finder.finish(labels)
     }
 
     /// The body around an address, by number.
@@ -60,9 +66,14 @@ impl Bodies {
         self.body_of.get(walk.input.unwind.fde_at(address)? as usize).copied()
     }
 
-    /// Whether a direct jump leads to an address.
+    /// Whether a direct jump leads to an address, or a number may.
     pub(super) fn is_jumped_to(&self, address: u64) -> bool {
-        self.jumped_to.binary_search(&address).is_ok()
+        self.jumped_to.binary_search(&address).is_ok() || self.labels.as_ref().is_some_and(|labels| labels.has(address))
+    }
+
+    /// Whether nothing is known of words that may be addresses.
+    pub(super) fn is_without_knowledge(&self, walk: &Walk<'_, '_>) -> bool {
+        walk.keeps_old_text() && self.labels.is_none()
     }
 
     /// The frame descriptions of a body.
@@ -287,7 +298,7 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
         self.parents[a.max(b) as usize] = a.min(b);
     }
 
-    fn finish(mut self) -> Bodies {
+    fn finish(mut self, labels: Option<Labels>) -> Bodies {
         let count = self.found.len() as u32;
         let body_of: Vec<u32> = (0..count).map(|fde| self.body_of(fde)).collect();
         let mut bodies = vec![Body::default(); self.found.len()];
@@ -299,6 +310,12 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
             body.is_unclear |= found.is_unclear;
             body.is_named |= found.is_named;
         }
+        let fdes = &self.walk.input.unwind.fdes;
+        if let Some(labels) = &labels {
+            for (fde, &number) in fdes.iter().zip(&body_of) {
+                bodies[number as usize].has_numbered |= labels.has_in(fde.start, fde.end);
+            }
+        }
         for body in &mut bodies {
             for list in [&mut body.targets, &mut body.behind_calls] {
                 list.sort_unstable();
@@ -309,6 +326,6 @@ impl<'f, 'w, 'a> Finder<'f, 'w, 'a> {
         }
         self.jumped_to.sort_unstable();
         self.jumped_to.dedup();
-        Bodies { body_of, bodies, jumped_to: self.jumped_to }
+        Bodies { body_of, bodies, jumped_to: self.jumped_to, labels }
     }
 }

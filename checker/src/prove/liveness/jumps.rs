@@ -8,7 +8,8 @@
 //! Ways backward are direct jumps, running on, and indirect jumps to what they lead to. Where those lead is what is asked, so all jumps of a function begin with no such table
 //! and get more until nothing changes. That is enough: take the first time that one of them went through a table that it did not get. Control came there on ways that were looked at, from an
 //! instruction that names this table. At entries, at what nothing leads to but is no padding, and in functions with exception
-//! handlers nothing is known.
+//! handlers nothing is known. At a fixed address without relocations only straight pieces count, to which no number leads either ([`super::labels`]), and a jump through no table is a tail call if none leads
+//! into its function.
 //!
 //! **Terminates**: tables and wild jumps only get more; a search visits each instruction and register once.
 
@@ -109,11 +110,10 @@ impl Ways {
 impl Prover {
     /// Where an indirect jump of the input may lead inside its function; none if it is but a tail call, `None` if that is not known.
     pub(in super::super) fn targets_of(&mut self, walk: &Walk<'_, '_>, address: u64) -> Option<Targets> {
-        // Words that nothing marks as addresses may be some.
-        if walk.keeps_old_text() {
+        let bodies = self.bodies(walk);
+        if bodies.is_without_knowledge(walk) {
             return None;
         }
-        let bodies = self.bodies(walk);
         let number = bodies.at(walk, address)?;
         let body = bodies.body(number).filter(|body| !body.is_unclear)?;
         let ways = self.ways_of(walk, &bodies, number);
@@ -121,7 +121,13 @@ impl Prover {
         if let Some(places) = jump.and_then(|jump| jump.places.as_ref()).filter(|places| !places.is_empty()) {
             return Some(Targets { places: places.clone(), is_table: true });
         }
-        let is_known = !body.targets.is_empty() || is_at_return_address(walk, address);
+        let is_at_entry = || is_at_return_address(walk, address);
+        // Words that nothing marks as addresses may be some: of a jump that may go to such a label nothing is known.
+        if walk.keeps_old_text() {
+            let is_tail_call = is_at_entry() && !body.has_numbered;
+            return is_tail_call.then(|| Targets { places: Vec::new(), is_table: false });
+        }
+        let is_known = !body.targets.is_empty() || is_at_entry();
         is_known.then(|| Targets { places: body.targets.clone(), is_table: false })
     }
 
@@ -136,7 +142,7 @@ impl Prover {
             for &fde in &fdes {
                 self.add_jumps(walk, bodies, body, fde, &mut ways.jumps);
             }
-            if ways.jumps.iter().any(|jump| matches!(jump.base, Some(Base::Held(_)))) {
+            if ways.jumps.iter().any(|jump| matches!(jump.base, Some(Base::Held(_))) && jump.places.is_some()) {
                 fdes.iter().for_each(|fde| ways.add(walk, fde));
                 ways.direct.sort_unstable();
                 self.settle_jumps(walk, body, &mut ways);
@@ -162,6 +168,8 @@ impl Prover {
                 let places = match base {
                     Some(Base::Offsets(table, from)) => places_of(walk, reference(table, from, 4)),
                     Some(Base::Addresses(table, from)) => places_of(walk, reference(table, from, 8)),
+                    // What leads there otherwise is not known where words may be addresses that nothing marks.
+                    Some(Base::Held(_)) if walk.keeps_old_text() => None,
                     Some(Base::Held(_)) => Some(Vec::new()),
                     None => None,
                 };

@@ -77,6 +77,10 @@ impl Run<'_, '_, '_> {
         };
         pairs.sort_unstable();
         pairs.dedup();
+        // What code compares with its own address needs more than the same instructions.
+        if pairs.iter().any(|&(input, _)| self.walk.survey.is_referenced(input)) {
+            return Ok(false);
+        }
         let facts = Facts::end(&mut self.pool, &input.machine, &output.machine);
         let key = |(input, output)| Key { input, output, within: None };
         self.segment.successors.extend(pairs.into_iter().map(|pair| (key(pair), facts.clone())));

@@ -1,0 +1,146 @@
+//! Tables of which the output has several copies.
+//!
+//! **Problem.** The walk finds that a reference to a table became one to a copy of it, and that the copy's entries lead where the table's do. Each reference is right by itself. But where a jump reads its
+//! entry by one reference and adds the address that another one made, the two have to be of the same copy: entries count from the table that they are in.
+//!
+//! **Rule.** If all references to a table of the input became references to one place, nothing can be mixed up. Otherwise each indirect jump of the output that stands for one of a function of the input which
+//! names that table is looked at: it has to add what its entry was read from, on all ways to it ([`crate::prove::Ways`]). Where an indirect branch goes through a thunk, nothing is shown.
+//!
+//! A copy's entries lead to copies of blocks. Where code names such a block by itself, the copy has the name that the walk finds for it, and a block that begins by naming itself does so in its copy.
+//!
+//! **Why this is enough.** An entry of a copy has no use but to be added to an address, and the sum none but a jump; entries and addresses of tables stay in a function or go to a callee that loads and adds
+//! for it, and the jump is in the function, because a table is one only to functions that it leads into, or to parts of such. Those to which only tables lead are looked at as well.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::TableReference;
+use crate::decode::Kind;
+use crate::leftover::each_instruction;
+use crate::prove::Ways;
+use crate::report::ViolationKind;
+use crate::walk::{Side, Stands, Walk};
+
+/// References to data: what the input names, what the output does, and in which group of functions that is.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    references: FxHashSet<(u64, u64, u32)>,
+    /// Tables of offsets, as somebody reads them.
+    tables: FxHashSet<u64>,
+}
+
+impl Copies {
+    /// Notes a reference; where it `is_table`, the others to the same data may be used with it.
+    pub(super) fn note(&mut self, reference: TableReference, group: u32, is_table: bool) {
+        if reference.width == 4 {
+            self.references.insert((reference.input, reference.output, group));
+            if is_table {
+                self.tables.insert(reference.input);
+            }
+        }
+    }
+
+    /// The groups that name a table with several copies.
+    fn groups(&self) -> FxHashSet<u32> {
+        let (mut first, mut several) = (FxHashMap::default(), FxHashSet::default());
+        let tables = || self.references.iter().filter(|(input, ..)| self.tables.contains(input));
+        for (input, output, _) in tables() {
+            if first.insert(input, output).is_some_and(|other| other != output) {
+                several.insert(input);
+            }
+        }
+        tables().filter(|(input, ..)| several.contains(input)).map(|&(.., group)| group).collect()
+    }
+}
+
+/// Reports jumps that may read from one copy of a table and add the address of another.
+pub(crate) fn report_mixed(walk: &mut Walk<'_, '_>) {
+    let groups = walk.copies.groups();
+    if groups.is_empty() {
+        return;
+    }
+    let asked_for = jumps_of(walk, &groups);
+    let ways = Ways::new(walk.output, &walk.entered);
+    for jump in ways.not_shown(|address| walk.output.code.index(address).is_some_and(|index| asked_for.contains(&index))) {
+        walk.report(
+            ViolationKind::JumpTable,
+            jump,
+            "may add another address than that of the copy of a table which the entry is read from",
+        );
+    }
+    for (at, _) in through_thunks(walk.input).into_iter().filter(|(_, group)| groups.contains(&walk.survey.find(*group))) {
+        walk.report(
+            ViolationKind::JumpTable,
+            at,
+            "goes through a thunk, in a function of which a table has several copies (address of the input)",
+        );
+    }
+}
+
+/// Instructions at the beginning of a block among which it may name itself.
+const BEGINNING: usize = 16;
+
+/// Whether a block to which a table leads names itself in the output if it does in the input: hardened code compares where it is with where the jump went. That an address has one name is not enough,
+/// as old text, in which it keeps its own, may stay beside new.
+pub(super) fn names_itself_alike(walk: &Walk<'_, '_>, input: u64, output: u64) -> bool {
+    let (mut at, mut moved) = (input, output);
+    for _ in 0..BEGINNING {
+        (at, moved) = match (walk.input_leads_to(at), walk.output_leads_to(moved)) {
+            (at, Some(moved)) => (at, moved),
+            _ => return true,
+        };
+        let (Some(inst), Some(other)) = (walk.input.inst(at), walk.output.inst(moved)) else { return true };
+        if inst.kind == Kind::Lea && inst.disp != 0 && walk.input.operand(at, inst) == input {
+            let named = (other.disp != 0).then(|| walk.output.operand(moved, other));
+            return named.is_some_and(|named| named == output || walk.output_leads_to(named) == walk.output_leads_to(output));
+        }
+        if !matches!(inst.kind, Kind::Plain | Kind::Lea | Kind::EndBranch) {
+            return true;
+        }
+        (at, moved) = (at + u64::from(inst.len), moved + u64::from(other.len));
+    }
+    true
+}
+
+/// The instructions of the output, by index, that stand for one of a function among `groups`, or of a part that only tables lead to.
+fn jumps_of(walk: &Walk<'_, '_>, groups: &FxHashSet<u32>) -> FxHashSet<usize> {
+    let (input, output) = (walk.input, walk.output);
+    let is_among = |index: usize| {
+        let fde = input.unwind.fde_at(input.code.address(index));
+        fde.is_none_or(|fde| groups.contains(&walk.survey.find(fde)) || walk.survey.is_orphan(fde))
+    };
+    let mut found = FxHashSet::default();
+    each_instruction(output, |address, inst| {
+        let Some(index) = output.code.index(address).filter(|_| inst.kind == Kind::IndirectJump) else { return };
+        let is_asked_for = match walk.relation.input_of(index) {
+            Some(Stands::For(from)) => is_among(from),
+            Some(Stands::ForCall) => true,
+            None => false,
+        };
+        if is_asked_for {
+            found.insert(index);
+        }
+    });
+    found.extend(walk.relation.others().filter(|&(from, _)| is_among(from)).map(|(_, to)| to));
+    found
+}
+
+/// Jumps to code that goes where a register says, or such code itself, and the frame descriptions that they are in.
+fn through_thunks(side: &Side<'_>) -> Vec<(u64, u32)> {
+    let mut found = Vec::new();
+    each_instruction(side, |address, inst| {
+        let target = match inst.kind {
+            Kind::Jump | Kind::Branch => {
+                let thunk = side.target(address, inst);
+                side.inst(thunk).filter(|inst| inst.kind == Kind::Call).map(|inst| side.target(thunk, inst))
+            }
+            Kind::Call => Some(side.target(address, inst)),
+            _ => None,
+        };
+        if let Some(fde) = side.unwind.fde_at(address)
+            && target.is_some_and(|target| side.drops_return_address(target))
+        {
+            found.push((address, fde));
+        }
+    });
+    found
+}

@@ -1,0 +1,190 @@
+//! Tables of which the output has more than one copy, and tables that more than one instruction names.
+
+use super::layout::{TWICE, UNUSED, build, build_with_copies, function};
+use super::*;
+
+const CASES: [&str; 4] = ["    mov $10, %eax", "    mov $20, %eax", "    mov $30, %eax", "    mov $40, %eax"];
+
+/// A function of four cases that reads the entry from one table, and adds the address of another or the same.
+fn switch(read: &str, jump: &str) -> String {
+    let cases: String = CASES.iter().zip(0..).map(|(case, number)| format!(".L{number}:\n{case}\n    ret\n")).collect();
+    function("classify", &format!("    cmp $3, %edi\n    ja 9f\n{read}{jump}{cases}9:  xor %eax, %eax\n    ret"))
+}
+
+/// Entries that count from `base`.
+fn entries(base: &str) -> String {
+    (0..4).map(|number| format!("    .long .L{number} - {base}\n")).collect()
+}
+
+/// A program whose second table is a copy that counts from itself.
+fn with_copy(classify: &str) -> Option<Vec<u8>> {
+    let copy = format!("    .section .copies, \"ax\"\n    .balign 16\ncopy:\n{}", entries("copy"));
+    build_with_copies(&[classify, TWICE, UNUSED], &entries("table"), &copy)
+}
+
+fn compare_with_copy(before: &str, after: &str) -> Option<Report> {
+    Some(check(&build(&[before, TWICE, UNUSED], &entries("table"))?, &with_copy(after)?).unwrap())
+}
+
+fn assert_same(before: &str, after: &str) {
+    let Some(report) = compare_with_copy(before, after) else { return };
+    assert!(report.is_ok(), "{after}\n{}", report.summary(10));
+    assert!(report.stats.jump_table_entries >= 8, "{:?}", report.stats);
+}
+
+fn assert_different(before: &str, after: &str) {
+    let Some(report) = compare_with_copy(before, after) else { return };
+    assert_eq!(kinds(&report), [ViolationKind::JumpTable], "{after}\n{}", report.summary(10));
+}
+
+fn read_from(table: &str) -> String {
+    format!("    lea {table}(%rip), %rdx\n    movslq (%rdx,%rdi,4), %rax\n")
+}
+
+fn jump_by(table: &str) -> String {
+    format!("    lea {table}(%rip), %rcx\n    add %rcx, %rax\n    jmp *%rax\n")
+}
+
+#[test]
+fn an_entry_of_one_copy_that_is_added_to_the_address_of_another_is_seen() {
+    let before = switch(&read_from("table"), &jump_by("table"));
+    for (read, jump) in [("copy", "table"), ("table", "copy")] {
+        assert_different(&before, &switch(&read_from(read), &jump_by(jump)));
+    }
+}
+
+/// Two ways to a jump, each of which names a table; `read` is done on both, and `jump` where they have met.
+fn ways(tables: [&str; 2], read: &str, jump: &str) -> String {
+    let way = |table: &str| format!("    lea {table}(%rip), %rdx\n{read}");
+    switch(&format!("    test %esi, %esi\n    je 1f\n{}    jmp 2f\n1:\n{}2:\n", way(tables[0]), way(tables[1])), jump)
+}
+
+#[test]
+fn each_way_to_a_jump_may_use_a_copy_of_its_own_where_what_is_added_is_what_the_entry_was_read_from() {
+    const READ: &str = "    movslq (%rdx,%rdi,4), %rax\n";
+    const ADD: &str = "    add %rdx, %rax\n    jmp *%rax\n";
+    let both = format!("{READ}{ADD}");
+    for tables in [["table", "copy"], ["copy", "table"]] {
+        assert_same(&ways(["table"; 2], "", &both), &ways(tables, "", &both));
+        assert_same(&ways(["table"; 2], READ, ADD), &ways(tables, READ, ADD));
+        // The sum is made before the ways meet, or with another register.
+        let sum = format!("{READ}    lea (%rdx,%rax), %rcx\n");
+        assert_same(&ways(["table"; 2], &sum, "    jmp *%rcx\n"), &ways(tables, &sum, "    jmp *%rcx\n"));
+    }
+}
+
+#[test]
+fn a_copy_whose_entry_is_read_on_one_way_and_whose_address_is_added_on_all_is_seen() {
+    // The base is named anew where the ways meet, or changed behind the load.
+    const READ: &str = "    movslq (%rdx,%rdi,4), %rax\n";
+    let jump = |table: &str| format!("    lea {table}(%rip), %rdx\n    add %rdx, %rax\n    jmp *%rax\n");
+    assert_different(&ways(["table"; 2], READ, &jump("table")), &ways(["table", "copy"], READ, &jump("table")));
+    assert_different(&ways(["table"; 2], READ, &jump("table")), &ways(["copy", "copy"], READ, &jump("table")));
+    let named_again = |table: &str| {
+        let read = "    lea table(%rip), %rdx\n    movslq (%rdx,%rdi,4), %rax\n    test %esi, %esi\n    je 1f\n";
+        switch(read, &format!("    lea {table}(%rip), %rdx\n1:  add %rdx, %rax\n    jmp *%rax\n"))
+    };
+    assert_different(&named_again("table"), &named_again("copy"));
+}
+
+/// Two ways that have a jump each: the tables that they read from and that they add.
+fn jumps(read: impl Fn(&str) -> String, tables: [[&str; 2]; 2]) -> String {
+    let [one, other] = tables;
+    let first = format!("    test %esi, %esi\n    je 1f\n{}{}1:\n", read(one[0]), jump_by(one[1]));
+    switch(&(first + &read(other[0])), &jump_by(other[1]))
+}
+
+#[test]
+fn a_copy_may_be_named_again_before_the_sum() {
+    let same = [["table"; 2]; 2];
+    let right = [["table", "table"], ["copy", "copy"]];
+    let wrong = [[["table", "copy"], ["copy", "copy"]], [["table", "table"], ["copy", "table"]]];
+    assert_same(&jumps(read_from, same), &jumps(read_from, right));
+    wrong.iter().for_each(|&wrong| assert_different(&jumps(read_from, same), &jumps(read_from, wrong)));
+    // As compilers do it that optimize nothing.
+    let plain =
+        |table: &str| format!("    lea 0(,%rdi,4), %rdx\n    lea {table}(%rip), %rax\n    mov (%rdx,%rax), %eax\n    cltq\n");
+    assert_same(&jumps(plain, same), &jumps(plain, right));
+    wrong.iter().for_each(|&wrong| assert_different(&jumps(plain, same), &jumps(plain, wrong)));
+}
+
+#[test]
+fn behind_a_thunk_nothing_is_shown_of_copies() {
+    let body = "    call 1f\n2:  pause\n    lfence\n    jmp 2b\n1:  mov %rax, (%rsp)\n    ret";
+    let thunked = |read: &str, jump: &str| {
+        let text = switch(read, &jump.replace("jmp *%rax", "jmp thunk"));
+        text + &function("thunk", body)
+    };
+    let before = thunked(&read_from("table"), &jump_by("table"));
+    assert_different(&before, &thunked(&read_from("copy"), &jump_by("table")));
+}
+
+/// Two comparisons before two instructions that name one table; nothing but the table leads to the last two cases.
+fn two_bounds(bounds: [u32; 2], cases: [usize; 4]) -> Option<Vec<u8>> {
+    let jump = "    movslq (%rdx,%rdi,4), %rax\n    add %rdx, %rax\n    jmp *%rax\n";
+    let way = |bound: u32| format!("    cmp ${bound}, %edi\n    ja 9f\n    lea table(%rip), %rdx\n{jump}");
+    let cases: String = cases.iter().map(|&case| format!(".L{case}:\n{}\n    ret\n", CASES[case])).collect();
+    let body =
+        format!("    test %esi, %esi\n    je 1f\n{}1:\n{}{cases}9:  xor %eax, %eax\n    ret", way(bounds[0]), way(bounds[1]));
+    build(&[&function("classify", &body), TWICE, UNUSED], &entries("table"))
+}
+
+#[test]
+fn a_table_that_two_instructions_name_has_as_many_entries_as_the_longer_comparison_says() {
+    for bounds in [[1, 3], [3, 1]] {
+        let (Some(input), Some(moved)) = (two_bounds(bounds, [0, 1, 2, 3]), two_bounds(bounds, [1, 3, 2, 0])) else { return };
+        let report = check(&input, &moved).unwrap();
+        assert!(report.is_ok(), "{bounds:?}: {}", report.summary(10));
+        // The entries lead where they led, and there stand each other's cases.
+        let mut swapped = moved.clone();
+        let find = |needle: [u8; 5]| moved.windows(5).position(|found| found == needle).unwrap();
+        let (third, fourth) = (find([0xb8, 30, 0, 0, 0]), find([0xb8, 40, 0, 0, 0]));
+        swapped.swap(third + 1, fourth + 1);
+        assert!(!check(&input, &swapped).unwrap().is_ok(), "{bounds:?}");
+    }
+}
+
+/// A switch of two cases that compare where the jump went with their own address; the second case has a copy.
+fn hardened(second: &str, named: &str, copies: &str) -> Option<Vec<u8>> {
+    let case = |label: &str, named: &str, number: u32| {
+        format!("{label}:\n    lea {named}(%rip), %rcx\n    cmp %rcx, %rax\n    jne 8f\n    mov ${number}, %eax\n    ret\n")
+    };
+    let body = format!(
+        "    cmp $1, %edi\n    ja 9f\n    lea table(%rip), %rdx\n    movslq (%rdx,%rdi,4), %rax\n    add %rdx, %rax\n    jmp *%rax\n{}{}{}8:  ud2\n\
+         9:  xor %eax, %eax\n    ret",
+        case(".Lone", ".Lone", 1),
+        case(".Ltwo", named, 2),
+        if copies.is_empty() { String::new() } else { case(copies, named, 2) },
+    );
+    build(&[&function("classify", &body), TWICE, UNUSED], &format!("    .long .Lone - table, {second} - table\n"))
+}
+
+#[test]
+fn what_compares_its_address_stands_where_the_table_leads() {
+    let (Some(input), Some(same)) = (hardened(".Ltwo", ".Ltwo", ""), hardened(".Lcopy", ".Lcopy", ".Lcopy")) else { return };
+    let report = check(&input, &same).unwrap();
+    assert!(report.is_ok() || kinds(&report) == [ViolationKind::Unexplained], "{}", report.summary(10));
+    for (second, named) in [(".Lcopy", ".Ltwo"), (".Ltwo", ".Lcopy")] {
+        let report = check(&input, &hardened(second, named, ".Lcopy").unwrap()).unwrap();
+        assert!(!report.is_ok(), "{second} {named}");
+    }
+}
+
+#[test]
+fn another_width_scale_or_bound_of_a_table_is_seen() {
+    let before = switch(&read_from("table"), &jump_by("table"));
+    let Some(input) = build(&[&before, TWICE, UNUSED], &entries("table")) else { return };
+    for (from, to) in [
+        ("%rdi,4", "%rdi,8"),
+        ("%rdi,4", "%rsi,4"),
+        ("movslq", "movzwq"),
+        ("$3, %edi", "$2, %edi"),
+        ("$3, %edi", "$4, %edi"),
+        ("ja", "jg"),
+    ] {
+        let wrong = before.replacen(from, to, 1);
+        assert_ne!(wrong, before);
+        let report = check(&input, &build(&[&wrong, TWICE, UNUSED], &entries("table")).unwrap()).unwrap();
+        assert!(!report.is_ok(), "{to} instead of {from}");
+    }
+}
