@@ -106,6 +106,7 @@ fn seed_slots(walk: &mut Walk<'_, '_>) {
         match (slot, other) {
             (Slot::Relative(from), Some(Slot::Relative(to))) | (Slot::Resolver(from), Some(Slot::Resolver(to))) => {
                 if input.image.in_code(from) {
+                    walk.note_tagged(from, place);
                     walk.seed_pointer(from, to, place);
                 } else if from != to {
                     walk.report(ViolationKind::Relocation, place, lost());

@@ -64,6 +64,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     walk.settle_all(true);
     crate::tables::read_arguments(walk);
     walk.report_returns();
+    walk.report_places();
     walk.cover_dead_ways();
     report_unexplained(walk);
 }

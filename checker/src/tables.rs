@@ -13,6 +13,8 @@
 
 mod copies;
 
+use rustc_hash::FxHashSet;
+
 use crate::decode::{Inst, Kind, Shape};
 use crate::image::Slot;
 use crate::report::ViolationKind;
@@ -41,6 +43,8 @@ pub(crate) struct Survey {
     groups: Vec<u32>,
     /// Data addresses that instructions name, sorted.
     referenced: Vec<u64>,
+    /// Addresses that instructions name and that lead into another frame description behind its entry, or right behind its end: the instruction, the address, and that description.
+    places: Vec<(u64, u64, u32)>,
     boundaries: Bits,
     /// Instructions that stand right behind a call of the same frame description.
     behind_calls: Bits,
@@ -53,11 +57,13 @@ pub(crate) struct Survey {
 }
 
 impl Survey {
-    pub(crate) fn of(side: &Side<'_>) -> Self {
+    /// `absolute_fields` are the places where the linker put absolute addresses, if it says so.
+    pub(crate) fn of(side: &Side<'_>, absolute_fields: &FxHashSet<u64>) -> Self {
         let count = side.unwind.fdes.len();
         let mut survey = Self {
             groups: (0..count as u32).collect(),
             referenced: Vec::new(),
+            places: Vec::new(),
             boundaries: Bits::new(side.code.size()),
             behind_calls: Bits::new(side.code.size()),
             named: Bits::new(count),
@@ -67,6 +73,7 @@ impl Survey {
         survey.name_what_the_loader_knows(side);
         let fixed = side.image.is_position_dependent();
         let has_numbers = crate::data::has_numbers(&side.image);
+        let mut numbers = Vec::new();
         for (index, fde) in side.unwind.fdes.iter().enumerate() {
             let mut address = fde.start;
             let mut is_behind_call = false;
@@ -91,6 +98,9 @@ impl Survey {
                         let operand = side.operand(address, inst);
                         survey.name(side, operand);
                         survey.referenced.push(operand);
+                        if inst.kind == Kind::Lea {
+                            survey.name_place(side, index, address, operand);
+                        }
                     }
                     _ if fixed => {
                         let bytes = side.code.bytes(address, inst);
@@ -101,11 +111,18 @@ impl Survey {
                             bytes.last_chunk::<4>().filter(|_| has_numbers && Shape::of(bytes).has_wide_immediate(bytes));
                         let number = number.map(|field| u64::from(u32::from_le_bytes(*field)));
                         survey.referenced.extend(number.filter(|value| (fde.start..fde.end).contains(value)));
+                        numbers.extend(number.map(|value| (address, value)));
+                        let linked = (address..address + u64::from(inst.len)).find(|at| absolute_fields.contains(at));
+                        let linked = linked.and_then(|at| value(bytes.get((at - address) as usize..)?.first_chunk::<4>()?));
+                        if let Some(value) = linked {
+                            survey.name_place(side, index, address, value);
+                        }
                     }
                     _ => {}
                 }
                 address += u64::from(inst.len);
             }
+            survey.name_places(side, index, std::mem::take(&mut numbers));
         }
         survey.referenced.sort_unstable();
         survey.referenced.dedup();
@@ -119,6 +136,44 @@ impl Survey {
         if let Some(fde) = side.unwind.fde_at(address) {
             self.named.insert(fde as usize);
         }
+    }
+
+    /// Notes that an instruction of a frame description names an address, if that leads into another one behind its entry, or right behind its end.
+    fn name_place(&mut self, side: &Side<'_>, own: usize, at: u64, address: u64) {
+        let unwind = &side.unwind;
+        let own = &unwind.fdes[own];
+        if (own.start..=own.end).contains(&address) {
+            return;
+        }
+        let named = match unwind.fde_at(address) {
+            Some(fde) => Some(fde).filter(|&fde| unwind.fdes[fde as usize].start != address),
+            None => address.checked_sub(1).and_then(|last| unwind.fde_at(last)),
+        };
+        self.places.extend(named.map(|fde| (at, address, fde)));
+    }
+
+    /// The same for all numbers in a frame description, with their instructions. Large programs have round numbers that happen to lead into some function; two that lead into
+    /// the same one are no chance.
+    fn name_places(&mut self, side: &Side<'_>, own: usize, mut numbers: Vec<(u64, u64)>) {
+        numbers.sort_unstable_by_key(|&(at, value)| (value, at));
+        numbers.dedup_by_key(|number| number.1);
+        let leads_to = |&(_, value): &(u64, u64)| {
+            let last = value.checked_sub(1).and_then(|last| side.unwind.fde_at(last));
+            side.unwind.fde_at(value).or(last)
+        };
+        for group in numbers.chunk_by(|a, b| leads_to(a).is_some() && leads_to(a) == leads_to(b)).filter(|group| group.len() > 1)
+        {
+            group.iter().for_each(|&(at, value)| self.name_place(side, own, at, value));
+        }
+    }
+
+    /// Instructions of the input, and the frame descriptions in which they name an instruction other than the first, from another one, or the end.
+    pub(crate) fn places(&self, side: &Side<'_>) -> impl Iterator<Item = (u64, u32)> {
+        let is_place = |address: u64| match side.code.index(address) {
+            Some(index) if side.unwind.fde_at(address).is_some() => self.is_boundary(index),
+            _ => true,
+        };
+        self.places.iter().filter(move |place| is_place(place.1)).map(|&(at, _, fde)| (at, fde))
     }
 
     fn call(&mut self, side: &Side<'_>, target: u64) {

@@ -15,6 +15,7 @@ mod layout;
 mod liveness;
 mod mutation;
 mod parts;
+mod places;
 mod proofs;
 mod rows;
 mod stays;

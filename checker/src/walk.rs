@@ -21,6 +21,7 @@ mod compare;
 mod contexts;
 mod frames;
 mod numbers;
+mod places;
 mod proofs;
 mod relation;
 mod settle;
@@ -126,6 +127,8 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) arguments: Vec<TableReference>,
     /// `(input, output, origin)`: where calls return that instructions of the input name, and where the output names it.
     pub(crate) returns: Vec<(u64, u64, u64)>,
+    /// Words of data, and the frame descriptions of which they name an instruction behind the first, so near to it that they may be marked pointers to it.
+    tagged: Vec<(u64, u32)>,
     /// Entries of tables behind the last that must correspond.
     pub(crate) doubtful: Vec<Doubtful>,
     /// Moved tables: input start, output start, bytes that were explained.
@@ -177,9 +180,10 @@ pub(crate) struct Known<'a> {
 
 impl<'a> Known<'a> {
     pub(crate) fn of(side: Side<'a>) -> Self {
+        let absolute_fields = crate::data::absolute_fields(&side.image);
         Self {
-            survey: Survey::of(&side),
-            absolute_fields: crate::data::absolute_fields(&side.image),
+            survey: Survey::of(&side, &absolute_fields),
+            absolute_fields,
             has_numbers: crate::data::has_numbers(&side.image),
             noreturn: NoReturn::compute(&side),
             has_ibt: crate::structure::claims_ibt(&side.image),
@@ -214,6 +218,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             displaced: Vec::new(),
             arguments: Vec::new(),
             returns: Vec::new(),
+            tagged: Vec::new(),
             doubtful: Vec::new(),
             clones: Vec::new(),
             copies: Copies::default(),

@@ -59,6 +59,8 @@ pub enum PinReason {
     UnwindNotUnderstood,
     /// Data name the return address of one of its calls, as OCaml's table of frames does.
     ReturnAddressNamed,
+    /// Code elsewhere names a place in it, as handlers of signals do that look at where the program was interrupted.
+    PlaceNamed,
     /// *Guard* mode: nothing proves that all pointers to it are known, so the old entry stays.
     UnprovenPointers,
     /// *Guard* mode without a profile: each old entry would keep a jump, and no block would come to a better place for it. It is not the
@@ -83,6 +85,7 @@ impl PinReason {
             PinReason::UnknownMetadata => "unknown-metadata",
             PinReason::UnwindNotUnderstood => "unwind-not-understood",
             PinReason::ReturnAddressNamed => "return-address-named",
+            PinReason::PlaceNamed => "place-named",
             PinReason::UnprovenPointers => "unproven-pointers",
             PinReason::NotWorthMoving => "not-worth-moving",
         }

@@ -6,6 +6,7 @@
 mod anchors;
 mod frames;
 pub(crate) mod pins;
+mod places;
 pub(crate) mod slots;
 
 use object::elf;

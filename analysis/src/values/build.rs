@@ -88,7 +88,9 @@ fn makes_opaque(reason: PinReason, has_unwind_entry: bool) -> bool {
         | PinReason::UnknownMetadata
         | PinReason::UnwindNotUnderstood
         // Who looks the frame up may change what is in it.
-        | PinReason::ReturnAddressNamed => true,
+        | PinReason::ReturnAddressNamed
+        // Who finds the program interrupted there may do so too.
+        | PinReason::PlaceNamed => true,
     }
 }
 

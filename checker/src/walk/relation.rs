@@ -157,6 +157,13 @@ impl Relation {
         self.names.get(&input).and_then(|identity| identity.moved).is_some_and(|moved| moved != output)
     }
 
+    /// All pairs of an instruction of the input and one of the output, of which there are `outputs` bytes; what stands in the place of calls included.
+    pub(super) fn pairs(&self, outputs: usize) -> impl Iterator<Item = (usize, usize)> {
+        let first = (0..outputs).filter_map(|output| Some((self.backward.get(output)?, output)));
+        let more = self.more.iter().chain(self.more_within.iter().map(|(standing, _)| standing));
+        first.chain(more.map(|&(input, output)| (input as usize, output as usize)))
+    }
+
     /// Whether an output instruction stands for this one of the input, be it among others.
     pub(crate) fn is_for(&self, output: usize, input: usize) -> bool {
         self.input_of(output) == Some(Stands::For(input)) || self.more.contains(&(input as u32, output as u32))

@@ -20,9 +20,11 @@ use crate::entity::EntityId;
 use crate::ir::{PinReason, Relay, RelinkMode};
 
 /// Metadata that names code in ways that are not understood: relative to itself and without relocations, or as a whole stretch.
-const UNKNOWN_METADATA: [&str; 11] = [
+const UNKNOWN_METADATA: [&str; 12] = [
     // Places in functions by their distance from where these start: LLVM's maps for collectors, and .NET's for what it compiled ahead of time.
     ".llvm_stackmaps",
+    // Frames for fast unwinders, which go by it rather than by the other tables.
+    SFRAME,
     ".llvm_faultmaps",
     "__managedcode",
     "xray_instr_map",
@@ -35,6 +37,10 @@ const UNKNOWN_METADATA: [&str; 11] = [
     "__rseq_cs",
     "__rseq_cs_ptr_array",
 ];
+
+const SFRAME: &str = ".sframe";
+/// The segment of the same, which is there without section headers too.
+const PT_GNU_SFRAME: u32 = 0x6474_e554;
 
 /// Pins by cluster; the reason that is first in `PinReason` counts.
 #[derive(Debug)]
@@ -73,6 +79,7 @@ impl PinContext<'_> {
         self.pin_by_name(&mut pins);
         self.pin_by_return_address(&mut pins);
         self.pin_by_computed_return(&mut pins);
+        self.pin_by_named_place(&mut pins);
         self.pin_by_jump(jumps, &mut pins);
         for &va in relative_words.iter().flatten() {
             self.pin_at(va, PinReason::UnknownMetadata, &mut pins);
@@ -89,7 +96,8 @@ impl PinContext<'_> {
 
     fn pin_by_unit(&self, pins: &mut Pins) {
         let is_fixed = !self.image.kind.is_position_independent();
-        let has_unknown_metadata = self.image.sections.values().any(|s| s.is_alloc() && UNKNOWN_METADATA.contains(&s.name));
+        let has_unknown_metadata = self.image.sections.values().any(|s| s.is_alloc() && UNKNOWN_METADATA.contains(&s.name))
+            || self.image.segments.iter().any(|segment| segment.p_type == PT_GNU_SFRAME);
         for (unit, data) in self.units.iter() {
             let mut pin = |reason| pins.pin(self.clusters, unit, reason);
             if !self.image.is_movable_code_section(data.section) {

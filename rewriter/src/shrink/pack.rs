@@ -349,12 +349,22 @@ pub(super) fn needed_end(image: &Image<'_>, segment: &Segment, free: &[(Va, Va)]
     }
 }
 
+/// Whether a segment's type is one of those that lead to nothing but what sections or the loader's tables have.
+fn is_in_sections(segment: &Segment) -> bool {
+    let known = [elf::PT_NULL, elf::PT_LOAD, elf::PT_DYNAMIC, elf::PT_INTERP, elf::PT_NOTE, elf::PT_PHDR, elf::PT_TLS];
+    let of_gnu = [elf::PT_GNU_EH_FRAME, elf::PT_GNU_STACK, elf::PT_GNU_RELRO, elf::PT_GNU_PROPERTY];
+    known.contains(&segment.p_type) || of_gnu.contains(&segment.p_type)
+}
+
 /// Where the padding begins that a linker put before `end`; `end` if a section, or what is free of one, goes on up to there.
 fn gap_start(image: &Image<'_>, segment: &Segment, free: &[(Va, Va)], end: Va) -> Va {
     let before = |s: &&SectionData<'_>| s.is_alloc() && !s.is_tls_bss() && s.sh_addr < end && segment.p_vaddr <= s.sh_addr;
     let freed = free[..free.partition_point(|&(start, _)| start < end)].last().map(|&(_, stop)| stop);
     let freed = freed.filter(|&stop| segment.p_vaddr < stop);
-    let last = image.sections.values().filter(before).map(|s| s.end()).chain(freed).max();
+    // What is not known to be in sections: a linker may give a segment of its own some bytes more than its section has.
+    let others = image.segments.iter().filter(|s| !is_in_sections(s) && segment.p_vaddr <= s.p_vaddr && s.p_vaddr < end);
+    let others = others.map(|s| s.p_vaddr + s.p_filesz);
+    let last = image.sections.values().filter(before).map(|s| s.end()).chain(freed).chain(others).max();
     let Some(start) = last.filter(|&last| last < end && end - last < GAP_MAX && image.has_section_headers) else { return end };
     let is_padding = |bytes: &[u8]| bytes.iter().all(|byte| [0, 0x90, 0xcc].contains(byte));
     if image.read(start, (end - start) as usize).is_some_and(is_padding) { start } else { end }

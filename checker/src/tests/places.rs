@@ -1,0 +1,90 @@
+//! Functions that have to stay in one piece, because others look at where the program was interrupted, or mark pointers to them.
+
+use super::layout::{TWICE, UNUSED, build, function};
+use super::*;
+
+/// A function, then one that calls it, then more, in an order that moves the last two.
+fn around(first: &str, second: &str) -> [Option<Vec<u8>>; 2] {
+    let build = |functions: &[&str]| build(functions, ".long 0\n");
+    [build(&[first, second, TWICE, UNUSED]), build(&[first, second, UNUSED, TWICE])]
+}
+
+fn assert_ok(input: &[u8], output: &[u8]) {
+    let report = check(input, output).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+}
+
+const AS_WRITTEN: &str =
+    "    test %edi, %edi\n.Lfirst:\n    je .Llast\n    mov $7, %eax\n    ret\n.Llast:\n    xor %eax, %eax\n    ret";
+const RELAID: &str = "    test %edi, %edi\n.Lfirst:\n    jne 1f\n.Llast:\n    xor %eax, %eax\n    ret\n1:  mov $7, %eax\n    ret";
+
+/// Asks whether an address is between two labels.
+fn asks(first: &str, last: &str) -> String {
+    let body = format!(
+        "    lea {first}(%rip), %rax\n    lea {last}(%rip), %rdx\n    cmp %rax, %rsi\n    jb 1f\n    cmp %rdx, %rsi\n    ja 1f\n    nop\n1:  call wait\n    ret"
+    );
+    function("classify", &body)
+}
+
+#[test]
+fn a_function_in_which_another_names_places_may_not_be_laid_out_anew() {
+    let (wait, relaid) = (function("wait", AS_WRITTEN), function("wait", RELAID));
+    let asks = asks(".Lfirst", ".Llast");
+    let [Some(input), Some(moved)] = around(&wait, &asks) else { return };
+    assert_ok(&input, &moved);
+    let [Some(wrong), _] = around(&relaid, &asks) else { return };
+    assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::Conflict]);
+    // As a whole it may not move either: nothing says from where the places are counted.
+    let [Some(wrong), _] = around(&asks, &wait) else { return };
+    assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::Conflict]);
+}
+
+#[test]
+fn a_function_of_which_another_names_the_entry_alone_may_be_laid_out_anew() {
+    let asks = asks("wait", "wait");
+    let ([Some(input), _], [Some(moved), _]) =
+        (around(&function("wait", AS_WRITTEN), &asks), around(&function("wait", RELAID), &asks))
+    else {
+        return;
+    };
+    assert_ok(&input, &moved);
+}
+
+#[test]
+fn a_function_of_which_another_names_the_end_may_not_be_laid_out_anew() {
+    let ended = |body| function("wait", body) + "wait_end:\n    .balign 16, 0x90\n";
+    let asks = asks("wait", "wait_end");
+    let [Some(input), Some(moved)] = around(&ended(AS_WRITTEN), &asks) else { return };
+    assert_ok(&input, &moved);
+    let [Some(wrong), _] = around(&ended(RELAID), &asks) else { return };
+    assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::Conflict]);
+}
+
+/// A function with a pointer to it in data that is `mark` bytes behind its entry, and one that calls it.
+fn marked(mark: u8) -> [String; 2] {
+    let body =
+        "    push %rbx\n    .cfi_def_cfa_offset 16\n    lea 1(%rdi), %eax\n    pop %rbx\n    .cfi_def_cfa_offset 8\n    ret";
+    let data = format!("    .data\n    .balign 8\n    .quad marked + {mark}\n    .text\n");
+    [function("marked", body) + &data, function("classify", "    call marked\n    ret")]
+}
+
+#[test]
+fn a_function_with_a_marked_pointer_to_it_may_not_move() {
+    let [with, caller] = marked(1);
+    let [Some(input), Some(moved)] = around(&with, &caller) else { return };
+    assert_ok(&input, &moved);
+    let [Some(wrong), _] = around(&caller, &with) else { return };
+    assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::Conflict]);
+    let [with, caller] = marked(0);
+    let ([Some(input), _], [Some(moved), _]) = (around(&with, &caller), around(&caller, &with)) else { return };
+    assert_ok(&input, &moved);
+}
+
+#[test]
+fn nothing_may_move_where_frames_are_described_in_a_form_that_is_not_compared() {
+    let frames = "    .section .sframe, \"a\"\n    .quad 0\n    .text\n";
+    let classify = function("classify", "    call twice\n    ret") + frames;
+    let [Some(input), Some(wrong)] = around(&classify, "") else { return };
+    assert_ok(&input, &input);
+    assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::UnwindTable]);
+}

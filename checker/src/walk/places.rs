@@ -1,0 +1,123 @@
+//! Functions in which other code names a place.
+//!
+//! **Problem.** A handler of signals that looks at where the program was interrupted compares that with labels that it names: whether it lies between the first instruction of a system call
+//! and the one behind it, or is the load that may fault. No step of either program shows what it finds. The walk pairs states at equal places, and an
+//! interruption is between any two steps: so what such a handler asks must have the same answer at both places of each pair.
+//!
+//! **Rule.** Let an instruction that the walk passed name a place of a function's frame description, from another one and other than the entry, or the padding right behind one. Then all
+//! instructions of that function stand at their own addresses, as the same kinds with the same lengths; no other instruction of the output stands for one of them; and none of
+//! them stands for another of the input.
+//!
+//! The same holds for functions of which a word that the loader relocates names an instruction in the first eight bytes, other than the first: it may be a pointer that was marked in its low bits when the
+//! program was linked, and from which the mark is taken before it is called. What an address in data is, apart from that, no walk sees: to it, it is the second instruction.
+//!
+//! And where the file has frames in GNU's simple form, no instruction may have another address than in the input: nothing else compares that table with the code.
+//!
+//! **Why that is enough.** The addresses between two labels of the function, or at a distance from one, are then the same in both programs, as are the instructions at them. An interrupted
+//! address of the output lies in the function exactly if that of the input does, and is the same address then.
+//!
+//! **What is taken for granted.** Labels that only words of data name are those of computed `goto`s. Who compares with the entry alone asks which function it is, not which part of it.
+
+use std::collections::BTreeMap;
+
+use super::Walk;
+use crate::decode::Kind;
+use crate::image::Section;
+use crate::report::{Violation, ViolationKind};
+
+/// Descriptions of frames in a form of GNU's assembler that no other rule reads.
+const SFRAME: &str = ".sframe";
+const PT_GNU_SFRAME: u32 = 0x6474_e554;
+
+/// Pointers to functions that are aligned to this have bits to mark them by.
+const TAGS_END: u64 = 8;
+
+impl Walk<'_, '_> {
+    /// Notes an address that a word of data holds, and that the loader relocates. At a fixed address such a word may be in a table of jumps.
+    pub(crate) fn note_tagged(&mut self, address: u64, word: u64) {
+        let unwind = &self.input.unwind;
+        let is_boundary = self.input.code.index(address).is_some_and(|index| self.survey.is_boundary(index));
+        let Some(fde) = unwind.fde_at(address).filter(|_| is_boundary) else { return };
+        let start = unwind.fdes[fde as usize].start;
+        // The cold part of a function may begin with labels. It has a frame already.
+        if (1..TAGS_END).contains(&(address - start)) && unwind.has_no_frame(start) {
+            self.tagged.push((word, fde));
+        }
+    }
+
+    /// Reports functions that have to stay in one piece, and did not.
+    pub(crate) fn report_places(&mut self) {
+        self.report_moved_frames();
+        let input = self.input;
+        let is_passed = |address: u64| input.code.index(address).is_some_and(|index| self.relation.seen.contains(index));
+        let named = self.survey.places(input).filter(|&(at, _)| is_passed(at)).chain(self.tagged.iter().copied());
+        let functions = named.map(|(at, fde)| (&input.unwind.fdes[fde as usize], at));
+        // By start: the end, and who names it.
+        let is_reached = |start: u64, end: u64| (start..end).any(is_passed);
+        let functions: BTreeMap<u64, (u64, u64)> =
+            functions.filter(|(fde, _)| is_reached(fde.start, fde.end)).map(|(fde, at)| (fde.start, (fde.end, at))).collect();
+        if functions.is_empty() {
+            return;
+        }
+        let function_of = |address: u64| {
+            let (&start, &(end, at)) = functions.range(..=address).next_back()?;
+            (address < end).then_some((start, at))
+        };
+        let mut found: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for (input_index, output_index) in self.relation.pairs(self.output.code.size()) {
+            let (from, to) = (input.code.address(input_index), self.output.code.address(output_index));
+            if from != to
+                && let Some((start, at)) = function_of(from).or_else(|| function_of(to))
+            {
+                let first = found.entry(start).or_insert((to, at));
+                *first = (*first).min((to, at));
+            }
+        }
+        for (&start, &(end, at)) in &functions {
+            if let Some(address) = self.first_other_instruction(start, end) {
+                found.entry(start).or_insert((address, at));
+            }
+        }
+        self.violations.extend(found.into_iter().map(|(start, (address, at))| {
+            let message =
+                format!("of the function at {start:#x}, in which the input's {at:#x} names a place: it has to stay in one piece");
+            Violation::new(ViolationKind::Conflict, address, message).about(start)
+        }));
+    }
+
+    /// Where a table of frames names code by its distance from the table, and the output has the same table, no code may have moved.
+    fn report_moved_frames(&mut self) {
+        let image = &self.input.image;
+        let has_header = image.elf.program_headers.iter().any(|header| header.p_type == PT_GNU_SFRAME);
+        if !has_header && !image.section(SFRAME).is_some_and(Section::is_alloc) {
+            return;
+        }
+        let pairs = self.relation.pairs(self.output.code.size());
+        let places = pairs.map(|(from, to)| (self.input.code.address(from), self.output.code.address(to)));
+        if let Some((from, to)) = places.filter(|(from, to)| from != to).min_by_key(|&(_, to)| to) {
+            let message = format!("stands for the input's {from:#x}, of which the frame is described in {SFRAME} where it was");
+            self.report(ViolationKind::UnwindTable, to, message);
+        }
+    }
+
+    /// The first place of a function where the output has another instruction, as far as lengths and kinds tell.
+    fn first_other_instruction(&self, start: u64, end: u64) -> Option<u64> {
+        let mut address = start;
+        while address < end {
+            let inst = self.input.inst(address)?;
+            let is_same = self.output.inst(address).is_some_and(|other| other.len == inst.len && other.kind == inst.kind);
+            let is_related = matches!(inst.kind, Kind::Jump | Kind::Nop) || self.is_at_its_address(address);
+            if !is_same || !is_related {
+                return Some(address);
+            }
+            address += u64::from(inst.len);
+        }
+        None
+    }
+
+    /// Whether an instruction of the input stands at its own address, or nowhere.
+    fn is_at_its_address(&self, address: u64) -> bool {
+        let place = self.input.code.index(address).and_then(|index| self.relation.output_of(index));
+        place.is_none_or(|place| self.output.code.address(place) == address)
+    }
+}

@@ -1,0 +1,78 @@
+//! Functions in which other code names a place.
+//!
+//! **Problem.** A handler of signals asks where the program was interrupted: between the first label of a system call and the one behind it (the C libraries' cancellation), at the load
+//! that may fault (Java's and other machines' probes), in the body of a copying loop. What it compares with are addresses of labels that it names, so no other instruction may come to lie
+//! between two of them, none of those that lie there may leave, and none may have a copy elsewhere. Nothing in the function itself shows that.
+//!
+//! **Method.** A compiler names places of a function in the function itself (a computed `goto`, a landing place of `longjmp`), in data, and in unwind tables; of other functions it names
+//! entries. So where code names a place behind the entry of a unit that it is not in, or the padding right behind one, somebody counts with what lies before that place, and the unit
+//! stays, in one piece. At a fixed address any immediate may be such a name; there, one function has to name two addresses of the other, since round numbers happen to lead into some
+//! functions of a large program.
+//!
+//! **Marks.** Words of data that name places are the tables of computed `goto`s, in all but a few files, and say nothing. But a pointer may be marked in its low bits before the program runs
+//! (`(char *)function + 1` is a constant in C), and where the first instruction is as short as that, it names the second one. Who takes the mark off again comes to where
+//! the first one was. So a function stays if a word of data names an instruction in its first bytes, unless that is in a table of labels: a function's cold part may begin with some.
+
+use super::pins::{PinContext, Pins};
+use crate::address::Va;
+use crate::discover::names::NamedBy;
+use crate::discover::survey::How;
+use crate::discover::units::{Unit, unit_at};
+use crate::entity::EntityId;
+use crate::ir::PinReason;
+
+/// Pointers to functions that are aligned to this have bits to mark them by.
+const TAGS_END: u64 = 8;
+
+impl PinContext<'_> {
+    pub(super) fn pin_by_named_place(&self, pins: &mut Pins) {
+        for (unit, data) in self.units.iter() {
+            let survey = &self.surveys[unit.index()];
+            let computed = survey.names.iter().filter(|name| name.how == How::Address).map(|name| name.target);
+            // What code names outside of all units counts if it ends one.
+            let padding = survey.data_names.iter().map(|name| name.0);
+            let is_elsewhere = |va: &Va| *va < data.start || data.end < *va;
+            let named = computed.chain(padding).filter(is_elsewhere).filter_map(|va| self.unit_with_place(va));
+            named.for_each(|named| pins.pin(self.clusters, named, PinReason::PlaceNamed));
+            let numbers = survey.absolutes.iter().filter(|number| !number.is_memory).map(|number| number.value);
+            for named in self.units_with_places(numbers.filter(is_elsewhere).collect()) {
+                pins.pin(self.clusters, named, PinReason::PlaceNamed);
+            }
+        }
+        let is_pointer = |by: NamedBy| by.intersects(NamedBy::SLOT | NamedBy::WORD) && !by.contains(NamedBy::TABLE);
+        for (va, _) in self.names.iter().filter(|&(_, by)| is_pointer(by)) {
+            if let Some(unit) = unit_at(self.units, va).filter(|&unit| (1..TAGS_END).contains(&(va - self.units[unit].start))) {
+                pins.pin(self.clusters, unit, PinReason::PlaceNamed);
+            }
+        }
+    }
+
+    /// The units into which two of these numbers lead or more, one of them behind the entry.
+    fn units_with_places(&self, mut numbers: Vec<Va>) -> Vec<Unit> {
+        numbers.sort_unstable();
+        numbers.dedup();
+        let named = |&va: &Va| {
+            let entry = unit_at(self.units, va).filter(|&unit| self.units[unit].start == va);
+            self.unit_with_place(va).map(|unit| (unit, true)).or(entry.map(|unit| (unit, false)))
+        };
+        let named: Vec<(Unit, bool)> = numbers.iter().filter_map(named).collect();
+        named
+            .chunk_by(|a, b| a.0 == b.0)
+            .filter(|group| group.len() > 1 && group.iter().any(|n| n.1))
+            .map(|group| group[0].0)
+            .collect()
+    }
+
+    /// The unit that an address leads into behind its entry, or to the padding behind which.
+    fn unit_with_place(&self, va: Va) -> Option<Unit> {
+        let inside = unit_at(self.units, va);
+        if let Some(unit) = inside.filter(|&unit| self.units[unit].start != va) {
+            let survey = &self.surveys[unit.index()];
+            return Some(unit).filter(|_| !survey.is_opaque() && survey.is_start(va - self.units[unit].start));
+        }
+        let before = unit_at(self.units, Va(va.0.checked_sub(1)?))?;
+        // Padding that something names is a unit of its own.
+        let ends_it = inside.is_none_or(|unit| self.units[unit].fde().is_none() && self.units[before].fde().is_some());
+        ends_it.then_some(before)
+    }
+}
