@@ -286,6 +286,7 @@ behaviors! {
     hardened_loads,
     ifunc,
     inline_asm,
+    interrupted_exports,
     interrupted_places,
     label_differences,
     label_holes,

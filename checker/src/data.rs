@@ -100,6 +100,7 @@ fn seed_numbers(walk: &mut Walk<'_, '_>) {
 
 fn seed_slots(walk: &mut Walk<'_, '_>) {
     let (input, output) = (walk.input, walk.output);
+    note_offset_table(walk);
     for &(place, slot) in &input.image.slots {
         let other = output.image.slot(place);
         let lost = || format!("{other:?} instead of the input's {slot:?}");
@@ -119,6 +120,25 @@ fn seed_slots(walk: &mut Walk<'_, '_>) {
     for &(place, slot) in &output.image.slots {
         if input.image.slot(place).is_none() {
             walk.report(ViolationKind::Relocation, place, format!("{slot:?} is new"));
+        }
+    }
+}
+
+/// Notes what the global offset table names of this file: by relocations, or at a fixed address as the linker filled it in.
+fn note_offset_table(walk: &mut Walk<'_, '_>) {
+    let image = &walk.input.image;
+    let Some(table) = image.section(".got") else { return };
+    for place in words_of(image, table) {
+        let address = match image.slot(place) {
+            Some(Slot::Relative(address) | Slot::Resolver(address)) => Some(address),
+            Some(Slot::Symbol { symbol, addend, .. }) => {
+                let symbol = image.elf.dynsyms.get(symbol).filter(|symbol| names_code(image, symbol));
+                symbol.map(|symbol| symbol.st_value.wrapping_add_signed(addend))
+            }
+            None => image.u64_at(place),
+        };
+        if let Some(address) = address {
+            walk.note_named_through(address, place);
         }
     }
 }

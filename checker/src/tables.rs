@@ -145,11 +145,7 @@ impl Survey {
         if (own.start..=own.end).contains(&address) {
             return;
         }
-        let named = match unwind.fde_at(address) {
-            Some(fde) => Some(fde).filter(|&fde| unwind.fdes[fde as usize].start != address),
-            None => address.checked_sub(1).and_then(|last| unwind.fde_at(last)),
-        };
-        self.places.extend(named.map(|fde| (at, address, fde)));
+        self.places.extend(unwind.described_around(address).map(|fde| (at, address, fde)));
     }
 
     /// The same for all numbers in a frame description, with their instructions. Large programs have round numbers that happen to lead into some function; two that lead into
@@ -169,11 +165,15 @@ impl Survey {
 
     /// Instructions of the input, and the frame descriptions in which they name an instruction other than the first, from another one, or the end.
     pub(crate) fn places(&self, side: &Side<'_>) -> impl Iterator<Item = (u64, u32)> {
-        let is_place = |address: u64| match side.code.index(address) {
+        self.places.iter().filter(|place| self.may_be_place(side, place.1)).map(|&(at, _, fde)| (at, fde))
+    }
+
+    /// Whether an address is no middle of an instruction.
+    pub(crate) fn may_be_place(&self, side: &Side<'_>, address: u64) -> bool {
+        match side.code.index(address) {
             Some(index) if side.unwind.fde_at(address).is_some() => self.is_boundary(index),
             _ => true,
-        };
-        self.places.iter().filter(move |place| is_place(place.1)).map(|&(at, _, fde)| (at, fde))
+        }
     }
 
     fn call(&mut self, side: &Side<'_>, target: u64) {

@@ -232,6 +232,14 @@ impl Unwind {
         is_plain && located.row == self.entry_row
     }
 
+    /// The frame description that an address is in behind its start, or right behind the end of.
+    pub(crate) fn described_around(&self, address: u64) -> Option<u32> {
+        match self.fde_at(address) {
+            Some(fde) => Some(fde).filter(|&fde| self.fdes[fde as usize].start != address),
+            None => address.checked_sub(1).and_then(|last| self.fde_at(last)),
+        }
+    }
+
     pub(crate) fn fde_at(&self, address: u64) -> Option<u32> {
         let range = self.fde_buckets.range(address, self.fdes.len());
         let after = range.start + self.fdes[range].partition_point(|fde| fde.start <= address);

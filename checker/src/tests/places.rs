@@ -40,6 +40,22 @@ fn a_function_in_which_another_names_places_may_not_be_laid_out_anew() {
 }
 
 #[test]
+fn a_function_may_not_be_laid_out_anew_if_the_global_offset_table_names_a_place_in_it() {
+    let (wait, relaid) = (function("wait", AS_WRITTEN), function("wait", RELAID));
+    let asks = |first: &str| {
+        let body = format!("    cmp {first}@GOTPCREL(%rip), %rsi\n    jb 1f\n    nop\n1:  call wait\n    ret");
+        function("classify", &body)
+    };
+    let through_table = asks(".Lfirst");
+    let [Some(input), Some(moved)] = around(&wait, &through_table) else { return };
+    assert_ok(&input, &moved);
+    let [Some(wrong), _] = around(&relaid, &through_table) else { return };
+    assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::Conflict]);
+    let ([Some(input), _], [Some(relaid), _]) = (around(&wait, &asks("wait")), around(&relaid, &asks("wait"))) else { return };
+    assert_ok(&input, &relaid);
+}
+
+#[test]
 fn a_function_of_which_another_names_the_entry_alone_may_be_laid_out_anew() {
     let asks = asks("wait", "wait");
     let ([Some(input), _], [Some(moved), _]) =

@@ -8,6 +8,8 @@
 //! instructions of that function stand at their own addresses, as the same kinds with the same lengths; no other instruction of the output stands for one of them; and none of
 //! them stands for another of the input.
 //!
+//! The same holds where a word of `.got` names such a place: position-independent code names labels through it that other files could name too.
+//!
 //! The same holds for functions of which a word that the loader relocates names an instruction in the first eight bytes, other than the first: it may be a pointer that was marked in its low bits when the
 //! program was linked, and from which the mark is taken before it is called. What an address in data is, apart from that, no walk sees: to it, it is the second instruction.
 //!
@@ -43,6 +45,12 @@ impl Walk<'_, '_> {
         if (1..TAGS_END).contains(&(address - start)) && unwind.has_no_frame(start) {
             self.tagged.push((word, fde));
         }
+    }
+
+    /// Notes an address that a word holds through which code names what other files could name too.
+    pub(crate) fn note_named_through(&mut self, address: u64, word: u64) {
+        let fde = self.input.unwind.described_around(address).filter(|_| self.survey.may_be_place(self.input, address));
+        self.tagged.extend(fde.map(|fde| (word, fde)));
     }
 
     /// Reports functions that have to stay in one piece, and did not.

@@ -9,13 +9,16 @@
 //! stays, in one piece. At a fixed address any immediate may be such a name; there, one function has to name two addresses of the other, since round numbers happen to lead into some
 //! functions of a large program.
 //!
+//! A label that other files could name too is named through a word of `.got` in position-independent code. All code of the file may read that, so of what such a word names nothing is known but
+//! that somebody does.
+//!
 //! **Marks.** Words of data that name places are the tables of computed `goto`s, in all but a few files, and say nothing. But a pointer may be marked in its low bits before the program runs
 //! (`(char *)function + 1` is a constant in C), and where the first instruction is as short as that, it names the second one. Who takes the mark off again comes to where
 //! the first one was. So a function stays if a word of data names an instruction in its first bytes, unless that is in a table of labels: a function's cold part may begin with some.
 
 use super::pins::{PinContext, Pins};
 use crate::address::Va;
-use crate::discover::names::NamedBy;
+use crate::discover::names::{NamedBy, relocated_addresses};
 use crate::discover::survey::How;
 use crate::discover::units::{Unit, unit_at};
 use crate::entity::EntityId;
@@ -39,12 +42,32 @@ impl PinContext<'_> {
                 pins.pin(self.clusters, named, PinReason::PlaceNamed);
             }
         }
+        for named in self.named_through_got().into_iter().filter_map(|va| self.unit_with_place(va)) {
+            pins.pin(self.clusters, named, PinReason::PlaceNamed);
+        }
         let is_pointer = |by: NamedBy| by.intersects(NamedBy::SLOT | NamedBy::WORD) && !by.contains(NamedBy::TABLE);
         for (va, _) in self.names.iter().filter(|&(_, by)| is_pointer(by)) {
             if let Some(unit) = unit_at(self.units, va).filter(|&unit| (1..TAGS_END).contains(&(va - self.units[unit].start))) {
                 pins.pin(self.clusters, unit, PinReason::PlaceNamed);
             }
         }
+    }
+
+    /// What the words of the global offset table name: addresses in this file, whoever else may define such a symbol too.
+    fn named_through_got(&self) -> Vec<Va> {
+        let image = self.image;
+        let Some(id) = image.section_named(".got") else { return Vec::new() };
+        let got = &image.sections[id];
+        let is_inside = |slot: Va| got.sh_addr <= slot && slot < got.end();
+        let relative = relocated_addresses(image).filter(|&(index, _)| is_inside(image.dynamic_relocs[index].slot));
+        let of_symbols =
+            image.dynamic_relocs.iter().filter(|reloc| reloc.symbol != 0 && is_inside(reloc.slot)).filter_map(|reloc| {
+                let symbol = image.dynamic_symbols.get(reloc.symbol as usize).filter(|symbol| symbol.has_address())?;
+                Some(Va(symbol.st_value.wrapping_add_signed(reloc.addend)))
+            });
+        // At a fixed address the linker has filled them in.
+        let words = image.section_bytes(id).as_chunks::<8>().0.iter().map(|&word| Va(u64::from_le_bytes(word)));
+        relative.map(|(_, va)| va).chain(of_symbols).chain(words).collect()
     }
 
     /// The units into which two of these numbers lead or more, one of them behind the entry.
