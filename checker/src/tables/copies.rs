@@ -10,6 +10,7 @@
 //!
 //! **Why this is enough.** An entry of a copy has no use but to be added to an address, and the sum none but a jump; entries and addresses of tables stay in a function or go to a callee that loads and adds
 //! for it, and the jump is in the function, because a table is one only to functions that it leads into, or to parts of such. Those to which only tables lead are looked at as well.
+//! Tables that code without a frame description names are not looked at, nor are its jumps: nothing says where a function of it begins or ends.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -106,7 +107,7 @@ fn jumps_of(walk: &Walk<'_, '_>, groups: &FxHashSet<u32>) -> FxHashSet<usize> {
     let (input, output) = (walk.input, walk.output);
     let is_among = |index: usize| {
         let fde = input.unwind.fde_at(input.code.address(index));
-        fde.is_none_or(|fde| groups.contains(&walk.survey.find(fde)) || walk.survey.is_orphan(fde))
+        fde.is_some_and(|fde| groups.contains(&walk.survey.find(fde)) || walk.survey.is_orphan(fde))
     };
     let mut found = FxHashSet::default();
     each_instruction(output, |address, inst| {
