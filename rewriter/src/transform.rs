@@ -67,6 +67,12 @@ impl<'a> Context<'a> {
         self.weights.blocks.get(block.index()).copied().unwrap_or(0)
     }
 
+    /// How many instructions ran.
+    pub(crate) fn executed(&self) -> u128 {
+        let blocks = self.program.blocks.iter();
+        blocks.map(|(block, data)| u128::from(self.count(block)) * u128::from(data.num_insts)).sum()
+    }
+
     /// Whether a function stands for others, whose calls are elsewhere in the input.
     pub(crate) fn is_stand_in(&self, func: Func) -> bool {
         self.stand_ins.contains(&func)

@@ -128,15 +128,22 @@ fn join_kept(image: &Image<'_>, mut kept: Vec<UnwindFragment>, starts: &[Va]) ->
     let mut joined: Vec<UnwindFragment> = Vec::with_capacity(kept.len());
     for fragment in kept {
         let end_of = |last: &UnwindFragment| last.start + u64::from(last.len);
-        match joined.last_mut().filter(|last| is_beside(last, &fragment, starts) && is_padding(end_of(last), fragment.start)) {
-            Some(last) => {
-                last.len = (fragment.start - last.start) as u32 + fragment.len;
-                last.pieces.extend(fragment.pieces);
-            }
-            None => joined.push(fragment),
-        }
+        let goes_on = |last: &UnwindFragment| is_beside(last, &fragment, starts) && is_padding(end_of(last), fragment.start);
+        let joins = joined.last().is_some_and(goes_on);
+        push(&mut joined, fragment, joins);
     }
     joined
+}
+
+/// Appends a fragment, or makes the last one go on with it.
+fn push(fragments: &mut Vec<UnwindFragment>, fragment: UnwindFragment, joins: bool) {
+    match fragments.last_mut().filter(|_| joins) {
+        Some(last) => {
+            last.len = (fragment.start - last.start) as u32 + fragment.len;
+            last.pieces.extend(fragment.pieces);
+        }
+        None => fragments.push(fragment),
+    }
 }
 
 /// Makes one of cold fragments that lie side by side, so that one unwind entry may cover them: each entry less saves some thirty bytes, and without
@@ -147,13 +154,8 @@ fn join_cold(kinds: &[OutFragment], moved: Vec<UnwindFragment>, kept: &[Va]) -> 
     let mut is_last_cold = false;
     for (kind, fragment) in kinds.iter().zip(moved).filter(|(_, fragment)| !fragment.pieces.is_empty()) {
         let is_cold = kind.temperature == Temperature::Cold;
-        match joined.last_mut().filter(|last| is_cold && is_last_cold && is_beside(last, &fragment, kept)) {
-            Some(last) => {
-                last.len = (fragment.start - last.start) as u32 + fragment.len;
-                last.pieces.extend(fragment.pieces);
-            }
-            None => joined.push(fragment),
-        }
+        let joins = is_cold && is_last_cold && joined.last().is_some_and(|last| is_beside(last, &fragment, kept));
+        push(&mut joined, fragment, joins);
         is_last_cold = is_cold;
     }
     joined

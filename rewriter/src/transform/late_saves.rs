@@ -77,8 +77,7 @@ pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
     let mut sites: Vec<Site> = blocks.par_iter().filter_map(|&block| site(context, &live, &flags, block)).collect();
     sites.retain(|site| context.everywhere || site.saved > 0);
     if !program.is_replaceable() && !context.everywhere {
-        let executed: u128 =
-            program.blocks.iter().map(|(block, data)| u128::from(context.count(block)) * u128::from(data.num_insts)).sum();
+        let executed = context.executed();
         let saved = |site: &Site| {
             u128::from(context.count(site.block)) * u128::from(site.saved.cast_unsigned()) / u128::from(NewCode::WHOLE)
         };

@@ -101,7 +101,7 @@ impl Wanted {
 /// Bodies that save most for their bytes, until the bytes are spent.
 fn best(context: &Context<'_>, mut candidates: Vec<Candidate>) -> Vec<Candidate> {
     let program = context.program;
-    let executed: u128 = program.blocks.iter().map(|(id, data)| u128::from(context.count(id)) * u128::from(data.num_insts)).sum();
+    let executed = context.executed();
     candidates.retain(|c| c.saved * SAVED_SHARE_MIN >= executed && c.saved > 0);
     candidates.sort_by_key(|c| (std::cmp::Reverse(c.saved * 1024 / u128::from(c.len.max(1))), c.cases[0]));
     let movable = program.blocks.values().filter(|block| program.funcs[block.func].is_movable());
