@@ -127,8 +127,8 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) arguments: Vec<TableReference>,
     /// `(input, output, origin)`: where calls return that instructions of the input name, and where the output names it.
     pub(crate) returns: Vec<(u64, u64, u64)>,
-    /// Words of data, and the frame descriptions of which they name an instruction behind the first, so near to it that they may be marked pointers to it.
-    tagged: Vec<(u64, u32)>,
+    /// Words of data, and the frame descriptions of which they name a place that has to stay with the rest ([`places`]).
+    words_with_places: Vec<(u64, u32)>,
     /// Entries of tables behind the last that must correspond.
     pub(crate) doubtful: Vec<Doubtful>,
     /// Moved tables: input start, output start, bytes that were explained.
@@ -218,7 +218,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             displaced: Vec::new(),
             arguments: Vec::new(),
             returns: Vec::new(),
-            tagged: Vec::new(),
+            words_with_places: Vec::new(),
             doubtful: Vec::new(),
             clones: Vec::new(),
             copies: Copies::default(),

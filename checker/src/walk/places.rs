@@ -43,14 +43,14 @@ impl Walk<'_, '_> {
         let start = unwind.fdes[fde as usize].start;
         // The cold part of a function may begin with labels. It has a frame already.
         if (1..TAGS_END).contains(&(address - start)) && unwind.has_no_frame(start) {
-            self.tagged.push((word, fde));
+            self.words_with_places.push((word, fde));
         }
     }
 
     /// Notes an address that a word holds through which code names what other files could name too.
     pub(crate) fn note_named_through(&mut self, address: u64, word: u64) {
         let fde = self.input.unwind.described_around(address).filter(|_| self.survey.may_be_place(self.input, address));
-        self.tagged.extend(fde.map(|fde| (word, fde)));
+        self.words_with_places.extend(fde.map(|fde| (word, fde)));
     }
 
     /// Reports functions that have to stay in one piece, and did not.
@@ -58,7 +58,7 @@ impl Walk<'_, '_> {
         self.report_moved_frames();
         let input = self.input;
         let is_passed = |address: u64| input.code.index(address).is_some_and(|index| self.relation.seen.contains(index));
-        let named = self.survey.places(input).filter(|&(at, _)| is_passed(at)).chain(self.tagged.iter().copied());
+        let named = self.survey.places(input).filter(|&(at, _)| is_passed(at)).chain(self.words_with_places.iter().copied());
         let functions = named.map(|(at, fde)| (&input.unwind.fdes[fde as usize], at));
         // By start: the end, and who names it.
         let is_reached = |start: u64, end: u64| (start..end).any(is_passed);
