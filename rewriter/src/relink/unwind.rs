@@ -105,7 +105,9 @@ pub(crate) fn fragments(
     // What the lifter made no function of (an entry for code that it doesn't know) stays too.
     let uncovered = program.unwind.fdes.iter().filter(|(fde, _)| !is_covered[*fde]);
     kept.extend(uncovered.map(|(_, data)| identity(data.start, data.end)));
-    let mut starts: Vec<Va> = kept.iter().chain(&moved).map(|fragment| fragment.start).collect();
+    // Of code without unwind entries too: it may lie in what looks like alignment.
+    let mut starts: Vec<Va> = kept.iter().map(|fragment| fragment.start).chain(placement.fragments.iter().copied()).collect();
+    starts.extend(program.ranges.iter().filter(|range| !program.funcs[range.func].is_movable()).map(|range| range.start));
     starts.sort_unstable();
     let mut moved: Vec<(bool, UnwindFragment)> =
         out.fragments.iter().map(|fragment| fragment.temperature == Temperature::Cold).zip(moved).collect();
@@ -115,9 +117,6 @@ pub(crate) fn fragments(
     }
     let mut fragments = join_cold(moved, &starts);
     if out.joins_kept_entries {
-        let mut starts: Vec<Va> = fragments.iter().map(|fragment| fragment.start).collect();
-        starts.extend(program.ranges.iter().filter(|range| !program.funcs[range.func].is_movable()).map(|range| range.start));
-        starts.sort_unstable();
         kept = join_kept(image, kept, &starts);
     }
     fragments.extend(kept);
@@ -154,7 +153,7 @@ fn push(fragments: &mut Vec<UnwindFragment>, fragment: UnwindFragment, joins: bo
 
 /// Makes one of cold fragments (`true`) that lie side by side, so that one unwind entry may cover them: each entry less saves some thirty bytes, and without
 /// that the entries of split functions may not fit where the input's were. Unwinders run through a longer program for it, in code that
-/// seldom runs. `starts` is where any code starts, ascending: some of a few bytes may lie in what looks like alignment.
+/// seldom runs. `starts` is where any code starts, ascending.
 fn join_cold(moved: Vec<(bool, UnwindFragment)>, starts: &[Va]) -> Vec<UnwindFragment> {
     let mut joined: Vec<UnwindFragment> = Vec::with_capacity(moved.len());
     let mut is_last_cold = false;
