@@ -45,6 +45,8 @@ pub(crate) struct Survey {
     referenced: Vec<u64>,
     /// Addresses that instructions name and that lead into another frame description behind its entry, or right behind its end: the instruction, the address, and that description.
     places: Vec<(u64, u64, u32)>,
+    /// Instructions that name a place in their own frame description, and the place.
+    own_places: Vec<(u64, u64)>,
     boundaries: Bits,
     /// Instructions that stand right behind a call of the same frame description.
     behind_calls: Bits,
@@ -64,6 +66,7 @@ impl Survey {
             groups: (0..count as u32).collect(),
             referenced: Vec::new(),
             places: Vec::new(),
+            own_places: Vec::new(),
             boundaries: Bits::new(side.code.size()),
             behind_calls: Bits::new(side.code.size()),
             named: Bits::new(count),
@@ -100,20 +103,25 @@ impl Survey {
                         survey.referenced.push(operand);
                         if inst.kind == Kind::Lea {
                             survey.name_place(side, index, address, operand);
+                            survey.own_places.extend((fde.start..fde.end).contains(&operand).then_some((address, operand)));
                         }
                     }
                     _ if fixed => {
                         let bytes = side.code.bytes(address, inst);
                         let named = Shape::of(bytes).wide_displacement(bytes).and_then(|at| bytes.get(at..at + 4));
                         let value = |field: &[u8]| field.try_into().ok().map(u32::from_le_bytes).map(u64::from);
+                        let is_own = |value: &u64| (fde.start..fde.end).contains(value);
+                        let displacement = named.and_then(value).filter(|_| absolute_fields.is_empty());
                         survey.referenced.extend(named.and_then(value).filter(|&value| side.image.tail(value).is_some()));
                         let number =
                             bytes.last_chunk::<4>().filter(|_| has_numbers && Shape::of(bytes).has_wide_immediate(bytes));
                         let number = number.map(|field| u64::from(u32::from_le_bytes(*field)));
-                        survey.referenced.extend(number.filter(|value| (fde.start..fde.end).contains(value)));
+                        survey.referenced.extend(number.filter(is_own));
                         numbers.extend(number.map(|value| (address, value)));
                         let linked = (address..address + u64::from(inst.len)).find(|at| absolute_fields.contains(at));
                         let linked = linked.and_then(|at| value(bytes.get((at - address) as usize..)?.first_chunk::<4>()?));
+                        let own = [number, displacement, linked].into_iter().flatten().find(is_own);
+                        survey.own_places.extend(own.map(|value| (address, value)));
                         if let Some(value) = linked {
                             survey.name_place(side, index, address, value);
                         }
@@ -166,6 +174,12 @@ impl Survey {
     /// Instructions of the input, and the frame descriptions in which they name an instruction other than the first, from another one, or the end.
     pub(crate) fn places(&self, side: &Side<'_>) -> impl Iterator<Item = (u64, u32)> {
         self.places.iter().filter(|place| self.may_be_place(side, place.1)).map(|&(at, _, fde)| (at, fde))
+    }
+
+    /// Instructions of the input that name a place in their own frame description, and the place. At a fixed address, numbers that lead into an instruction name none.
+    pub(crate) fn own_places(&self, side: &Side<'_>) -> Vec<(u64, u64)> {
+        let is_fixed = side.image.is_position_dependent();
+        self.own_places.iter().filter(|place| !is_fixed || self.may_be_place(side, place.1)).copied().collect()
     }
 
     /// Whether an address is no middle of an instruction.

@@ -104,3 +104,17 @@ fn nothing_may_move_where_frames_are_described_in_a_form_that_is_not_compared() 
     assert_ok(&input, &input);
     assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::UnwindTable]);
 }
+
+#[test]
+fn code_to_which_nothing_leads_is_compared_at_its_place_in_a_function_that_has_to_stay_in_one_piece() {
+    let with = |numbers: [u8; 2]| {
+        let [one, other] = numbers.map(|number| format!("    mov ${number}, %eax\n    ret\n"));
+        function("wait", &format!("{AS_WRITTEN}\n{one}{other}"))
+    };
+    let asks = asks(".Lfirst", ".Llast");
+    let ([Some(input), Some(moved)], [_, Some(wrong)]) = (around(&with([1, 2]), &asks), around(&with([2, 1]), &asks)) else {
+        return;
+    };
+    assert_ok(&input, &moved);
+    assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::InstructionMismatch]);
+}
