@@ -47,6 +47,8 @@ pub(crate) struct Survey {
     places: Vec<(u64, u64, u32)>,
     /// Instructions that name a place in their own frame description, and the place.
     own_places: Vec<(u64, u64)>,
+    /// Frame descriptions, and others to which they jump elsewhere than to an entry.
+    parts: Vec<(u32, u32)>,
     boundaries: Bits,
     /// Instructions that stand right behind a call of the same frame description.
     behind_calls: Bits,
@@ -67,6 +69,7 @@ impl Survey {
             referenced: Vec::new(),
             places: Vec::new(),
             own_places: Vec::new(),
+            parts: Vec::new(),
             boundaries: Bits::new(side.code.size()),
             behind_calls: Bits::new(side.code.size()),
             named: Bits::new(count),
@@ -94,6 +97,7 @@ impl Survey {
                             && let Some(other) = side.unwind.fde_at(target)
                         {
                             survey.join(index as u32, other);
+                            survey.note_part(side, index as u32, other, target);
                         }
                     }
                     Kind::Call => survey.call(side, side.target(address, inst)),
@@ -138,6 +142,31 @@ impl Survey {
             survey.rooted.insert(survey.find(fde as u32) as usize);
         }
         survey
+    }
+
+    /// Notes a jump from a frame description to another one.
+    fn note_part(&mut self, side: &Side<'_>, from: u32, to: u32, target: u64) {
+        let unwind = &side.unwind;
+        if unwind.fdes[to as usize].start != target || !unwind.has_no_frame(target) {
+            self.parts.push((from, to));
+        }
+    }
+
+    /// Adds to frame descriptions those that are parts of the same functions, with jumps elsewhere than to an entry, from or to another part. The instructions because of which they are asked for
+    /// stay with them.
+    pub(crate) fn with_parts(&self, mut fdes: Vec<(u64, u32)>) -> Vec<(u64, u32)> {
+        let mut known: FxHashSet<(u64, u32)> = fdes.iter().copied().collect();
+        let mut next = 0;
+        while let Some(&(at, fde)) = fdes.get(next) {
+            let neighbours = self.parts.iter().filter_map(|&(one, other)| match fde {
+                _ if fde == one => Some(other),
+                _ if fde == other => Some(one),
+                _ => None,
+            });
+            fdes.extend(neighbours.map(|part| (at, part)).filter(|&part| known.insert(part)));
+            next += 1;
+        }
+        fdes
     }
 
     fn name(&mut self, side: &Side<'_>, address: u64) {

@@ -28,8 +28,6 @@
 
 use std::collections::BTreeMap;
 
-use rustc_hash::FxHashSet;
-
 use super::{Pair, Reach, Walk};
 use crate::decode::Kind;
 use crate::image::Section;
@@ -101,7 +99,7 @@ impl Walk<'_, '_> {
         let is_passed = |address: u64| input.code.index(address).is_some_and(|index| self.relation.seen.contains(index));
         let counted = self.counted.iter().filter(|&&(at, _)| is_passed(at)).copied();
         let named = self.survey.places(input).filter(|&(at, _)| is_passed(at)).chain(self.words_with_places.iter().copied());
-        let functions = named.chain(self.with_parts(counted.collect())).map(|(at, fde)| (&input.unwind.fdes[fde as usize], at));
+        let functions = named.chain(counted).map(|(at, fde)| (&input.unwind.fdes[fde as usize], at));
         let is_reached = |start: u64, end: u64| (start..end).any(is_passed);
         functions.filter(|(fde, _)| is_reached(fde.start, fde.end)).map(|(fde, at)| (fde.start, (fde.end, at))).collect()
     }
@@ -109,44 +107,8 @@ impl Walk<'_, '_> {
     /// Finds the functions that count with an address of their own.
     pub(crate) fn find_counted(&mut self) {
         let found = crate::prove::counted_with(self).into_iter();
-        self.counted = found.filter_map(|(at, place)| Some((at, self.input.unwind.fde_at(place)?))).collect();
-    }
-
-    /// Adds the parts of functions that have frame descriptions of their own: with ways into the middle of another part, or back.
-    fn with_parts(&self, mut functions: Vec<(u64, u32)>) -> Vec<(u64, u32)> {
-        let unwind = &self.input.unwind;
-        let groups: FxHashSet<u32> = functions.iter().map(|&(_, fde)| self.survey.group_of(fde)).collect();
-        let members = (0..unwind.fdes.len() as u32).filter(|&fde| groups.contains(&self.survey.group_of(fde)));
-        let ways: Vec<(u32, u32)> = members.flat_map(|fde| self.parts_led_to(fde)).collect();
-        let mut known: FxHashSet<u32> = functions.iter().map(|&(_, fde)| fde).collect();
-        let mut next = 0;
-        while let Some(&(at, fde)) = functions.get(next) {
-            let neighbours = ways.iter().filter_map(|&(one, other)| match fde {
-                _ if fde == one => Some(other),
-                _ if fde == other => Some(one),
-                _ => None,
-            });
-            functions.extend(neighbours.filter(|&part| known.insert(part)).map(|part| (at, part)));
-            next += 1;
-        }
-        functions
-    }
-
-    /// Pairs of a frame description and each one to which it jumps elsewhere than to an entry.
-    fn parts_led_to(&self, number: u32) -> Vec<(u32, u32)> {
-        let (input, unwind) = (self.input, &self.input.unwind);
-        let fde = &unwind.fdes[number as usize];
-        let mut found = Vec::new();
-        let mut at = fde.start;
-        while let Some(inst) = input.inst(at).filter(|_| at < fde.end) {
-            if matches!(inst.kind, Kind::Jump | Kind::Branch) {
-                let target = input.target(at, inst);
-                let is_entry = unwind.starts_at(target) && unwind.has_no_frame(target);
-                found.extend(unwind.fde_at(target).filter(|&other| other != number && !is_entry).map(|other| (number, other)));
-            }
-            at += u64::from(inst.len);
-        }
-        found
+        let functions = found.filter_map(|(at, place)| Some((at, self.input.unwind.fde_at(place)?)));
+        self.counted = self.survey.with_parts(functions.collect());
     }
 
     /// Compares what nothing was seen to lead to in functions that have to stay in one piece, at its own address.
