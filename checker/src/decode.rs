@@ -392,17 +392,25 @@ impl Shape {
         shape
     }
 
-    /// Whether the instruction ends in an immediate of 32 bits (or `mov r64, imm64`), by appendix A of the manual.
-    pub(crate) fn has_wide_immediate(&self, bytes: &[u8]) -> bool {
-        let is_short = bytes.get(..self.opcode).is_some_and(|prefixes| prefixes.contains(&0x66)) && self.rex & 8 == 0;
+    /// The immediate of 32 bits (or of 64, in `movabs`) in which the instruction ends, by appendix A of the manual.
+    pub(crate) fn wide_immediate(&self, bytes: &[u8]) -> Option<u64> {
+        let opcode = bytes.get(self.opcode).copied().unwrap_or(0);
+        let is_quad = self.rex & 8 != 0;
+        let is_short = bytes.get(..self.opcode).is_some_and(|prefixes| prefixes.contains(&0x66)) && !is_quad;
         let group = bytes.get(self.modrm).map_or(0, |modrm| modrm >> 3 & 7);
-        let has_immediate = match bytes.get(self.opcode).copied().unwrap_or(0) {
+        let has_immediate = match opcode {
             0x05 | 0x0d | 0x15 | 0x1d | 0x25 | 0x2d | 0x35 | 0x3d | 0x68 | 0x69 | 0x81 | 0xa9 | 0xb8..=0xbf => true,
             0xc7 => group == 0,
             0xf7 => group < 2,
             _ => false,
         };
-        self.map == 0 && !self.vector && !is_short && has_immediate
+        if self.map != 0 || self.vector || is_short || !has_immediate {
+            return None;
+        }
+        if is_quad && matches!(opcode, 0xb8..=0xbf) {
+            return bytes.last_chunk().map(|field| u64::from_le_bytes(*field));
+        }
+        bytes.last_chunk().map(|field| u64::from(u32::from_le_bytes(*field)))
     }
 
     pub(crate) fn is_rip_relative(&self, bytes: &[u8]) -> bool {
@@ -475,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn only_immediates_of_32_bits_and_more_are_wide() {
+    fn immediates_of_32_bits_and_more_are_wide_and_read_whole() {
         let wide: [&[u8]; 5] = [
             &[0xbf, 0x80, 0x7d, 0x70, 0],
             &[0x48, 0xc7, 0xc0, 0x80, 0x7d, 0x70, 0],
@@ -491,8 +499,15 @@ mod tests {
             &[0x66, 0xb8, 0x80, 0x7d],
             &[0xc5, 0xf8, 0x28, 0x80, 0x80, 0x7d, 0x70, 0],
         ];
-        assert!(wide.iter().all(|bytes| Shape::of(bytes).has_wide_immediate(bytes)));
-        assert!(!others.iter().any(|bytes| Shape::of(bytes).has_wide_immediate(bytes)));
+        for bytes in wide {
+            assert_eq!(Shape::of(bytes).wide_immediate(bytes), Some(0x70_7d80), "{bytes:02x?}");
+        }
+        for bytes in others {
+            assert_eq!(Shape::of(bytes).wide_immediate(bytes), None, "{bytes:02x?}");
+        }
+        // `movabs $0x9c000000000000, %rcx`: its upper half is no number by itself.
+        let high = [0x48, 0xb9, 0, 0, 0, 0, 0, 0, 0x9c, 0];
+        assert_eq!(Shape::of(&high).wide_immediate(&high), Some(0x9c_0000_0000_0000));
     }
 
     /// Any instruction that a compiler may write: opcodes of all maps with all operands, behind usual prefixes.

@@ -37,6 +37,13 @@ pub(crate) struct TableReference {
     pub(crate) origin: u64,
 }
 
+/// A number in an instruction of a file at a fixed address, with the frame description around it: it may be an address.
+struct Number {
+    own: u32,
+    at: u64,
+    value: u64,
+}
+
 /// What one pass over the input's functions tells.
 pub(crate) struct Survey {
     /// By frame description: the smallest one of its group.
@@ -117,11 +124,11 @@ impl Survey {
                         let is_own = |value: &u64| (fde.start..fde.end).contains(value);
                         let displacement = named.and_then(value).filter(|_| absolute_fields.is_empty());
                         survey.referenced.extend(named.and_then(value).filter(|&value| side.image.tail(value).is_some()));
-                        let number =
-                            bytes.last_chunk::<4>().filter(|_| has_numbers && Shape::of(bytes).has_wide_immediate(bytes));
-                        let number = number.map(|field| u64::from(u32::from_le_bytes(*field)));
+                        let number = Shape::of(bytes).wide_immediate(bytes).filter(|_| has_numbers);
                         survey.referenced.extend(number.filter(is_own));
-                        numbers.extend(number.map(|value| (address, value)));
+                        let leads_to_code = |value: &u64| value.checked_sub(1).is_some_and(|last| side.image.in_code(last));
+                        let number = number.filter(leads_to_code);
+                        numbers.extend(number.map(|value| Number { own: index as u32, at: address, value }));
                         let linked = (address..address + u64::from(inst.len)).find(|at| absolute_fields.contains(at));
                         let linked = linked.and_then(|at| value(bytes.get((at - address) as usize..)?.first_chunk::<4>()?));
                         let own = [number, displacement, linked].into_iter().flatten().find(is_own);
@@ -134,8 +141,8 @@ impl Survey {
                 }
                 address += u64::from(inst.len);
             }
-            survey.name_places(side, index, std::mem::take(&mut numbers));
         }
+        survey.name_places(side, numbers);
         survey.referenced.sort_unstable();
         survey.referenced.dedup();
         for fde in (0..count).filter(|&fde| survey.named.contains(fde)) {
@@ -185,18 +192,18 @@ impl Survey {
         self.places.extend(unwind.described_around(address).map(|fde| (at, address, fde)));
     }
 
-    /// The same for all numbers in a frame description, with their instructions. Large programs have round numbers that happen to lead into some function; two that lead into
-    /// the same one are no chance.
-    fn name_places(&mut self, side: &Side<'_>, own: usize, mut numbers: Vec<(u64, u64)>) {
-        numbers.sort_unstable_by_key(|&(at, value)| (value, at));
-        numbers.dedup_by_key(|number| number.1);
-        let leads_to = |&(_, value): &(u64, u64)| {
-            let last = value.checked_sub(1).and_then(|last| side.unwind.fde_at(last));
-            side.unwind.fde_at(value).or(last)
+    /// The same for all numbers in code. Large programs have round numbers that happen to lead into some function, also into its instructions; two in one function that lead to
+    /// instructions of the same other one are no chance.
+    fn name_places(&mut self, side: &Side<'_>, mut numbers: Vec<Number>) {
+        let leads_to = |number: &Number| {
+            let last = number.value.checked_sub(1).and_then(|last| side.unwind.fde_at(last));
+            side.unwind.fde_at(number.value).or(last).map(|fde| (number.own, fde))
         };
-        for group in numbers.chunk_by(|a, b| leads_to(a).is_some() && leads_to(a) == leads_to(b)).filter(|group| group.len() > 1)
-        {
-            group.iter().for_each(|&(at, value)| self.name_place(side, own, at, value));
+        numbers.retain(|number| leads_to(number).is_some() && self.may_be_place(side, number.value));
+        numbers.sort_unstable_by_key(|number| (number.own, number.value, number.at));
+        numbers.dedup_by_key(|number| (number.own, number.value));
+        for group in numbers.chunk_by(|a, b| leads_to(a) == leads_to(b)).filter(|group| group.len() > 1) {
+            group.iter().for_each(|number| self.name_place(side, number.own as usize, number.at, number.value));
         }
     }
 
@@ -211,10 +218,13 @@ impl Survey {
         self.own_places.iter().filter(|place| !is_fixed || self.may_be_place(side, place.1)).copied().collect()
     }
 
-    /// Whether an address is no middle of an instruction.
+    /// Whether an address is neither the middle of an instruction nor one of many stubs with one frame description: that is an entry.
     pub(crate) fn may_be_place(&self, side: &Side<'_>, address: u64) -> bool {
-        match side.code.index(address) {
-            Some(index) if side.unwind.fde_at(address).is_some() => self.is_boundary(index),
+        match (side.code.index(address), side.unwind.fde_at(address)) {
+            (Some(index), Some(fde)) => {
+                let has_stubs = || side.begins_stubs(side.unwind.fdes[fde as usize].start);
+                self.is_boundary(index) && !(side.slot_of_stub(address).is_some() && has_stubs())
+            }
             _ => true,
         }
     }

@@ -1,6 +1,6 @@
 //! Functions that have to stay in one piece, because others look at where the program was interrupted, or mark pointers to them.
 
-use super::layout::{TWICE, UNUSED, build, function};
+use super::layout::{TWICE, UNUSED, build, build_fixed, function};
 use super::*;
 
 /// A function, then one that calls it, then more, in an order that moves the last two.
@@ -117,4 +117,54 @@ fn code_to_which_nothing_leads_is_compared_at_its_place_in_a_function_that_has_t
     };
     assert_ok(&input, &moved);
     assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::InstructionMismatch]);
+}
+
+/// A function with two instructions behind its entry, as it is written, and with a jump where it was.
+const STAYS: &str = "wait:\n    .cfi_startproc\n    test %edi, %edi\n    je .Lnone\n    cmp $1, %edi\n    nop\n.Lplace:\n    mov $7, %eax\n    ret\n\
+                     .Lnone:\n    xor %eax, %eax\n    ret\n    .cfi_endproc\n";
+
+fn jumps_to_copy() -> String {
+    let copy = STAYS.replace("wait", "copy").replace(".L", ".Lcopied_");
+    format!(
+        "wait:\n    .byte 0xe9\n    .long copy - . - 4\n    .fill 3, 1, 0xcc\n.Lplace:\n    .byte 0xe9\n    .long .Lcopied_place - . - 4\n    .fill 4, 1, 0xcc\n{copy}"
+    )
+}
+
+/// A function with numbers that may be addresses, and a call of the one that they may be in.
+fn has_numbers(numbers: [&str; 2]) -> String {
+    let [first, second] = numbers;
+    function("classify", &format!("    {first}\n    {second}\n    call wait\n    ret"))
+}
+
+#[test]
+fn numbers_at_a_fixed_address_name_places_if_two_in_one_function_lead_to_instructions_of_another() {
+    let kinds_with = |numbers| {
+        let asks = has_numbers(numbers);
+        let input = build_fixed(&[TWICE, UNUSED, &asks, STAYS], ".long 0\n")?;
+        let output = build_fixed(&[TWICE, UNUSED, &asks, &jumps_to_copy()], ".long 0\n")?;
+        Some(kinds(&check(&input, &output).unwrap()))
+    };
+    for first in ["mov $.Lplace, %eax", "movabs $.Lplace, %rax"] {
+        let Some(found) = kinds_with([first, "mov $wait, %edx"]) else { return };
+        assert_eq!(found, [ViolationKind::Conflict], "{first}");
+    }
+    // Middles of instructions are no places, and the upper half of a number is no number.
+    let upper_half = [".byte 0x48, 0xb8\n    .long 0, .Lplace", ".byte 0x48, 0xba\n    .long 0, wait"];
+    let chances =
+        [["mov $.Lplace, %eax", "mov $.Lplace + 1, %edx"], ["mov $.Lplace + 2, %eax", "mov $.Lplace + 1, %edx"], upper_half];
+    for numbers in chances {
+        assert_eq!(kinds_with(numbers).unwrap(), [], "{numbers:?}");
+    }
+}
+
+#[test]
+fn stubs_with_one_frame_description_are_no_places_of_each_other() {
+    let stubs = "    .balign 16\nstubs:\n    .cfi_startproc\n    push handlers(%rip)\n    jmp *handlers(%rip)\n    .balign 16\n\
+                 wait:\n    jmp *handlers(%rip)\n    .balign 16\n\
+                 other:\n    jmp *handlers + 8(%rip)\n    .cfi_endproc\n";
+    let asks =
+        |call: &str| function("classify", &format!("    mov $wait, %rax\n    mov $other, %rdx\n    {call}\n    nop\n    ret"));
+    let build = |call: &str| build_fixed(&[TWICE, UNUSED, stubs, &asks(call)], ".long 0\n");
+    let (Some(input), Some(output)) = (build("call wait\n    nop"), build("call *handlers(%rip)")) else { return };
+    assert_ok(&input, &output);
 }

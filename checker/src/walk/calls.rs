@@ -37,6 +37,8 @@ const RETURNS: [&[u8]; 3] = [&[0xc3], &[0xf3, 0xc3], &[0xf2, 0xc3]];
 /// `jmp *slot(%rip)` and `call *slot(%rip)` without the slot.
 const JUMP_THROUGH: [u8; 2] = [0xff, 0x25];
 pub(crate) const CALL_THROUGH: [u8; 2] = [0xff, 0x15];
+/// `push word(%rip)` without the word.
+const PUSH_OF_WORD: [u8; 2] = [0xff, 0x35];
 /// Does nothing unless bounds are tracked, which no system does.
 const BND: u8 = 0xf2;
 
@@ -52,6 +54,13 @@ impl Side<'_> {
         let bytes = bytes.strip_prefix(&[BND]).unwrap_or(bytes);
         let is_jump = bytes.strip_prefix(&JUMP_THROUGH).is_some_and(|rest| rest.len() == 4);
         (is_jump && inst.disp != 0).then(|| self.operand(address, inst))
+    }
+
+    /// Whether the procedure linkage table begins at an address, or a part of it: with a stub, or with a push of one word and a jump through another.
+    pub(crate) fn begins_stubs(&self, address: u64) -> bool {
+        let is_push = |inst: &Inst| inst.disp != 0 && self.code.bytes(address, *inst).starts_with(&PUSH_OF_WORD);
+        let behind_push = self.inst(address).filter(is_push).map(|push| address + u64::from(push.len));
+        self.slot_of_stub(behind_push.unwrap_or(address)).is_some()
     }
 }
 

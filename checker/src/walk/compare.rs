@@ -155,23 +155,16 @@ impl Walk<'_, '_> {
     /// In a file at a fixed address without the linker's relocations, a number at an instruction's end that is the address of a function: it
     /// has to stay good.
     fn number(&self, at: u64, x: &[u8]) -> Option<Reference> {
-        if !self.has_numbers || !Shape::of(x).has_wide_immediate(x) {
-            return None;
-        }
-        // `movabs` alone ends in eight bytes.
-        let is_wide = x.len() == 10 && x[0] & 0xf8 == 0x48 && x[1] & 0xf8 == 0xb8;
-        let size = if is_wide { 8 } else { 4 };
-        let value = field(x, x.len().checked_sub(size)?)?;
-        let is_high = is_wide && field(x, x.len() - 4) != Some(0);
+        let value = Shape::of(x).wide_immediate(x).filter(|_| self.has_numbers)?;
         let is_label = || {
             let unwind = &self.input.unwind;
             let is_start = self.input.code.index(value).is_some_and(|index| self.survey.is_boundary(index));
             is_start && unwind.fde_at(value).is_some() && unwind.fde_at(value) == unwind.fde_at(at)
         };
-        if let Some((input, output)) = self.past_entry(value).filter(|_| !is_high) {
+        if let Some((input, output)) = self.past_entry(value) {
             return Some(Reference::Code(input, output));
         }
-        (!is_high && (self.input.unwind.starts_at(value) || is_label())).then_some(Reference::Code(value, value))
+        (self.input.unwind.starts_at(value) || is_label()).then_some(Reference::Code(value, value))
     }
 
     /// Where an entry at an address leads in both, that stands for a function and has no frame description: as a number names it, it stays, and nothing else shows
