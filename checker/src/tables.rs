@@ -212,10 +212,11 @@ impl Survey {
         self.places.iter().filter(|place| self.may_be_place(side, place.1)).map(|&(at, _, fde)| (at, fde))
     }
 
-    /// Instructions of the input that name a place in their own frame description, and the place. At a fixed address, numbers that lead into an instruction name none.
+    /// Instructions of the input that name a place in their own frame description behind its entry, and the place. At a fixed address, numbers that lead into an instruction name none.
     pub(crate) fn own_places(&self, side: &Side<'_>) -> Vec<(u64, u64)> {
         let is_fixed = side.image.is_position_dependent();
-        self.own_places.iter().filter(|place| !is_fixed || self.may_be_place(side, place.1)).copied().collect()
+        let may_be_place = |place: u64| !side.unwind.starts_at(place) && (!is_fixed || self.may_be_place(side, place));
+        self.own_places.iter().filter(|place| may_be_place(place.1)).copied().collect()
     }
 
     /// Whether an address is neither the middle of an instruction nor one of many stubs with one frame description: that is an entry.

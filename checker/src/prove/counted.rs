@@ -7,10 +7,11 @@
 //! named by the same register and distance. To move, store, pass, compare, return and jump to an address leaves it what it is. Whatever else reads it, or a memory operand with it, counts with it: what is not known to be harmless is not.
 //!
 //! **Why this is enough.** A sum of an address and a distance is made somewhere. What is looked for is each address from an instruction of the function, on each way on which it is still one, up to the sum.
-//! Behind an indirect jump the search goes on at each place of the function to which one may lead: what runs on from nothing, and what tables and words of data name.
+//! Behind an indirect jump the search goes on at each place of the function to which one may lead: what tables and words of data name, and what neither runs on from anything nor is jumped to. (A place that is jumped to
+//! may be at a distance from a label besides. Then that label is counted with before.)
 //!
 //! **What is taken for granted.** An address that leaves the function, by a call, a return, or memory other than the stack, is one that somebody jumps to, calls or compares: it is not counted with elsewhere. Slots of the stack are read as they
-//! were written, not by a pointer to them.
+//! were written, not by a pointer to them. A function that names its own entry says which function it is, as Gambit's do in each call; labels are not looked for there.
 //!
 //! **Terminates**: what is held at a place only grows, and there are at most [`STEPS_MAX`] steps.
 
@@ -54,13 +55,19 @@ fn leaders_in(walk: &Walk<'_, '_>, fde: &Fde) -> Vec<u64> {
         _ => None,
     });
     let mut found: Vec<u64> = labels.collect();
+    let mut jumped_to: FxHashSet<u64> = FxHashSet::default();
+    let mut led_to_by_nothing = Vec::new();
     let (mut at, mut runs_on) = (fde.start, true);
     while let Some(inst) = side.inst(at).filter(|_| at < fde.end) {
-        found.extend((!runs_on).then_some(at));
+        led_to_by_nothing.extend((!runs_on).then_some(at));
+        if matches!(inst.kind, Kind::Jump | Kind::Branch | Kind::Loop) {
+            jumped_to.insert(side.target(at, inst));
+        }
         found.extend(led_to(walk, at, inst));
         runs_on = !inst.ends_flow();
         at += u64::from(inst.len);
     }
+    found.extend(led_to_by_nothing.into_iter().filter(|at| !jumped_to.contains(at)));
     found.retain(|place| (fde.start..fde.end).contains(place));
     found.sort_unstable();
     found.dedup();
