@@ -28,17 +28,20 @@ mod compact;
 mod copies;
 mod duplicate;
 mod ext_tsp;
+mod fit;
 mod functions;
 mod links;
 mod polish;
 mod shuffle;
 mod split;
+mod stay;
 mod unroll;
 
 pub use self::compact::compact;
 #[cfg(test)]
 pub(crate) use self::shuffle::Random;
 pub use self::shuffle::shuffle;
+pub use self::stay::{around_idle, pin_idle};
 
 /// What shares of the executed instructions are given in: hundred thousandths.
 const WHOLE: u64 = 100_000;

@@ -125,6 +125,8 @@ pub struct OutProgram {
     /// As in the plan.
     pub filling: Filling,
     /// As in the plan.
+    pub hot_from: Option<Va>,
+    /// As in the plan.
     pub joins_kept_entries: bool,
 }
 
@@ -164,6 +166,7 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         in_clones: skeleton.in_clones,
         apart: skeleton.apart,
         filling: layout.filling,
+        hot_from: layout.hot_from,
         joins_kept_entries: layout.joins_kept_entries,
     };
     for (clone, data) in edits.clones.iter() {

@@ -1,6 +1,7 @@
 //! What is to be done, as data: which blocks go where, and what is inserted. A plan can be printed, halved and replayed; nothing in
 //! it has an address of the output.
 
+use lifter::address::Va;
 use lifter::entity::{Block, Func};
 
 use crate::clones::CloneId;
@@ -64,6 +65,8 @@ pub struct LayoutPlan {
     /// Blocks of other functions that are where another block is, which the output has.
     pub folded_blocks: BlockFolding,
     pub filling: Filling,
+    /// Where the code that ran begins, in a file of which most stays; what else moves goes wherever it fits then.
+    pub hot_from: Option<Va>,
     /// Whether neighbors that stay where they are share unwind entries.
     pub joins_kept_entries: bool,
 }

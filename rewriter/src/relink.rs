@@ -14,7 +14,7 @@ mod patch;
 mod place;
 mod reserved;
 mod sections;
-mod space;
+pub(crate) mod space;
 mod symbols;
 pub(crate) mod unwind;
 

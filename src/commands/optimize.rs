@@ -11,7 +11,7 @@ use profiles::Weights;
 use rewriter::dyno::{self, DynoStats};
 use rewriter::edit::EditPlan;
 use rewriter::fold::Folding;
-use rewriter::layout::LayoutOptions;
+use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{LayoutPlan, Temperature};
 use rewriter::relink::Relinked;
 use rewriter::specialize::emit::{Cloning, Dispatch, Form};
@@ -185,11 +185,19 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let weights = folded.weights(&lifted.program, weights);
     let (mut unproven, mut examiner) = (Unproven::default(), Examiner::default());
     let planned = driver::edits(&lifted, &weights, &folded, job.edits, timing);
+    let mut hot_from = None;
     let (plan, edits, relinked) = loop {
         let mut edits = planned.clone();
         unproven.leave_out(&lifted.program, &mut edits);
         let mut adjusted = edits.adjusted(&lifted.program, &weights);
         let mut plan = driver::plan(&lifted, &adjusted, &job.order, (&edits, &folded), timing);
+        if matches!(job.order, Order::ByWeights(_)) && weights.has_counts() {
+            timing.phase("keep what never runs", |_| {
+                let Lifted { image, program } = &mut lifted;
+                let hot_from = *hot_from.get_or_insert_with(|| layout::pin_idle(image, program, &edits, &plan));
+                hot_from.into_iter().for_each(|from| layout::around_idle(image, program, from, &mut plan));
+            });
+        }
         if let Some(fuel) = job.fuel {
             let fuel = fuel - folded.pairs().len() as u64;
             edits.limit(limit(&lifted, &mut plan, fuel));

@@ -81,6 +81,9 @@ pub(crate) fn place(
 }
 
 fn place_fragments(out: &OutProgram, codes: &[FragmentCode], space: &mut Space) -> Vec<Va> {
+    if let Some(from) = out.hot_from {
+        return place_around(out, codes, from, space);
+    }
     let place = |(fragment, code): (&OutFragment, &FragmentCode)| {
         let (len, align) = (code.bytes.len() as u64, u64::from(fragment.align));
         match fragment.temperature {
@@ -89,6 +92,26 @@ fn place_fragments(out: &OutProgram, codes: &[FragmentCode], space: &mut Space) 
         }
     };
     out.fragments.iter().zip(codes).map(place).collect()
+}
+
+/// Places what is hot in order, from an address on, and what is not wherever it fits, the longest first.
+fn place_around(out: &OutProgram, codes: &[FragmentCode], from: Va, space: &mut Space) -> Vec<Va> {
+    let size = |index: usize| (codes[index].bytes.len() as u64, u64::from(out.fragments[index].align));
+    let (hot, mut others): (Vec<usize>, Vec<usize>) =
+        (0..codes.len()).partition(|&index| out.fragments[index].temperature == Temperature::Hot);
+    others.sort_by_key(|&index| std::cmp::Reverse(codes[index].bytes.len()));
+    let mut places = vec![Va(0); codes.len()];
+    space.begin_at(from);
+    for index in hot {
+        let (len, align) = size(index);
+        places[index] = space.take_lines_in_order(len, align);
+    }
+    space.give_up_order();
+    for index in others {
+        let (len, align) = size(index);
+        places[index] = space.take_anywhere(len, align);
+    }
+    places
 }
 
 /// What becomes of each table, but for those that have to be copied, which come besides.

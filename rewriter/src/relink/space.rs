@@ -119,6 +119,35 @@ impl Space {
         Self { intervals, next: 0, lengths, holes: BTreeSet::new(), has_tail, text_end: None, unused: None, overflow }
     }
 
+    /// Hands out in order from the interval on that an address is in; those before it are holes.
+    pub(crate) fn begin_at(&mut self, from: Va) {
+        let first = self.intervals.partition_point(|interval| interval.end <= from);
+        for passed in self.next..first {
+            self.add_hole(self.intervals[passed]);
+        }
+        self.next = first;
+    }
+
+    /// Whether so many bytes fit in order.
+    pub(crate) fn has_room(&self, len: u64) -> bool {
+        self.first_fit(len, 1).is_some()
+    }
+
+    /// The length of the longest hole.
+    pub(crate) fn longest_hole(&self) -> Option<u64> {
+        self.holes.last().map(|hole| hole.0)
+    }
+
+    /// Makes holes of all that is left.
+    pub(crate) fn give_up_order(&mut self) {
+        // Those before `next` are holes already, or what is left of them is.
+        for interval in self.intervals.split_off(self.next.min(self.intervals.len())) {
+            self.add_hole(interval);
+        }
+        self.intervals.clear();
+        (self.next, self.has_tail, self.lengths) = (0, false, MaxTree::new([].into_iter()));
+    }
+
     /// Room for `len` bytes behind what was handed out before, as far as possible.
     pub(crate) fn take_in_order(&mut self, len: u64, align: u64) -> Va {
         // A large fragment must not close an interval that many small ones could still use: look on without moving on.
@@ -309,7 +338,9 @@ fn pinned_text(program: &Program) -> Vec<Interval> {
 fn anchored_text(program: &Program, has_ibt: bool) -> impl Iterator<Item = Interval> {
     let is_kept = |data: &&BlockData| data.flags.contains(BlockFlags::ANCHOR) && program.funcs[data.func].is_movable();
     let anchors = program.blocks.values().filter(is_kept);
-    let relays = program.relays.iter().map(|relay| Interval { start: relay.at, end: relay.at + Relay::LEN });
+    let is_used =
+        |relay: &&Relay| program.block_at(relay.anchor).is_some_and(|at| program.funcs[program.func_of(at)].is_movable());
+    let relays = program.relays.iter().filter(is_used).map(|relay| Interval { start: relay.at, end: relay.at + Relay::LEN });
     anchors.map(move |data| Interval { start: data.start, end: data.start + data.anchor_len(has_ibt) }).chain(relays)
 }
 
@@ -399,6 +430,21 @@ mod tests {
         assert_eq!(space.take_anywhere(0x20, 64), Va(0x1000));
         assert_eq!(space.take_anywhere(0x21, 64), Va(0x9080));
         assert_eq!(space.overflow.len(), 0xa1);
+    }
+
+    #[test]
+    fn handing_out_may_begin_in_the_middle_and_no_gap_is_handed_out_twice() {
+        let mut space = space(&[(0x1000, 0x1100), (0x2000, 0x2100), (0x3000, 0x3100)]);
+        space.begin_at(Va(0x2010));
+        assert_eq!(space.take_in_order(0x80, 1), Va(0x2000));
+        assert_eq!(space.take_in_order(0xc0, 1), Va(0x3000));
+        assert_eq!(space.take_in_order(0xd0, 1), Va(0x1000), "before the beginning, if nowhere else");
+        space.give_up_order();
+        let rest: u64 = space.rest().iter().map(|interval| interval.len()).sum();
+        assert_eq!((rest, space.longest_hole()), (0x300 - 0x210, Some(0x80)));
+        assert_eq!(space.take_anywhere(0x80, 1), Va(0x2080));
+        assert_eq!(space.take_anywhere(0x40, 1), Va(0x30c0));
+        assert_eq!(space.take_anywhere(0x40, 1), Va(0x9000));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use rayon::prelude::*;
 use crate::clones::CloneId;
 use crate::encode::{FragmentCode, Run};
 use crate::error::{Error, Result};
-use crate::materialize::{OutFragment, OutProgram};
+use crate::materialize::OutProgram;
 use crate::plan::Temperature;
 use crate::relink::addresses::Addresses;
 use crate::relink::eh_frame::{Deeper, Piece, UnwindFragment, UnwindLayout};
@@ -105,13 +105,18 @@ pub(crate) fn fragments(
     // What the lifter made no function of (an entry for code that it doesn't know) stays too.
     let uncovered = program.unwind.fdes.iter().filter(|(fde, _)| !is_covered[*fde]);
     kept.extend(uncovered.map(|(_, data)| identity(data.start, data.end)));
-    let mut starts: Vec<Va> = kept.iter().map(|fragment| fragment.start).collect();
+    // Of code without unwind entries too: it may lie in what looks like alignment.
+    let mut starts: Vec<Va> = kept.iter().map(|fragment| fragment.start).chain(placement.fragments.iter().copied()).collect();
+    starts.extend(program.ranges.iter().filter(|range| !program.funcs[range.func].is_movable()).map(|range| range.start));
     starts.sort_unstable();
-    let mut fragments = join_cold(&out.fragments, moved, &starts);
+    let mut moved: Vec<(bool, UnwindFragment)> =
+        out.fragments.iter().map(|fragment| fragment.temperature == Temperature::Cold).zip(moved).collect();
+    if out.hot_from.is_some() {
+        // What is cold lies where it fits.
+        moved.sort_by_key(|(_, fragment)| fragment.start);
+    }
+    let mut fragments = join_cold(moved, &starts);
     if out.joins_kept_entries {
-        let mut starts: Vec<Va> = fragments.iter().map(|fragment| fragment.start).collect();
-        starts.extend(program.ranges.iter().filter(|range| !program.funcs[range.func].is_movable()).map(|range| range.start));
-        starts.sort_unstable();
         kept = join_kept(image, kept, &starts);
     }
     fragments.extend(kept);
@@ -146,15 +151,14 @@ fn push(fragments: &mut Vec<UnwindFragment>, fragment: UnwindFragment, joins: bo
     }
 }
 
-/// Makes one of cold fragments that lie side by side, so that one unwind entry may cover them: each entry less saves some thirty bytes, and without
+/// Makes one of cold fragments (`true`) that lie side by side, so that one unwind entry may cover them: each entry less saves some thirty bytes, and without
 /// that the entries of split functions may not fit where the input's were. Unwinders run through a longer program for it, in code that
-/// seldom runs. `kept` is where code starts that stays, ascending.
-fn join_cold(kinds: &[OutFragment], moved: Vec<UnwindFragment>, kept: &[Va]) -> Vec<UnwindFragment> {
+/// seldom runs. `starts` is where any code starts, ascending.
+fn join_cold(moved: Vec<(bool, UnwindFragment)>, starts: &[Va]) -> Vec<UnwindFragment> {
     let mut joined: Vec<UnwindFragment> = Vec::with_capacity(moved.len());
     let mut is_last_cold = false;
-    for (kind, fragment) in kinds.iter().zip(moved).filter(|(_, fragment)| !fragment.pieces.is_empty()) {
-        let is_cold = kind.temperature == Temperature::Cold;
-        let joins = is_cold && is_last_cold && joined.last().is_some_and(|last| is_beside(last, &fragment, kept));
+    for (is_cold, fragment) in moved.into_iter().filter(|(_, fragment)| !fragment.pieces.is_empty()) {
+        let joins = is_cold && is_last_cold && joined.last().is_some_and(|last| is_beside(last, &fragment, starts));
         push(&mut joined, fragment, joins);
         is_last_cold = is_cold;
     }
@@ -165,10 +169,10 @@ fn join_cold(kinds: &[OutFragment], moved: Vec<UnwindFragment>, kept: &[Va]) -> 
 const JOINED_BYTES_MAX: u64 = 2048;
 
 /// Whether there is nothing but alignment between two fragments, and both together are short.
-fn is_beside(last: &UnwindFragment, next: &UnwindFragment, kept: &[Va]) -> bool {
+fn is_beside(last: &UnwindFragment, next: &UnwindFragment, starts: &[Va]) -> bool {
     let end = last.start + u64::from(last.len);
-    // Code of a few bytes that stays may be all that is between.
-    let is_empty = kept.get(kept.partition_point(|&start| start < end)).is_none_or(|&start| start >= next.start);
+    // Code of a few bytes may be all that is between.
+    let is_empty = starts.get(starts.partition_point(|&start| start < end)).is_none_or(|&start| start >= next.start);
     let is_near = end <= next.start && next.start - end < 16 && is_empty;
     is_near && next.start - last.start + u64::from(next.len) <= JOINED_BYTES_MAX
 }
@@ -377,25 +381,14 @@ pub(crate) fn index_of(name: &str, sh_type: u32) -> Option<usize> {
 mod tests {
     //! Which fragments share an entry.
 
-    use lifter::entity::EntityId;
-
     use super::*;
 
-    fn joined(parts: &[(u64, u32, Temperature)], kept: &[Va]) -> Vec<(u64, u32, usize)> {
-        let kind = |&(_, _, temperature): &(u64, u32, Temperature)| OutFragment {
-            func: EntityId::new(0),
-            temperature,
-            align: 1,
-            unwind_class: 0,
-            blocks: 0..1,
-            clone: None,
-            deeper: 0,
+    fn joined(parts: &[(u64, u32, Temperature)], starts: &[Va]) -> Vec<(u64, u32, usize)> {
+        let fragment = |&(start, len, temperature): &(u64, u32, Temperature)| {
+            let fragment = UnwindFragment { len, ..identity(Va(start), Va(start) + u64::from(len)) };
+            (temperature == Temperature::Cold, fragment)
         };
-        let fragment = |&(start, len, _): &(u64, u32, Temperature)| UnwindFragment {
-            len,
-            ..identity(Va(start), Va(start) + u64::from(len))
-        };
-        let joined = join_cold(&parts.iter().map(kind).collect::<Vec<_>>(), parts.iter().map(fragment).collect(), kept);
+        let joined = join_cold(parts.iter().map(fragment).collect(), starts);
         joined.iter().map(|fragment| (fragment.start.0, fragment.len, fragment.pieces.len())).collect()
     }
 
