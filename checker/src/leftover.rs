@@ -44,6 +44,8 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         walk_old_text(walk);
     }
     crate::tables::read_arguments(walk);
+    walk.find_counted();
+    walk.walk_kept_whole();
     let mut roots = Roots::of(walk);
     let tables = graph::tables_named(walk, false);
     let mut found = match_pieces(walk, &roots, &tables, &FxHashSet::default());
@@ -63,6 +65,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     missing::report(walk, &found.missing);
     walk.settle_all(true);
     crate::tables::read_arguments(walk);
+    walk.walk_kept_whole();
     walk.report_returns();
     walk.report_places();
     walk.cover_dead_ways();

@@ -52,6 +52,10 @@ pub(crate) struct Survey {
     referenced: Vec<u64>,
     /// Addresses that instructions name and that lead into another frame description behind its entry, or right behind its end: the instruction, the address, and that description.
     places: Vec<(u64, u64, u32)>,
+    /// Instructions that name a place in their own frame description, and the place.
+    own_places: Vec<(u64, u64)>,
+    /// Frame descriptions, and others to which they jump elsewhere than to an entry.
+    parts: Vec<(u32, u32)>,
     boundaries: Bits,
     /// Instructions that stand right behind a call of the same frame description.
     behind_calls: Bits,
@@ -71,6 +75,8 @@ impl Survey {
             groups: (0..count as u32).collect(),
             referenced: Vec::new(),
             places: Vec::new(),
+            own_places: Vec::new(),
+            parts: Vec::new(),
             boundaries: Bits::new(side.code.size()),
             behind_calls: Bits::new(side.code.size()),
             named: Bits::new(count),
@@ -98,6 +104,7 @@ impl Survey {
                             && let Some(other) = side.unwind.fde_at(target)
                         {
                             survey.join(index as u32, other);
+                            survey.note_part(side, index as u32, other, target);
                         }
                     }
                     Kind::Call => survey.call(side, side.target(address, inst)),
@@ -107,20 +114,25 @@ impl Survey {
                         survey.referenced.push(operand);
                         if inst.kind == Kind::Lea {
                             survey.name_place(side, index, address, operand);
+                            survey.own_places.extend((fde.start..fde.end).contains(&operand).then_some((address, operand)));
                         }
                     }
                     _ if fixed => {
                         let bytes = side.code.bytes(address, inst);
                         let named = Shape::of(bytes).wide_displacement(bytes).and_then(|at| bytes.get(at..at + 4));
                         let value = |field: &[u8]| field.try_into().ok().map(u32::from_le_bytes).map(u64::from);
+                        let is_own = |value: &u64| (fde.start..fde.end).contains(value);
+                        let displacement = named.and_then(value).filter(|_| absolute_fields.is_empty());
                         survey.referenced.extend(named.and_then(value).filter(|&value| side.image.tail(value).is_some()));
                         let number = Shape::of(bytes).wide_immediate(bytes).filter(|_| has_numbers);
-                        survey.referenced.extend(number.filter(|value| (fde.start..fde.end).contains(value)));
+                        survey.referenced.extend(number.filter(is_own));
                         let leads_to_code = |value: &u64| value.checked_sub(1).is_some_and(|last| side.image.in_code(last));
                         let number = number.filter(leads_to_code);
                         numbers.extend(number.map(|value| Number { own: index as u32, at: address, value }));
                         let linked = (address..address + u64::from(inst.len)).find(|at| absolute_fields.contains(at));
                         let linked = linked.and_then(|at| value(bytes.get((at - address) as usize..)?.first_chunk::<4>()?));
+                        let own = [number, displacement, linked].into_iter().flatten().find(is_own);
+                        survey.own_places.extend(own.map(|value| (address, value)));
                         if let Some(value) = linked {
                             survey.name_place(side, index, address, value);
                         }
@@ -137,6 +149,31 @@ impl Survey {
             survey.rooted.insert(survey.find(fde as u32) as usize);
         }
         survey
+    }
+
+    /// Notes a jump from a frame description to another one.
+    fn note_part(&mut self, side: &Side<'_>, from: u32, to: u32, target: u64) {
+        let unwind = &side.unwind;
+        if unwind.fdes[to as usize].start != target || !unwind.has_no_frame(target) {
+            self.parts.push((from, to));
+        }
+    }
+
+    /// Adds to frame descriptions those that are parts of the same functions, with jumps elsewhere than to an entry, from or to another part. The instructions because of which they are asked for
+    /// stay with them.
+    pub(crate) fn with_parts(&self, mut fdes: Vec<(u64, u32)>) -> Vec<(u64, u32)> {
+        let mut known: FxHashSet<(u64, u32)> = fdes.iter().copied().collect();
+        let mut next = 0;
+        while let Some(&(at, fde)) = fdes.get(next) {
+            let neighbours = self.parts.iter().filter_map(|&(one, other)| match fde {
+                _ if fde == one => Some(other),
+                _ if fde == other => Some(one),
+                _ => None,
+            });
+            fdes.extend(neighbours.map(|part| (at, part)).filter(|&part| known.insert(part)));
+            next += 1;
+        }
+        fdes
     }
 
     fn name(&mut self, side: &Side<'_>, address: u64) {
@@ -173,6 +210,13 @@ impl Survey {
     /// Instructions of the input, and the frame descriptions in which they name an instruction other than the first, from another one, or the end.
     pub(crate) fn places(&self, side: &Side<'_>) -> impl Iterator<Item = (u64, u32)> {
         self.places.iter().filter(|place| self.may_be_place(side, place.1)).map(|&(at, _, fde)| (at, fde))
+    }
+
+    /// Instructions of the input that name a place in their own frame description behind its entry, and the place. At a fixed address, numbers that lead into an instruction name none.
+    pub(crate) fn own_places(&self, side: &Side<'_>) -> Vec<(u64, u64)> {
+        let is_fixed = side.image.is_position_dependent();
+        let may_be_place = |place: u64| !side.unwind.starts_at(place) && (!is_fixed || self.may_be_place(side, place));
+        self.own_places.iter().filter(|place| may_be_place(place.1)).copied().collect()
     }
 
     /// Whether an address is neither the middle of an instruction nor one of many stubs with one frame description: that is an entry.

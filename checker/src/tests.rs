@@ -5,6 +5,7 @@ mod clones;
 mod code_model;
 mod contexts;
 mod copies;
+mod counted;
 mod dead;
 mod doubtful;
 mod fixed;

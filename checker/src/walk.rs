@@ -129,6 +129,8 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) returns: Vec<(u64, u64, u64)>,
     /// Words of data, and the frame descriptions of which they name a place that has to stay with the rest ([`places`]).
     words_with_places: Vec<(u64, u32)>,
+    /// Instructions with whose address somebody counts, and the frame descriptions in which what they name is.
+    counted: Vec<(u64, u32)>,
     /// Entries of tables behind the last that must correspond.
     pub(crate) doubtful: Vec<Doubtful>,
     /// Moved tables: input start, output start, bytes that were explained.
@@ -219,6 +221,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             arguments: Vec::new(),
             returns: Vec::new(),
             words_with_places: Vec::new(),
+            counted: Vec::new(),
             doubtful: Vec::new(),
             clones: Vec::new(),
             copies: Copies::default(),

@@ -105,6 +105,20 @@ fn nothing_may_move_where_frames_are_described_in_a_form_that_is_not_compared() 
     assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::UnwindTable]);
 }
 
+#[test]
+fn code_to_which_nothing_leads_is_compared_at_its_place_in_a_function_that_has_to_stay_in_one_piece() {
+    let with = |numbers: [u8; 2]| {
+        let [one, other] = numbers.map(|number| format!("    mov ${number}, %eax\n    ret\n"));
+        function("wait", &format!("{AS_WRITTEN}\n{one}{other}"))
+    };
+    let asks = asks(".Lfirst", ".Llast");
+    let ([Some(input), Some(moved)], [_, Some(wrong)]) = (around(&with([1, 2]), &asks), around(&with([2, 1]), &asks)) else {
+        return;
+    };
+    assert_ok(&input, &moved);
+    assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::InstructionMismatch]);
+}
+
 /// A function with two instructions behind its entry, as it is written, and with a jump where it was.
 const STAYS: &str = "wait:\n    .cfi_startproc\n    test %edi, %edi\n    je .Lnone\n    cmp $1, %edi\n    nop\n.Lplace:\n    mov $7, %eax\n    ret\n\
                      .Lnone:\n    xor %eax, %eax\n    ret\n    .cfi_endproc\n";

@@ -1,4 +1,4 @@
-//! Functions in which other code names a place.
+//! Functions that have to stay in one piece: those in which other code names a place, and those that count with an address of their own.
 //!
 //! **Problem.** A handler of signals that looks at where the program was interrupted compares that with labels that it names: whether it lies between the first instruction of a system call
 //! and the one behind it, or is the load that may fault. No step of either program shows what it finds. The walk pairs states at equal places, and an
@@ -13,16 +13,22 @@
 //! The same holds for functions of which a word that the loader relocates names an instruction in the first eight bytes, other than the first: it may be a pointer that was marked in its low bits when the
 //! program was linked, and from which the mark is taken before it is called. What an address in data is, apart from that, no walk sees: to it, it is the second instruction.
 //!
+//! The same holds for functions that count with the address of a place of their own ([`crate::prove::counted_with`]), and for their parts with frame descriptions of their own: what lies at a distance from a label in
+//! data is then what lay there. Nothing but such a distance need lead to it, so what no pair reached of functions that have to stay is walked at its own address, and must correspond there; by its content alone, it
+//! could have changed places with its like.
+//!
 //! And where the file has frames in GNU's simple form, no instruction may have another address than in the input: nothing else compares that table with the code.
 //!
 //! **Why that is enough.** The addresses between two labels of the function, or at a distance from one, are then the same in both programs, as are the instructions at them. An interrupted
-//! address of the output lies in the function exactly if that of the input does, and is the same address then.
+//! address of the output lies in the function exactly if that of the input does, and is the same address then. A label and a distance make the same sum in both, and
+//! instructions that correspond stand there, if it is in the function or its parts.
 //!
-//! **What is taken for granted.** Labels that only words of data name are those of computed `goto`s. Who compares with the entry alone asks which function it is, not which part of it.
+//! **What is taken for granted.** Labels that only words of data name are those of computed `goto`s. Who compares with the entry alone asks which function it is, not which part of it. Distances from a label lead into
+//! the function of the label, or into a part of it that jumps there, or to which it does.
 
 use std::collections::BTreeMap;
 
-use super::Walk;
+use super::{Pair, Reach, Walk};
 use crate::decode::Kind;
 use crate::image::Section;
 use crate::report::{Violation, ViolationKind};
@@ -57,13 +63,7 @@ impl Walk<'_, '_> {
     pub(crate) fn report_places(&mut self) {
         self.report_moved_frames();
         let input = self.input;
-        let is_passed = |address: u64| input.code.index(address).is_some_and(|index| self.relation.seen.contains(index));
-        let named = self.survey.places(input).filter(|&(at, _)| is_passed(at)).chain(self.words_with_places.iter().copied());
-        let functions = named.map(|(at, fde)| (&input.unwind.fdes[fde as usize], at));
-        // By start: the end, and who names it.
-        let is_reached = |start: u64, end: u64| (start..end).any(is_passed);
-        let functions: BTreeMap<u64, (u64, u64)> =
-            functions.filter(|(fde, _)| is_reached(fde.start, fde.end)).map(|(fde, at)| (fde.start, (fde.end, at))).collect();
+        let functions = self.kept_whole();
         if functions.is_empty() {
             return;
         }
@@ -91,6 +91,39 @@ impl Walk<'_, '_> {
                 format!("of the function at {start:#x}, in which the input's {at:#x} names a place: it has to stay in one piece");
             Violation::new(ViolationKind::Conflict, address, message).about(start)
         }));
+    }
+
+    /// Functions that have to stay in one piece, by start: the end, and the instruction or the word because of which.
+    fn kept_whole(&self) -> BTreeMap<u64, (u64, u64)> {
+        let input = self.input;
+        let is_passed = |address: u64| input.code.index(address).is_some_and(|index| self.relation.seen.contains(index));
+        let counted = self.counted.iter().filter(|&&(at, _)| is_passed(at)).copied();
+        let named = self.survey.places(input).filter(|&(at, _)| is_passed(at)).chain(self.words_with_places.iter().copied());
+        let functions = named.chain(counted).map(|(at, fde)| (&input.unwind.fdes[fde as usize], at));
+        let is_reached = |start: u64, end: u64| (start..end).any(is_passed);
+        functions.filter(|(fde, _)| is_reached(fde.start, fde.end)).map(|(fde, at)| (fde.start, (fde.end, at))).collect()
+    }
+
+    /// Finds the functions that count with an address of their own.
+    pub(crate) fn find_counted(&mut self) {
+        let found = crate::prove::counted_with(self).into_iter();
+        let functions = found.filter_map(|(at, place)| Some((at, self.input.unwind.fde_at(place)?)));
+        self.counted = self.survey.with_parts(functions.collect());
+    }
+
+    /// Compares what nothing was seen to lead to in functions that have to stay in one piece, at its own address.
+    pub(crate) fn walk_kept_whole(&mut self) {
+        for (start, (end, _)) in self.kept_whole() {
+            let mut at = start;
+            while let Some(inst) = self.input.inst(at).filter(|_| at < end) {
+                let is_known = self.input.code.index(at).is_none_or(|index| self.relation.output_of(index).is_some());
+                if !is_known && !matches!(inst.kind, Kind::Nop | Kind::Trap) {
+                    self.queue.push(Pair::new(at, at, at, Reach::Flow));
+                    self.settle();
+                }
+                at += u64::from(inst.len);
+            }
+        }
     }
 
     /// Where a table of frames names code by its distance from the table, and the output has the same table, no code may have moved.
