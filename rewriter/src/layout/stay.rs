@@ -9,12 +9,12 @@
 //!
 //! **Invariants.** A function stays only if all that it runs into or reaches by a branch of two bytes stays too, and if no jump at a kept address of another one needs its bytes.
 //!
-//! **Termination.** Each round but the last takes a function from those that stay.
+//! **Termination.** Each function is let go once.
 
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Block, EntityId, Func};
-use lifter::ir::{BlockData, BlockFlags, CodeRange, CodeTarget, PinReason, Program, Terminator};
+use lifter::ir::{BlockData, BlockFlags, CodeRange, CodeTarget, FuncData, PinReason, Program, Terminator};
 
 use super::fit;
 use crate::edit::EditPlan;
@@ -43,9 +43,7 @@ pub fn pin_idle(image: &Image<'_>, program: &mut Program, edits: &EditPlan, plan
     let folded = plan.folded.pairs().iter().flat_map(|&(func, stand_in)| [func, stand_in]);
     let gone = plan.dropped.iter().copied();
     changed.chain(cloned).chain(folded).chain(gone).for_each(|func| stays[func.index()] = false);
-    while let found @ [_, ..] = &*cannot_stay(image, program, &stays) {
-        found.iter().for_each(|func| stays[func.index()] = false);
-    }
+    let_go(image, program, &mut stays);
     for (data, _) in program.funcs.values_mut().zip(&stays).filter(|(_, stays)| **stays) {
         data.pin.get_or_insert(PinReason::NotWorthMoving);
     }
@@ -120,22 +118,36 @@ impl Running {
     }
 }
 
-/// Of those that stay, the functions that can't, for what others do that move.
-fn cannot_stay(image: &Image<'_>, program: &Program, stays: &[bool]) -> Vec<Func> {
-    let moves = |func: Func| program.funcs[func].is_movable() && !stays[func.index()];
-    let mut found = Vec::new();
+/// Of those that are to stay, lets go what can't, for what others do that move.
+fn let_go(image: &Image<'_>, program: &Program, stays: &mut [bool]) {
+    let mut followers = followers(image, program);
+    followers.sort_unstable();
+    followers.dedup();
+    let moves = |(func, data): (Func, &FuncData)| (data.is_movable() && !stays[func.index()]).then_some(func);
+    let mut moving: Vec<Func> = program.funcs.iter().filter_map(moves).collect();
+    while let Some(func) = moving.pop() {
+        let first = followers.partition_point(|&(leader, _)| leader < func);
+        for &(_, follower) in followers[first..].iter().take_while(|&&(leader, _)| leader == func) {
+            if std::mem::take(&mut stays[follower.index()]) {
+                moving.push(follower);
+            }
+        }
+    }
+}
+
+/// Pairs of functions, of which the second can't stay if the first one moves.
+fn followers(image: &Image<'_>, program: &Program) -> Vec<(Func, Func)> {
+    let mut pairs = Vec::new();
     for data in program.blocks.values() {
-        if stays[data.func.index()] {
-            let mut near = near_successors(program, data);
-            found.extend(near.any(|func| moves(func)).then_some(data.func));
-        } else if moves(data.func) && data.flags.contains(BlockFlags::ANCHOR) {
+        pairs.extend(near_successors(program, data).map(|next| (next, data.func)));
+        if data.flags.contains(BlockFlags::ANCHOR) {
             let end = program.ranges[data.range as usize].end;
             let anchor_end = data.start + data.anchor_len(image.has_ibt);
             let over = (0..anchor_end.0.saturating_sub(end.0)).filter_map(|at| program.block_containing(end + at));
-            found.extend(over.map(|block| program.func_of(block)).filter(|func| stays[func.index()]));
+            pairs.extend(over.map(|block| (data.func, program.func_of(block))));
         }
     }
-    found
+    pairs
 }
 
 /// Other functions that a block runs into, or reaches by a branch that may be short.
@@ -200,7 +212,7 @@ mod tests {
     }
 
     fn kept(program: &Program) -> Vec<usize> {
-        let is_kept = |data: &lifter::ir::FuncData| data.pin == Some(PinReason::NotWorthMoving);
+        let is_kept = |data: &FuncData| data.pin == Some(PinReason::NotWorthMoving);
         program.funcs.iter().filter(|(_, data)| is_kept(data)).map(|(func, _)| func.index()).collect()
     }
 
