@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use object::{Object, ObjectSection};
 use support::{End, Run, SUCCESS, installed, relift, repository, run, skipped};
 
 const SEEDS: [&str; 2] = ["1", "2"];
@@ -365,4 +366,37 @@ fn a_library_that_exports_nothing_has_an_empty_hash_table_which_may_move() {
         relink(&library, &["--shuffle", seed], &output, folder.path());
         assert_eq!(says(&output), expected);
     }
+}
+
+/// Hand-written unwind entries may be in a writable section; then the linker puts all of them among data.
+#[test]
+fn unwind_tables_that_say_they_are_writable_move_to_where_nothing_is() {
+    if ["g++", "objcopy"].iter().any(|tool| !installed(tool)) {
+        return skipped("there is no g++ or no objcopy");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let (object, program) = (folder.join("program.o"), folder.join("program"));
+    build(&GCC, &["throws.cc"], &["-c"], &object);
+    let flags = ".eh_frame=alloc,load,data,contents";
+    let marked = Command::new("objcopy").args(["--set-section-flags", flags]).arg(&object).status();
+    assert!(marked.is_ok_and(|status| status.success()));
+    build(&GCC, &[&object.to_string_lossy()], &[], &program);
+    let is_writable = |path: &Path| {
+        let bytes = fs::read(path).expect("it was written");
+        let file = object::File::parse(&*bytes).expect("it is an ELF file");
+        let object::SectionFlags::Elf { sh_flags } = file.section_by_name(".eh_frame").expect("it has entries").flags() else {
+            panic!("{} is no ELF file", path.display());
+        };
+        sh_flags & u64::from(object::elf::SHF_WRITE) != 0
+    };
+    assert!(is_writable(&program));
+    let expected = run(&mut Command::new(&program), folder);
+    for seed in SEEDS {
+        let output = folder.join(format!("moved-{seed}"));
+        relink(&program, &["--shuffle", seed], &output, folder);
+        assert_eq!(run(&mut Command::new(&output), folder), expected, "--shuffle {seed}");
+    }
+    let (smaller, _) = support::shrink(&program, &[], "smaller", folder);
+    assert_eq!(run(&mut Command::new(&smaller), folder), expected, "shrink");
 }

@@ -344,6 +344,10 @@ fn edit_section(
     let index = unwind::index_of(&section.name, section.sh_type).filter(|&index| places.renews(index));
     if let Some((va, size)) = index.and_then(|index| places.sections[index]) {
         move_to(va, size, section);
+        // Hand-written entries may say that they are writable, and stand with data.
+        if !image.segment_at(va).is_some_and(|segment| segment.p_flags & elf::PF_W != 0) {
+            section.sh_flags &= !u64::from(elf::SHF_WRITE);
+        }
     } else if input.is_alloc()
         && let Some(va) = moved_address(input.sh_addr)
     {

@@ -1,0 +1,78 @@
+//! At a fixed address each function that a number may name keeps a jump. By a profile what never ran stays, and the file hardly grows.
+
+mod support;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::process::Command;
+
+use object::{Object, ObjectSymbol};
+use serde_json::Value;
+use support::{compile_text, installed, relift, relift_succeeds, run, size, skipped};
+
+const NUM_FUNCTIONS: usize = 400;
+/// One function in so many runs.
+const STEP: usize = 10;
+
+/// Functions behind pointers, one in ten of which runs, with a way through each that never does.
+fn program() -> String {
+    let mut text = String::from("#include <stdio.h>\n#include <stdlib.h>\n");
+    for n in 0..NUM_FUNCTIONS {
+        let _ = write!(
+            text,
+            "__attribute__((noinline)) unsigned f{n}(unsigned x) {{\n\
+             \x20   unsigned r = x;\n\
+             \x20   for (unsigned i = 0; i <= (x & 7); i++) {{\n\
+             \x20       if ((r ^ i) % 7 == 3) r += {n} * i; else if (r & 1) r = r * 3 + {n}; else r ^= 85 + {n};\n\
+             \x20       if (r == 123456789) {{ printf(\"%u of %u in f{n}\\n\", r, i); fflush(stdout); r = (unsigned)rand() % (i + {n} + 1); }}\n\
+             \x20   }}\n\
+             \x20   return r;\n}}\n"
+        );
+    }
+    let names: Vec<String> = (0..NUM_FUNCTIONS).map(|n| format!("f{n}")).collect();
+    let _ = write!(
+        text,
+        "unsigned (*const table[])(unsigned) = {{ {} }};\n\
+         int main(int argc, char **argv) {{\n\
+         \x20   unsigned step = argc > 1 ? (unsigned)atoi(argv[1]) : {STEP}, sum = 1;\n\
+         \x20   for (unsigned i = 0; i < 300; i++) for (unsigned j = 0; j < {NUM_FUNCTIONS}; j += step) sum += table[j](sum + i);\n\
+         \x20   printf(\"%u\\n\", sum);\n\
+         \x20   return 0;\n}}\n",
+        names.join(", ")
+    );
+    text
+}
+
+#[test]
+fn what_never_ran_stays_and_the_file_hardly_grows() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let input = compile_text(&program(), &["-O2", "-no-pie", "-fno-pie"], folder, "pointers");
+    let output = folder.join("faster");
+    let said = relift_succeeds(relift().args(["train", "--json"]).arg(&input).arg("-o").arg(&output).args(["--", "{}"]), folder);
+    let report: Value = serde_json::from_slice(&said.stdout).expect("--json prints JSON");
+    assert_eq!(report["mode"], "guard");
+    let growth = size(&output) as f64 / size(&input) as f64;
+    assert!(growth < 1.08, "{growth}");
+
+    // Both are named `f<number>` in the output, whichever part has the name.
+    let (before, after) = (fs::read(&input).expect("it was built"), fs::read(&output).expect("it was made"));
+    let address_in = |bytes: &[u8], name: &str| {
+        let file = object::File::parse(bytes).expect("both are ELF files");
+        file.symbols().find(|symbol| symbol.name() == Ok(name)).map(|symbol| symbol.address())
+    };
+    let stays = |n: &usize| address_in(&before, &format!("f{n}")) == address_in(&after, &format!("f{n}"));
+    let (ran, idle): (Vec<usize>, Vec<usize>) = (0..NUM_FUNCTIONS).partition(|n| n % STEP == 0);
+    let (num_ran, num_idle) = (ran.iter().filter(|n| stays(n)).count(), idle.iter().filter(|n| stays(n)).count());
+    assert!(num_ran * 4 < ran.len(), "{num_ran} of {} functions that ran stay", ran.len());
+    assert!(num_idle * 4 > idle.len() * 3, "{num_idle} of {} functions that did not run stay", idle.len());
+
+    // What did not run in training runs all the same.
+    for step in ["1", "3", "10"] {
+        let says = |program| run(Command::new(program).arg(step), folder).stdout_text();
+        assert_eq!(says(&input), says(&output), "every {step}th");
+    }
+}
