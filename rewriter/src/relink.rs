@@ -345,7 +345,7 @@ fn edit_section(
     if let Some((va, size)) = index.and_then(|index| places.sections[index]) {
         move_to(va, size, section);
         // Hand-written entries may say that they are writable, and stand with data.
-        if !image.segment_at(va).is_some_and(|segment| segment.p_flags & elf::PF_W != 0) {
+        if image.segment_at(va).is_none_or(|segment| segment.p_flags & elf::PF_W == 0) {
             section.sh_flags &= !u64::from(elf::SHF_WRITE);
         }
     } else if input.is_alloc()
