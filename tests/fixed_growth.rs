@@ -1,4 +1,4 @@
-//! At a fixed address each function that a number may name keeps a jump. By a profile what never ran stays, and the file hardly grows.
+//! At a fixed address each function that a number may name keeps a jump. By a profile what never ran stays, and the file hardly grows. Where the processor tracks indirect branches, a mark stands before the jump.
 
 mod support;
 
@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 use std::fs;
 use std::process::Command;
 
-use object::{Object, ObjectSymbol};
+use object::{Object, ObjectSection, ObjectSymbol};
 use serde_json::Value;
-use support::{compile_text, installed, relift, relift_succeeds, run, size, skipped};
+use support::{End, compile, compile_text, installed, relift, relift_succeeds, repository, run, size, skipped};
 
 const NUM_FUNCTIONS: usize = 400;
 /// One function in so many runs.
@@ -74,5 +74,62 @@ fn what_never_ran_stays_and_the_file_hardly_grows() {
     for step in ["1", "3", "10"] {
         let says = |program| run(Command::new(program).arg(step), folder).stdout_text();
         assert_eq!(says(&input), says(&output), "every {step}th");
+    }
+}
+
+#[test]
+fn kept_addresses_are_marked_where_indirect_branches_are_tracked() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let flags = ["-O2", "-no-pie", "-fno-pie", "-fcf-protection=full", "-Wl,-z,ibt"];
+    let input = compile_text(&program(), &flags, folder, "marked");
+    let trained = folder.join("trained");
+    relift_succeeds(relift().arg("train").arg(&input).arg("-o").arg(&trained).args(["--", "{}"]), folder);
+    let shuffled = folder.join("shuffled");
+    relift_succeeds(relift().args(["optimize", "--shuffle", "3"]).arg(&input).arg("-o").arg(&shuffled), folder);
+    for step in ["1", "3", "10"] {
+        let says = |program| run(Command::new(program).arg(step), folder).stdout_text();
+        assert_eq!(says(&input), says(&trained), "trained, every {step}th");
+        assert_eq!(says(&input), says(&shuffled), "shuffled, every {step}th");
+    }
+
+    // The jump behind the mark leads behind the mark of the function's new place, and nowhere else.
+    let (before, mut changed) = (fs::read(&input).expect("it was built"), fs::read(&shuffled).expect("it was made"));
+    let file = object::File::parse(&*before).expect("it is an ELF file");
+    let entry = file.symbols().find(|symbol| symbol.name() == Ok("f10")).expect("it has symbols").address();
+    let text = file.section_by_name(".text").expect("there is code");
+    let at = (text.file_range().expect("it is in the file").0 + entry - text.address()) as usize;
+    assert_eq!(changed[at..at + 5], [0xf3, 0x0f, 0x1e, 0xfa, 0xe9]);
+    let is_right = |bytes: &[u8]| {
+        let output = folder.join("changed");
+        fs::write(&output, bytes).expect("the scratch folder can be written");
+        run(relift().arg("check").arg(&input).arg(&output), folder).end == End::Exit(0)
+    };
+    assert!(is_right(&changed));
+    let displacement = i32::from_le_bytes(changed[at + 5..at + 9].try_into().expect("four bytes"));
+    for wrong in [displacement + 2, displacement - 16] {
+        changed[at + 5..at + 9].copy_from_slice(&wrong.to_le_bytes());
+        assert!(!is_right(&changed), "{wrong:#x} for {displacement:#x}");
+    }
+}
+
+#[test]
+fn labels_are_marked_where_indirect_branches_are_tracked() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let (source, input) = (repository("fixtures/programs/computed_goto/computed_goto.c"), folder.join("labels"));
+    let flags = ["-O2", "-w", "-no-pie", "-fno-pie", "-fcf-protection=full", "-Wl,-z,ibt"];
+    compile("gcc", &flags, &[&source], &input).unwrap_or_else(|error| panic!("{error}"));
+    let expected = run(&mut Command::new(&input), folder);
+    for seed in ["5", "6"] {
+        let output = folder.join(format!("shuffled-{seed}"));
+        relift_succeeds(relift().args(["optimize", "--shuffle", seed]).arg(&input).arg("-o").arg(&output), folder);
+        assert_eq!(run(&mut Command::new(&output), folder), expected, "--shuffle {seed}");
     }
 }

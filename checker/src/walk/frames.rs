@@ -1,6 +1,10 @@
 //! What unwinders and the processor's tracking of indirect branches see at a pair: rules of frames, handlers of calls, marks.
+//!
+//! A jump that the output has besides, as at an old address that has to stay good, need not be described: nothing is thrown there. Nor need an `endbr64` right before one, without which no
+//! indirect branch may come there.
 
 use super::{Pair, Reach, Side, Walk};
+use crate::decode::Kind;
 use crate::report::{Violation, ViolationKind};
 use crate::unwind::Located;
 
@@ -36,6 +40,9 @@ impl Walk<'_, '_> {
         if a.row == b.row && a.frame == b.frame {
             return Ok(());
         }
+        if b.row == crate::unwind::NONE && self.is_mark_of_jump(o) {
+            return Ok(());
+        }
         let what = match (a.row == crate::unwind::NONE, b.row == crate::unwind::NONE) {
             (true, false) => "has a frame description that the input lacks",
             (false, true) => "lacks a frame description",
@@ -45,6 +52,14 @@ impl Walk<'_, '_> {
         // One violation per place, but the walk goes on: what follows may still correspond.
         self.report(ViolationKind::UnwindRow, o, format!("{what}, unlike the input's {i:#x}"));
         Ok(())
+    }
+
+    fn is_mark_of_jump(&self, o: u64) -> bool {
+        let kind_at = |address: u64| self.output.inst(address).map(|inst| (inst.kind, address + u64::from(inst.len)));
+        match kind_at(o) {
+            Some((Kind::EndBranch, after)) => kind_at(after).is_some_and(|(kind, _)| kind == Kind::Jump),
+            _ => false,
+        }
     }
 
     pub(super) fn compare_call_sites(&mut self, i: u64, o: u64) -> Result<(), Violation> {

@@ -170,6 +170,9 @@ pub(crate) fn write_anchors(program: &Program, has_ibt: bool, addresses: &Addres
         } else if jump != data.start {
             out.write(data.start, &ENDBR64)?;
         }
+        // Behind a mark that was executed at the old address: the input has one, too.
+        let is_marked_twice = relay.is_none() && jump != data.start && out.slice_mut(to, ENDBR64.len())? == ENDBR64;
+        let to = if is_marked_twice { to + ENDBR64.len() as u64 } else { to };
         let (bytes, _) = field(jump + 1, 4, RefKind::Rel32, to)?;
         out.write(jump, &[0xe9])?;
         out.write(jump + 1, &bytes[..4])?;

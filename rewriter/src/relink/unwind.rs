@@ -9,7 +9,7 @@ mod named;
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Fde, SecondaryMap};
-use lifter::ir::Program;
+use lifter::ir::{BlockFlags, Program};
 use lifter::x86::padding_len;
 use object::elf;
 use rayon::prelude::*;
@@ -105,9 +105,10 @@ pub(crate) fn fragments(
     // What the lifter made no function of (an entry for code that it doesn't know) stays too.
     let uncovered = program.unwind.fdes.iter().filter(|(fde, _)| !is_covered[*fde]);
     kept.extend(uncovered.map(|(_, data)| identity(data.start, data.end)));
-    // Of code without unwind entries too: it may lie in what looks like alignment.
+    // Of code without unwind entries too, and of jumps at old addresses: they may lie in what looks like alignment.
     let mut starts: Vec<Va> = kept.iter().map(|fragment| fragment.start).chain(placement.fragments.iter().copied()).collect();
     starts.extend(program.ranges.iter().filter(|range| !program.funcs[range.func].is_movable()).map(|range| range.start));
+    starts.extend(program.blocks.values().filter(|data| data.flags.contains(BlockFlags::ANCHOR)).map(|data| data.start));
     starts.sort_unstable();
     let mut moved: Vec<(bool, UnwindFragment)> =
         out.fragments.iter().map(|fragment| fragment.temperature == Temperature::Cold).zip(moved).collect();
