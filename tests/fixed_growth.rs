@@ -4,11 +4,12 @@ mod support;
 
 use std::fmt::Write as _;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
-use object::{Object, ObjectSection, ObjectSymbol};
+use object::{Object, ObjectSymbol};
 use serde_json::Value;
-use support::{End, compile, compile_text, installed, relift, relift_succeeds, repository, run, size, skipped};
+use support::{End, compile, compile_text, installed, offset_of, relift, relift_succeeds, repository, run, size, skipped};
 
 const NUM_FUNCTIONS: usize = 400;
 /// One function in so many runs.
@@ -43,6 +44,14 @@ fn program() -> String {
     text
 }
 
+/// Runs both with every function, every third, and those that ran in training.
+fn assert_says_the_same(input: &Path, output: &Path, folder: &Path) {
+    for step in ["1", "3", "10"] {
+        let says = |program| run(Command::new(program).arg(step), folder).stdout_text();
+        assert_eq!(says(input), says(output), "{}, every {step}th", output.display());
+    }
+}
+
 #[test]
 fn what_never_ran_stays_and_the_file_hardly_grows() {
     if !installed("gcc") {
@@ -71,10 +80,7 @@ fn what_never_ran_stays_and_the_file_hardly_grows() {
     assert!(num_idle * 4 > idle.len() * 3, "{num_idle} of {} functions that did not run stay", idle.len());
 
     // What did not run in training runs all the same.
-    for step in ["1", "3", "10"] {
-        let says = |program| run(Command::new(program).arg(step), folder).stdout_text();
-        assert_eq!(says(&input), says(&output), "every {step}th");
-    }
+    assert_says_the_same(&input, &output, folder);
 }
 
 #[test]
@@ -90,18 +96,12 @@ fn kept_addresses_are_marked_where_indirect_branches_are_tracked() {
     relift_succeeds(relift().arg("train").arg(&input).arg("-o").arg(&trained).args(["--", "{}"]), folder);
     let shuffled = folder.join("shuffled");
     relift_succeeds(relift().args(["optimize", "--shuffle", "3"]).arg(&input).arg("-o").arg(&shuffled), folder);
-    for step in ["1", "3", "10"] {
-        let says = |program| run(Command::new(program).arg(step), folder).stdout_text();
-        assert_eq!(says(&input), says(&trained), "trained, every {step}th");
-        assert_eq!(says(&input), says(&shuffled), "shuffled, every {step}th");
-    }
+    assert_says_the_same(&input, &trained, folder);
+    assert_says_the_same(&input, &shuffled, folder);
 
     // The jump behind the mark leads behind the mark of the function's new place, and nowhere else.
     let (before, mut changed) = (fs::read(&input).expect("it was built"), fs::read(&shuffled).expect("it was made"));
-    let file = object::File::parse(&*before).expect("it is an ELF file");
-    let entry = file.symbols().find(|symbol| symbol.name() == Ok("f10")).expect("it has symbols").address();
-    let text = file.section_by_name(".text").expect("there is code");
-    let at = (text.file_range().expect("it is in the file").0 + entry - text.address()) as usize;
+    let at = offset_of("f10", &before);
     assert_eq!(changed[at..at + 5], [0xf3, 0x0f, 0x1e, 0xfa, 0xe9]);
     let is_right = |bytes: &[u8]| {
         let output = folder.join("changed");

@@ -5,10 +5,8 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use object::{Object, ObjectSection, ObjectSymbol};
-
 use serde_json::Value;
-use support::{End, compile, installed, relift, relift_succeeds, repository, run, skipped};
+use support::{End, compile, installed, offset_of, relift, relift_succeeds, repository, run, skipped};
 
 /// Builds a fixture at a fixed address; `None` without a compiler.
 fn build(fixture: &str, scratch: &Path) -> Option<PathBuf> {
@@ -67,14 +65,6 @@ fn labels_too_near_for_a_jump_at_each_keep_their_function_only_if_relays_have_no
     let stays = |name: &str| stay.iter().any(|function| function.0 == name);
     assert!(!stays("ladder"), "{stay:?}");
     assert!(stays("tight") && stays("single"), "{stay:?}");
-}
-
-/// Where a function's old address is in a file, by the symbols of the program that it was made of.
-fn offset_of(symbol: &str, input: &[u8]) -> usize {
-    let file = object::File::parse(input).expect("the compiler makes such files");
-    let address = file.symbols().find(|s| s.name() == Ok(symbol)).expect("the fixture has the symbol").address();
-    let text = file.section_by_name(".text").expect("there is code");
-    (text.file_range().expect("it is in the file").0 + address - text.address()) as usize
 }
 
 #[test]

@@ -163,14 +163,13 @@ impl Survey {
     /// stay with them.
     pub(crate) fn with_parts(&self, mut fdes: Vec<(u64, u32)>) -> Vec<(u64, u32)> {
         let mut known: FxHashSet<(u64, u32)> = fdes.iter().copied().collect();
+        let mut neighbors: Vec<(u32, u32)> = self.parts.iter().flat_map(|&(one, other)| [(one, other), (other, one)]).collect();
+        neighbors.sort_unstable();
         let mut next = 0;
         while let Some(&(at, fde)) = fdes.get(next) {
-            let neighbours = self.parts.iter().filter_map(|&(one, other)| match fde {
-                _ if fde == one => Some(other),
-                _ if fde == other => Some(one),
-                _ => None,
-            });
-            fdes.extend(neighbours.map(|part| (at, part)).filter(|&part| known.insert(part)));
+            let first = neighbors.partition_point(|pair| pair.0 < fde);
+            let parts = neighbors[first..].iter().take_while(|pair| pair.0 == fde).map(|pair| (at, pair.1));
+            fdes.extend(parts.filter(|&part| known.insert(part)));
             next += 1;
         }
         fdes

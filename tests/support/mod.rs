@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use object::{Object, ObjectSection, ObjectSymbol};
+
 /// How long any program of a test may run before it counts as hung.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
@@ -177,6 +179,14 @@ pub fn shrink(input: &Path, options: &[&str], name: &str, folder: &Path) -> (Pat
     command.args(["shrink", "--verify", "--json"]).args(options).arg(input).arg("-o").arg(&output);
     let said = relift_succeeds(&mut command, folder);
     (output, serde_json::from_slice(&said.stdout).expect("--json prints JSON"))
+}
+
+/// Where a function's old address is in a file, by the symbols of the program that it was made of.
+pub fn offset_of(symbol: &str, input: &[u8]) -> usize {
+    let file = object::File::parse(input).expect("the compiler makes such files");
+    let address = file.symbols().find(|s| s.name() == Ok(symbol)).expect("the fixture has the symbol").address();
+    let text = file.section_by_name(".text").expect("there is code");
+    (text.file_range().expect("it is in the file").0 + address - text.address()) as usize
 }
 
 /// In bytes, of a file that must be there.
