@@ -82,6 +82,15 @@ fn numbers_that_look_like_return_addresses_by_chance_keep_nothing() {
 }
 
 #[test]
+fn a_function_stays_for_two_places_that_are_compared_with_and_not_for_masks_of_bits_or_a_single_number() {
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let Some(stay) = functions_that_stay("chance_numbers", scratch.path()) else { return };
+    let stays = |name: &str| stay.iter().any(|function| function.0 == name);
+    assert!(stays("compared"), "{stay:?}");
+    assert!(!stays("masked") && !stays("counted"), "{stay:?}");
+}
+
+#[test]
 fn padding_stays_for_a_number_that_leads_to_one_of_its_instructions_and_not_for_one_that_leads_into_one() {
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
     let Some(stay) = functions_that_stay("padding_numbers", scratch.path()) else { return };

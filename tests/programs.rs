@@ -267,6 +267,7 @@ behaviors! {
     callers_frames,
     calling_contexts,
     case_behind_end,
+    chance_numbers,
     checked_calls,
     cold_paths,
     computed_goto,

@@ -413,6 +413,17 @@ impl Shape {
         bytes.last_chunk().map(|field| u64::from(u32::from_le_bytes(*field)))
     }
 
+    /// Whether an instruction with a wide immediate masks, sets, tests or flips bits by it, or multiplies: nobody does that with an address.
+    pub(crate) fn counts_bits(&self, bytes: &[u8]) -> bool {
+        let group = bytes.get(self.modrm).map_or(0, |modrm| modrm >> 3 & 7);
+        match bytes.get(self.opcode).copied().unwrap_or(0) {
+            0x0d | 0x25 | 0x35 | 0x69 | 0xa9 => true,
+            0x81 => matches!(group, 1 | 4 | 6),
+            0xf7 => group < 2,
+            _ => false,
+        }
+    }
+
     pub(crate) fn is_rip_relative(&self, bytes: &[u8]) -> bool {
         self.modrm != 0 && bytes.get(self.modrm).is_some_and(|modrm| modrm & 0xc7 == 0x05)
     }

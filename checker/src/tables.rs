@@ -128,7 +128,8 @@ impl Survey {
                         survey.referenced.extend(number.filter(is_own));
                         let leads_to_code = |value: &u64| value.checked_sub(1).is_some_and(|last| side.image.in_code(last));
                         let number = number.filter(leads_to_code);
-                        numbers.extend(number.map(|value| Number { own: index as u32, at: address, value }));
+                        let meant = number.filter(|_| !Shape::of(bytes).counts_bits(bytes));
+                        numbers.extend(meant.map(|value| Number { own: index as u32, at: address, value }));
                         let linked = (address..address + u64::from(inst.len)).find(|at| absolute_fields.contains(at));
                         let linked = linked.and_then(|at| value(bytes.get((at - address) as usize..)?.first_chunk::<4>()?));
                         let own = [number, displacement, linked].into_iter().flatten().find(is_own);
@@ -214,7 +215,7 @@ impl Survey {
     }
 
     /// The same for all numbers in code. Large programs have round numbers that happen to lead into some function, also into its instructions; two in one function that lead to
-    /// instructions of the same other one are no chance.
+    /// instructions of the same other one are no chance, if they are not masks of bits.
     fn name_places(&mut self, side: &Side<'_>, mut numbers: Vec<Number>) {
         let leads_to = |number: &Number| {
             let last = number.value.checked_sub(1).and_then(|last| side.unwind.fde_at(last));

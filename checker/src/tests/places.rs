@@ -144,9 +144,15 @@ fn numbers_at_a_fixed_address_name_places_if_two_in_one_function_lead_to_instruc
         let output = build_fixed(&[TWICE, UNUSED, &asks, &jumps_to_copy()], ".long 0\n")?;
         Some(kinds(&check(&input, &output).unwrap()))
     };
-    for first in ["mov $.Lplace, %eax", "movabs $.Lplace, %rax"] {
+    let places =
+        ["mov $.Lplace, %eax", "movabs $.Lplace, %rax", "cmp $.Lplace, %eax", "sub $.Lplace, %ecx", "add $.Lplace, %rdx"];
+    for first in places {
         let Some(found) = kinds_with([first, "mov $wait, %edx"]) else { return };
         assert_eq!(found, [ViolationKind::Conflict], "{first}");
+    }
+    // Nobody takes bits of an address.
+    for first in ["test $.Lplace, %eax", "test $.Lplace, %ecx", "and $.Lplace, %edx", "or $.Lplace, %rax", "xor $.Lplace, %esi"] {
+        assert_eq!(kinds_with([first, "mov $wait, %edx"]).unwrap(), [], "{first}");
     }
     // Middles of instructions are no places, and the upper half of a number is no number.
     let upper_half = [".byte 0x48, 0xb8\n    .long 0, .Lplace", ".byte 0x48, 0xba\n    .long 0, wait"];

@@ -12,7 +12,7 @@ use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 use crate::address::Va;
 use crate::cfg::body::{Body, CALLER_SAVED, RegisterMask, general};
 use crate::cfg::tables::{ClusterJumps, TableContext};
-use crate::discover::survey::How;
+use crate::discover::survey::{How, NumberRole};
 use crate::discover::units::{Unit, unit_at};
 use crate::entity::EntityId;
 use crate::x86::{Flow, flow_of};
@@ -40,11 +40,16 @@ pub(crate) fn misused_targets(context: &TableContext<'_>, members: &[Unit], answ
     sources.iter().filter(|s| misused.binary_search(&s.0).is_ok()).map(|s| s.1).collect()
 }
 
-/// Immediates that may be code addresses, as `(instruction, address)`; what only looks like one pins a function for nothing.
+/// Immediates that may be code addresses, as `(instruction, address)`; what only looks like one pins a function for nothing. Round numbers happen to lead into large functions, so of other
+/// functions only entries count: where a function names a place behind an entry and means it, it names another one too, and that alone pins ([`crate::symbolize`], `places`).
 fn absolute_sources(context: &TableContext<'_>, members: &[Unit]) -> Vec<(Va, Va)> {
-    let absolutes = members.iter().flat_map(|u| &context.surveys[u.index()].absolutes).filter(|a| !a.is_memory);
-    let is_code =
-        |va: Va| unit_at(context.units, va).is_some_and(|u| context.surveys[u.index()].is_start(va - context.units[u].start));
+    let absolutes = members.iter().flat_map(|u| &context.surveys[u.index()].absolutes).filter(|a| a.role == NumberRole::Value);
+    let is_code = |va: Va| {
+        unit_at(context.units, va).is_some_and(|unit| {
+            let start = context.units[unit].start;
+            va == start || members.contains(&unit) && context.surveys[unit.index()].is_start(va - start)
+        })
+    };
     absolutes.filter(|a| is_code(a.value)).map(|a| (a.at, a.value)).collect()
 }
 

@@ -46,8 +46,18 @@ pub(crate) struct CodeName {
 pub(crate) struct Absolute {
     pub(crate) value: Va,
     pub(crate) at: Va,
-    /// The instruction reads or writes memory there.
-    pub(crate) is_memory: bool,
+    pub(crate) role: NumberRole,
+}
+
+/// What an instruction does with a number.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NumberRole {
+    /// It reads or writes memory there.
+    Memory,
+    /// It masks, sets, tests or flips bits, or multiplies: of an address nobody does that.
+    Bits,
+    /// It may do with it what is done with addresses.
+    Value,
 }
 
 /// What one pass over a unit finds.
@@ -237,19 +247,22 @@ impl Surveyor<'_> {
     }
 
     fn note_absolutes(&self, instruction: &Instruction, survey: &mut Survey) {
-        let mut note = |value: u64, is_memory: bool| {
+        let mut note = |value: u64, role: NumberRole| {
             if self.image.low().0 <= value && value < self.image.high().0 {
-                survey.absolutes.push(Absolute { value: Va(value), at: Va(instruction.ip()), is_memory });
+                survey.absolutes.push(Absolute { value: Va(value), at: Va(instruction.ip()), role });
             }
         };
+        let counts_bits =
+            matches!(instruction.mnemonic(), Mnemonic::And | Mnemonic::Or | Mnemonic::Xor | Mnemonic::Test | Mnemonic::Imul);
         for operand in 0..instruction.op_count() {
             match instruction.op_kind(operand) {
                 OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
-                    note(instruction.immediate(operand), false)
+                    note(instruction.immediate(operand), if counts_bits { NumberRole::Bits } else { NumberRole::Value })
                 }
                 OpKind::Memory if !instruction.is_ip_rel_memory_operand() && instruction.memory_displ_size() >= 4 => {
                     let is_address_only = matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);
-                    note(instruction.memory_displacement64(), !is_address_only);
+                    let role = if is_address_only { NumberRole::Value } else { NumberRole::Memory };
+                    note(instruction.memory_displacement64(), role);
                 }
                 _ => {}
             }

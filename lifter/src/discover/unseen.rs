@@ -30,7 +30,7 @@ use rayon::prelude::*;
 use crate::address::Va;
 use crate::cfg::tables::RawTable;
 use crate::discover::names::dynamic_code_slots;
-use crate::discover::survey::Survey;
+use crate::discover::survey::{NumberRole, Survey};
 use crate::discover::units::{UnitData, Units, is_in, unit_at};
 use crate::elf::Image;
 use crate::elf::image::SectionData;
@@ -128,7 +128,7 @@ impl Search<'_> {
         unseen.anchors.extend(raw.filter(|f| f.is_start).map(|f| f.target));
         for absolute in self.surveys.iter().flat_map(|s| &s.absolutes) {
             match self.start_at(absolute.value) {
-                Some(_) if absolute.is_memory => unseen.memory.push(absolute.value),
+                Some(_) if absolute.role == NumberRole::Memory => unseen.memory.push(absolute.value),
                 Some(true) => unseen.anchors.push(absolute.value),
                 _ => {}
             }

@@ -12,7 +12,7 @@
 //!
 //! **Labels.** A threaded interpreter keeps the labels of its function in a table, side by side, and copies them to where others read them, so that no jump resolves to that table. A few stand behind a
 //! call that does not come back. Words for return addresses never look like that: either something stands between them (the sizes of frames), or all of them stand behind calls. So words side by side that
-//! lead into one function are labels if few of them stand behind calls ([`RETURNS_AMONG_LABELS`]).
+//! lead into one function are labels if few of them stand behind calls ([`RETURNS_AMONG_LABELS`]). And an address that stands there twice is nobody's return address: it would be found once.
 //!
 //! **Computed by code.** Code that is hardened against speculation computes the address behind a call, and compares it with the one that the callee returned to, which it finds below the
 //! stack. So a function with an instruction that names one of its own return addresses stays as well, for any number of them. If jumps of the function lead there too, it is a label: who
@@ -24,6 +24,7 @@ use super::pins::{PinContext, Pins};
 use super::slots::static_code_slots;
 use crate::address::Va;
 use crate::discover::names::{NamedBy, dynamic_code_slots};
+use crate::discover::survey::NumberRole;
 use crate::discover::units::{Unit, unit_at};
 use crate::entity::EntityId;
 use crate::ir::PinReason;
@@ -80,7 +81,7 @@ impl PinContext<'_> {
             let own = self.surveys[unit.index()]
                 .absolutes
                 .iter()
-                .filter(|a| !a.is_memory && data.start < a.value && a.value < data.end);
+                .filter(|a| a.role != NumberRole::Memory && data.start < a.value && a.value < data.end);
             own.map(move |a| (unit, a.value))
         });
         for (unit, va) in named.chain(numbers) {
@@ -127,13 +128,17 @@ impl PinContext<'_> {
             return Vec::new();
         }
         let into = |va: Va| unit_at(self.units, va).map(|unit| self.clusters.find(unit));
-        let is_return = |word: &&(Va, Va)| returns.binary_search(&word.1).is_ok();
         let words = self.words_to_code();
         let (mut labels, mut others) = (Vec::new(), Vec::new());
         for run in words.chunk_by(|a, b| a.0 + 8 == b.0 && into(a.1) == into(b.1)) {
-            let num_returns = run.iter().filter(is_return).count();
-            let are_labels = run.len() >= LABELS_MIN && num_returns * RETURNS_AMONG_LABELS <= run.len();
-            if are_labels { &mut labels } else { &mut others }.extend(run.iter().filter(is_return).map(|word| word.1));
+            let mut targets: Vec<Va> = run.iter().map(|word| word.1).collect();
+            targets.sort_unstable();
+            let once = targets.chunk_by(|a, b| a == b).filter(|same| same.len() == 1).map(|same| same[0]);
+            let once: Vec<Va> = once.filter(|va| returns.binary_search(va).is_ok()).collect();
+            let are_labels = run.len() >= LABELS_MIN && once.len() * RETURNS_AMONG_LABELS <= run.len();
+            for va in targets.into_iter().filter(|va| returns.binary_search(va).is_ok()) {
+                if are_labels || once.binary_search(&va).is_err() { &mut labels } else { &mut others }.push(va);
+            }
         }
         labels.sort_unstable();
         labels.dedup();

@@ -7,7 +7,7 @@
 //! **Method.** A compiler names places of a function in the function itself (a computed `goto`, a landing place of `longjmp`), in data, and in unwind tables; of other functions it names
 //! entries. So where code names a place behind the entry of a unit that it is not in, or the padding right behind one, somebody counts with what lies before that place, and the unit
 //! stays, in one piece. At a fixed address any immediate may be such a name; there, one function has to name two addresses of the other, since round numbers happen to lead into some
-//! functions of a large program.
+//! functions of a large program. Numbers that only take part in operations on bits are none.
 //!
 //! A label that other files could name too is named through a word of `.got` in position-independent code. All code of the file may read that, so of what such a word names nothing is known but
 //! that somebody does.
@@ -19,7 +19,7 @@
 use super::pins::{PinContext, Pins};
 use crate::address::Va;
 use crate::discover::names::{NamedBy, relocated_addresses};
-use crate::discover::survey::How;
+use crate::discover::survey::{How, NumberRole};
 use crate::discover::units::{Unit, unit_at};
 use crate::entity::EntityId;
 use crate::ir::PinReason;
@@ -37,7 +37,7 @@ impl PinContext<'_> {
             let is_elsewhere = |va: &Va| *va < data.start || data.end < *va;
             let named = computed.chain(padding).filter(is_elsewhere).filter_map(|va| self.unit_with_place(va));
             named.for_each(|named| pins.pin(self.clusters, named, PinReason::PlaceNamed));
-            let numbers = survey.absolutes.iter().filter(|number| !number.is_memory).map(|number| number.value);
+            let numbers = survey.absolutes.iter().filter(|number| number.role == NumberRole::Value).map(|number| number.value);
             for named in self.units_with_places(numbers.filter(is_elsewhere).collect()) {
                 pins.pin(self.clusters, named, PinReason::PlaceNamed);
             }
