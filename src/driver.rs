@@ -163,13 +163,13 @@ fn apply(
 pub(crate) struct Examiner<'a>(Option<checker::Original<'a>>);
 
 impl<'a> Examiner<'a> {
-    /// What the checker finds, good or bad; what differs in code may be enough.
+    /// What the checker finds, good or bad; if code differs, what was found by then may be enough.
     pub(crate) fn examine(
         &mut self,
         output: &Path,
         (before, after): (&'a [u8], &[u8]),
         assumptions: checker::Assumptions,
-        stops_early: bool,
+        is_enough: &dyn Fn(&checker::Report) -> bool,
         timing: &mut Timing,
     ) -> Result<checker::Report> {
         let mut check = || {
@@ -177,11 +177,7 @@ impl<'a> Examiner<'a> {
                 Some(original) => original,
                 None => checker::Original::read(before)?,
             };
-            let original = self.0.insert(original);
-            match stops_early {
-                true => original.check_until_code_differs(after, assumptions),
-                false => original.check(after, assumptions),
-            }
+            self.0.insert(original).check_until(after, assumptions, is_enough)
         };
         timing.phase("check", |_| check()).map_err(|e| Failure::at(output, format!("the checker can't read it: {e}")))
     }

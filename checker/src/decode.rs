@@ -392,8 +392,8 @@ impl Shape {
         shape
     }
 
-    /// The immediate of 32 bits (or of 64, in `movabs`) in which the instruction ends, by appendix A of the manual.
-    pub(crate) fn wide_immediate(&self, bytes: &[u8]) -> Option<u64> {
+    /// Where the immediate of 32 bits (or of 64, in `movabs`) begins in which the instruction ends, by appendix A of the manual.
+    pub(crate) fn wide_immediate_at(&self, bytes: &[u8]) -> Option<usize> {
         let opcode = bytes.get(self.opcode).copied().unwrap_or(0);
         let is_quad = self.rex & 8 != 0;
         let is_short = bytes.get(..self.opcode).is_some_and(|prefixes| prefixes.contains(&0x66)) && !is_quad;
@@ -407,10 +407,13 @@ impl Shape {
         if self.map != 0 || self.vector || is_short || !has_immediate {
             return None;
         }
-        if is_quad && matches!(opcode, 0xb8..=0xbf) {
-            return bytes.last_chunk().map(|field| u64::from_le_bytes(*field));
-        }
-        bytes.last_chunk().map(|field| u64::from(u32::from_le_bytes(*field)))
+        bytes.len().checked_sub(if is_quad && matches!(opcode, 0xb8..=0xbf) { 8 } else { 4 })
+    }
+
+    /// That immediate.
+    pub(crate) fn wide_immediate(&self, bytes: &[u8]) -> Option<u64> {
+        let field = bytes.get(self.wide_immediate_at(bytes)?..)?;
+        Some(field.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)))
     }
 
     /// Whether an instruction with a wide immediate masks, sets, tests or flips bits by it, or multiplies: nobody does that with an address.

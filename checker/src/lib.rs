@@ -100,24 +100,25 @@ impl<'a> Original<'a> {
     /// # Errors
     /// If the output is not a 64-bit little-endian x86-64 ELF file with sane tables.
     pub fn check(&mut self, output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
-        self.check_as_far_as(output, assumptions, false)
+        self.check_until(output, assumptions, &|_| false)
     }
 
-    /// The same, but if code that must correspond does not, nothing else is looked at: for who makes another output then.
+    /// The same, but if code that must correspond does not, and what was found by then `is_enough`, nothing else is looked at: for who makes another output then.
     ///
     /// # Errors
     /// As [`Original::check`].
-    pub fn check_until_code_differs(&mut self, output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
-        self.check_as_far_as(output, assumptions, true)
-    }
-
-    fn check_as_far_as(&mut self, output: &[u8], assumptions: Assumptions, stops_early: bool) -> Result<Report, Error> {
+    pub fn check_until(
+        &mut self,
+        output: &[u8],
+        assumptions: Assumptions,
+        is_enough: &dyn Fn(&Report) -> bool,
+    ) -> Result<Report, Error> {
         let output = Image::parse(output).map_err(Error::Output)?;
         let output = Side::new(output, &mut self.rows, &self.memo).map_err(Error::Output)?;
         let mut copies = FxHashSet::default();
         let mut tries = 0;
         let mut report = loop {
-            let how = How { assumptions, stops_early, copies, liveness: std::mem::take(&mut self.liveness) };
+            let how = How { assumptions, is_enough, copies, liveness: std::mem::take(&mut self.liveness) };
             let mut report = match compare_code(&self.known, &output, &self.rows, how) {
                 Compared::Whole(report) => report,
                 Compared::Differs(report, liveness) => {
@@ -144,9 +145,10 @@ impl<'a> Original<'a> {
 }
 
 /// How code is compared.
-struct How {
+struct How<'e> {
     assumptions: Assumptions,
-    stops_early: bool,
+    /// Asked where code that must correspond does not: nothing else is looked at then.
+    is_enough: &'e dyn Fn(&Report) -> bool,
     /// They are put aside for what their callers know.
     copies: FxHashSet<(u64, u64)>,
     liveness: Liveness,
@@ -159,7 +161,7 @@ enum Compared {
 }
 
 /// The walk of both programs.
-fn compare_code<'a>(known: &Known<'a>, output: &Side<'a>, rows: &Rows, how: How) -> Compared {
+fn compare_code<'a>(known: &Known<'a>, output: &Side<'a>, rows: &Rows, how: How<'_>) -> Compared {
     let mut walk = Walk::new(known, output, how.copies);
     walk.rows = Some(rows);
     walk.assumptions = how.assumptions;
@@ -168,9 +170,11 @@ fn compare_code<'a>(known: &Known<'a>, output: &Side<'a>, rows: &Rows, how: How)
     walk.settle_all(false);
     data::seed_symbols(&mut walk);
     walk.settle_all(false);
-    if how.stops_early && !walk.violations.is_empty() {
-        let report = Report::new(std::mem::take(&mut walk.violations), walk.stats);
-        return Compared::Differs(Report { is_whole: false, ..report }, walk.into_liveness());
+    if !walk.violations.is_empty() {
+        let report = Report { is_whole: false, ..Report::new(walk.violations.clone(), walk.stats) };
+        if (how.is_enough)(&report) {
+            return Compared::Differs(report, walk.into_liveness());
+        }
     }
     walk.cover_metadata();
     leftover::settle(&mut walk);

@@ -55,6 +55,7 @@ pub(crate) use constant::address_in;
 pub(crate) use counted::counted_with;
 use decoded::{Decoded, Engine};
 pub(crate) use entry::{Called, Entry, Told};
+use expr::Pool;
 use facts::{Facts, Value};
 pub(crate) use liveness::Liveness;
 use machine::{BASE, Privacy, STACK};
@@ -105,6 +106,8 @@ pub(crate) struct Prover {
     engine: Engine,
     decoded: FxHashMap<(bool, u64), Option<Rc<Decoded>>>,
     keys: Keys,
+    /// Room for the values of a segment.
+    pool: Pool,
     /// Branches that are decided on both sides are followed, not compared.
     decides_first: bool,
     /// Segments end at tail calls where they can.
@@ -135,7 +138,7 @@ pub(crate) struct Prover {
 /// With what a pair was proven.
 struct Proven {
     privacy: Privacy,
-    facts: Facts,
+    facts: Rc<Facts>,
     /// By that nobody reads certain registers where this frame description of the input returns to.
     returns_from: Option<u32>,
 }
@@ -152,7 +155,7 @@ struct Task {
 
 /// A pair with what is known there, and what came of it.
 struct Visited {
-    facts: Facts,
+    facts: Rc<Facts>,
     outcome: Option<Result<Segment, Failure>>,
 }
 
@@ -163,6 +166,7 @@ impl Prover {
             engine: Engine::new(),
             decoded: FxHashMap::default(),
             keys: Keys::default(),
+            pool: Pool::default(),
             decides_first: false,
             ends_at_tail_calls: false,
             meets_tail_calls: false,
@@ -328,8 +332,8 @@ impl Prover {
                 Ok(segment) => {
                     let is_let_out = node.1 || segment.is_let_out;
                     for (next, facts) in &segment.successors {
-                        let facts = if segment.is_let_out { facts.only(&saves) } else { facts.clone() };
-                        self.arrive(walk, &mut visits, (*next, is_let_out), &facts)?;
+                        let facts = if segment.is_let_out { Rc::new(facts.only(&saves)) } else { Rc::clone(facts) };
+                        self.arrive(walk, &mut visits, (*next, is_let_out), facts)?;
                     }
                 }
                 Err(failure) if failure.is_escape => return Err(failure.clone()),
@@ -379,21 +383,21 @@ impl Prover {
     }
 
     /// Facts flow to a pair.
-    fn arrive(&self, walk: &Walk<'_, '_>, visits: &mut Visits<'_>, node: Node, facts: &Facts) -> Result<(), Failure> {
+    fn arrive(&self, walk: &Walk<'_, '_>, visits: &mut Visits<'_>, node: Node, facts: Rc<Facts>) -> Result<(), Failure> {
         let privacy = visits.privacy(node);
         if !visits.is_whole
-            && let Some(proven) = self.proven_with(node.0, privacy, facts, visits.returns_from)
+            && let Some(proven) = self.proven_with(node.0, privacy, &facts, visits.returns_from)
         {
             visits.needs_return |= proven.returns_from.is_some();
             return Ok(());
         }
         let has_any = privacy.has_any();
         let Some(known) = visits.visited.get_mut(&node) else {
-            visits.visited.insert(node, Visited { facts: facts.clone(), outcome: None });
+            visits.visited.insert(node, Visited { facts, outcome: None });
             visits.work.push(node);
             return Ok(());
         };
-        let Some(met) = known.facts.meet(facts) else { return Ok(()) };
+        let Some(met) = known.facts.meet(&facts) else { return Ok(()) };
         // What was known to be an address of the frame must stay so. Where addresses of the frame may be anywhere, `rbp` is like any other register, if the frame is not found by it.
         let is_of_base = |side: &Side<'_>, address| {
             let rule = walk.rows.and_then(|rows| rows.frame_of(side.unwind.locate(address).row)).and_then(|frame| frame.address);
@@ -409,7 +413,7 @@ impl Prover {
                 }
             }
         }
-        *known = Visited { facts: met, outcome: None };
+        *known = Visited { facts: Rc::new(met), outcome: None };
         visits.work.push(node);
         Ok(())
     }
@@ -480,15 +484,15 @@ struct Visits<'p> {
 
 impl<'p> Visits<'p> {
     fn begin(&mut self, start: &Facts) {
-        self.visited.insert((self.root, false), Visited { facts: start.clone(), outcome: None });
+        self.visited.insert((self.root, false), Visited { facts: Rc::new(start.clone()), outcome: None });
         self.work.push((self.root, false));
     }
 
     /// A pair that has to be looked at, with what is known there.
-    fn next(&mut self) -> Option<(Node, Facts)> {
+    fn next(&mut self) -> Option<(Node, Rc<Facts>)> {
         while let Some(node) = self.work.pop() {
             if let Some(known) = self.visited.get(&node).filter(|known| known.outcome.is_none()) {
-                return Some((node, known.facts.clone()));
+                return Some((node, Rc::clone(&known.facts)));
             }
         }
         None

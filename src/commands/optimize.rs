@@ -208,11 +208,10 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         if !no_check {
             let files = (&*bytes, &*relinked.bytes);
             // What differs may be a clone's fault, which is told at the end.
-            let stops_early = edits.clones.is_empty();
-            let mut checked = examiner.examine(output, files, job.assumptions(), stops_early, timing)?;
-            if !checked.is_whole && !Unproven::are_about(&lifted.program, &edits, &relinked, &checked) {
-                checked = examiner.examine(output, files, job.assumptions(), false, timing)?;
-            }
+            let is_enough = |checked: &checker::Report| {
+                edits.clones.is_empty() && Unproven::are_about(&lifted.program, &edits, &relinked, checked)
+            };
+            let checked = examiner.examine(output, files, job.assumptions(), &is_enough, timing)?;
             if unproven.find(&lifted.program, &edits, &relinked, &checked) {
                 continue;
             }

@@ -301,11 +301,10 @@ fn absolute_fields(inst: Inst, bytes: &[u8]) -> impl Iterator<Item = (usize, usi
         let field = bytes.get(at..at + size)?;
         Some((at, size, field.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))))
     };
-    let is_wide = bytes.len() == 10 && shape.opcode == 1 && bytes[1] & 0xf8 == 0xb8;
     let displacement = shape.wide_displacement(bytes).filter(|_| inst.disp == 0);
-    let behind = if inst.disp == 0 { shape.opcode + 1 } else { usize::from(inst.disp) + 4 };
-    let immediate = bytes.len().checked_sub(4).filter(|&at| at >= behind && displacement != Some(at));
-    let fields = [is_wide.then_some((2, 8)), displacement.map(|at| (at, 4)), immediate.map(|at| (at, 4))];
+    // Other last bytes are no number, whatever they say.
+    let immediate = shape.wide_immediate_at(bytes);
+    let fields = [displacement.map(|at| (at, 4)), immediate.map(|at| (at, bytes.len() - at))];
     fields.into_iter().flatten().filter_map(move |(at, size)| read(at, size))
 }
 

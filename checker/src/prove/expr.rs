@@ -132,6 +132,19 @@ impl Pool {
         Self { extent, ..Self::default() }
     }
 
+    /// The same without any value, with the room that these took.
+    pub(super) fn emptied(mut self, extent: Option<(u64, u64)>) -> Self {
+        self.nodes.clear();
+        self.infos.clear();
+        self.ids.clear();
+        Self { extent, ..self }
+    }
+
+    /// How many values there are; their ids are less.
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// Whether a value is an address of the image, or the one behind it. None of these is zero, wherever the image lies: a system maps no program there.
     fn is_in_image(&self, id: Id) -> bool {
         let is_within = |address: u64| self.extent.is_some_and(|(start, end)| start <= address && address <= end);

@@ -167,11 +167,11 @@ impl Facts {
 
     /// Classes in the order in which they turn up, so that equal facts are equal data.
     fn renumber(&mut self) {
-        let mut known: FxHashMap<u32, u32> = FxHashMap::default();
-        let mut classes = Vec::new();
         let old = std::mem::take(&mut self.classes);
+        let mut known: Vec<Option<u32>> = vec![None; old.len()];
+        let mut classes = Vec::with_capacity(old.len());
         let mut number = |class: &mut u32| {
-            *class = *known.entry(*class).or_insert_with(|| {
+            *class = *known[*class as usize].get_or_insert_with(|| {
                 classes.push(old[*class as usize]);
                 classes.len() as u32 - 1
             });
@@ -274,8 +274,8 @@ impl Facts {
         let (mut input, mut output) = (input.clone(), output.clone());
         drop_popped(&mut input, &mut output);
         let pieces = common_pieces(&input, &output);
-        let mut numbers: FxHashMap<Id, u32> = FxHashMap::default();
-        let mut classes = Vec::new();
+        let mut numbers: Vec<Option<u32>> = Vec::new();
+        let mut classes = Vec::with_capacity(WIDTHS.len());
         let differing = (0..32).filter(|&at| input.vectors[at] != output.vectors[at]);
         let all = input.vectors.iter().chain(&output.vectors);
         let cleared: FxHashMap<Id, Id> = all.filter_map(|&id| Some((id, above_zeros(pool, id)?))).collect();
@@ -289,7 +289,10 @@ impl Facts {
                 })
                 .collect();
             let mut class = |pool: &Pool, id: Id| {
-                *numbers.entry(id).or_insert_with(|| {
+                if numbers.len() < pool.len() {
+                    numbers.resize(pool.len(), None);
+                }
+                *numbers[id as usize].get_or_insert_with(|| {
                     classes.push(Class { width: pool.width(id), is_of_table: pool.is_of_table(id) });
                     classes.len() as u32 - 1
                 })
@@ -345,6 +348,9 @@ impl Facts {
 
     /// What is known where this way joins another; `None` if that is what was known.
     pub(super) fn meet(&self, other: &Self) -> Option<Self> {
+        if self == other {
+            return None;
+        }
         let mut meeting = Meeting { numbers: FxHashMap::default(), classes: Vec::new(), facts: [self, other] };
         // A slot that only one of them lists is the same in both programs in the other.
         let mut boundaries: Vec<(i64, i64)> = Vec::new();

@@ -29,6 +29,8 @@ pub(crate) use local::Local;
 use local::Mark;
 pub(super) use tail::Ends;
 
+use std::rc::Rc;
+
 use rustc_hash::FxHashSet;
 
 use super::class::Class;
@@ -46,6 +48,8 @@ use crate::walk::{Pair, Reference, Side, Walk};
 
 /// More than any straight piece has.
 const STEPS_MAX: usize = 20_000;
+/// Values of a segment for which room is kept for the next one.
+const VALUES_KEPT_MAX: usize = 4_096;
 /// Classes that are made on the way, apart from those of the facts.
 const FRESH: u32 = 1 << 30;
 
@@ -113,7 +117,7 @@ pub(super) struct Segment {
     /// Instructions, jumps and padding that were passed.
     pub(super) input: Vec<(u64, u8)>,
     pub(super) output: Vec<(u64, u8)>,
-    pub(super) successors: Vec<(Key, Facts)>,
+    pub(super) successors: Vec<(Key, Rc<Facts>)>,
     /// The direct call that ends it.
     pub(super) call: Option<Called>,
     /// Registers that are others than in the input where it returns.
@@ -218,11 +222,12 @@ type Step<T> = Result<T, Failure>;
 impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     pub(super) fn new(prover: &'r mut Prover, walk: &'r Walk<'w, 'a>, privacy: &'r Privacy, root: u64) -> Self {
         let segment = Segment::default();
+        let pool = std::mem::take(&mut prover.pool).emptied(walk.input.image.extent());
         Self {
             prover,
             walk,
             privacy,
-            pool: Pool::of_image(walk.input.image.extent()),
+            pool,
             root,
             unwinds: false,
             ends: Ends::default(),
@@ -261,6 +266,14 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
 
     /// Follows both programs from a pair to where control leaves.
     pub(super) fn follow(mut self, key: Key, facts: &Facts) -> Step<Segment> {
+        let outcome = self.follow_both(key, facts);
+        if self.pool.len() <= VALUES_KEPT_MAX {
+            self.prover.pool = self.pool;
+        }
+        outcome.map(|()| self.segment)
+    }
+
+    fn follow_both(&mut self, key: Key, facts: &Facts) -> Step<()> {
         let is_fixed = self.is_fixed();
         let (mut input, mut output) = facts.start(&mut self.pool, is_fixed);
         self.code_at_start = self.addresses_of_code(&input);
@@ -276,7 +289,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         self.count(&input, &output);
         self.segment.input = input.passed;
         self.segment.output = output.passed;
-        Ok(self.segment)
+        Ok(())
     }
 
     /// Runs both to where control leaves the segment.

@@ -26,6 +26,31 @@ fn a_table_that_code_registers_must_begin_where_it_says() {
     }
 }
 
+/// A function that nothing reaches. The last four bytes of its store read as 0x401044, which is no part of the instruction by itself.
+const STORE: &str = "    .cfi_startproc\n    movb $0, 64(%rax,%rdx)\n    mov $9, %eax\n    ret\n    .cfi_endproc\n";
+const IN_STORE: u64 = 0x40_1044;
+
+#[test]
+fn the_last_bytes_of_a_store_of_a_byte_are_no_address() {
+    // Where the input has them, each byte begins an instruction.
+    let steps = format!("    .cfi_startproc\n    .fill 256, 1, {STEP:#x}\n    ret\n    .cfi_endproc\n");
+    let Some(input) = build_fixed(&[TWICE, UNUSED, &steps, CLASSIFY, STORE], TABLE) else { return };
+    let output = |store: &str| build_fixed(&[TWICE, UNUSED, CLASSIFY, store, &steps], TABLE).unwrap();
+    let right = output(STORE);
+    let byte_there = |file: &[u8]| Image::parse(file).unwrap().at(IN_STORE, 1).map(|byte| byte[0]);
+    assert_eq!(byte_there(&input), Some(STEP));
+    assert_ne!(byte_there(&right), Some(STEP));
+    let report = check(&input, &right).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(20));
+    for (from, to) in [("64(", "65("), ("$0,", "$1,"), ("%rdx", "%rcx")] {
+        let report = check(&input, &output(&STORE.replace(from, to))).unwrap();
+        assert!(!report.is_ok(), "{to}");
+    }
+}
+
+/// `cld`.
+const STEP: u8 = 0xfc;
+
 /// A function that nothing reaches, with a table of absolute addresses; its labels are as long as a jump.
 const SWITCH: &str = r#"
 .Lswitch:

@@ -186,10 +186,10 @@ impl Walk<'_, '_> {
             return None;
         }
         let first = x.iter().zip(y).position(|(a, b)| a != b)?;
-        // Only the displacement and a last immediate can hold an address.
+        // Only the displacement and a last immediate can hold an address of 32 bits.
         let shape = Shape::of(x);
         let displacement = shape.wide_displacement(x);
-        let immediate = x.len().checked_sub(4);
+        let immediate = shape.wide_immediate_at(x).filter(|&at| x.len() - at == 4);
         let at = [displacement, immediate].into_iter().flatten().find(|&at| at <= first && first < at + 4)?;
         if at <= shape.opcode || x[..at] != y[..at] || x.get(at + 4..)? != y.get(at + 4..)? {
             return None;

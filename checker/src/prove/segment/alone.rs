@@ -6,6 +6,7 @@
 //! get far, and no part of what is proven.
 
 use std::cmp::Ordering;
+use std::rc::Rc;
 
 use super::super::Key;
 use super::super::entry::Entry;
@@ -169,7 +170,7 @@ impl Run<'_, '_, '_> {
         self.note_row(false, output)?;
         self.compare_events(input, output)?;
         self.compare_slots(input, output, RED_ZONE)?;
-        let facts = Facts::end(&mut self.pool, &input.machine, &output.machine);
+        let facts = Rc::new(Facts::end(&mut self.pool, &input.machine, &output.machine));
         self.segment.successors.push((Key { input: input.at, output: output.at, within: None }, facts));
         self.segment.is_let_out = true;
         Ok(())

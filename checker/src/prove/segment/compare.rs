@@ -77,25 +77,24 @@ impl Run<'_, '_, '_> {
         output: &Cursor,
         mut is_free: impl FnMut(&mut Self, u8) -> bool,
     ) -> Step<()> {
-        let mut same = output.machine.clone();
+        let (all, mut same) = (facts::places(&input.machine), facts::places(&output.machine));
         for register in 0..VECTORS {
             let place = usize::from(register);
-            if input.machine.general[place] != same.general[place] && is_free(self, register) {
-                same.general[place] = input.machine.general[place];
+            if all[place] != same[place] && is_free(self, register) {
+                same[place] = all[place];
             }
         }
         for register in FREE_VECTORS {
-            let place = usize::from(register - VECTORS);
-            let (x, y) = (input.machine.vectors[place], same.vectors[place]);
+            let place = usize::from(register);
+            let (x, y) = (all[place], same[place]);
             let above = |id| facts::replaced(&self.pool, id).map_or(id, |(above, _)| above);
             // What is above the low 128 bits may be seen to be the same.
             let asked = if above(x) == above(y) { register + (LOWS - VECTORS) } else { register };
             if x != y && is_free(self, asked) {
-                same.vectors[place] = input.machine.vectors[place];
+                same[place] = x;
             }
         }
-        let output = Cursor::new(output.at, same, None);
-        self.compare_registers(input, &output)
+        self.compare_places(&all, &same, (input.at, output.at))
     }
 
     pub(super) fn note_dead(&mut self, is_dead: bool) -> bool {
@@ -105,12 +104,15 @@ impl Run<'_, '_, '_> {
 
     /// All registers hold the same.
     pub(super) fn compare_registers(&self, input: &Cursor, output: &Cursor) -> Step<()> {
-        let (x, y) = (facts::places(&input.machine), facts::places(&output.machine));
+        self.compare_places(&facts::places(&input.machine), &facts::places(&output.machine), (input.at, output.at))
+    }
+
+    /// The same of what they hold; flags are none of them.
+    fn compare_places(&self, x: &[Id; 55], y: &[Id; 55], (i, o): (u64, u64)) -> Step<()> {
         for place in (0..48).chain([54]) {
             if x[place] != y[place] {
                 let (name, x, y) = (facts::name_of(place), self.describe(x[place]), self.describe(y[place]));
-                let message = format!("{name} differs at the input's {:#x}: input {x}, output {y}", input.at);
-                return self.fail(output.at, message);
+                return self.fail(o, format!("{name} differs at the input's {i:#x}: input {x}, output {y}"));
             }
         }
         Ok(())
@@ -118,6 +120,9 @@ impl Run<'_, '_, '_> {
 
     /// The private slots that somebody may read, those down to a distance below the stack pointer, hold the same.
     pub(super) fn compare_slots(&mut self, input: &Cursor, output: &Cursor, below: i64) -> Step<()> {
+        if input.machine.slots == output.machine.slots {
+            return Ok(());
+        }
         let top = input.machine.stack_offset(&self.pool).map_or(i64::MIN, |top| top - below);
         let (mut x, mut y) = (input.machine.clone(), output.machine.clone());
         facts::drop_popped(&mut x, &mut y);

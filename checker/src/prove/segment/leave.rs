@@ -1,5 +1,7 @@
 //! Both programs leave a segment: by a branch, a call, a return, an indirect jump, or at an instruction that is not looked into.
 
+use std::rc::Rc;
+
 use super::super::Key;
 use super::super::decoded::{Decoded, Operand, Reg};
 use super::super::entry::{ARGUMENTS, Called, Entry};
@@ -216,7 +218,7 @@ impl Run<'_, '_, '_> {
         let (i, o) = (input.at, output.at);
         let x = self.condition_of(self.walk.input, input, a);
         let y = self.condition_of(self.walk.output, output, b);
-        let facts = Facts::end(&mut self.pool, &input.machine, &output.machine);
+        let facts = Rc::new(Facts::end(&mut self.pool, &input.machine, &output.machine));
         let (taken, next) = (self.walk.output.target(o, b), o + u64::from(b.len));
         let decided = self.pool.as_const(x).zip(self.pool.as_const(y)).filter(|_| self.prover.decides_first);
         if let Some((x, y)) = decided {
@@ -239,7 +241,7 @@ impl Run<'_, '_, '_> {
         }
         let (with_taken, with_next) = if is_same { (taken, next) } else { (next, taken) };
         let key = |at, output| Key { input: at, output, within: input.within };
-        self.segment.successors.push((key(self.walk.input.target(i, a), with_taken), facts.clone()));
+        self.segment.successors.push((key(self.walk.input.target(i, a), with_taken), Rc::clone(&facts)));
         self.segment.successors.push((key(i + u64::from(a.len), with_next), facts));
         Ok(())
     }
@@ -349,7 +351,7 @@ impl Run<'_, '_, '_> {
         for machine in [&mut x, &mut y] {
             machine.slots.retain(|&at, _| top.is_some_and(|top| at >= top));
         }
-        let facts = Facts::end(&mut self.pool, &x, &y);
+        let facts = Rc::new(Facts::end(&mut self.pool, &x, &y));
         self.segment.successors.push((Key { input: after.0, output: after.1, within: None }, facts));
     }
 
@@ -370,10 +372,10 @@ impl Run<'_, '_, '_> {
             let fresh = self.fresh(64);
             (x.general[place], y.general[place]) = (fresh, fresh);
         }
-        let facts = Facts::end(&mut self.pool, &x, &y);
+        let facts = Rc::new(Facts::end(&mut self.pool, &x, &y));
         let pairs = [(self.walk.input.target(i, a), self.walk.output.target(o, b)), (i + u64::from(a.len), o + u64::from(b.len))];
         for (input, output) in pairs {
-            self.segment.successors.push((Key { input, output, within: None }, facts.clone()));
+            self.segment.successors.push((Key { input, output, within: None }, Rc::clone(&facts)));
         }
         Ok(())
     }
@@ -435,7 +437,7 @@ impl Run<'_, '_, '_> {
         }
         let rest = self.fresh(64);
         (x.rest, y.rest) = (rest, rest);
-        let facts = Facts::end(&mut self.pool, &x, &y);
+        let facts = Rc::new(Facts::end(&mut self.pool, &x, &y));
         let key = Key { input: i + u64::from(a.len), output: o + u64::from(b.len), within: None };
         self.segment.successors.push((key, facts));
         Ok(())

@@ -17,6 +17,8 @@
 //!
 //! A jump of the input alone goes where the entry leads that is known, if the entry never changes: so the output may go there at once.
 
+use std::rc::Rc;
+
 use super::super::Key;
 use super::super::constant::ENTRY;
 use super::super::expr::{FromTable, Id, Node};
@@ -81,9 +83,9 @@ impl Run<'_, '_, '_> {
         if pairs.iter().any(|&(input, _)| self.walk.survey.is_referenced(input)) {
             return Ok(false);
         }
-        let facts = Facts::end(&mut self.pool, &input.machine, &output.machine);
+        let facts = Rc::new(Facts::end(&mut self.pool, &input.machine, &output.machine));
         let key = |(input, output)| Key { input, output, within: None };
-        self.segment.successors.extend(pairs.into_iter().map(|pair| (key(pair), facts.clone())));
+        self.segment.successors.extend(pairs.into_iter().map(|pair| (key(pair), Rc::clone(&facts))));
         self.segment.effects.push(Effect::Followed(reference));
         Ok(true)
     }
