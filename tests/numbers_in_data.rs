@@ -10,25 +10,32 @@ use support::{End, compile, installed, offset_of, relift, relift_succeeds, repos
 
 /// Builds a fixture at a fixed address; `None` without a compiler.
 fn build(fixture: &str, scratch: &Path) -> Option<PathBuf> {
+    build_with(fixture, &["-O2", "-no-pie", "-fno-pie"], scratch)
+}
+
+fn build_with(fixture: &str, options: &[&str], scratch: &Path) -> Option<PathBuf> {
     if !installed("gcc") {
         skipped("there is no gcc");
         return None;
     }
     let source = repository(&format!("fixtures/programs/{fixture}/{fixture}.c"));
     let program = scratch.join(fixture);
-    compile("gcc", &["-O2", "-no-pie", "-fno-pie"], &[&source], &program).unwrap_or_else(|error| panic!("{error}"));
+    compile("gcc", options, &[&source], &program).unwrap_or_else(|error| panic!("{error}"));
     Some(program)
 }
 
-/// The functions that stay, by name and reason, in the order of their addresses.
+/// The functions of a fixture at a fixed address that stay, by name and reason, in the order of their addresses.
 fn functions_that_stay(fixture: &str, scratch: &Path) -> Option<Vec<(String, String)>> {
-    let program = build(fixture, scratch)?;
-    let said = relift_succeeds(relift().args(["inspect", "--json", "-v"]).arg(&program), scratch);
+    Some(that_stay(&build(fixture, scratch)?, "guard", scratch))
+}
+
+fn that_stay(program: &Path, mode: &str, scratch: &Path) -> Vec<(String, String)> {
+    let said = relift_succeeds(relift().args(["inspect", "--json", "-v"]).arg(program), scratch);
     let report: Value = serde_json::from_slice(&said.stdout).expect("--json prints JSON");
-    assert_eq!(report["mode"], "guard");
+    assert_eq!(report["mode"], mode);
     let pinned = report["pinned_functions"].as_array().expect("-v names them").iter();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    Some(pinned.map(|function| (text(&function["name"]), text(&function["reason"]))).collect())
+    pinned.map(|function| (text(&function["name"]), text(&function["reason"]))).collect()
 }
 
 const NAMED: &str = "return-address-named";
@@ -39,6 +46,31 @@ fn functions_whose_calls_return_where_a_table_says_stay() {
     let Some(stay) = functions_that_stay("frame_table", scratch.path()) else { return };
     for name in ["visit", "climb", "descend"] {
         assert!(stay.contains(&(name.to_owned(), NAMED.to_owned())), "{name} is not among {stay:?}");
+    }
+}
+
+/// Position-independent code, in which all words that hold addresses are known.
+#[test]
+fn functions_whose_calls_return_where_a_relocated_table_says_stay() {
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    for options in [["-O2", "-pie", "-fPIE"], ["-O2", "-no-pie", "-Wl,--emit-relocs"]] {
+        let Some(program) = build_with("frame_table", &options, scratch.path()) else { return };
+        let stay = that_stay(&program, "replace", scratch.path());
+        for name in ["visit", "climb", "descend"] {
+            assert!(stay.contains(&(name.to_owned(), NAMED.to_owned())), "{options:?}: {name} is not among {stay:?}");
+        }
+    }
+}
+
+#[test]
+fn labels_side_by_side_of_which_some_stand_behind_calls_keep_nothing() {
+    let fixed = ["-Os", "-no-pie", "-fno-pie"];
+    let with_relocations = ["-Os", "-no-pie", "-fno-pie", "-Wl,--emit-relocs"];
+    for (options, mode) in [(&fixed[..], "guard"), (&with_relocations, "replace"), (&["-Os", "-pie", "-fPIE"], "replace")] {
+        let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+        let Some(program) = build_with("threaded_labels", options, scratch.path()) else { return };
+        let stay = that_stay(&program, mode, scratch.path());
+        assert!(!stay.iter().any(|function| function.1 == NAMED), "{options:?}: {stay:?}");
     }
 }
 

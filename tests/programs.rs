@@ -324,6 +324,7 @@ behaviors! {
     switch_unbounded,
     tail_called_table,
     tail_calls,
+    threaded_labels,
     threads_tls,
     unseen_pointers,
     varargs_float,

@@ -57,7 +57,7 @@ pub(crate) struct Survey {
     /// Frame descriptions, and others to which they jump elsewhere than to an entry.
     parts: Vec<(u32, u32)>,
     boundaries: Bits,
-    /// Instructions that stand right behind a call of the same frame description.
+    /// Instructions that stand right behind a call of the same frame description; of those that something names, the ones to which no jump leads.
     behind_calls: Bits,
     /// Frame descriptions that something names, other than a jump or a table.
     named: Bits,
@@ -145,10 +145,32 @@ impl Survey {
         survey.name_places(side, numbers);
         survey.referenced.sort_unstable();
         survey.referenced.dedup();
+        survey.tell_labels_from_returns(side);
         for fde in (0..count).filter(|&fde| survey.named.contains(fde)) {
             survey.rooted.insert(survey.find(fde as u32) as usize);
         }
         survey
+    }
+
+    /// What stands behind a call is a label, and no return address that somebody compares, if jumps of its function lead there too: who arrives by a jump has returned from no call.
+    fn tell_labels_from_returns(&mut self, side: &Side<'_>) {
+        let is_named = |&address: &u64| side.code.index(address).is_some_and(|index| self.behind_calls.contains(index));
+        let named: Vec<u64> = self.referenced.iter().copied().filter(is_named).collect();
+        let mut last = None;
+        for fde in named.iter().filter_map(|&address| side.unwind.fde_at(address)) {
+            if last.replace(fde) == Some(fde) {
+                continue;
+            }
+            let mut address = side.unwind.fdes[fde as usize].start;
+            while let Some(inst) = side.inst(address).filter(|_| address < side.unwind.fdes[fde as usize].end) {
+                let target = matches!(inst.kind, Kind::Jump | Kind::Branch | Kind::Loop).then(|| side.target(address, inst));
+                let label = target.filter(|target| named.binary_search(target).is_ok());
+                if let Some(index) = label.and_then(|label| side.code.index(label)) {
+                    self.behind_calls.remove(index);
+                }
+                address += u64::from(inst.len);
+            }
+        }
     }
 
     /// Notes a jump from a frame description to another one.

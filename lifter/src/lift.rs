@@ -100,7 +100,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let names = names.extended(tables.iter().flat_map(|t| &*t.distinct).map(|&target| (target, NamedBy::TABLE)));
 
     let unseen = context.unseen(&jumps, &mut tables);
-    let words = unseen.words.iter().map(|&word| (word, NamedBy::WORD));
+    let words = unseen.words.iter().map(|&(_, word)| (word, NamedBy::WORD));
     let names = names.extended(unseen.anchors.iter().map(|&anchor| (anchor, NamedBy::UNSEEN)).chain(words));
 
     // Blocks, then pins: from here on no address is named that is not a leader.
@@ -112,6 +112,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         surveys: &surveys,
         names: &names,
         clusters: &clusters,
+        words: &unseen.words,
         mode,
         use_static_relocs,
     };

@@ -83,3 +83,18 @@ fn a_call_returns_to_the_place_that_the_input_names() {
     let Some(wrong) = hardened("    lea (%rdi,%rdi), %eax") else { return };
     assert!(!check(&input, &wrong).unwrap().is_ok());
 }
+
+/// The same place is where a branch leads to.
+#[test]
+fn a_call_may_return_to_a_jump_to_a_label_that_the_input_names_and_leaves_to() {
+    let halting = |behind: &str| {
+        let body = format!(
+            "    lea 1f(%rip), %rdx\n    mov %rdx, (%rsi)\n    test %rdi, %rdi\n    je 1f\n    sub $8, %rsp\n    .cfi_def_cfa_offset 16\n    call twice\n\
+             \x20   add $8, %rsp\n    .cfi_def_cfa_offset 8\n    test %eax, %eax\n    jne 2f\n    call twice\n{behind}1:  xor %eax, %eax\n2:  ret\n"
+        );
+        build(&[&function("classify", &body), TWICE, UNUSED], ".long 0\n")
+    };
+    let (Some(input), Some(moved)) = (halting(""), halting("    jmp 1f\n")) else { return };
+    let report = check(&input, &moved).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+}

@@ -19,6 +19,7 @@
 //!
 //! **Named returns.** Where an instruction of the input names the address behind a call, it may compare it with a return address. So no callee's body takes the place of such a call, and
 //! where the output names that address, each of its calls for the input's returns to the named place itself: not to a jump that leads there, and not to a copy.
+//! A place to which jumps of the function lead as well is a label, as those of a computed `goto`: below the stack of who arrives by a jump stands no such address, so nobody compares it there.
 //!
 //! Where the input goes on in the callee, or in what the callee tail-calls, the output may call that place instead, or call through what the input jumps
 //! through: then both have a return address on the stack again, from which both go on where the call ends, and the place itself is a pair like any other, within

@@ -46,7 +46,7 @@ impl Bits {
             && (range.start..first * 64).chain(last * 64..range.end).all(|index| self.contains(index))
     }
 
-    fn remove(&mut self, index: usize) {
+    pub(crate) fn remove(&mut self, index: usize) {
         if let Some(word) = self.0.get_mut(index / 64) {
             *word &= !(1 << (index % 64));
         }

@@ -41,8 +41,8 @@ use crate::ir::TableBound;
 pub(crate) struct Unseen {
     /// Starts of instructions: each keeps a jump. Ascending, each once.
     pub(crate) anchors: Vec<Va>,
-    /// Those that an aligned word of data holds, 64 bits wide. Ascending, each once.
-    pub(crate) words: Vec<Va>,
+    /// Aligned words of data, 64 bits wide, and the starts of instructions that they hold. Ascending by place.
+    pub(crate) words: Vec<(Va, Va)>,
     /// Places inside instructions. Ascending.
     pub(crate) torn: Vec<Va>,
     /// Places that instructions read or write by an absolute address. Ascending.
@@ -121,7 +121,7 @@ impl Search<'_> {
         let words = data_sections(self.image).flat_map(|s| self.scan(s.sh_addr, s.end()).into_iter());
         for found in words.filter(|f| !is_in(&claimed, f.at)) {
             if found.is_start { &mut unseen.anchors } else { &mut unseen.torn }.push(found.target);
-            unseen.words.extend(Some(found.target).filter(|_| found.is_start && found.is_word));
+            unseen.words.extend((found.is_start && found.is_word).then_some((found.at, found.target)));
         }
         let raw = self.units.as_slice().iter().enumerate().filter(|(index, unit)| self.is_raw(*index, unit));
         let raw = raw.flat_map(|(_, unit)| self.scan(unit.start, unit.end));
@@ -134,7 +134,8 @@ impl Search<'_> {
             }
         }
         unseen.anchors.extend(dynamic_code_slots(self.image, self.units).map(|(_, target)| target));
-        for list in [&mut unseen.anchors, &mut unseen.words, &mut unseen.torn, &mut unseen.memory] {
+        unseen.words.sort_unstable();
+        for list in [&mut unseen.anchors, &mut unseen.torn, &mut unseen.memory] {
             list.sort();
             list.dedup();
         }

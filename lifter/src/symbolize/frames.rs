@@ -10,14 +10,20 @@
 //! leaves among it make no calls, and stay for that: what lies between two functions of such code, unless it is as long as a part of the program that was written in something
 //! else. That a word happens to look like one of a function's return addresses doesn't make the function such code; half of its calls do.
 //!
+//! **Labels.** A threaded interpreter keeps the labels of its function in a table, side by side, and copies them to where others read them, so that no jump resolves to that table. A few stand behind a
+//! call that does not come back. Words for return addresses never look like that: either something stands between them (the sizes of frames), or all of them stand behind calls. So words side by side that
+//! lead into one function are labels if few of them stand behind calls ([`RETURNS_AMONG_LABELS`]).
+//!
 //! **Computed by code.** Code that is hardened against speculation computes the address behind a call, and compares it with the one that the callee returned to, which it finds below the
-//! stack. So a function with an instruction that names one of its own return addresses stays as well, for any number of them.
+//! stack. So a function with an instruction that names one of its own return addresses stays as well, for any number of them. If jumps of the function lead there too, it is a label: who
+//! arrives by a jump has returned from no call, and would find something else below the stack.
 
-use iced_x86::{Decoder, DecoderOptions};
+use iced_x86::{Decoder, DecoderOptions, Instruction};
 
 use super::pins::{PinContext, Pins};
+use super::slots::static_code_slots;
 use crate::address::Va;
-use crate::discover::names::NamedBy;
+use crate::discover::names::{NamedBy, dynamic_code_slots};
 use crate::discover::units::{Unit, unit_at};
 use crate::entity::EntityId;
 use crate::ir::PinReason;
@@ -29,6 +35,12 @@ const LEAVES_MAX: usize = 256;
 /// Where this many of a function's calls have no named return address for one that has, the word is one of many constants that happens to look like a return address, or a label in a
 /// table that is not understood: in long functions that is common. OCaml's functions that call little but C's, of which nothing is named, stand among others.
 const UNLIKELY_BY_CHANCE: usize = 8;
+
+/// So many words side by side may be a table of labels.
+const LABELS_MIN: usize = 16;
+
+/// Of a table of labels, one in so many words stands behind a call, at most.
+const RETURNS_AMONG_LABELS: usize = 4;
 
 /// A function of which words hold return addresses.
 struct NamedReturns {
@@ -72,21 +84,32 @@ impl PinContext<'_> {
             own.map(move |a| (unit, a.value))
         });
         for (unit, va) in named.chain(numbers) {
-            if self.is_return_address(unit, va) {
+            if self.is_return_address(unit, va) && !self.is_jumped_to(unit, va) {
                 pins.pin(self.clusters, unit, PinReason::ReturnAddressNamed);
             }
         }
     }
 
+    /// Whether a jump or branch of a unit leads to an address inside it.
+    fn is_jumped_to(&self, unit: Unit, va: Va) -> bool {
+        self.instructions(unit).any(|instruction| match flow_of(&instruction) {
+            Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) => target == va,
+            _ => false,
+        })
+    }
+
     /// In the order of their addresses.
     fn functions_with_named_returns(&self) -> Vec<NamedReturns> {
+        // A label in a table of labels may happen to stand behind a call; execution goes there, whatever the call returns to.
+        let is_pointer = |by: NamedBy| by.intersects(NamedBy::SLOT | NamedBy::WORD) && !by.contains(NamedBy::TABLE);
+        let returns = self.names.iter().filter(|&(_, by)| is_pointer(by)).filter_map(|(va, by)| {
+            let unit = unit_at(self.units, va).filter(|&unit| self.is_return_address(unit, va))?;
+            Some((va, (by, unit)))
+        });
+        let returns: Vec<(Va, (NamedBy, Unit))> = returns.collect();
+        let labels = self.labels_among(&returns.iter().map(|named| named.0).collect::<Vec<Va>>());
         let mut found: Vec<NamedReturns> = Vec::new();
-        for (va, by) in self.names.iter() {
-            // A label in a table of labels may happen to stand behind a call; execution goes there, whatever the call returns to.
-            if !by.intersects(NamedBy::SLOT | NamedBy::WORD) || by.contains(NamedBy::TABLE) {
-                continue;
-            }
-            let Some(unit) = unit_at(self.units, va).filter(|&unit| self.is_return_address(unit, va)) else { continue };
+        for (_, (by, unit)) in returns.into_iter().filter(|(va, _)| labels.binary_search(va).is_err()) {
             if found.last().is_none_or(|last| last.unit != unit) {
                 found.push(NamedReturns { unit, num_named: 0, num_calls: self.num_calls(unit), is_relocated: false });
             }
@@ -96,6 +119,40 @@ impl PinContext<'_> {
             }
         }
         found
+    }
+
+    /// Of the return addresses that words of data hold (ascending), those that stand in tables of labels and nowhere else. Ascending.
+    fn labels_among(&self, returns: &[Va]) -> Vec<Va> {
+        if returns.is_empty() {
+            return Vec::new();
+        }
+        let into = |va: Va| unit_at(self.units, va).map(|unit| self.clusters.find(unit));
+        let is_return = |word: &&(Va, Va)| returns.binary_search(&word.1).is_ok();
+        let words = self.words_to_code();
+        let (mut labels, mut others) = (Vec::new(), Vec::new());
+        for run in words.chunk_by(|a, b| a.0 + 8 == b.0 && into(a.1) == into(b.1)) {
+            let num_returns = run.iter().filter(is_return).count();
+            let are_labels = run.len() >= LABELS_MIN && num_returns * RETURNS_AMONG_LABELS <= run.len();
+            if are_labels { &mut labels } else { &mut others }.extend(run.iter().filter(is_return).map(|word| word.1));
+        }
+        labels.sort_unstable();
+        labels.dedup();
+        others.sort_unstable();
+        labels.retain(|va| others.binary_search(va).is_err());
+        labels
+    }
+
+    /// Words of data that hold addresses of code, or may, and these. Ascending by place, each once.
+    fn words_to_code(&self) -> Vec<(Va, Va)> {
+        let relocated = dynamic_code_slots(self.image, self.units);
+        let mut words: Vec<(Va, Va)> = relocated.map(|(index, va)| (self.image.dynamic_relocs[index].slot, va)).collect();
+        words.extend_from_slice(self.words);
+        if self.use_static_relocs && !self.image.kind.is_position_independent() {
+            words.extend(static_code_slots(self.image, self.units).map(|(at, va, _)| (at, va)));
+        }
+        words.sort_unstable();
+        words.dedup();
+        words
     }
 
     /// Whether a call of a unit ends at an address inside it.
@@ -111,10 +168,13 @@ impl PinContext<'_> {
     }
 
     fn num_calls(&self, unit: Unit) -> usize {
+        self.instructions(unit).filter(|i| matches!(flow_of(i), Flow::Call(_) | Flow::IndirectCall)).count()
+    }
+
+    fn instructions(&self, unit: Unit) -> impl Iterator<Item = Instruction> {
         let (survey, data) = (&self.surveys[unit.index()], &self.units[unit]);
         let bytes = self.image.read(data.start, (data.end - data.start) as usize).unwrap_or(&[]);
         let decoder = Decoder::with_ip(64, bytes, data.start.0, DecoderOptions::NONE);
-        let instructions = decoder.into_iter().filter(|i| survey.is_start(i.ip() - data.start.0));
-        instructions.filter(|i| matches!(flow_of(i), Flow::Call(_) | Flow::IndirectCall)).count()
+        decoder.into_iter().filter(|i| survey.is_start(i.ip() - data.start.0))
     }
 }

@@ -67,6 +67,8 @@ pub(crate) struct PinContext<'i> {
     pub(crate) surveys: &'i [Survey],
     pub(crate) names: &'i Names,
     pub(crate) clusters: &'i Clusters,
+    /// *Guard* mode: words of data that may hold addresses of code, and these. Ascending by place.
+    pub(crate) words: &'i [(Va, Va)],
     pub(crate) mode: RelinkMode,
     pub(crate) use_static_relocs: bool,
 }
