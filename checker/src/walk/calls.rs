@@ -14,6 +14,9 @@
 //!   arrives at the same frame with the same registers;
 //! * the output's handlers are those of the call, and the callee has none.
 //!
+//! Prefixes of the call for segments and for the size of addresses don't matter: they act on memory operands, and a direct call has none. One for the size of
+//! operands does, on some processors, and so may any other.
+//!
 //! The word below the stack pointer is the return address in the input and something else in the output. Only code that reads below the stack pointer
 //! what a call has left there could tell. Code that is hardened against speculation does, and compares it with the address of what stands behind the call.
 //!
