@@ -124,7 +124,9 @@ fn encode_fragment(image: &Image<'_>, program: &Program, out: &OutProgram, fragm
             }
         })
         .collect();
-    let first = out.fragment_blocks(fragment).next().map(|(_, block)| block.origin);
+    // A jump to the block that follows is not made, so the code may begin with a later block than the fragment does.
+    let mut made = out.fragment_blocks(fragment).zip(&shapes).filter(|(_, shape)| !shape.is_empty());
+    let first = made.next().map(|((_, block), _)| block.origin);
     let room = u32::from(first.is_some_and(|first| lands_on_itself(program, first)));
     let layout = relax::relax(&shapes, &fragment.blocks, room);
     let mut writer = Writer { program, fragment, code: FragmentCode::default(), layout: &layout };

@@ -153,6 +153,24 @@ fn a_body_in_the_place_of_its_call_corresponds() {
     }
 }
 
+/// A linker that makes `call leaf` of `call *leaf@GOTPCREL(%rip)` has a byte to spare.
+#[test]
+fn a_body_in_the_place_of_a_padded_call_corresponds() {
+    let report = |call: &str, body: &str| {
+        let input = program("call stub", call, LEAF, STUB)?;
+        let output = program("call stub", body, LEAF, STUB)?;
+        Some(check(&input, &output).unwrap())
+    };
+    let Some(right) = report("addr32 call leaf", BODY) else { return };
+    assert!(right.is_ok(), "{}", right.summary(10));
+    for (call, body) in
+        [("addr32 call leaf", BODY.replace("jns", "js")), ("data16 call leaf", BODY.into()), ("bnd call leaf", BODY.into())]
+    {
+        let Some(wrong) = report(call, &body) else { return };
+        assert!(!wrong.is_ok(), "{call}: {}", wrong.summary(10));
+    }
+}
+
 #[test]
 fn a_body_with_one_thing_wrong_is_seen() {
     let wrong = [

@@ -14,6 +14,9 @@
 //!   arrives at the same frame with the same registers;
 //! * the output's handlers are those of the call, and the callee has none.
 //!
+//! Prefixes of the call for segments and for the size of addresses don't matter: they act on memory operands, and a direct call has none. One for the size of
+//! operands does, on some processors, and so may any other.
+//!
 //! The word below the stack pointer is the return address in the input and something else in the output. Only code that reads below the stack pointer
 //! what a call has left there could tell. Code that is hardened against speculation does, and compares it with the address of what stands behind the call.
 //!
@@ -29,6 +32,7 @@
 //!
 //! **Bounds.** A call within a call is compared as a call, so there is one level; steps of the input alone are limited by the caller.
 
+use super::compare::prefixes_of_call;
 use super::{Pair, Reach, Side, Walk};
 use crate::decode::{Inst, Kind, Shape};
 use crate::report::{Violation, ViolationKind};
@@ -107,11 +111,11 @@ impl Walk<'_, '_> {
         if self.is_named_return(i + u64::from(a.len)) {
             return None;
         }
-        let opcode = Shape::of(self.input.code.bytes(i, a)).opcode;
         let target = self.input.target(i, a);
         let callee = self.input.inst(target)?;
         let skipped = if callee.kind == Kind::EndBranch { u64::from(callee.len) } else { 0 };
-        (opcode == 0 && self.input.unwind.is_as_at_entry(target)).then_some((target + skipped, Some(i)))
+        let is_plain = prefixes_of_call(self.input.code.bytes(i, a)).next().is_none();
+        (is_plain && self.input.unwind.is_as_at_entry(target)).then_some((target + skipped, Some(i)))
     }
 
     fn is_named_return(&self, address: u64) -> bool {

@@ -31,6 +31,11 @@ pub(crate) fn prefixes(bytes: &[u8]) -> impl Iterator<Item = &u8> {
     bytes[..size.min(bytes.len())].iter().filter(|byte| !matches!(byte, 0x2e | 0x3e))
 }
 
+/// The prefixes of a direct call that do something: a linker pads a call that it made of `call *slot` with one for the size of addresses, and such a call has none.
+pub(super) fn prefixes_of_call(bytes: &[u8]) -> impl Iterator<Item = &u8> {
+    prefixes(bytes).filter(|&&byte| byte != 0x67)
+}
+
 impl Walk<'_, '_> {
     pub(crate) fn compare(&self, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<Reference>, Violation> {
         let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
@@ -49,9 +54,7 @@ impl Walk<'_, '_> {
                 return if prefixes(x).eq(prefixes(y)) { Ok(None) } else { mismatch() };
             }
             Kind::Call => {
-                // A linker pads a call that it relaxed with an address-size prefix, which does nothing here.
-                let significant = |bytes| prefixes(bytes).filter(|&&byte| byte != 0x67);
-                return if significant(x).eq(significant(y)) { Ok(None) } else { mismatch() };
+                return if prefixes_of_call(x).eq(prefixes_of_call(y)) { Ok(None) } else { mismatch() };
             }
             Kind::Loop => {
                 let field = if x.first() == Some(&0xc7) { 4 } else { 1 };

@@ -23,6 +23,13 @@ pub(super) struct Shape {
     pub loop_prefix_len: u32,
 }
 
+impl Shape {
+    /// Whether the block has no bytes of its own.
+    pub(super) fn is_empty(&self) -> bool {
+        self.body_len == 0 && self.terminator == OutTerminator::None
+    }
+}
+
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct IsLong {
     pub taken: bool,
