@@ -11,8 +11,8 @@
 //! else. That a word happens to look like one of a function's return addresses doesn't make the function such code; half of its calls do.
 //!
 //! **Labels.** A threaded interpreter keeps the labels of its function in a table, side by side, and copies them to where others read them, so that no jump resolves to that table. A few stand behind a
-//! call that does not come back. Words for return addresses never look like that: either something stands between them (the sizes of frames), or all of them stand behind calls. So words side by side that
-//! lead into one function are labels if few of them stand behind calls ([`RETURNS_AMONG_LABELS`]). And an address that stands there twice is nobody's return address: it would be found once.
+//! call that does not come back. Words for return addresses never look like that: either something stands between them (the sizes of frames), or all of them stand behind calls. So many words side by side
+//! ([`LABELS_MIN`]) that lead into one function are labels if few of them stand behind calls ([`RETURNS_AMONG_LABELS`]). And an address that stands there twice is nobody's return address: it would be found once.
 //!
 //! **Computed by code.** Code that is hardened against speculation computes the address behind a call, and compares it with the one that the callee returned to, which it finds below the
 //! stack. So a function with an instruction that names one of its own return addresses stays as well, for any number of them. If jumps of the function lead there too, it is a label: who
@@ -135,9 +135,10 @@ impl PinContext<'_> {
             targets.sort_unstable();
             let once = targets.chunk_by(|a, b| a == b).filter(|same| same.len() == 1).map(|same| same[0]);
             let once: Vec<Va> = once.filter(|va| returns.binary_search(va).is_ok()).collect();
-            let are_labels = run.len() >= LABELS_MIN && once.len() * RETURNS_AMONG_LABELS <= run.len();
+            let are_few = once.len() * RETURNS_AMONG_LABELS <= run.len();
             for va in targets.into_iter().filter(|va| returns.binary_search(va).is_ok()) {
-                if are_labels || once.binary_search(&va).is_err() { &mut labels } else { &mut others }.push(va);
+                let is_label = run.len() >= LABELS_MIN && (are_few || once.binary_search(&va).is_err());
+                if is_label { &mut labels } else { &mut others }.push(va);
             }
         }
         labels.sort_unstable();
