@@ -194,6 +194,8 @@ bitflags::bitflags! {
         const THUNK = 1 << 8;
         /// An anchor with room for a short jump only, to its [`Relay`].
         const RELAYED = 1 << 9;
+        /// Ends in an indirect jump that reads its target from where the program put it when it ran: words for labels may have become addresses of code that was made then.
+        const LED_BY_POINTER = 1 << 10;
     }
 }
 

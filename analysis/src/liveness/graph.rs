@@ -229,8 +229,13 @@ fn way_out_to(program: &Program, block: Block, successors: &[Block], passages: &
         // It may come back by an exception: to whoever has a use for it.
         Terminator::Stop(StopKind::NoReturnCall) => Passage { reads: Registers::NONE, passes: Registers::KEPT },
         Terminator::Stop(StopKind::Trap) => Passage::IDENTITY,
-        // Labels of its own function are successors. Those that no jump of their function explains make it a place that anything leads to.
-        Terminator::Stop(StopKind::ComputedJump) if !program.block_edges(block).is_empty() => Passage::NONE,
+        // Labels of its own function are successors. Those that no jump of their function explains make it a place that anything leads to; and a word that the program made may hold an address of
+        // code that was made at run time as well, which reads what it likes.
+        Terminator::Stop(StopKind::ComputedJump)
+            if !program.block_edges(block).is_empty() && !data.flags.contains(BlockFlags::LED_BY_POINTER) =>
+        {
+            Passage::NONE
+        }
         Terminator::Stop(StopKind::Unknown | StopKind::ComputedJump) => Passage::ANYTHING,
         Terminator::Jump { target: CodeTarget::Fixed(_) } | Terminator::Branch { taken: CodeTarget::Fixed(_), .. } => {
             Passage::BOUNDARY

@@ -176,10 +176,15 @@ impl Builder<'_> {
         let dispatch = self.dispatches.binary_search_by_key(&at, |d| d.0).map(|i| self.dispatches[i].1);
         match dispatch {
             Ok(Dispatch::Table(table)) => DraftEnd::Table(table),
-            Ok(Dispatch::Closed) if self.has_labels => DraftEnd::Stop(StopKind::ComputedJump),
-            Ok(Dispatch::Closed) => DraftEnd::Stop(StopKind::IndirectTailCall),
+            Ok(Dispatch::Closed | Dispatch::Pointer) if self.has_labels => DraftEnd::Stop(StopKind::ComputedJump),
+            Ok(Dispatch::Closed | Dispatch::Pointer) => DraftEnd::Stop(StopKind::IndirectTailCall),
             _ => DraftEnd::Stop(StopKind::Unknown),
         }
+    }
+
+    /// Whether an indirect jump goes where a word says that was made when the program ran.
+    fn is_led_by_pointer(&self, jump: Va) -> bool {
+        self.dispatches.binary_search_by_key(&jump, |d| d.0).is_ok_and(|i| self.dispatches[i].1 == Dispatch::Pointer)
     }
 
     /// Bytes with references and branch displacements masked, then the shape of the control flow.
@@ -291,6 +296,9 @@ impl Cutter<'_, '_> {
         let flow = flow_of(instruction);
         if matches!(flow, Flow::Call(_) | Flow::IndirectCall) {
             block.flags |= BlockFlags::HAS_CALL;
+        }
+        if flow == Flow::IndirectJump && self.builder.is_led_by_pointer(Va(instruction.ip())) {
+            block.flags |= BlockFlags::LED_BY_POINTER;
         }
         let end = match flow {
             Flow::Jump(target) => (DraftEnd::Jump(target), len),

@@ -75,6 +75,8 @@ pub(crate) enum Dispatch {
     Table(Va),
     /// To an address that something else names.
     Closed,
+    /// The same, read through a pointer, not from an array: from a word that the program made when it ran, as a threaded interpreter's instructions hold.
+    Pointer,
     /// Through a table whose end is in doubt: into the cluster, or to `ClusterJumps::candidates`.
     Doubtful,
     Unresolved,
@@ -132,6 +134,14 @@ struct Answer {
     /// Instructions that took part, ascending.
     trace: Vec<usize>,
     loads: Vec<Load>,
+}
+
+impl Answer {
+    /// Whether a word that takes part is chosen from others by an index.
+    fn reads_by_index(&self, body: &Body) -> bool {
+        let mut loads = self.trace.iter().map(|&index| &body.instructions[index]);
+        loads.any(|load| matches!(load.mnemonic(), Mnemonic::Mov | Mnemonic::Jmp) && load.memory_index() != Register::None)
+    }
 }
 
 /// An answer, and the instructions in whose blocks it was looked for; `None` if these are too many to remember.
@@ -306,6 +316,7 @@ impl TableContext<'_> {
                 }
                 false => self.doubt(shape, result),
             },
+            (None, Value::Pointer) if !answer.reads_by_index(body) => Dispatch::Pointer,
             (None, Value::Pointer | Value::Entry64 { .. }) => Dispatch::Closed,
             (None, Value::Address(va)) if is_code(va) => Dispatch::Closed,
             // One of several entries that were read ahead: all of them count from the same table.
@@ -503,7 +514,7 @@ impl ClusterJumps {
         edges
     }
     pub(crate) fn closed_jumps(&self) -> Vec<Va> {
-        self.dispatches.iter().filter(|d| d.1 == Dispatch::Closed).map(|d| d.0).collect()
+        self.dispatches.iter().filter(|d| matches!(d.1, Dispatch::Closed | Dispatch::Pointer)).map(|d| d.0).collect()
     }
     /// Whether a table of differences reaches past the start of one of these, which are ascending.
     pub(crate) fn is_cut_by(&self, tables: &[Va]) -> bool {

@@ -248,7 +248,8 @@ impl PinContext<'_> {
         }
         // Tables of differences were read without the ways that lead over such labels.
         let is_doubted = |answer: &ClusterJumps| {
-            answer.dispatches.iter().any(|d| d.1 == Dispatch::Closed) && answer.tables.iter().any(|t| t.entry_size == 4)
+            answer.dispatches.iter().any(|d| matches!(d.1, Dispatch::Closed | Dispatch::Pointer))
+                && answer.tables.iter().any(|t| t.entry_size == 4)
         };
         for (unit, _) in jumps.iter().filter(|(unit, answer)| has_labels[self.clusters.find(*unit).index()] && is_doubted(answer))
         {
