@@ -11,8 +11,8 @@
 //! else. That a word happens to look like one of a function's return addresses doesn't make the function such code; half of its calls do.
 //!
 //! **Labels.** A threaded interpreter keeps the labels of its function in a table, side by side, and copies them to where others read them, so that no jump resolves to that table. A few stand behind a
-//! call that does not come back. Words for return addresses never look like that: either something stands between them (the sizes of frames), or all of them stand behind calls. So many words side by side
-//! ([`LABELS_MIN`]) that lead into one function are labels if few of them stand behind calls ([`RETURNS_AMONG_LABELS`]). And an address that stands there twice is nobody's return address: it would be found once.
+//! call that does not come back, or many behind one that does (Ruby's traced instructions call the tracer and go on as the plain ones). Words for return addresses never look like that: either something stands between them (the sizes of frames), or all of them stand behind calls. So many words side by side
+//! ([`LABELS_MIN`]) that lead into one function are labels if half of them or more stand elsewhere than behind calls ([`RETURNS_AMONG_LABELS`]). And an address that stands there twice is nobody's return address: it would be found once.
 //!
 //! **Computed by code.** Code that is hardened against speculation computes the address behind a call, and compares it with the one that the callee returned to, which it finds below the
 //! stack. So a function with an instruction that names one of its own return addresses stays as well, for any number of them. If jumps of the function lead there too, it is a label: who
@@ -41,7 +41,7 @@ const UNLIKELY_BY_CHANCE: usize = 8;
 const LABELS_MIN: usize = 16;
 
 /// Of a table of labels, one in so many words stands behind a call, at most.
-const RETURNS_AMONG_LABELS: usize = 4;
+const RETURNS_AMONG_LABELS: usize = 2;
 
 /// A function of which words hold return addresses.
 struct NamedReturns {
