@@ -44,10 +44,11 @@ pub(crate) fn misused_targets(context: &TableContext<'_>, members: &[Unit], answ
 /// functions only entries count: where a function names a place behind an entry and means it, it names another one too, and that alone pins ([`crate::symbolize`], `places`).
 fn absolute_sources(context: &TableContext<'_>, members: &[Unit]) -> Vec<(Va, Va)> {
     let absolutes = members.iter().flat_map(|u| &context.surveys[u.index()].absolutes).filter(|a| a.role == NumberRole::Value);
+    let own = members.first().map(|&member| context.clusters.find(member));
     let is_code = |va: Va| {
         unit_at(context.units, va).is_some_and(|unit| {
             let start = context.units[unit].start;
-            va == start || members.contains(&unit) && context.surveys[unit.index()].is_start(va - start)
+            va == start || own == Some(context.clusters.find(unit)) && context.surveys[unit.index()].is_start(va - start)
         })
     };
     absolutes.filter(|a| is_code(a.value)).map(|a| (a.at, a.value)).collect()
