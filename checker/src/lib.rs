@@ -7,13 +7,15 @@
 //! (input address, output address) that must correspond because a loader or an unwinder says so: the entry point, the relocated
 //! slots, the dynamic symbols, the arrays. From each pair both programs are decoded in lock-step ([`walk`]); references make
 //! new pairs. What no pair reaches is matched by content ([`leftover`]), and what is then still unexplained is a violation. Around
-//! the walk, the data ([`data`]), the unwind tables ([`unwind`]) and the file's structure ([`structure`]) are compared.
+//! the walk, the data ([`data`]), the unwind tables ([`unwind`]) and the file's structure ([`structure`]) are compared. What no program reads,
+//! the information for debuggers ([`mod@debug`]), has a report of its own.
 //!
 //! **Invariant.** No violation means: there is a relation between input and output code addresses that contains all starting pairs, is
 //! closed under execution, and relates only instructions with the same effect; every other byte that is loaded is the same.
 
 mod code_model;
 mod data;
+mod debug;
 mod decode;
 mod dynamic;
 mod error;
@@ -31,7 +33,7 @@ mod unwind;
 mod walk;
 
 pub use error::Error;
-pub use report::{Report, Stats, Violation, ViolationKind};
+pub use report::{DebugReport, Report, Stats, Violation, ViolationKind};
 
 use std::sync::Arc;
 
@@ -140,7 +142,12 @@ impl<'a> Original<'a> {
         code_model::check(input, &output, &mut report.violations);
         registered::check(input, &output, &mut report.violations);
         self.liveness = report.liveness;
-        Ok(Report::new(report.violations, report.stats))
+        let relation = report.relation;
+        let mut report = Report::new(report.violations, report.stats);
+        if report.is_ok() {
+            report.debug = debug::compare(input, &output, &relation);
+        }
+        Ok(report)
     }
 }
 

@@ -149,6 +149,17 @@ impl Stats {
     }
 }
 
+/// What was found of the information for debuggers. A program in which it is wrong still does what it should.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DebugReport {
+    /// Instructions and single addresses of which it was compared.
+    pub compared: u64,
+    /// Of these, the ones at which it says something else than the input's, and whatever else in it is wrong.
+    pub different: u64,
+    /// The first difference, in words.
+    pub first: Option<String>,
+}
+
 /// The outcome of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -157,13 +168,15 @@ pub struct Report {
     pub stats: Stats,
     /// Whether all was compared; if not, there are violations, and may be more.
     pub is_whole: bool,
+    /// None where a file has no information for debuggers, and where there are violations.
+    pub debug: Option<DebugReport>,
 }
 
 impl Report {
     pub(crate) fn new(mut violations: Vec<Violation>, stats: Stats) -> Self {
         violations.sort_by(|a, b| (a.address, a.kind, &a.message).cmp(&(b.address, b.kind, &b.message)));
         violations.dedup();
-        Self { violations, stats, is_whole: true }
+        Self { violations, stats, is_whole: true, debug: None }
     }
 
     #[must_use]

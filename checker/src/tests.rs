@@ -7,6 +7,7 @@ mod contexts;
 mod copies;
 mod counted;
 mod dead;
+mod debug;
 mod doubtful;
 mod fixed;
 mod fold;

@@ -108,6 +108,8 @@ pub(crate) struct Finished {
     pub(crate) copies: FxHashSet<(u64, u64)>,
     /// About the input alone.
     pub(crate) liveness: Liveness,
+    /// Which instructions correspond.
+    pub(crate) relation: Relation,
 }
 
 pub(crate) struct Walk<'w, 'a> {
@@ -201,6 +203,14 @@ enum Canonical {
     Cycle,
     /// The address does not decode.
     Bad(u64),
+}
+
+/// Where an address leads through jumps and padding.
+pub(crate) fn leads_to(side: &Side<'_>, address: u64) -> Option<u64> {
+    match Walk::lead(side, address, |_, _| {}) {
+        Canonical::At(address, _) => Some(address),
+        _ => None,
+    }
 }
 
 impl<'w, 'a> Walk<'w, 'a> {
@@ -316,10 +326,7 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Where `address` of the output leads through jumps and padding.
     pub(crate) fn output_leads_to(&self, address: u64) -> Option<u64> {
-        match Self::lead(self.output, address, |_, _| {}) {
-            Canonical::At(address, _) => Some(address),
-            _ => None,
-        }
+        leads_to(self.output, address)
     }
 
     /// Where `address` of the input leads through padding.

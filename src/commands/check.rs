@@ -1,4 +1,4 @@
-//! `relift check`: exit status 0 where the checker finds nothing, 1 with all that it finds.
+//! `relift check`: exit status 0 where the checker finds nothing, in the programs or in what they tell debuggers, 1 with all that it finds.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -22,7 +22,12 @@ pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<Exi
     timing.finish();
     if style.json {
         let violations: Vec<_> = report.violations.iter().map(ToString::to_string).collect();
-        print_json(&serde_json::json!({ "violations": violations, "seconds": timing.total().as_secs_f64() }))?;
+        let debug = report
+            .debug
+            .as_ref()
+            .map(|debug| serde_json::json!({ "compared": debug.compared, "different": debug.different, "first": debug.first }));
+        let seconds = timing.total().as_secs_f64();
+        print_json(&serde_json::json!({ "violations": violations, "debug": debug, "seconds": seconds }))?;
     } else {
         let mut text = String::new();
         for violation in report.violations.iter().take(SHOWN_MAX) {
@@ -45,9 +50,23 @@ pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<Exi
         if stats.changed_pieces > 0 {
             let _ = writeln!(text, "{}", proven(stats));
         }
+        if let Some(debug) = &report.debug {
+            let _ = writeln!(text, "{}", told(debug));
+        }
         print(&text)?;
     }
-    Ok(if report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_ok = report.is_ok() && report.debug.is_none_or(|debug| debug.different == 0);
+    Ok(if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What debuggers are told, in words.
+fn told(debug: &checker::DebugReport) -> String {
+    let first = debug.first.as_ref().map_or_else(String::new, |first| format!("; first: {first}"));
+    format!(
+        "debug information compared at {} instructions and addresses: {} differences{first}",
+        group(debug.compared),
+        group(debug.different)
+    )
 }
 
 /// What differs and does the same, in words.

@@ -164,6 +164,15 @@ impl Relation {
         first.chain(more.map(|&(input, output)| (input as usize, output as usize)))
     }
 
+    /// Input and output of each pair, with the call in whose place the output stands, if it does. There are `outputs` bytes of the output.
+    pub(crate) fn standing(&self, outputs: usize) -> impl Iterator<Item = (usize, usize, Option<u64>)> {
+        let first =
+            (0..outputs).filter_map(|output| Some((self.backward.get(output)?, output, self.within.get(&output).copied())));
+        let more = self.more.iter().map(|&(input, output)| (input as usize, output as usize, None));
+        let within = self.more_within.iter().map(|&((input, output), call)| (input as usize, output as usize, Some(call)));
+        first.chain(more).chain(within)
+    }
+
     /// Whether an output instruction stands for this one of the input, be it among others.
     pub(crate) fn is_for(&self, output: usize, input: usize) -> bool {
         self.input_of(output) == Some(Stands::For(input)) || self.more.contains(&(input as u32, output as u32))

@@ -223,6 +223,7 @@ impl Walk<'_, '_> {
             explained: self.explained,
             copies,
             liveness: self.proofs.into_liveness(),
+            relation: self.relation,
         }
     }
 

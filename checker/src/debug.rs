@@ -1,0 +1,45 @@
+//! Whether debuggers are told the same of both programs.
+//!
+//! **Problem.** `.debug_*` sections name code by address: which line an instruction belongs to, which entries (functions, inlined calls, blocks) contain it, where variables
+//! are while it runs. When code moves, all of these are written anew, and nothing that runs shows a mistake.
+//!
+//! **Method.** The walk knows, without a word from the producer, which instruction of the input each one of the output stands for. An entry is known by its offset, which stays. Each
+//! side's sections are read to intervals of addresses with keys ([`facts`]), and at an instruction the sum of the keys says what holds there ([`timeline`]); so two
+//! instructions that correspond are compared by three numbers: rows, ranges, locations. At a call the location lists are compared at its last byte too, since it is there that
+//! debuggers look for a caller's variables. Single addresses must correspond by the walk's relation ([`compare`]). All that names no code goes into
+//! a fingerprint for each unit, which must stay.
+//!
+//! **What counts as the same.**
+//! * An output instruction that stands for several of the input (folded functions, shared tails) says what one of them does, in all three at once.
+//! * What stands in a call's place has the ranges of the call, and the row of the call or of the callee's instruction. Location lists are not compared there: the callee's
+//!   variables have no place of their own in the caller.
+//! * Where an instruction has a further copy, in which variables may be in other registers, that may have no location at all, if another place has the right ones.
+//! * Instructions without a counterpart (jumps, padding, pieces that were proven as a whole, code that nothing leads to) are not compared.
+//! * Ranges that begin outside of all code say nothing of any instruction; single addresses outside of code stay what they were.
+//! * An address of code that the output lacks is outside of code in the output.
+//!
+//! **Sound** as far as it goes: the sums of two instructions are equal only if the same keys hold at both (but for collisions of 64 bits, which nobody seeks: a producer
+//! that lies gains nothing), and a key holds the entry's offset and all that is said. So no difference means that a debugger that looks up any compared
+//! address finds the same rows, entries and expressions in both files. It does not mean that the input was right.
+//!
+//! **Terminates**: sections are read once, and shared lists are bounded by the sections' size.
+
+mod compare;
+mod contents;
+mod facts;
+mod lookup;
+mod rows;
+mod timeline;
+mod unit;
+
+use crate::report::DebugReport;
+use crate::walk::{Relation, Side};
+
+/// Compares what both files tell debuggers; `None` if one of them tells nothing.
+pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, relation: &Relation) -> Option<DebugReport> {
+    if !contents::has_any(&input.image) || !contents::has_any(&output.image) {
+        return None;
+    }
+    let report = compare::Comparison::of(input, output, relation).run();
+    Some(report.unwrap_or_else(|unreadable| DebugReport { compared: 0, different: 1, first: Some(unreadable) }))
+}

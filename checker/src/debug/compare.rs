@@ -1,0 +1,353 @@
+//! What both sides say of instructions that correspond.
+
+use rayon::prelude::*;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::contents::Contents;
+use super::facts::{self, Facts, Role, Single};
+use super::timeline::{Interval, Timeline, mix};
+use crate::decode::{Inst, Kind};
+use crate::report::DebugReport;
+use crate::walk::{Relation, Side, leads_to};
+
+/// An instruction of the output and one of the input that it stands for.
+#[derive(Copy, Clone, Debug)]
+struct Standing {
+    output: u64,
+    input: u64,
+    /// The input's call in whose place the output stands.
+    call: Option<u64>,
+    /// How far behind their starts the last bytes are, of calls.
+    last: (u8, u8),
+}
+
+/// What an address finds, in the order in which differences are told.
+const WORDS: [&str; 3] = ["rows of the line table", "ranges", LOCATIONS];
+const LOCATIONS: &str = "locations";
+
+/// What is found at addresses of one file.
+struct Timelines([Timeline; 3]);
+
+impl Timelines {
+    fn rows(&self, address: u64) -> u64 {
+        self.0[0].at(address)
+    }
+
+    fn ranges(&self, address: u64) -> u64 {
+        self.0[1].at(address)
+    }
+
+    fn locations(&self, address: u64) -> u64 {
+        self.0[2].at(address)
+    }
+}
+
+/// What was counted so far.
+#[derive(Default)]
+struct Tally(DebugReport);
+
+impl Tally {
+    fn note(&mut self, is_same: bool, message: impl FnOnce() -> String) {
+        self.0.compared += 1;
+        if !is_same {
+            self.0.different += 1;
+            self.0.first.get_or_insert_with(message);
+        }
+    }
+}
+
+pub(super) struct Comparison<'c, 'a> {
+    input: &'c Side<'a>,
+    output: &'c Side<'a>,
+    relation: &'c Relation,
+    /// Sorted by the output's address.
+    standings: Vec<Standing>,
+    /// Input instructions that share their place with others.
+    sharing: FxHashSet<usize>,
+}
+
+impl<'c, 'a> Comparison<'c, 'a> {
+    pub(super) fn of(input: &'c Side<'a>, output: &'c Side<'a>, relation: &'c Relation) -> Self {
+        let mut standings: Vec<Standing> = relation
+            .standing(output.code.size())
+            .map(|(from, to, call)| {
+                let (from, to) = (input.code.address(from), output.code.address(to));
+                Standing { output: to, input: from, call, last: lasts_of_call((input, from), (output, to)) }
+            })
+            .collect();
+        standings.sort_unstable_by_key(|standing| (standing.output, standing.input, standing.call));
+        let mut sharing = FxHashSet::default();
+        for each in standings.chunk_by(|a, b| a.output == b.output).filter(|each| each.len() > 1) {
+            sharing.extend(each.iter().filter_map(|standing| input.code.index(standing.input)));
+        }
+        Self { input, output, relation, standings, sharing }
+    }
+
+    /// Compares all; an error where something can't be read.
+    pub(super) fn run(&self) -> Result<DebugReport, String> {
+        let (input, output) = (&self.input.image, &self.output.image);
+        let is_moved = self.standings.iter().any(|standing| standing.input != standing.output);
+        let of_input = |error| format!("the input's {error}");
+        let contents = (Contents::read(input).map_err(of_input)?, Contents::read(output)?);
+        if !contents.1.of(".debug_frame").is_empty() && is_moved {
+            return Err(".debug_frame is there, but code has moved".to_owned());
+        }
+        if let Some(name) = contents.1.first_lost(&contents.0) {
+            return Err(format!("{name} is not what it was"));
+        }
+        let before = Facts::read(input, &contents.0).map_err(of_input)?;
+        let after = Facts::read(output, &contents.1)?;
+        if let Some(unit) = before.elsewhere.filter(|_| is_moved) {
+            return Err(format!("the unit at {unit:#x} has its entries in another file"));
+        }
+        let mut tally = Tally::default();
+        self.compare_units(&before, &after, &contents, &mut tally)?;
+        self.compare_singles(&before.singles, &after.singles, &mut tally);
+        self.compare_instructions(&before, &after, &mut tally);
+        Ok(tally.0)
+    }
+
+    /// What names no code.
+    fn compare_units(
+        &self,
+        before: &Facts,
+        after: &Facts,
+        contents: &(Contents<'_>, Contents<'_>),
+        tally: &mut Tally,
+    ) -> Result<(), String> {
+        if before.units.len() != after.units.len() {
+            return Err(format!("there are {} units; the input has {}", after.units.len(), before.units.len()));
+        }
+        for (unit, other) in before.units.iter().zip(&after.units) {
+            if unit.offset != other.offset {
+                return Err(format!("a unit is at {:#x}; the input has it at {:#x}", other.offset, unit.offset));
+            }
+            if unit.fingerprint != other.fingerprint {
+                let entries = facts::entries(&self.input.image, &contents.0, unit.offset)?;
+                let others = facts::entries(&self.output.image, &contents.1, unit.offset)?;
+                let same = entries.iter().zip(&others).take_while(|(entry, other)| entry == other).count();
+                let place = entries.get(same).or(entries.last()).map_or(unit.offset, |entry| entry.0);
+                tally.note(false, || format!("the entry at {place:#x} says something else"));
+            }
+            if unit.lines_of != other.lines_of {
+                tally.note(false, || format!("the unit at {:#x} has another line table", unit.offset));
+            }
+        }
+        Ok(())
+    }
+
+    /// Both in the order of entries and attributes.
+    fn compare_singles(&self, before: &[Single], after: &[Single], tally: &mut Tally) {
+        let returns = self.returns(before);
+        let key = |single: &Single| (single.die, single.attribute);
+        let mut rest = after;
+        for each in before.chunk_by(|a, b| key(a) == key(b)) {
+            let wanted = key(&each[0]);
+            rest = &rest[rest.partition_point(|single| key(single) < wanted)..];
+            let others = &rest[..rest.partition_point(|single| key(single) == wanted)];
+            for (index, single) in each.iter().enumerate() {
+                let address = others.get(index).map(|other| other.address);
+                let is_same = self.is_counterpart(single, address, &returns);
+                tally.note(is_same, || {
+                    let now = address.map_or_else(|| "no address".to_owned(), |address| format!("{address:#x}"));
+                    let attribute = match single.attribute {
+                        0 => "first address".to_owned(),
+                        code => gimli::DwAt(code).to_string(),
+                    };
+                    format!("{attribute} of the entry at {:#x} is {now}; the input has {:#x}", single.die, single.address)
+                });
+            }
+            rest = &rest[others.len()..];
+        }
+        if after.len() > before.len() {
+            tally.note(false, || "an entry names an address that has none in the input".to_owned());
+        }
+    }
+
+    /// Where the output's calls end, by where the input's do that stand there, for the addresses that entries name.
+    fn returns(&self, singles: &[Single]) -> FxHashMap<u64, Vec<u64>> {
+        let wanted: FxHashSet<u64> =
+            singles.iter().filter(|single| single.role == Role::Return).map(|single| single.address).collect();
+        let mut returns: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
+        if wanted.is_empty() {
+            return returns;
+        }
+        for standing in &self.standings {
+            let (Some(a), Some(b)) = (self.input.inst(standing.input), self.output.inst(standing.output)) else { continue };
+            let end = standing.input + u64::from(a.len);
+            if wanted.contains(&end) {
+                returns.entry(end).or_default().push(standing.output + u64::from(b.len));
+            }
+        }
+        returns
+    }
+
+    /// Whether the output may name this address, or none, where the input names a single one.
+    fn is_counterpart(&self, single: &Single, other: Option<u64>, returns: &FxHashMap<u64, Vec<u64>>) -> bool {
+        let place = single.address;
+        if !self.input.image.in_code(place) {
+            // An entry without code has a first address by no attribute of its own.
+            return other == Some(place) || single.attribute == 0 && other.is_none_or(|other| !self.output.image.in_code(other));
+        }
+        let other = other.filter(|&other| self.output.image.in_code(other));
+        if single.role == Role::Place {
+            return self.is_place(place, other);
+        }
+        if let Some(ends) = returns.get(&place) {
+            return other.is_some_and(|other| ends.contains(&other));
+        }
+        if let Some(is_right) = self.is_left_by_jump(place, other) {
+            return is_right;
+        }
+        // The call is made otherwise or not at all; or the walk did not come to it.
+        other.is_none() || !self.ends_call(place) || self.is_place(place, other)
+    }
+
+    /// Whether the output's address stands for the input's; of what the walk did not come to nobody can tell.
+    fn is_place(&self, place: u64, other: Option<u64>) -> bool {
+        let Some(input) = leads_to(self.input, place).and_then(|at| self.input.code.index(at)) else {
+            return other.is_none_or(|other| other == place);
+        };
+        let stands = self.relation.output_of(input).is_some();
+        let Some(other) = other else { return !stands || self.sharing.contains(&input) };
+        let output = leads_to(self.output, other).and_then(|at| self.output.code.index(at));
+        if stands {
+            return output.is_some_and(|output| self.relation.is_for(output, input));
+        }
+        // Pieces that were proven as a whole.
+        let is_proven = output.is_some_and(|output| self.relation.covered.contains(output));
+        is_proven || !self.relation.seen.contains(input)
+    }
+
+    /// Whether a call of the input that the walk has come to ends at an address.
+    fn ends_call(&self, end: u64) -> bool {
+        (1..=15).any(|size| {
+            let start = end.wrapping_sub(size);
+            let is_call = |inst: Inst| matches!(inst.kind, Kind::Call | Kind::IndirectCall) && u64::from(inst.len) == size;
+            let is_seen = || self.input.code.index(start).is_some_and(|index| self.relation.seen.contains(index));
+            self.input.inst(start).is_some_and(is_call) && is_seen()
+        })
+    }
+
+    /// Of a place behind a jump out of a function, which is a call that comes back to the caller's caller: whether the output's is one to the same place. A layout may
+    /// have no jump there. `None` if no jump ends there.
+    fn is_left_by_jump(&self, end: u64, other: Option<u64>) -> Option<bool> {
+        let target = |side: &Side<'_>, end: u64| {
+            (1..=15).find_map(|size| {
+                let at = end.checked_sub(size)?;
+                let inst = side.inst(at).filter(|inst| inst.kind == Kind::Jump && u64::from(inst.len) == size)?;
+                leads_to(side, side.target(at, inst))
+            })
+        };
+        let from = target(self.input, end).and_then(|at| self.input.code.index(at))?;
+        let Some(other) = other else { return Some(true) };
+        let to = target(self.output, other).or(leads_to(self.output, other)).and_then(|at| self.output.code.index(at));
+        Some(to.is_some_and(|to| self.relation.is_for(to, from)))
+    }
+
+    /// Rows, ranges and locations of each instruction.
+    fn compare_instructions(&self, before: &Facts, after: &Facts, tally: &mut Tally) {
+        let name_before = |address| self.name_of_input(address);
+        let name_after = |address| self.name_of_output(address);
+        let (input, output) = (timelines(before, name_before), timelines(after, name_after));
+        let differences: Vec<Option<usize>> =
+            self.standings.par_iter().map(|standing| difference(standing, &input, &output)).collect();
+        let right: FxHashSet<u64> = self.inputs_told_elsewhere(&differences);
+        let is_lost = |standing: &Standing| {
+            let end = standing.output + u64::from(standing.last.1);
+            right.contains(&standing.input) && output.locations(standing.output) == 0 && output.locations(end) == 0
+        };
+        let mut at = 0;
+        for each in self.standings.chunk_by(|a, b| a.output == b.output) {
+            let kinds = &differences[at..at + each.len()];
+            at += each.len();
+            tally.0.compared += 1;
+            let is_same = |(standing, kind): (&Standing, &Option<usize>)| match *kind {
+                None => true,
+                Some(kind) => WORDS[kind] == LOCATIONS && is_lost(standing),
+            };
+            if each.iter().zip(kinds).any(is_same) {
+                continue;
+            }
+            tally.0.different += 1;
+            if tally.0.first.is_none() {
+                tally.0.first = Some(self.explain(&each[0], kinds[0].unwrap_or(0), before, after));
+            }
+        }
+    }
+
+    /// Instructions of the input of which a further copy has no locations, and some place has the right ones.
+    fn inputs_told_elsewhere(&self, differences: &[Option<usize>]) -> FxHashSet<u64> {
+        let of = |is_wanted: fn(Option<usize>) -> bool| {
+            let each = self.standings.iter().zip(differences);
+            each.filter(move |&(standing, &kind)| standing.call.is_none() && is_wanted(kind)).map(|(standing, _)| standing.input)
+        };
+        let wanted: FxHashSet<u64> = of(|kind| kind.is_some_and(|kind| WORDS[kind] == LOCATIONS)).collect();
+        of(|kind| kind.is_none()).filter(|input| wanted.contains(input)).collect()
+    }
+
+    /// One number for all addresses of code of the input that stand at the same place.
+    fn name_of_input(&self, address: u64) -> u64 {
+        let index = leads_to(self.input, address).and_then(|at| self.input.code.index(at));
+        index.and_then(|index| self.relation.first_of(index)).map_or(address, |first| self.input.code.address(first))
+    }
+
+    /// The same number for where they stand.
+    fn name_of_output(&self, address: u64) -> u64 {
+        use crate::walk::Stands;
+        let index = leads_to(self.output, address).and_then(|at| self.output.code.index(at));
+        match index.and_then(|index| self.relation.input_of(index)) {
+            Some(Stands::For(input)) => self.input.code.address(self.relation.first_of(input).unwrap_or(input)),
+            _ => mix(1, address),
+        }
+    }
+
+    fn explain(&self, standing: &Standing, kind: usize, before: &Facts, after: &Facts) -> String {
+        let holding = |facts: &Facts, address: u64| -> Vec<(u64, u64)> {
+            let intervals = [&facts.rows, &facts.ranges, &facts.locations][kind];
+            let holds = intervals.iter().filter(|interval| interval.start <= address && address < interval.end);
+            holds.map(|interval| (interval.die, interval.key)).collect()
+        };
+        let place = if kind == 1 { standing.call.unwrap_or(standing.input) } else { standing.input };
+        let tell = |(from, to): (u64, u64)| {
+            let (input, output) = (holding(before, from), holding(after, to));
+            let only = |these: &[(u64, u64)], others: &[(u64, u64)]| {
+                these.iter().find(|each| !others.contains(each)).map(|&(die, _)| die)
+            };
+            let gone = only(&input, &output).map(|die| format!("of the entry at {die:#x} the input has another"));
+            gone.or(only(&output, &input).map(|die| format!("the entry at {die:#x} has one that is not the input's")))
+        };
+        let ends = (standing.input + u64::from(standing.last.0), standing.output + u64::from(standing.last.1));
+        let told = tell((place, standing.output)).or_else(|| tell(ends)).unwrap_or_else(|| "names of code differ".to_owned());
+        format!("{} at {:#x} are not those of the input's {place:#x}: {told}", WORDS[kind], standing.output)
+    }
+}
+
+/// How far behind the start the last bytes of two calls are; nothing if they are no calls.
+fn lasts_of_call((input, from): (&Side<'_>, u64), (output, to): (&Side<'_>, u64)) -> (u8, u8) {
+    match (input.inst(from), output.inst(to)) {
+        (Some(a), Some(b)) if matches!(a.kind, Kind::Call | Kind::IndirectCall) => (a.len - 1, b.len - 1),
+        _ => (0, 0),
+    }
+}
+
+fn timelines(facts: &Facts, name: impl Fn(u64) -> u64) -> Timelines {
+    let named = facts.named.iter().map(|&(interval, address)| Interval { key: mix(interval.key, name(address)), ..interval });
+    let locations: Vec<Interval> = facts.locations.iter().copied().chain(named).collect();
+    Timelines([Timeline::of(&facts.rows), Timeline::of(&facts.ranges), Timeline::of(&locations)])
+}
+
+/// Which of [`WORDS`] differs, if any.
+fn difference(standing: &Standing, input: &Timelines, output: &Timelines) -> Option<usize> {
+    let Standing { output: o, input: i, call, last } = *standing;
+    let rows = output.rows(o);
+    if rows != input.rows(i) && call.is_none_or(|call| rows != input.rows(call)) {
+        return Some(0);
+    }
+    if output.ranges(o) != input.ranges(call.unwrap_or(i)) {
+        return Some(1);
+    }
+    let is_same = |from, to| input.locations(from) == output.locations(to);
+    let at_end = || is_same(i + u64::from(last.0), o + u64::from(last.1));
+    (call.is_none() && !(is_same(i, o) && at_end())).then_some(2)
+}
