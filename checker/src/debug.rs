@@ -41,5 +41,5 @@ pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, relation: &Relation) 
         return None;
     }
     let report = compare::Comparison::of(input, output, relation).run();
-    Some(report.unwrap_or_else(|unreadable| DebugReport { compared: 0, different: 1, first: Some(unreadable) }))
+    Some(report.unwrap_or_else(|unreadable| DebugReport { compared: 0, different: 1, messages: vec![unreadable] }))
 }

@@ -156,8 +156,18 @@ pub struct DebugReport {
     pub compared: u64,
     /// Of these, the ones at which it says something else than the input's, and whatever else in it is wrong.
     pub different: u64,
+    /// The first of these, in words: [`DebugReport::MESSAGES_MAX`] at most.
+    pub messages: Vec<String>,
+}
+
+impl DebugReport {
+    pub const MESSAGES_MAX: usize = 50;
+
     /// The first difference, in words.
-    pub first: Option<String>,
+    #[must_use]
+    pub fn first(&self) -> Option<&str> {
+        self.messages.first().map(String::as_str)
+    }
 }
 
 /// The outcome of a check.

@@ -25,7 +25,7 @@ pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<Exi
         let debug = report
             .debug
             .as_ref()
-            .map(|debug| serde_json::json!({ "compared": debug.compared, "different": debug.different, "first": debug.first }));
+            .map(|debug| serde_json::json!({ "compared": debug.compared, "different": debug.different, "differences": debug.messages }));
         let seconds = timing.total().as_secs_f64();
         print_json(&serde_json::json!({ "violations": violations, "debug": debug, "seconds": seconds }))?;
     } else {
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<Exi
             let _ = writeln!(text, "{}", proven(stats));
         }
         if let Some(debug) = &report.debug {
-            let _ = writeln!(text, "{}", told(debug));
+            tell(debug, style.verbose, &mut text);
         }
         print(&text)?;
     }
@@ -59,14 +59,14 @@ pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<Exi
     Ok(if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What debuggers are told, in words.
-fn told(debug: &checker::DebugReport) -> String {
-    let first = debug.first.as_ref().map_or_else(String::new, |first| format!("; first: {first}"));
-    format!(
-        "debug information compared at {} instructions and addresses: {} differences{first}",
-        group(debug.compared),
-        group(debug.different)
-    )
+/// What debuggers are told, in one line, or in as many as there are differences.
+fn tell(debug: &checker::DebugReport, is_verbose: bool, text: &mut String) {
+    let (compared, different) = (group(debug.compared), group(debug.different));
+    let first = debug.first().filter(|_| !is_verbose).map_or_else(String::new, |first| format!(", the first: {first}"));
+    let _ = writeln!(text, "debug information compared at {compared} instructions and addresses: {different} differences{first}");
+    for message in debug.messages.iter().filter(|_| is_verbose) {
+        let _ = writeln!(text, "{message}");
+    }
 }
 
 /// What differs and does the same, in words.

@@ -51,7 +51,9 @@ impl Tally {
         self.0.compared += 1;
         if !is_same {
             self.0.different += 1;
-            self.0.first.get_or_insert_with(message);
+            if self.0.messages.len() < DebugReport::MESSAGES_MAX {
+                self.0.messages.push(message());
+            }
         }
     }
 }
@@ -172,7 +174,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         if wanted.is_empty() {
             return returns;
         }
-        for standing in &self.standings {
+        for standing in self.standings.iter().filter(|standing| standing.call.is_none()) {
             let (Some(a), Some(b)) = (self.input.inst(standing.input), self.output.inst(standing.output)) else { continue };
             let end = standing.input + u64::from(a.len);
             if wanted.contains(&end) {
@@ -185,22 +187,24 @@ impl<'c, 'a> Comparison<'c, 'a> {
     /// Whether the output may name this address, or none, where the input names a single one.
     fn is_counterpart(&self, single: &Single, other: Option<u64>, returns: &FxHashMap<u64, Vec<u64>>) -> bool {
         let place = single.address;
-        if !self.input.image.in_code(place) {
-            // An entry without code has a first address by no attribute of its own.
-            return other == Some(place) || single.attribute == 0 && other.is_none_or(|other| !self.output.image.in_code(other));
+        // Behind a section's last call there is no code.
+        let behind = u64::from(single.role == Role::Return);
+        if !self.input.image.in_code(place.wrapping_sub(behind)) {
+            return other == Some(place);
         }
-        let other = other.filter(|&other| self.output.image.in_code(other));
+        let other = other.filter(|&other| self.output.image.in_code(other.wrapping_sub(behind)));
         if single.role == Role::Place {
             return self.is_place(place, other);
         }
-        if let Some(ends) = returns.get(&place) {
-            return other.is_some_and(|other| ends.contains(&other));
+        let ends = returns.get(&place);
+        if ends.zip(other).is_some_and(|(ends, other)| ends.contains(&other)) {
+            return true;
         }
-        if let Some(is_right) = self.is_left_by_jump(place, other) {
-            return is_right;
+        if self.ends_rewritten_call(place) {
+            return other.is_none() || self.is_place(place, other);
         }
-        // The call is made otherwise or not at all; or the walk did not come to it.
-        other.is_none() || !self.ends_call(place) || self.is_place(place, other)
+        // If there is neither, the walk did not come to the call.
+        ends.is_none() && self.is_left_by_jump(place, other).unwrap_or(true)
     }
 
     /// Whether the output's address stands for the input's; of what the walk did not come to nobody can tell.
@@ -219,13 +223,13 @@ impl<'c, 'a> Comparison<'c, 'a> {
         is_proven || !self.relation.seen.contains(input)
     }
 
-    /// Whether a call of the input that the walk has come to ends at an address.
-    fn ends_call(&self, end: u64) -> bool {
+    /// Whether a call of the input ends at an address that the output makes otherwise, or not at all.
+    fn ends_rewritten_call(&self, end: u64) -> bool {
         (1..=15).any(|size| {
             let start = end.wrapping_sub(size);
             let is_call = |inst: Inst| matches!(inst.kind, Kind::Call | Kind::IndirectCall) && u64::from(inst.len) == size;
-            let is_seen = || self.input.code.index(start).is_some_and(|index| self.relation.seen.contains(index));
-            self.input.inst(start).is_some_and(is_call) && is_seen()
+            let is_rewritten = || self.input.code.index(start).is_some_and(|index| self.relation.is_rewritten_call(index));
+            self.input.inst(start).is_some_and(is_call) && is_rewritten()
         })
     }
 
@@ -261,18 +265,12 @@ impl<'c, 'a> Comparison<'c, 'a> {
         for each in self.standings.chunk_by(|a, b| a.output == b.output) {
             let kinds = &differences[at..at + each.len()];
             at += each.len();
-            tally.0.compared += 1;
             let is_same = |(standing, kind): (&Standing, &Option<usize>)| match *kind {
                 None => true,
                 Some(kind) => WORDS[kind] == LOCATIONS && is_lost(standing),
             };
-            if each.iter().zip(kinds).any(is_same) {
-                continue;
-            }
-            tally.0.different += 1;
-            if tally.0.first.is_none() {
-                tally.0.first = Some(self.explain(&each[0], kinds[0].unwrap_or(0), before, after));
-            }
+            let is_any_same = each.iter().zip(kinds).any(is_same);
+            tally.note(is_any_same, || self.explain(&each[0], kinds[0].unwrap_or(0), before, after));
         }
     }
 

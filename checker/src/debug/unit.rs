@@ -161,7 +161,7 @@ impl<'r, 'a> UnitReader<'r, 'a> {
                 AttributeValue::Udata(size) => start.saturating_add(size),
                 value => self.address(value)?.unwrap_or(0),
             };
-            begin = Some(start);
+            begin = (start < end).then_some(start);
             self.add_range(Interval { key, start, end, die })?;
         } else if let (Some(address), false) = (low, is_unit(entry.tag())) {
             let is_return = entry.tag() == dw::DW_TAG_GNU_call_site;
@@ -176,8 +176,8 @@ impl<'r, 'a> UnitReader<'r, 'a> {
             dw::DW_TAG_inlined_subroutine => !entry.has_attr(dw::DW_AT_entry_pc),
             _ => false,
         };
-        if is_entered {
-            self.collected.singles.push(Single { die, attribute: 0, address: begin.unwrap_or(0), role: Role::Place });
+        if let (true, Some(address)) = (is_entered, begin) {
+            self.collected.singles.push(Single { die, attribute: 0, address, role: Role::Place });
         }
         Ok(())
     }
