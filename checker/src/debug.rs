@@ -5,14 +5,16 @@
 //!
 //! **Method.** The walk knows, without a word from the producer, which instruction of the input each one of the output stands for. An entry is known by its offset, which stays. Each
 //! side's sections are read to intervals of addresses with keys ([`facts`]), and at an instruction the sum of the keys says what holds there ([`timeline`]); so two
-//! instructions that correspond are compared by three numbers: rows, ranges, locations. At a call the location lists are compared at its last byte too, since it is there that
+//! instructions that correspond are compared by four numbers: rows, places to stop, ranges, locations. At a call the location lists are compared at its last byte too, since it is there that
 //! debuggers look for a caller's variables. Single addresses must correspond by the walk's relation ([`compare`]). All that names no code goes into
 //! a fingerprint for each unit, which must stay.
 //!
 //! **What counts as the same.**
-//! * An output instruction that stands for several of the input (folded functions, shared tails) says what one of them does, in all three at once.
+//! * An output instruction that stands for several of the input (folded functions, shared tails) says what one of them does, in all of it at once.
 //! * What stands in a call's place has the ranges of the call, and the row of the call or of the callee's instruction. Location lists are not compared there: the callee's
 //!   variables have no place of their own in the caller.
+//! * In pieces that needed a proof registers may hold other values than the input's. There variables may have no location at all, and where the instruction is another one, only ranges are
+//!   compared. A location that is told there is taken for right if it is the input's.
 //! * Where an instruction has a further copy, in which variables may be in other registers, that may have no location at all, if another place has the right ones.
 //! * Instructions without a counterpart (jumps, padding, pieces that were proven as a whole, code that nothing leads to) are not compared.
 //! * Ranges that begin outside of all code say nothing of any instruction; single addresses outside of code stay what they were.

@@ -6,7 +6,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::contents::Contents;
 use super::facts::{self, Facts, Role, Single};
 use super::timeline::{Interval, Timeline, mix};
-use crate::decode::{Inst, Kind};
+use crate::decode::{self, Inst};
 use crate::report::DebugReport;
 use crate::walk::{Relation, Side, leads_to};
 
@@ -19,27 +19,46 @@ struct Standing {
     call: Option<u64>,
     /// How far behind their starts the last bytes are, of calls.
     last: (u8, u8),
+    means: Means,
 }
 
-/// What an address finds, in the order in which differences are told.
-const WORDS: [&str; 3] = ["rows of the line table", "ranges", LOCATIONS];
-const LOCATIONS: &str = "locations";
+/// What is known of an instruction of the output besides.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Means {
+    /// All is as in the input.
+    Same,
+    /// The instruction is the same, registers may hold other values.
+    Proven,
+    /// It is another one.
+    Changed,
+}
+
+/// What is found at an address.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    Rows,
+    Stops,
+    Ranges,
+    Locations,
+}
+
+impl Kind {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Rows => "rows of the line table",
+            Self::Stops => "places to stop of the line table",
+            Self::Ranges => "ranges",
+            Self::Locations => "locations",
+        }
+    }
+}
 
 /// What is found at addresses of one file.
-struct Timelines([Timeline; 3]);
-
-impl Timelines {
-    fn rows(&self, address: u64) -> u64 {
-        self.0[0].at(address)
-    }
-
-    fn ranges(&self, address: u64) -> u64 {
-        self.0[1].at(address)
-    }
-
-    fn locations(&self, address: u64) -> u64 {
-        self.0[2].at(address)
-    }
+struct Timelines {
+    rows: Timeline,
+    stops: Timeline,
+    ranges: Timeline,
+    locations: Timeline,
 }
 
 /// What was counted so far.
@@ -73,8 +92,13 @@ impl<'c, 'a> Comparison<'c, 'a> {
         let mut standings: Vec<Standing> = relation
             .standing(output.code.size())
             .map(|(from, to, call)| {
+                let means = match relation.is_proven(to) {
+                    false => Means::Same,
+                    true if is_same_instruction((input, from), (output, to)) => Means::Proven,
+                    true => Means::Changed,
+                };
                 let (from, to) = (input.code.address(from), output.code.address(to));
-                Standing { output: to, input: from, call, last: lasts_of_call((input, from), (output, to)) }
+                Standing { output: to, input: from, call, last: lasts_of_call((input, from), (output, to)), means }
             })
             .collect();
         standings.sort_unstable_by_key(|standing| (standing.output, standing.input, standing.call));
@@ -227,7 +251,8 @@ impl<'c, 'a> Comparison<'c, 'a> {
     fn ends_rewritten_call(&self, end: u64) -> bool {
         (1..=15).any(|size| {
             let start = end.wrapping_sub(size);
-            let is_call = |inst: Inst| matches!(inst.kind, Kind::Call | Kind::IndirectCall) && u64::from(inst.len) == size;
+            let is_call =
+                |inst: Inst| matches!(inst.kind, decode::Kind::Call | decode::Kind::IndirectCall) && u64::from(inst.len) == size;
             let is_rewritten = || self.input.code.index(start).is_some_and(|index| self.relation.is_rewritten_call(index));
             self.input.inst(start).is_some_and(is_call) && is_rewritten()
         })
@@ -239,7 +264,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         let target = |side: &Side<'_>, end: u64| {
             (1..=15).find_map(|size| {
                 let at = end.checked_sub(size)?;
-                let inst = side.inst(at).filter(|inst| inst.kind == Kind::Jump && u64::from(inst.len) == size)?;
+                let inst = side.inst(at).filter(|inst| inst.kind == decode::Kind::Jump && u64::from(inst.len) == size)?;
                 leads_to(side, side.target(at, inst))
             })
         };
@@ -254,34 +279,35 @@ impl<'c, 'a> Comparison<'c, 'a> {
         let name_before = |address| self.name_of_input(address);
         let name_after = |address| self.name_of_output(address);
         let (input, output) = (timelines(before, name_before), timelines(after, name_after));
-        let differences: Vec<Option<usize>> =
+        let differences: Vec<Option<Kind>> =
             self.standings.par_iter().map(|standing| difference(standing, &input, &output)).collect();
         let right: FxHashSet<u64> = self.inputs_told_elsewhere(&differences);
         let is_lost = |standing: &Standing| {
             let end = standing.output + u64::from(standing.last.1);
-            right.contains(&standing.input) && output.locations(standing.output) == 0 && output.locations(end) == 0
+            let is_none = output.locations.at(standing.output) == 0 && output.locations.at(end) == 0;
+            is_none && (standing.means == Means::Proven || right.contains(&standing.input))
         };
         let mut at = 0;
         for each in self.standings.chunk_by(|a, b| a.output == b.output) {
             let kinds = &differences[at..at + each.len()];
             at += each.len();
-            let is_same = |(standing, kind): (&Standing, &Option<usize>)| match *kind {
+            let is_same = |(standing, kind): (&Standing, &Option<Kind>)| match *kind {
                 None => true,
-                Some(kind) => WORDS[kind] == LOCATIONS && is_lost(standing),
+                Some(kind) => kind == Kind::Locations && is_lost(standing),
             };
             let is_any_same = each.iter().zip(kinds).any(is_same);
-            tally.note(is_any_same, || self.explain(&each[0], kinds[0].unwrap_or(0), before, after));
+            tally.note(is_any_same, || self.explain(&each[0], kinds[0].unwrap_or(Kind::Rows), before, after));
         }
     }
 
     /// Instructions of the input of which a further copy has no locations, and some place has the right ones.
-    fn inputs_told_elsewhere(&self, differences: &[Option<usize>]) -> FxHashSet<u64> {
-        let of = |is_wanted: fn(Option<usize>) -> bool| {
+    fn inputs_told_elsewhere(&self, differences: &[Option<Kind>]) -> FxHashSet<u64> {
+        let of = |wanted: Option<Kind>| {
             let each = self.standings.iter().zip(differences);
-            each.filter(move |&(standing, &kind)| standing.call.is_none() && is_wanted(kind)).map(|(standing, _)| standing.input)
+            each.filter(move |&(standing, &kind)| standing.call.is_none() && kind == wanted).map(|(standing, _)| standing.input)
         };
-        let wanted: FxHashSet<u64> = of(|kind| kind.is_some_and(|kind| WORDS[kind] == LOCATIONS)).collect();
-        of(|kind| kind.is_none()).filter(|input| wanted.contains(input)).collect()
+        let lacking: FxHashSet<u64> = of(Some(Kind::Locations)).collect();
+        of(None).filter(|input| lacking.contains(input)).collect()
     }
 
     /// One number for all addresses of code of the input that stand at the same place.
@@ -300,13 +326,18 @@ impl<'c, 'a> Comparison<'c, 'a> {
         }
     }
 
-    fn explain(&self, standing: &Standing, kind: usize, before: &Facts, after: &Facts) -> String {
+    fn explain(&self, standing: &Standing, kind: Kind, before: &Facts, after: &Facts) -> String {
         let holding = |facts: &Facts, address: u64| -> Vec<(u64, u64)> {
-            let intervals = [&facts.rows, &facts.ranges, &facts.locations][kind];
+            let intervals = match kind {
+                Kind::Rows => &facts.rows,
+                Kind::Stops => &facts.stops,
+                Kind::Ranges => &facts.ranges,
+                Kind::Locations => &facts.locations,
+            };
             let holds = intervals.iter().filter(|interval| interval.start <= address && address < interval.end);
             holds.map(|interval| (interval.die, interval.key)).collect()
         };
-        let place = if kind == 1 { standing.call.unwrap_or(standing.input) } else { standing.input };
+        let place = if kind == Kind::Ranges { standing.call.unwrap_or(standing.input) } else { standing.input };
         let tell = |(from, to): (u64, u64)| {
             let (input, output) = (holding(before, from), holding(after, to));
             let only = |these: &[(u64, u64)], others: &[(u64, u64)]| {
@@ -317,14 +348,22 @@ impl<'c, 'a> Comparison<'c, 'a> {
         };
         let ends = (standing.input + u64::from(standing.last.0), standing.output + u64::from(standing.last.1));
         let told = tell((place, standing.output)).or_else(|| tell(ends)).unwrap_or_else(|| "names of code differ".to_owned());
-        format!("{} at {:#x} are not those of the input's {place:#x}: {told}", WORDS[kind], standing.output)
+        format!("{} at {:#x} are not those of the input's {place:#x}: {told}", kind.words(), standing.output)
     }
+}
+
+/// Whether two instructions are the same but for places that they name.
+fn is_same_instruction((input, from): (&Side<'_>, usize), (output, to): (&Side<'_>, usize)) -> bool {
+    let (i, o) = (input.code.address(from), output.code.address(to));
+    let (Some(a), Some(b)) = (input.inst(i), output.inst(o)) else { return false };
+    let names_place = |inst: Inst| inst.disp != 0 || !matches!(inst.kind, decode::Kind::Plain | decode::Kind::Lea);
+    a.kind == b.kind && (names_place(a) && names_place(b) || input.code.bytes(i, a) == output.code.bytes(o, b))
 }
 
 /// How far behind the start the last bytes of two calls are; nothing if they are no calls.
 fn lasts_of_call((input, from): (&Side<'_>, u64), (output, to): (&Side<'_>, u64)) -> (u8, u8) {
     match (input.inst(from), output.inst(to)) {
-        (Some(a), Some(b)) if matches!(a.kind, Kind::Call | Kind::IndirectCall) => (a.len - 1, b.len - 1),
+        (Some(a), Some(b)) if matches!(a.kind, decode::Kind::Call | decode::Kind::IndirectCall) => (a.len - 1, b.len - 1),
         _ => (0, 0),
     }
 }
@@ -332,20 +371,34 @@ fn lasts_of_call((input, from): (&Side<'_>, u64), (output, to): (&Side<'_>, u64)
 fn timelines(facts: &Facts, name: impl Fn(u64) -> u64) -> Timelines {
     let named = facts.named.iter().map(|&(interval, address)| Interval { key: mix(interval.key, name(address)), ..interval });
     let locations: Vec<Interval> = facts.locations.iter().copied().chain(named).collect();
-    Timelines([Timeline::of(&facts.rows), Timeline::of(&facts.ranges), Timeline::of(&locations)])
+    Timelines {
+        rows: Timeline::of(&facts.rows),
+        stops: Timeline::of(&facts.stops),
+        ranges: Timeline::of(&facts.ranges),
+        locations: Timeline::of(&locations),
+    }
 }
 
-/// Which of [`WORDS`] differs, if any.
-fn difference(standing: &Standing, input: &Timelines, output: &Timelines) -> Option<usize> {
-    let Standing { output: o, input: i, call, last } = *standing;
-    let rows = output.rows(o);
-    if rows != input.rows(i) && call.is_none_or(|call| rows != input.rows(call)) {
-        return Some(0);
+/// What differs first, if anything.
+fn difference(standing: &Standing, input: &Timelines, output: &Timelines) -> Option<Kind> {
+    let Standing { output: o, input: i, call, last, means } = *standing;
+    if output.ranges.at(o) != input.ranges.at(call.unwrap_or(i)) {
+        return Some(Kind::Ranges);
     }
-    if output.ranges(o) != input.ranges(call.unwrap_or(i)) {
-        return Some(1);
+    if means == Means::Changed {
+        return None;
     }
-    let is_same = |from, to| input.locations(from) == output.locations(to);
-    let at_end = || is_same(i + u64::from(last.0), o + u64::from(last.1));
-    (call.is_none() && !(is_same(i, o) && at_end())).then_some(2)
+    let rows = output.rows.at(o);
+    if rows != input.rows.at(i) && call.is_none_or(|call| rows != input.rows.at(call)) {
+        return Some(Kind::Rows);
+    }
+    if call.is_some() {
+        return None;
+    }
+    if output.stops.at(o) != input.stops.at(i) {
+        return Some(Kind::Stops);
+    }
+    let is_same = |from, to| input.locations.at(from) == output.locations.at(to);
+    let is_same_at_end = || is_same(i + u64::from(last.0), o + u64::from(last.1));
+    (!(is_same(i, o) && is_same_at_end())).then_some(Kind::Locations)
 }

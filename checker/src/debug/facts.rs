@@ -61,6 +61,8 @@ pub(super) struct Facts {
     pub(super) named: Vec<(Interval, u64)>,
     /// Where a row of a line table holds.
     pub(super) rows: Vec<Interval>,
+    /// What rows say of their own address alone.
+    pub(super) stops: Vec<Interval>,
     pub(super) singles: Vec<Single>,
     /// A unit that is but the skeleton of one in another file.
     pub(super) elsewhere: Option<u64>,
@@ -94,12 +96,13 @@ impl Facts {
         }
         let mut tables: Vec<usize> = first_with.values().copied().collect();
         tables.sort_unstable();
-        let rows: Result<Vec<(Vec<Interval>, u64)>, String> =
+        let rows: Result<Vec<rows::Table>, String> =
             tables.par_iter().map(|&index| rows::collect(&dwarf, headers[index], image, &budget)).collect();
         let mut first_units: FxHashMap<usize, (u64, u64)> = FxHashMap::default();
-        for (index, (rows, files)) in tables.into_iter().zip(rows?) {
-            facts.rows.extend(rows);
-            first_units.extend(read[index].lines.map(|table| (table, (read[index].offset, files))));
+        for (index, table) in tables.into_iter().zip(rows?) {
+            facts.rows.extend(table.rows);
+            facts.stops.extend(table.stops);
+            first_units.extend(read[index].lines.map(|lines| (lines, (read[index].offset, table.files))));
         }
         for collected in read {
             let lines_of = collected.lines.and_then(|table| first_units.get(&table).copied());

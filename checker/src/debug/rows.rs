@@ -15,6 +15,17 @@ const STOP: u64 = 0x726f_7702;
 const PROLOGUE_END: u64 = 0x726f_7703;
 const EPILOGUE_BEGIN: u64 = 0x726f_7704;
 
+/// What a line table says.
+#[derive(Default)]
+pub(super) struct Table {
+    /// Where a row holds.
+    pub(super) rows: Vec<Interval>,
+    /// What rows say of their own address.
+    pub(super) stops: Vec<Interval>,
+    /// A fingerprint of its files: entries name them by number.
+    pub(super) files: u64,
+}
+
 /// A row of the sequence that is read.
 struct Row {
     address: u64,
@@ -24,26 +35,26 @@ struct Row {
     is_epilogue_begin: bool,
 }
 
-/// The rows of the table that a unit names, and a fingerprint of its files: entries name them by number.
+/// The table that a unit names.
 pub(super) fn collect(
     dwarf: &Dwarf<'_>,
     header: UnitHeader<Slice<'_>>,
     image: &Image<'_>,
     budget: &Budget,
-) -> Result<(Vec<Interval>, u64), String> {
+) -> Result<Table, String> {
     let offset = offset_of(&header);
     let fail = |error: gimli::Error| format!("the line table of the unit at {offset:#x} can't be read: {error}");
     let unit = dwarf.unit(header).map_err(fail)?;
-    let Some(program) = unit.line_program else { return Ok((Vec::new(), 0)) };
+    let Some(program) = unit.line_program else { return Ok(Table::default()) };
     let files = files_of(dwarf, program.header());
-    let mut intervals = Vec::new();
+    let mut table = Table::default();
     let mut sequence: Vec<Row> = Vec::new();
     let mut rows = program.rows();
     while let Some((_, row)) = rows.next_row().map_err(fail)? {
         budget.take()?;
         if row.end_sequence() {
             if sequence.first().is_some_and(|first| image.in_code(first.address)) {
-                add_sequence(&sequence, row.address(), offset, &mut intervals);
+                add_sequence(&sequence, row.address(), offset, &mut table);
             }
             sequence.clear();
             continue;
@@ -57,11 +68,12 @@ pub(super) fn collect(
             is_epilogue_begin: row.epilogue_begin(),
         });
     }
-    join(&mut intervals, 0);
-    Ok((intervals, files.into_iter().fold(0, mix)))
+    join(&mut table.rows, 0);
+    join(&mut table.stops, 0);
+    Ok(Table { files: files.into_iter().fold(0, mix), ..table })
 }
 
-fn add_sequence(rows: &[Row], end: u64, die: u64, intervals: &mut Vec<Interval>) {
+fn add_sequence(rows: &[Row], end: u64, die: u64, table: &mut Table) {
     let ends = rows.iter().skip(1).map(|row| row.address).chain([end]);
     for (row, next) in rows.iter().zip(ends) {
         let start = row.address;
@@ -69,18 +81,12 @@ fn add_sequence(rows: &[Row], end: u64, die: u64, intervals: &mut Vec<Interval>)
         if start >= end {
             continue;
         }
-        let mut add = |salt, end| intervals.push(Interval { key: mix(salt, row.key), start, end, die });
         if start < next {
-            add(ROW, next);
+            table.rows.push(Interval { key: mix(ROW, row.key), start, end: next, die });
         }
-        if row.is_stop {
-            add(STOP, start.saturating_add(1));
-        }
-        if row.is_prologue_end {
-            add(PROLOGUE_END, start.saturating_add(1));
-        }
-        if row.is_epilogue_begin {
-            add(EPILOGUE_BEGIN, start.saturating_add(1));
+        let marks = [(STOP, row.is_stop), (PROLOGUE_END, row.is_prologue_end), (EPILOGUE_BEGIN, row.is_epilogue_begin)];
+        for (salt, _) in marks.into_iter().filter(|&(_, is_said)| is_said) {
+            table.stops.push(Interval { key: mix(salt, row.key), start, end: start.saturating_add(1), die });
         }
     }
 }

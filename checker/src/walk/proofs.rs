@@ -260,7 +260,11 @@ impl Walk<'_, '_> {
         let len = |inst: Option<Inst>| inst.map_or(0, |inst| inst.len);
         let sizes = (len(self.input.inst(input)), len(self.output.inst(output)));
         match self.relation.record(from, to, sizes, within) {
-            Recorded::Known | Recorded::New => Ok(()),
+            Recorded::Known => Ok(()),
+            Recorded::New => {
+                self.relation.note_proven(to);
+                Ok(())
+            }
             Recorded::Conflict(_) => {
                 let message = format!("stands for the input's {input:#x} in place of another call");
                 Err(Violation::new(ViolationKind::Conflict, output, message))

@@ -105,6 +105,8 @@ pub(crate) struct Relation {
     backward: Numbers,
     /// Output instructions that were only found where more is known than that all is the same: they stand for what they do for certain callers alone.
     conditional: FxHashSet<usize>,
+    /// Output instructions that a proof paired: registers may hold other values there than the input's, and the instruction may be another one.
+    proven: FxHashSet<usize>,
     /// Further pairs of output instructions that stand for several.
     more: FxHashSet<Standing>,
     /// The same in the place of calls.
@@ -134,6 +136,7 @@ impl Relation {
             forward: Numbers::new(input_starts),
             backward: Numbers::new(output_starts),
             conditional: FxHashSet::default(),
+            proven: FxHashSet::default(),
             more: FxHashSet::default(),
             more_within: FxHashSet::default(),
             held: FxHashMap::default(),
@@ -192,6 +195,16 @@ impl Relation {
     /// Whether what an output instruction stands for holds for certain callers alone.
     pub(crate) fn is_conditional(&self, output: usize) -> bool {
         self.conditional.contains(&output)
+    }
+
+    /// Whether what an output instruction stands for was found by a proof.
+    pub(crate) fn is_proven(&self, output: usize) -> bool {
+        self.proven.contains(&output)
+    }
+
+    /// Notes that a proof paired an output instruction. That it did stays known if the proof is given up: then nothing stands there, or a stricter walk comes to it.
+    pub(super) fn note_proven(&mut self, output: usize) {
+        self.proven.insert(output);
     }
 
     pub(super) fn add_conditional(&mut self, outputs: impl Iterator<Item = u32>) {

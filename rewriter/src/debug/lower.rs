@@ -10,12 +10,12 @@ use std::ops::Range;
 use gimli::{DebugLocListsIndex, DebugRngListsIndex, Dwarf, LocationListsOffset, RangeListsOffset, Unit};
 use rustc_hash::FxHashMap;
 
-use super::{DebugError, Source};
 use super::abbreviations::{Conversion, Conversions, Converted, uleb_len};
 use super::expression::{self, Named};
 use super::lists::{Contribution, Entry, Lists};
 use super::map::CodeMap;
 use super::unit::{Bounds, Field, Item, Items, Meaning, Role, Site, Slice, conversion_of};
+use super::{DebugError, Source};
 
 /// What to write over a field.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -67,7 +67,9 @@ pub(super) fn plan(unit: &Unit<Slice<'_>>, items: Items, map: &CodeMap<'_>) -> P
         let entry = map.place(bounds.old.start);
         let new = if bounds.role == Role::Unit { new } else { entry_first(new, entry) };
         let new = limited(new, bounds.role);
-        if !stays_a_pair(unit, bounds, &new, entry) && let Some(conversion) = conversion_of(unit, bounds.code) {
+        if !stays_a_pair(unit, bounds, &new, entry)
+            && let Some(conversion) = conversion_of(unit, bounds.code)
+        {
             converts.insert(bounds.code, conversion);
         }
         ranges.push(new);
@@ -374,7 +376,8 @@ impl Writer<'_, '_> {
                 }
             }
             Item::EntryDistance { field, begins, old } => {
-                let distance = self.map.place(*begins).zip(self.map.place(*old)).and_then(|(begins, new)| new.checked_sub(begins));
+                let distance =
+                    self.map.place(*begins).zip(self.map.place(*old)).and_then(|(begins, new)| new.checked_sub(begins));
                 // 0: it is entered where it begins.
                 let distance = distance.filter(|&distance| fits(distance, *field, true)).unwrap_or(0);
                 self.patch(*field, Value::Leb(distance));

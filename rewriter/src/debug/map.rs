@@ -72,12 +72,7 @@ pub(crate) struct CodeMap<'a> {
 }
 
 impl<'a> CodeMap<'a> {
-    pub(crate) fn new(
-        image: &Image<'_>,
-        program: &'a Program,
-        addresses: &'a Addresses<'a>,
-        moved: Vec<Stretch>,
-    ) -> Self {
+    pub(crate) fn new(image: &Image<'_>, program: &'a Program, addresses: &'a Addresses<'a>, moved: Vec<Stretch>) -> Self {
         let executable = image.sections.iter().filter(|(_, s)| s.is_alloc() && s.is_executable() && s.sh_size > 0);
         let (movable, fixed): (Vec<_>, Vec<_>) = executable.partition(|(id, _)| image.is_movable_code_section(*id));
         let mut stretches = moved;
