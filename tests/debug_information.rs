@@ -1,0 +1,83 @@
+//! Debug information of optimized programs: the checker, which reads both files and knows nothing of the producer, finds that debuggers are told the same.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use support::{compile, installed, relift, relift_succeeds, repository, run, skipped};
+
+/// Programs with functions that are split, inlined calls, loops, switches, ways that seldom run, and exceptions.
+const PROGRAMS: [(&str, &str); 5] =
+    [("cold_paths", "c"), ("early_saves", "c"), ("small_leaves", "c"), ("cpp_exceptions", "cc"), ("cpp_containers", "cc")];
+
+/// What is done to them: all code is put elsewhere; and besides all that may change is changed.
+const WAYS: [&[&str]; 2] = [&["--shuffle", "7"], &["--shuffle", "3", "--edit-everywhere"]];
+
+fn compilers(language: &str) -> impl Iterator<Item = &'static str> {
+    let all = if language == "c" { ["gcc", "clang"] } else { ["g++", "clang++"] };
+    all.into_iter().filter(|compiler| {
+        let is_there = installed(compiler);
+        if !is_there {
+            skipped(&format!("debug information by {compiler}: it is not installed"));
+        }
+        is_there
+    })
+}
+
+/// A program, optimized, and what `relift check` says of the debug information of both.
+fn told(input: &Path, options: &[&str], folder: &Path) -> Value {
+    let output = folder.join("output");
+    let mut command = relift();
+    relift_succeeds(command.args(["optimize", "--verify"]).args(options).arg(input).arg("-o").arg(&output), folder);
+    let said = run(relift().args(["check", "--json"]).arg(input).arg(&output), folder);
+    let report: Value = serde_json::from_slice(&said.stdout).expect("--json prints JSON");
+    assert_eq!(report["violations"].as_array().map(Vec::len), Some(0), "{report:#}");
+    report["debug"].clone()
+}
+
+fn program(name: &str, language: &str, compiler: &str, flags: &[&str], folder: &Path) -> PathBuf {
+    let source = repository(&format!("fixtures/programs/{name}/{name}.{language}"));
+    let input = folder.join("input");
+    compile(compiler, flags, &[&source], &input).unwrap_or_else(|error| panic!("{error}"));
+    input
+}
+
+#[test]
+fn debuggers_are_told_the_same_of_an_optimized_program() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    for (name, language) in PROGRAMS {
+        for compiler in compilers(language) {
+            for version in ["-gdwarf-4", "-gdwarf-5"] {
+                let input = program(name, language, compiler, &["-O2", "-g", version, "-w"], folder.path());
+                for options in WAYS {
+                    let debug = told(&input, options, folder.path());
+                    let what = format!("{name} {compiler} {version} {options:?}");
+                    assert!(debug["compared"].as_u64() > Some(100), "{what}: {debug:#}");
+                    assert_eq!(debug["different"], 0, "{what}: {debug:#}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn compressed_debug_information_is_brought_up_to_date() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    for compiler in compilers("c") {
+        let flags = ["-O2", "-g", "-gz=zlib", "-w"];
+        let input = program("cold_paths", "c", compiler, &flags, folder.path());
+        let debug = told(&input, WAYS[0], folder.path());
+        assert!(debug["compared"].as_u64() > Some(100), "{compiler}: {debug:#}");
+        assert_eq!(debug["different"], 0, "{compiler}: {debug:#}");
+    }
+}
+
+#[test]
+fn nothing_is_told_where_debug_information_is_dropped() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    for compiler in compilers("c") {
+        let input = program("cold_paths", "c", compiler, &["-O2", "-g", "-w"], folder.path());
+        assert_eq!(told(&input, &["--debug", "drop", "--shuffle", "7"], folder.path()), Value::Null);
+    }
+}
