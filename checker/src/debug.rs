@@ -17,6 +17,7 @@
 //!   compared. A location that is told there is taken for right if it is the input's.
 //! * Where an instruction has a further copy, in which variables may be in other registers, that may have no location at all, if another place has the right ones.
 //! * Instructions without a counterpart (jumps, padding, pieces that were proven as a whole, code that nothing leads to) are not compared.
+//! * A call may say no more what it calls.
 //! * Ranges that begin outside of all code say nothing of any instruction; single addresses outside of code stay what they were.
 //! * An address of code that the output lacks is outside of code in the output.
 //!

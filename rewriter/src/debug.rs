@@ -39,7 +39,7 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use abbreviations::{Conversions, Converted};
-use lower::{Lowered, Patch, Planned, Value};
+use lower::{Decided, Lowered, Patch, Planned, Value};
 use map::CodeMap;
 use unit::{Field, Slice};
 
@@ -149,22 +149,17 @@ pub(crate) fn update(image: &Image<'_>, map: &CodeMap<'_>) -> Result<Updated, De
     };
 
     let units = units(&source)?;
-    let planned: Vec<Planned> = units.par_iter().map(|unit| plan(&source, unit, map)).collect::<Result<_, _>>()?;
-    let mut conversions = Conversions::default();
-    for (unit, planned) in units.iter().zip(&planned) {
-        let converted = planned.converts.iter().map(|(&code, &conversion)| (code, Converted { conversion, code: None }));
-        conversions.entry(unit.header.debug_abbrev_offset().0 as u64).or_default().extend(converted);
-    }
-    abbreviations::assign(bytes(".debug_abbrev"), &mut conversions)?;
+    let mut planned: Vec<Planned> = units.par_iter().map(|unit| plan(&source, unit, map)).collect::<Result<_, _>>()?;
+    let decided = decide(bytes(".debug_abbrev"), &units, &mut planned)?;
     let pairs: Vec<(&Unit<Slice<'_>>, &Planned)> = units.iter().zip(&planned).collect();
     let lowered: Vec<Lowered> = pairs
         .par_iter()
-        .map(|(unit, planned)| lower::lower(&source, unit, planned, &conversions, map))
+        .map(|(unit, planned)| lower::lower(&source, unit, planned, &decided, map))
         .collect::<Result<_, _>>()?;
     let (line_programs, lines) = lines::write(bytes(".debug_line"), map)?;
 
     let mut output = Output { contents: &contents, lines: &lines, new: BTreeMap::new(), partial: 0 };
-    output.write_units(&units, &lowered, &conversions)?;
+    output.write_units(&units, &lowered, &decided.conversions)?;
     output.replace(".debug_line", line_programs);
     output.replace(".debug_aranges", indexes::aranges(bytes(".debug_aranges"), map)?);
     if contents.contains_key(".gdb_index") {
@@ -190,7 +185,20 @@ fn plan(source: &Source<'_>, unit: &Unit<Slice<'_>>, map: &CodeMap<'_>) -> Resul
     if unit.encoding().address_size != 8 {
         return Err(DebugError::Lines(unit.header.offset().0));
     }
-    Ok(lower::plan(unit, unit::read(&source.dwarf, unit, unit.header.offset().0)?, map))
+    lower::plan(&source.dwarf, unit, unit::read(&source.dwarf, unit, unit.header.offset().0)?, map)
+}
+
+/// Abbreviations are shared by units, and calls may lead from one to another.
+fn decide(abbreviations: &[u8], units: &[Unit<Slice<'_>>], planned: &mut [Planned]) -> Result<Decided, DebugError> {
+    let mut decided = Decided::default();
+    decided.in_many_parts = planned.iter().flat_map(|planned| planned.in_many_parts.iter().copied()).collect();
+    for (unit, planned) in units.iter().zip(planned) {
+        lower::convert_calls(planned, &decided.in_many_parts);
+        let converted = planned.converts.iter().map(|(&code, &conversion)| (code, Converted { conversion, code: None }));
+        decided.conversions.entry(unit.header.debug_abbrev_offset().0 as u64).or_default().extend(converted);
+    }
+    abbreviations::assign(abbreviations, &mut decided.conversions)?;
+    Ok(decided)
 }
 
 /// New contents, growing.

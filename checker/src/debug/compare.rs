@@ -128,6 +128,10 @@ impl<'c, 'a> Comparison<'c, 'a> {
         }
         let mut tally = Tally::default();
         self.compare_units(&before, &after, &contents, &mut tally)?;
+        for origin in &after.origins {
+            let is_same = before.origins.binary_search(origin).is_ok();
+            tally.note(is_same, || format!("the call at {:#x} says that it calls something else", origin.0));
+        }
         self.compare_singles(&before.singles, &after.singles, &mut tally);
         self.compare_instructions(&before, &after, &mut tally);
         Ok(tally.0)

@@ -64,6 +64,8 @@ pub(super) struct Facts {
     /// What rows say of their own address alone.
     pub(super) stops: Vec<Interval>,
     pub(super) singles: Vec<Single>,
+    /// What calls say that they call, by entry.
+    pub(super) origins: Vec<(u64, u64)>,
     /// A unit that is but the skeleton of one in another file.
     pub(super) elsewhere: Option<u64>,
 }
@@ -111,9 +113,11 @@ impl Facts {
             facts.locations.extend(collected.locations);
             facts.named.extend(collected.named);
             facts.singles.extend(collected.singles);
+            facts.origins.extend(collected.origins);
             facts.elsewhere = facts.elsewhere.or(collected.is_elsewhere.then_some(collected.offset));
         }
         facts.singles.sort_by_key(|single| (single.die, single.attribute));
+        facts.origins.sort_unstable();
         lookup::collect(contents, image, &mut facts.ranges)?;
         Ok(facts)
     }

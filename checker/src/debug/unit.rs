@@ -31,6 +31,8 @@ pub(super) struct Collected {
     pub(super) locations: Vec<Interval>,
     pub(super) named: Vec<(Interval, u64)>,
     pub(super) singles: Vec<Single>,
+    /// What calls say that they call.
+    pub(super) origins: Vec<(u64, u64)>,
 }
 
 /// Where a unit begins.
@@ -124,6 +126,10 @@ impl<'r, 'a> UnitReader<'r, 'a> {
                 macros = lookup::lines_of_macros(self.dwarf.debug_macro.reader().slice(), offset.0);
             }
             if !is_of_tables(attribute.name()) {
+                if is_call_site(entry.tag()) && is_origin(attribute.name()) {
+                    self.collected.origins.push((die, fingerprint_of(attribute.raw_value())));
+                    continue;
+                }
                 let value = self.read_attribute(die, entry, attribute).map_err(|error| self.explain(error))?;
                 fingerprint = value.map_or(fingerprint, |value| mix(mix(fingerprint, u64::from(attribute.name().0)), value));
             }
@@ -310,6 +316,15 @@ impl From<gimli::Error> for Unread {
 
 fn is_unit(tag: dw::DwTag) -> bool {
     [dw::DW_TAG_compile_unit, dw::DW_TAG_partial_unit, dw::DW_TAG_skeleton_unit, dw::DW_TAG_type_unit].contains(&tag)
+}
+
+fn is_call_site(tag: dw::DwTag) -> bool {
+    [dw::DW_TAG_call_site, dw::DW_TAG_GNU_call_site].contains(&tag)
+}
+
+/// Whether an attribute of a call says what is called.
+fn is_origin(name: dw::DwAt) -> bool {
+    [dw::DW_AT_call_origin, dw::DW_AT_abstract_origin].contains(&name)
 }
 
 /// Attributes that are read elsewhere, or say where in the tables something stands, those beside lists that only count rows at one address, and those of vendors that

@@ -4,6 +4,8 @@
 //! `DW_AT_high_pc`, therefore becomes `DW_AT_ranges` in the field of one of the two that is large enough, with an attribute that says nothing for the bytes that are left. Such
 //! entries get a new abbreviation, whose code is as long as the old one's. If no such code is free, the abbreviation itself is changed, and all its entries with it.
 //!
+//! Calls of functions in more than two parts lose the attribute that says what they call: GDB 12 and 13 write past the end of a buffer where it leads to more than two ranges.
+//!
 //! Source: DWARF 5 §7.5.3.
 
 use std::collections::BTreeMap;
@@ -11,6 +13,7 @@ use std::collections::BTreeMap;
 use gimli::{AttributeSpecification, DwAt, DwForm, Encoding, LittleEndian, Reader};
 use rustc_hash::FxHashMap;
 
+use super::unit::is_origin;
 use crate::relink::lsda::{push_sleb, push_uleb};
 
 /// An attribute that no reader knows, in the range for vendors (DWARF 5 §7.5.4): its bytes are only there.
@@ -23,6 +26,8 @@ pub(crate) enum Conversion {
     InHigh { rest: u8 },
     /// The list is in the field of `DW_AT_low_pc`, and the other's says nothing.
     InLow { rest: u8 },
+    /// A call that does not say what it calls.
+    WithoutOrigin,
 }
 
 /// How the bounds of an abbreviation make room, if they do.
@@ -151,7 +156,12 @@ pub(crate) fn write(
     Ok((bytes, places))
 }
 
-fn push_attribute(bytes: &mut Vec<u8>, &(name, form, value): &Specification, conversion: Option<Conversion>, encoding: Encoding) {
+fn push_attribute(
+    bytes: &mut Vec<u8>,
+    &(name, form, value): &Specification,
+    conversion: Option<Conversion>,
+    encoding: Encoding,
+) {
     let mut push = |name: DwAt, form: DwForm| {
         push_uleb(bytes, u64::from(name.0));
         push_uleb(bytes, u64::from(form.0));
@@ -169,6 +179,7 @@ fn push_attribute(bytes: &mut Vec<u8>, &(name, form, value): &Specification, con
             }
         }
         (gimli::DW_AT_high_pc, Some(Conversion::InLow { .. })) => push(NOTHING, form),
+        (name, Some(Conversion::WithoutOrigin)) if is_origin(name) => push(NOTHING, form),
         // They name a place in the old list of locations.
         (gimli::DW_AT_GNU_locviews, _) => push(NOTHING, form),
         _ => push(name, form),

@@ -5,17 +5,18 @@
 //!
 //! **Invariant.** Where an entry begins to run, its list does: debuggers take the first address of the first range for the entry.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use gimli::{DebugLocListsIndex, DebugRngListsIndex, Dwarf, LocationListsOffset, RangeListsOffset, Unit};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::{DebugError, Source};
 use super::abbreviations::{Conversion, Conversions, Converted, uleb_len};
 use super::expression::{self, Named};
 use super::lists::{Contribution, Entry, Lists};
 use super::map::CodeMap;
 use super::unit::{Bounds, Field, Item, Items, Meaning, Role, Site, Slice, conversion_of};
-use super::{DebugError, Source};
 
 /// What to write over a field.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -44,6 +45,15 @@ pub(super) struct Planned {
     ranges: Vec<Vec<Range<u64>>>,
     /// Abbreviations of which an entry needs a list, by code.
     pub(super) converts: FxHashMap<u64, Conversion>,
+    /// The entries of functions in more parts than debuggers can take for what is called.
+    pub(super) in_many_parts: Vec<usize>,
+}
+
+/// What all units together ask for.
+#[derive(Debug, Default)]
+pub(super) struct Decided {
+    pub(super) conversions: Conversions,
+    pub(super) in_many_parts: FxHashSet<usize>,
 }
 
 /// A unit, written.
@@ -59,22 +69,50 @@ pub(super) struct Lowered {
 }
 
 /// Decides.
-pub(super) fn plan(unit: &Unit<Slice<'_>>, items: Items, map: &CodeMap<'_>) -> Planned {
-    let (mut ranges, mut converts) = (Vec::new(), FxHashMap::default());
+pub(super) fn plan(
+    dwarf: &Dwarf<Slice<'_>>,
+    unit: &Unit<Slice<'_>>,
+    items: Items,
+    map: &CodeMap<'_>,
+) -> Result<Planned, DebugError> {
+    let (mut ranges, mut converts, mut in_many_parts) = (Vec::new(), FxHashMap::default(), Vec::new());
     for item in &items.items {
-        let Item::Bounds(bounds) = item else { continue };
+        let bounds = match item {
+            Item::Bounds(bounds) => bounds,
+            Item::Ranges { list, entry, begins, role: Role::Function, .. } => {
+                let new = new_ranges(dwarf, unit, RangeListsOffset(*list as usize), (*begins, Role::Function), map)?;
+                in_many_parts.extend((new.len() > PARTS_MAX).then_some(*entry));
+                continue;
+            }
+            _ => continue,
+        };
         let new = map.ranges([bounds.old.clone()]);
         let entry = map.place(bounds.old.start);
         let new = if bounds.role == Role::Unit { new } else { entry_first(new, entry) };
-        let new = limited(new, bounds.role);
-        if !stays_a_pair(unit, bounds, &new, entry)
-            && let Some(conversion) = conversion_of(unit, bounds.code)
-        {
+        if !stays_a_pair(unit, bounds, &new, entry) && let Some(conversion) = conversion_of(unit, bounds.code) {
             converts.insert(bounds.code, conversion);
         }
+        in_many_parts.extend((new.len() > PARTS_MAX && bounds.role == Role::Function).then_some(bounds.entry));
         ranges.push(new);
     }
-    Planned { items, ranges, converts }
+    Ok(Planned { items, ranges, converts, in_many_parts })
+}
+
+/// What a list of ranges becomes. `begins` is where its code begins to run, if not at the list's first address.
+fn new_ranges(
+    dwarf: &Dwarf<Slice<'_>>,
+    unit: &Unit<Slice<'_>>,
+    list: RangeListsOffset,
+    (begins, role): (Option<u64>, Role),
+    map: &CodeMap<'_>,
+) -> Result<Vec<Range<u64>>, DebugError> {
+    let mut ranges = dwarf.ranges(unit, list)?;
+    let mut old = Vec::new();
+    while let Some(range) = ranges.next()? {
+        old.push(range.begin..range.end);
+    }
+    let begins = begins.or(old.first().map(|range| range.start)).filter(|_| role != Role::Unit);
+    Ok(entry_first(map.ranges(old), begins.and_then(|begins| map.place(begins))))
 }
 
 fn stays_a_pair(unit: &Unit<Slice<'_>>, bounds: &Bounds, new: &[Range<u64>], entry: Option<u64>) -> bool {
@@ -111,26 +149,29 @@ fn entry_first(mut ranges: Vec<Range<u64>>, entry: Option<u64>) -> Vec<Range<u64
     ranges
 }
 
-/// Of a function, no more than its beginning and the largest other part: GDB 13 writes past the end of a buffer for each call of one with more.
-fn limited(ranges: Vec<Range<u64>>, role: Role) -> Vec<Range<u64>> {
-    match &ranges[..] {
-        [first, others @ ..] if others.len() > 1 && role == Role::Function => {
-            let largest = others.iter().max_by_key(|range| range.end - range.start);
-            [first].into_iter().chain(largest).cloned().collect()
+/// The calls of functions in many parts are to be converted too.
+pub(super) fn convert_calls(planned: &mut Planned, in_many_parts: &FxHashSet<usize>) {
+    for item in &planned.items.items {
+        if let Item::Call { code, origin, .. } = item
+            && in_many_parts.contains(origin)
+        {
+            planned.converts.insert(*code, Conversion::WithoutOrigin);
         }
-        _ => ranges,
     }
 }
+
+/// More ranges than debuggers can take for what is called.
+const PARTS_MAX: usize = 2;
 
 /// Writes.
 pub(super) fn lower<'a>(
     source: &Source<'a>,
     unit: &Unit<Slice<'a>>,
     planned: &Planned,
-    conversions: &Conversions,
+    decided: &Decided,
     map: &CodeMap<'_>,
 ) -> Result<Lowered, DebugError> {
-    let codes = conversions.get(&(unit.header.debug_abbrev_offset().0 as u64));
+    let codes = decided.conversions.get(&(unit.header.debug_abbrev_offset().0 as u64));
     let has = |wanted: fn(&Item) -> bool| planned.items.items.iter().any(wanted);
     let of_ranges = (planned.items.has_numbered_ranges, has(|item| matches!(item, Item::RangesBase(_))));
     let of_locations = (planned.items.has_numbered_locations, has(|item| matches!(item, Item::LocationsBase(_))));
@@ -141,6 +182,8 @@ pub(super) fn lower<'a>(
         unit,
         map,
         section: source.entries(unit),
+        codes,
+        in_many_parts: &decided.in_many_parts,
         ranges: Contribution::new(Lists::Ranges, unit.encoding(), num_ranges),
         locations: Contribution::new(Lists::Locations, unit.encoding(), num_locations),
         known: FxHashMap::default(),
@@ -176,6 +219,8 @@ struct Writer<'w, 'a> {
     unit: &'w Unit<Slice<'a>>,
     map: &'w CodeMap<'w>,
     section: &'w [u8],
+    codes: Option<&'w BTreeMap<u64, Converted>>,
+    in_many_parts: &'w FxHashSet<usize>,
     ranges: Contribution,
     locations: Contribution,
     /// Lists of ranges that are written.
@@ -199,7 +244,7 @@ impl Writer<'_, '_> {
     fn numbered(&mut self, num_ranges: usize, num_locations: usize) -> Result<(), DebugError> {
         for index in 0..num_ranges {
             let list = self.dwarf.ranges_offset(self.unit, DebugRngListsIndex(index))?;
-            let at = self.range_list(list, None, Role::Other)?;
+            let at = self.range_list(list, (None, Role::Other))?;
             self.ranges.set_indexed(index, at);
         }
         for index in 0..num_locations {
@@ -220,16 +265,9 @@ impl Writer<'_, '_> {
         at
     }
 
-    /// `begins` is where the code begins to run, if not at the list's first address.
-    fn range_list(&mut self, list: RangeListsOffset, begins: Option<u64>, role: Role) -> Result<u64, DebugError> {
-        let mut ranges = self.dwarf.ranges(self.unit, list)?;
-        let mut old = Vec::new();
-        while let Some(range) = ranges.next()? {
-            old.push(range.begin..range.end);
-        }
-        let begins = begins.or(old.first().map(|range| range.start)).filter(|_| role != Role::Unit);
-        let new = entry_first(self.map.ranges(old), begins.and_then(|begins| self.map.place(begins)));
-        Ok(self.push_ranges(limited(new, role)))
+    fn range_list(&mut self, list: RangeListsOffset, begins: (Option<u64>, Role)) -> Result<u64, DebugError> {
+        let new = new_ranges(self.dwarf, self.unit, list, begins, self.map)?;
+        Ok(self.push_ranges(new))
     }
 
     fn location_list(&mut self, list: LocationListsOffset) -> Result<u64, DebugError> {
@@ -317,7 +355,7 @@ impl Writer<'_, '_> {
         let (field, rest) = match (converted.conversion, bounds.low) {
             (Conversion::InHigh { rest }, _) => (bounds.high, rest),
             (Conversion::InLow { rest }, Site::Here(field)) => (field, rest),
-            (Conversion::InLow { .. }, Site::Numbered(_)) => return Err(DebugError::Form(bounds.high.at)),
+            (Conversion::InLow { .. }, Site::Numbered(_)) | (Conversion::WithoutOrigin, _) => return Err(DebugError::Form(bounds.high.at)),
         };
         self.patch(Field { len: word, ..field }, Value::Ranges(list));
         self.patch(Field { at: field.at + usize::from(word), len: rest }, Value::Plain(0));
@@ -352,9 +390,15 @@ impl Writer<'_, '_> {
     fn item(&mut self, item: &Item) -> Result<(), DebugError> {
         match item {
             Item::Bounds(_) => {}
+            Item::Call { entry, code, origin } => {
+                let new = self.codes.and_then(|codes| codes.get(code)?.code).filter(|_| self.in_many_parts.contains(origin));
+                if let Some(new) = new {
+                    self.patch(Field { at: *entry, len: uleb_len(*code) }, Value::Leb(new));
+                }
+            }
             Item::Address { site, old, meaning } => self.address(*site, *old, *meaning),
-            Item::Ranges { field, list, begins, role } => {
-                let at = self.range_list(RangeListsOffset(*list as usize), *begins, *role)?;
+            Item::Ranges { field, list, begins, role, .. } => {
+                let at = self.range_list(RangeListsOffset(*list as usize), (*begins, *role))?;
                 self.patch(*field, Value::Ranges(at));
             }
             Item::Locations { field, list } => {
@@ -376,8 +420,7 @@ impl Writer<'_, '_> {
                 }
             }
             Item::EntryDistance { field, begins, old } => {
-                let distance =
-                    self.map.place(*begins).zip(self.map.place(*old)).and_then(|(begins, new)| new.checked_sub(begins));
+                let distance = self.map.place(*begins).zip(self.map.place(*old)).and_then(|(begins, new)| new.checked_sub(begins));
                 // 0: it is entered where it begins.
                 let distance = distance.filter(|&distance| fits(distance, *field, true)).unwrap_or(0);
                 self.patch(*field, Value::Leb(distance));

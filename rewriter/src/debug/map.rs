@@ -10,7 +10,8 @@ use std::ops::Range;
 
 use lifter::Image;
 use lifter::address::Va;
-use lifter::ir::Program;
+use lifter::ir::{CodeTarget, Program, Terminator};
+use lifter::x86::padding_len;
 use rayon::prelude::*;
 
 use crate::encode::FragmentCode;
@@ -59,12 +60,16 @@ impl Stretch {
     }
 }
 
+/// Compilers align by less.
+const PADDING_MAX: u64 = 256;
+
 /// The stretches by old address.
 #[derive(Debug)]
 pub(crate) struct CodeMap<'a> {
     stretches: Vec<Stretch>,
     /// By index: the furthest end of old code up to there.
     furthest: Vec<u64>,
+    image: &'a Image<'a>,
     program: &'a Program,
     addresses: &'a Addresses<'a>,
     /// Of the sections whose code may move.
@@ -72,7 +77,12 @@ pub(crate) struct CodeMap<'a> {
 }
 
 impl<'a> CodeMap<'a> {
-    pub(crate) fn new(image: &Image<'_>, program: &'a Program, addresses: &'a Addresses<'a>, moved: Vec<Stretch>) -> Self {
+    pub(crate) fn new(
+        image: &'a Image<'a>,
+        program: &'a Program,
+        addresses: &'a Addresses<'a>,
+        moved: Vec<Stretch>,
+    ) -> Self {
         let executable = image.sections.iter().filter(|(_, s)| s.is_alloc() && s.is_executable() && s.sh_size > 0);
         let (movable, fixed): (Vec<_>, Vec<_>) = executable.partition(|(id, _)| image.is_movable_code_section(*id));
         let mut stretches = moved;
@@ -87,7 +97,7 @@ impl<'a> CodeMap<'a> {
         };
         let furthest = stretches.iter().map(up_to).collect();
         let code = movable.iter().map(|(_, section)| section.sh_addr.0..section.end().0).collect();
-        CodeMap { stretches, furthest, program, addresses, code }
+        CodeMap { stretches, furthest, image, program, addresses, code }
     }
 
     /// Whether code that may have moved was at an old address.
@@ -133,10 +143,39 @@ impl<'a> CodeMap<'a> {
         ranges
     }
 
-    /// The new place of one address of code, `None` if that is gone. Of several copies, that of the function itself.
+    /// The new place of one address of code, `None` if that is gone. Of several copies, that of the function itself. Of padding and of jumps that are not made, it is
+    /// that of what runs next.
     pub(crate) fn place(&self, old: u64) -> Option<u64> {
-        let places = self.parts(old..old.checked_add(1)?).map(|part| part.start);
-        self.own(old, places)
+        let mut at = old;
+        // Padding, a jump, padding again at its target: more than a few are a circle.
+        for _ in 0..8 {
+            let places = self.parts(at..at.checked_add(1)?).map(|part| part.start);
+            match self.own(at, places) {
+                Some(place) => return Some(place),
+                None => at = self.next(at)?,
+            }
+        }
+        None
+    }
+
+    /// Where control goes from what need not be in the output.
+    fn next(&self, old: u64) -> Option<u64> {
+        let Some(block) = self.program.block_containing(Va(old)) else {
+            let section = self.code.iter().find(|range| range.contains(&old))?;
+            let rest = self.image.read(Va(old), (section.end - old).min(PADDING_MAX) as usize)?;
+            return Some(padding_len(rest) as u64).filter(|&len| len > 0).map(|len| old + len);
+        };
+        let data = &self.program.blocks[block];
+        if Va(old) < data.start + u64::from(data.body_len) {
+            return None;
+        }
+        match data.terminator {
+            Terminator::Jump { target: CodeTarget::Block(next) } | Terminator::Fallthrough { next } => {
+                Some(self.program.blocks[next].start.0)
+            }
+            Terminator::Jump { target: CodeTarget::Fixed(va) } => Some(va.0),
+            _ => None,
+        }
     }
 
     /// The new address behind the code that ends at `old`: of a return address.

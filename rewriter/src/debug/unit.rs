@@ -42,45 +42,25 @@ pub(super) enum Meaning {
 /// Something that has to change.
 #[derive(Clone, Debug)]
 pub(super) enum Item {
-    Address {
-        site: Site,
-        old: u64,
-        meaning: Meaning,
-    },
+    Address { site: Site, old: u64, meaning: Meaning },
     /// The bounds of an entry.
     Bounds(Bounds),
     /// A list by its offset.
-    Ranges {
-        field: Field,
-        list: u64,
-        begins: Option<u64>,
-        role: Role,
-    },
-    Locations {
-        field: Field,
-        list: u64,
-    },
+    Ranges { field: Field, list: u64, entry: usize, begins: Option<u64>, role: Role },
+    Locations { field: Field, list: u64 },
     /// Where tables of lists begin.
     RangesBase(Field),
     LocationsBase(Field),
-    Lines {
-        field: Field,
-        old: u64,
-    },
-    Macros {
-        field: Field,
-        old: u64,
-    },
+    Lines { field: Field, old: u64 },
+    Macros { field: Field, old: u64 },
     /// The base that the ranges of a unit count from.
     Base(Field),
     /// An expression in the section.
     Expression(Range<usize>),
+    /// A call with what it calls: the entry, its code, and the other entry in `.debug_info`.
+    Call { entry: usize, code: u64, origin: usize },
     /// A distance from where the entry begins, to where it is entered.
-    EntryDistance {
-        field: Field,
-        begins: u64,
-        old: u64,
-    },
+    EntryDistance { field: Field, begins: u64, old: u64 },
 }
 
 #[derive(Clone, Debug)]
@@ -231,10 +211,23 @@ impl<'a> Reader<'_, 'a> {
         } else if let Some((site, old)) = low {
             self.lone(abbreviation, (site, old), is_unit);
         }
+        if is_call_site(abbreviation) {
+            let origin = attributes.iter().find_map(|(attribute, _)| self.origin(attribute));
+            self.items.items.extend(origin.map(|origin| Item::Call { entry, code: abbreviation.code(), origin }));
+        }
         for (attribute, field) in attributes {
-            self.attribute(attribute, *field, (low.map(|low| low.1), role))?;
+            self.attribute(attribute, *field, (entry, low.map(|low| low.1), role))?;
         }
         Ok(())
+    }
+
+    /// What a call calls.
+    fn origin(&self, attribute: &Attribute<Slice<'a>>) -> Option<usize> {
+        match (attribute.name(), attribute.raw_value()) {
+            (name, AttributeValue::UnitRef(offset)) if is_origin(name) => Some(self.start + offset.0),
+            (name, AttributeValue::DebugInfoRef(offset)) if is_origin(name) => Some(offset.0),
+            _ => None,
+        }
     }
 
     fn bounds(
@@ -258,7 +251,7 @@ impl<'a> Reader<'_, 'a> {
 
     /// A low bound without a high one.
     fn lone(&mut self, abbreviation: &Abbreviation, (site, old): (Site, u64), is_unit: bool) {
-        let is_call_site = [gimli::DW_TAG_GNU_call_site, gimli::DW_TAG_call_site].contains(&abbreviation.tag());
+        let is_call_site = is_call_site(abbreviation);
         let item = match site {
             Site::Here(field) if is_unit && self.unit.encoding().version < 5 => Item::Base(field),
             _ => Item::Address { site, old, meaning: if is_call_site { Meaning::Return } else { Meaning::Start } },
@@ -281,14 +274,14 @@ impl<'a> Reader<'_, 'a> {
         &mut self,
         attribute: &Attribute<Slice<'a>>,
         field: Field,
-        (low, role): (Option<u64>, Role),
+        (entry, low, role): (usize, Option<u64>, Role),
     ) -> Result<(), DebugError> {
         let item = match (attribute.name(), attribute.value()) {
             (gimli::DW_AT_low_pc | gimli::DW_AT_high_pc, _) => return Ok(()),
             (gimli::DW_AT_start_scope, AttributeValue::RangeListsRef(_)) => return Err(DebugError::Form(field.at)),
             (_, AttributeValue::RangeListsRef(list)) => {
                 let list = self.dwarf.ranges_offset_from_raw(self.unit, list);
-                Item::Ranges { field, list: list.0 as u64, begins: low.filter(|_| role != Role::Unit), role }
+                Item::Ranges { field, list: list.0 as u64, entry, begins: low.filter(|_| role != Role::Unit), role }
             }
             (_, AttributeValue::DebugRngListsIndex(_)) => {
                 self.items.has_numbered_ranges = true;
@@ -318,6 +311,15 @@ impl<'a> Reader<'_, 'a> {
         self.items.items.push(item);
         Ok(())
     }
+}
+
+fn is_call_site(abbreviation: &Abbreviation) -> bool {
+    [gimli::DW_TAG_GNU_call_site, gimli::DW_TAG_call_site].contains(&abbreviation.tag())
+}
+
+/// Whether an attribute of a call says what is called.
+pub(super) fn is_origin(name: DwAt) -> bool {
+    [gimli::DW_AT_call_origin, gimli::DW_AT_abstract_origin].contains(&name)
 }
 
 /// How the bounds of an abbreviation of this unit make room for a list.
