@@ -13,8 +13,8 @@
 //! * An output instruction that stands for several of the input (folded functions, shared tails) says what one of them does, in all of it at once.
 //! * What stands in a call's place has the ranges of the call, and the row of the call or of the callee's instruction. Location lists are not compared there: the callee's
 //!   variables have no place of their own in the caller.
-//! * In pieces that needed a proof registers may hold other values than the input's. There variables may have no location at all, and where the instruction is another one, only ranges are
-//!   compared. A location that is told there is taken for right if it is the input's.
+//! * In pieces that needed a proof registers may hold other values than the input's. There variables may have no location at all, and where the instruction is another one, nothing is
+//!   compared: what is new belongs to a neighbor. A location that is told in such a piece is taken for right if it is the input's.
 //! * Where an instruction has a further copy, in which variables may be in other registers, that may have no location at all, if another place has the right ones.
 //! * Instructions without a counterpart (jumps, padding, pieces that were proven as a whole, code that nothing leads to) are not compared.
 //! * A call may say no more what it calls.

@@ -386,11 +386,12 @@ fn timelines(facts: &Facts, name: impl Fn(u64) -> u64) -> Timelines {
 /// What differs first, if anything.
 fn difference(standing: &Standing, input: &Timelines, output: &Timelines) -> Option<Kind> {
     let Standing { output: o, input: i, call, last, means } = *standing;
-    if output.ranges.at(o) != input.ranges.at(call.unwrap_or(i)) {
-        return Some(Kind::Ranges);
-    }
+    // What is new there belongs to a neighbor, and none is the right one.
     if means == Means::Changed {
         return None;
+    }
+    if output.ranges.at(o) != input.ranges.at(call.unwrap_or(i)) {
+        return Some(Kind::Ranges);
     }
     let rows = output.rows.at(o);
     if rows != input.rows.at(i) && call.is_none_or(|call| rows != input.rows.at(call)) {

@@ -260,8 +260,8 @@ impl Walk<'_, '_> {
         let len = |inst: Option<Inst>| inst.map_or(0, |inst| inst.len);
         let sizes = (len(self.input.inst(input)), len(self.output.inst(output)));
         match self.relation.record(from, to, sizes, within) {
-            Recorded::Known => Ok(()),
-            Recorded::New => {
+            // A walk that failed may have come to it before.
+            Recorded::Known | Recorded::New => {
                 self.relation.note_proven(to);
                 Ok(())
             }
