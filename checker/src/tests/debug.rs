@@ -169,7 +169,7 @@ fn assert_seen_in(kinds: &[(&str, &str)], what: &str, edit: impl Fn(&str) -> Opt
 #[test]
 fn a_row_with_another_line_is_seen() {
     for number in [2, 9, 17] {
-        assert_seen_in(&KINDS, "rows of the line table", |text| {
+        assert_seen_in(&KINDS, "of the line table", |text| {
             line(text, number, |line| {
                 let mut words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
                 let row = words.get(2).filter(|_| words[0] == ".loc")?.parse::<u32>().ok().filter(|&row| row > 0)?;
@@ -182,7 +182,7 @@ fn a_row_with_another_line_is_seen() {
 
 #[test]
 fn a_row_that_is_no_place_to_stop_at_is_seen() {
-    assert_seen_in(&KINDS, "rows of the line table", |text| {
+    assert_seen_in(&KINDS, "of the line table", |text| {
         line(text, 1, |line| line.contains("is_stmt 1").then(|| line.replace("is_stmt 1", "is_stmt 0")))
     });
 }
