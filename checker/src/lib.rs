@@ -122,8 +122,9 @@ impl<'a> Original<'a> {
         let mut report = loop {
             let how = How { assumptions, is_enough, copies, liveness: std::mem::take(&mut self.liveness) };
             let mut report = match compare_code(&self.known, &output, &self.rows, how) {
-                Compared::Whole(report) => report,
-                Compared::Differs(report, liveness) => {
+                Compared::Whole(report) => *report,
+                Compared::Differs(found) => {
+                    let (report, liveness) = *found;
                     self.liveness = liveness;
                     return Ok(report);
                 }
@@ -163,8 +164,8 @@ struct How<'e> {
 
 /// How far code was compared.
 enum Compared {
-    Whole(Finished),
-    Differs(Report, Liveness),
+    Whole(Box<Finished>),
+    Differs(Box<(Report, Liveness)>),
 }
 
 /// The walk of both programs.
@@ -180,12 +181,12 @@ fn compare_code<'a>(known: &Known<'a>, output: &Side<'a>, rows: &Rows, how: How<
     if !walk.violations.is_empty() {
         let report = Report { is_whole: false, ..Report::new(walk.violations.clone(), walk.stats) };
         if (how.is_enough)(&report) {
-            return Compared::Differs(report, walk.into_liveness());
+            return Compared::Differs(Box::new((report, walk.into_liveness())));
         }
     }
     walk.cover_metadata();
     leftover::settle(&mut walk);
-    Compared::Whole(walk.finish())
+    Compared::Whole(Box::new(walk.finish()))
 }
 
 #[cfg(test)]
