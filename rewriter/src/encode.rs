@@ -93,8 +93,9 @@ impl Run {
 pub struct Rewritten {
     /// In the fragment; up to the next one, or to the end of the run.
     pub offset: u32,
-    /// Where it did that.
+    /// Where it did that, in so many bytes.
     pub old: Va,
+    pub old_len: u32,
 }
 
 /// An encoded fragment.
@@ -267,9 +268,11 @@ impl Writer<'_> {
         if let Some(code) = code.filter(|code| !code.instead_of.is_empty()) {
             let works = &code.works[code.works.partition_point(|w| w.0 < part.start)..];
             let works = &works[..works.partition_point(|w| w.0 < part.end)];
+            // One place for all of it is a call that it stands for.
+            let old_len = if works.is_empty() { edit.replaced.max(1) } else { 1 };
             let first = works.first().is_none_or(|w| w.0 > part.start).then_some((part.start, old_start));
             let all = first.into_iter().chain(works.iter().copied());
-            self.code.rewritten.extend(all.map(|(at, old)| Rewritten { offset: base + at - part.start, old }));
+            self.code.rewritten.extend(all.map(|(at, old)| Rewritten { offset: base + at - part.start, old, old_len }));
         }
     }
 
