@@ -2,7 +2,7 @@
 //!
 //! GCC's `crtbeginT.o` gives `__register_frame_info` the address where its own part of `.eh_frame` begins, somewhere inside the section. An
 //! unwinder reads from there to the terminator. In the output there must be an entry; without a search table, which is asked next, the first one,
-//! or what lies before is lost, unless it is what was lost in the input. With one, a terminator will do: nothing is registered then.
+//! or what lies before is lost, unless it is what was lost in the input; a terminator where the input has one, so that nothing is registered in either. With one, a terminator will do: nothing is registered then.
 //!
 //! The start of the section may as well be named as the end of the data before it, and says nothing where there is a search table.
 //!
@@ -49,12 +49,13 @@ pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<Vi
     let (old, new) = (Holders::of(input, is_wanted), Holders::of(output, is_wanted));
     for address in named.intersection(&before).copied() {
         let mut fail = |message: &str| violations.push(Violation::new(ViolationKind::UnwindTable, address, message));
+        let is_empty = |side: &Side<'_>| side.image.u32_at(address) == Some(0);
         let is_only_registered = old.registered.keys().eq([&address]) && old.registered.get(&address) == old.all.get(&address);
         let follows = !new.all.contains_key(&address) && is_only_registered && new.registered.contains_key(&new_start);
         let is_good = match has_search_table(output) {
             _ if follows => true,
-            true => output.image.u32_at(address) == Some(0) || after.contains(&address),
-            false => address == new_start || loses_the_same(input, output, address),
+            true => is_empty(output) || after.contains(&address),
+            false => address == new_start || is_empty(input) && is_empty(output) || loses_the_same(input, output, address),
         };
         if !is_good {
             fail("the program's code holds the address of an unwind table, and none begins there");

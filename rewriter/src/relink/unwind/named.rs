@@ -6,7 +6,9 @@
 //! **Method.** With a search table a terminator will do: unwinders take a table that begins with one for empty, and go on to the search table. Terminators part the room that there is; where
 //! the section fits in no part, it lies across such places, and the entries before them are filled up so that others begin there.
 //!
-//! Without a search table all entries have to come behind such a place. Where they don't fit, the table moves, if the lifter has shown of every number with that address that it is
+//! Where the input has a terminator, nothing is registered, and nothing is in the output.
+//!
+//! Otherwise, without a search table all entries have to come behind such a place. Where they don't fit, the table moves, if the lifter has shown of every number with that address that it is
 //! registered: these are references then, and name where the table begins. What lay before the registered part in the input is found by the unwinder too then.
 
 use lifter::Image;
@@ -82,6 +84,7 @@ pub(super) fn keep_entries(
     let entries = named.entries.as_slice();
     let is_kept = match (has_search_table(image), entries) {
         (false, []) => true,
+        (false, [only]) if image.read_u32(*only) == Some(0) => take_terminator(*only, regions, places),
         (has_search_table, [only]) if (!has_search_table || Some(*only) == section) && take_at(*only, size, regions, places) => {
             places.sections[ENTRIES] = Some((*only, size));
             true
