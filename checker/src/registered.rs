@@ -12,7 +12,7 @@
 //! * What is read at is an address and no number, and at an entry's address lies nothing but the unwind table, of which all that the program can know is what an unwinder reads there. From the start of the output's table on, it reads all
 //!   entries, which are compared by what they say ([`unwind`]).
 //! * Nobody can tell the two addresses apart otherwise. The walk lets no other operand change, so wherever the address is gone from the output, each instruction that held it was such an operand, and all of them hold
-//!   the same now. What [`check`] adds: in the input nothing but such operands holds the address, no word of data either, and the output holds it nowhere (in a copy made for what it is given, say).
+//!   the same now. What [`check`] adds: in the input nothing but such operands holds the address, no word of data either, and the output holds it nowhere: in no instruction (of a copy made for what it is given, say), and at a fixed address in no four bytes of code.
 //!   Where the output still holds it, it must be good as above, and no operand may have followed the table elsewhere: what is registered in one place and looked for in another is never found.
 //! * The way from the operand to the read needs no comparison here: the walk compares it, since both programs take it.
 
@@ -60,8 +60,8 @@ pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<Vi
         if !is_good {
             fail("the program's code holds the address of an unwind table, and none begins there");
         }
-        if follows && is_in_data(input, address) {
-            fail("the unwind table is registered elsewhere, and a word of data holds its old address");
+        if follows && (is_in_data(input, address) || is_in_code(output, address)) {
+            fail("the unwind table is registered elsewhere, and a word of data or code holds its old address");
         }
         let is_registered_anew = new.registered.get(&new_start) > old.registered.get(&new_start);
         if !follows && address != new_start && is_registered_anew {
@@ -105,6 +105,13 @@ fn fields(side: &Side<'_>, address: u64, inst: Inst) -> impl Iterator<Item = u64
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?)))
+}
+
+/// Whether any four bytes of code are an address, be they decoded or not.
+fn is_in_code(side: &Side<'_>, address: u64) -> bool {
+    let wanted = u32::try_from(address).ok().filter(|_| side.image.is_position_dependent()).map(u32::to_le_bytes);
+    let holds = |wanted: [u8; 4]| side.code.areas().iter().any(|area| area.bytes.windows(4).any(|word| word == wanted));
+    wanted.is_some_and(holds)
 }
 
 /// Whether a word of data holds an address, or the loader writes it into one. The unwind tables themselves say the same wherever they are.

@@ -227,7 +227,9 @@ fn a_table_whose_address_something_else_holds_stays() {
     let compared = "    .cfi_startproc\n    cmp $@ENTRY@, %rax\n    ret\n    .cfi_endproc\n";
     let stored = "    .cfi_startproc\n    movq $@ENTRY@, (%rsi)\n    ret\n    .cfi_endproc\n";
     let word = "    .balign 8\n    .quad @ENTRY@\n";
-    for (code, words) in [(number, ""), (compared, ""), (stored, ""), ("", word)] {
+    // Behind what is no code, where nothing shows that it is none.
+    let hidden = "    .byte 6, 0xbf\n    .long @ENTRY@\n    .byte 6\n";
+    for (code, words) in [(number, ""), (compared, ""), (stored, ""), (hidden, ""), ("", word)] {
         let Some(program) = Program::new(FIXED, &format!("{CODE}{code}"), words) else { return };
         let report = program.report(program.start, &[0, 1]);
         assert_eq!(kinds(&report), [ViolationKind::UnwindTable], "{code}{words}: {}", report.summary(20));
