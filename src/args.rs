@@ -73,6 +73,26 @@ pub(crate) struct Rewrite {
     /// Write the output without the independent check.
     #[arg(long)]
     pub(crate) no_check: bool,
+    /// What becomes of debug information where code moves; `optimize` and `train` update it, `instrument` and `shrink` drop it.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) debug: Option<DebugInformation>,
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DebugInformation {
+    /// Line tables, scopes, variables and call sites are made true for the new code.
+    Update,
+    /// The sections that describe the old code are left out.
+    Drop,
+}
+
+impl DebugInformation {
+    pub(crate) fn mode(self) -> rewriter::debug::Mode {
+        match self {
+            DebugInformation::Update => rewriter::debug::Mode::Update,
+            DebugInformation::Drop => rewriter::debug::Mode::Drop,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -12,7 +12,7 @@ use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::LayoutPlan;
 use rewriter::relink::{Payload, Relinked};
 use rewriter::transform;
-use rewriter::{encode, instrument, materialize, relink};
+use rewriter::{debug, encode, instrument, materialize, relink};
 
 use crate::failure::{Failure, Result, from_lifter, from_rewriter};
 use crate::timing::Timing;
@@ -84,11 +84,11 @@ pub(crate) fn rewrite(
     path: &Path,
     lifted: &Lifted<'_>,
     weights: &Weights,
-    plan: &LayoutPlan,
-    edits: &EditPlan,
+    planned: (&LayoutPlan, &EditPlan),
+    debug: debug::Mode,
     timing: &mut Timing,
 ) -> Result<Relinked> {
-    apply(path, lifted, weights, plan, edits, None, timing)
+    apply(path, lifted, weights, planned, (None, debug), timing)
 }
 
 /// The plan of all transforms that change code.
@@ -138,16 +138,15 @@ pub(crate) fn instrument(path: &Path, lifted: &Lifted<'_>, profile: &Path, timin
     let mut instrumentation =
         timing.phase("place counters", |_| instrument::Instrumentation::plan(image, program, profile)).map_err(fail)?;
     let edits = instrumentation.edits().map_err(fail)?;
-    apply(path, lifted, &Weights::default(), &plan, &edits, Some(&mut instrumentation), timing)
+    apply(path, lifted, &Weights::default(), (&plan, &edits), (Some(&mut instrumentation), debug::Mode::Drop), timing)
 }
 
 fn apply(
     path: &Path,
     lifted: &Lifted<'_>,
     weights: &Weights,
-    plan: &LayoutPlan,
-    edits: &EditPlan,
-    payload: Option<&mut dyn Payload>,
+    (plan, edits): (&LayoutPlan, &EditPlan),
+    (payload, debug): (Option<&mut dyn Payload>, debug::Mode),
     timing: &mut Timing,
 ) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
@@ -155,7 +154,7 @@ fn apply(
     let mut out = timing.phase("materialize", |_| materialize::materialize(program, weights, plan, edits)).map_err(fail)?;
     let codes = timing.phase("encode", |_| encode::encode(image, program, &out)).map_err(fail)?;
     out.forget_blocks();
-    timing.phase("relink", |_| relink::relink(image, program, &out, codes, payload)).map_err(fail)
+    timing.phase("relink", |_| relink::relink(image, program, &out, codes, payload, debug)).map_err(fail)
 }
 
 /// The independent checker, which reads the input once for all outputs.

@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use lifter::ir::{PinReason, Program, RelinkMode};
+use rewriter::debug::Outcome;
 use rewriter::dyno::DynoStats;
 use rewriter::plan::LayoutPlan;
+use rewriter::relink::Relinked;
 use serde::Serialize;
 
 use crate::timing::{Timing, peak_rss_bytes};
@@ -373,5 +375,16 @@ mod tests {
         assert_eq!(group(999), "999");
         assert_eq!(group(1_000), "1,000");
         assert_eq!(group(1_234_567), "1,234,567");
+    }
+}
+
+/// What the user is to know of debug information.
+pub(crate) fn about_debug_information(relinked: &Relinked) -> Option<String> {
+    match &relinked.debug {
+        Outcome::Nothing | Outcome::Updated { partial: 0 } => None,
+        Outcome::Updated { partial } => {
+            Some(format!("{partial} entries of debug information describe one part of their code only: there is no room in them for more"))
+        }
+        Outcome::NotUnderstood(error) => Some(format!("debug information is left out: {error}")),
     }
 }

@@ -101,6 +101,9 @@ pub struct NewCode {
     /// From an offset on, for the unwinder and for exceptions, the code stands where this instruction of the input does. Ascending; before the first, it stands
     /// where the first replaced instruction did.
     pub stands: Vec<(u32, Va)>,
+    /// From an offset on, the code does the work of this instruction of the input, for debug information. Ascending; before the first, and where nothing is said,
+    /// that of the first replaced instruction.
+    pub works: Vec<(u32, Va)>,
     /// From an offset on, by how many bytes the stack pointer is lower than in the input. Ascending; before the first, by as many as in the code around it
     /// (`CloneData::deeper`).
     pub deeper: Vec<(u32, u8)>,

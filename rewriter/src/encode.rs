@@ -90,6 +90,15 @@ impl Run {
     }
 }
 
+/// Output bytes that do with other registers what code of the input did.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Rewritten {
+    /// In the fragment; up to the next one, or to the end of the run.
+    pub offset: u32,
+    /// Where it did that.
+    pub old: Va,
+}
+
 /// An encoded fragment.
 #[derive(Clone, Debug, Default)]
 pub struct FragmentCode {
@@ -100,6 +109,8 @@ pub struct FragmentCode {
     pub lates: Vec<Late>,
     /// In output order; they cover all bytes but alignment.
     pub runs: Vec<Run>,
+    /// Ascending.
+    pub rewritten: Vec<Rewritten>,
 }
 
 /// Encodes all fragments, in parallel; the result is in the order of `out.fragments`.
@@ -254,6 +265,13 @@ impl Writer<'_> {
             let old_start = last_at(stands, start).unwrap_or(old_start);
             let deeper = Deeper { stack: last_at(deeper, start).unwrap_or(self.fragment.deeper), saves: self.fragment.deeper };
             self.push_run(Run { old_start, old_len, offset: base + start - part.start, len: end - start, is_new, deeper });
+        }
+        if let Some(code) = code.filter(|code| !code.instead_of.is_empty()) {
+            let works = &code.works[code.works.partition_point(|w| w.0 < part.start)..];
+            let works = &works[..works.partition_point(|w| w.0 < part.end)];
+            let first = works.first().is_none_or(|w| w.0 > part.start).then_some((part.start, old_start));
+            let all = first.into_iter().chain(works.iter().copied());
+            self.code.rewritten.extend(all.map(|(at, old)| Rewritten { offset: base + at - part.start, old }));
         }
     }
 

@@ -1,6 +1,7 @@
 //! From a program and what is known of it to the output file: plan, layout, materialize, encode, relink.
 
 pub mod clones;
+pub mod debug;
 pub mod dyno;
 pub mod edit;
 pub mod encode;

@@ -29,6 +29,8 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 pub use addresses::Addresses;
 
 use crate::clones::CloneId;
+use crate::debug::map::CodeMap;
+use crate::debug::{self, Outcome};
 use crate::edit::Snippet;
 use crate::encode::FragmentCode;
 use crate::error::{Error, Result};
@@ -78,15 +80,17 @@ pub struct Relinked {
     pub clones: Vec<(CloneId, Va, Va)>,
     /// Bytes of the three unwind sections, before and after.
     pub unwind_bytes: (u64, u64),
+    pub debug: Outcome,
 }
 
-/// Relinks. `codes` are the encoded fragments of `out`.
+/// Relinks. `codes` are the encoded fragments of `out`; `debug` says what becomes of debug information.
 pub fn relink(
     image: &Image<'_>,
     program: &Program,
     out: &OutProgram,
     mut codes: Vec<FragmentCode>,
     payload: Option<&mut dyn Payload>,
+    debug: debug::Mode,
 ) -> Result<Relinked> {
     let mut reserved = payload.as_ref().and_then(|p| Reserved::of(image, p.reserved()));
     let growth = reserved.map_or(0, |r| r.growth(image));
@@ -94,6 +98,8 @@ pub fn relink(
     // Addresses.
     let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, growth));
     let mut addresses = Addresses::new(program, out, &codes, &placement);
+    let updates = debug == debug::Mode::Update && !out.fragments.is_empty() && debug::is_in(image);
+    let stretches = updates.then(|| debug::map::all_stretches(&codes, &placement.fragments));
     let fragments = unwind::fragments(image, program, out, &mut codes, &placement);
     let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
     let mut tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
@@ -182,7 +188,16 @@ pub fn relink(
         reserved.as_ref(),
         &file,
     );
-    let mut table = SectionTable::new(image, moves_code, added, |id, section| {
+    let updated = stretches.map(|all| debug::update(image, &CodeMap::new(image, program, &addresses, all)));
+    let (updated, debug) = match updated {
+        None => (None, Outcome::Nothing),
+        Some(Err(error)) => (None, Outcome::NotUnderstood(error)),
+        Some(Ok(updated)) => {
+            let outcome = Outcome::Updated { partial: updated.partial };
+            (Some(updated), outcome)
+        }
+    };
+    let mut table = SectionTable::new(image, moves_code, added, updated, |id, section| {
         edit_section(image, id, section, &places, &moved_address, reserved.as_ref(), &file);
     });
     let placed = symbols::Placed { program, out, codes: &codes, placement: &placement, addresses: &addresses };
@@ -216,6 +231,7 @@ pub fn relink(
         free: space::joined(free),
         clones,
         unwind_bytes: (old, new),
+        debug,
     })
 }
 

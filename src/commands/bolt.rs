@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::{Style, instrument, optimize, print, profile};
-use crate::args::{CloneMode, Instrument, Optimize, Rewrite, TextFormat, Transform, Transforms};
+use crate::args::{CloneMode, DebugInformation, Instrument, Optimize, Rewrite, TextFormat, Transform, Transforms};
 use crate::failure::{Failure, Result};
 use crate::timing::Timing;
 use options::Words;
@@ -39,6 +39,7 @@ struct Request {
     reorder_functions: bool,
     split_functions: bool,
     fold: bool,
+    update_debug: bool,
     no_plt_calls: bool,
     no_inlining: bool,
     verbose: bool,
@@ -56,7 +57,8 @@ pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Re
     let style = Style { verbose: style.verbose || request.verbose, time: style.time || request.time, ..style };
     let input = request.input.ok_or_else(|| Failure::new("bolt: no input is named"))?;
     let output = request.output.ok_or_else(|| Failure::new("bolt: no output is named").hint("name it with -o"))?;
-    let rewrite = Rewrite { input, output, verify: false, no_check: false };
+    let debug = if request.update_debug { DebugInformation::Update } else { DebugInformation::Drop };
+    let rewrite = Rewrite { input, output, verify: false, no_check: false, debug: Some(debug) };
     if request.instrument {
         let profile = instrumentation_file(request.instrumentation_file, request.append_pid);
         return instrument::run(&Instrument { rewrite, profile }, style, timing);
@@ -146,6 +148,8 @@ fn parse(arguments: &[String]) -> Result<Request> {
             "reorder-blocks" => request.reorder_blocks = words.text(name, value)? != "none",
             "reorder-functions" => request.reorder_functions = words.text(name, value)? != "none",
             "split-functions" => request.split_functions = is_on,
+            "update-debug-sections" => request.update_debug = is_on,
+            // Alone it means all; what BOLT calls safe relift always is.
             // Alone it means all; what BOLT calls safe relift always is.
             "icf" => request.fold = is_on,
             "plt" => request.no_plt_calls = words.text(name, value)? == "none",

@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Demo, style: Style, timing: &mut Timing) -> Result<Exit
         print("Training an interpreter on one script, optimizing it, and comparing it with the original on another.\n\n")?;
     }
     let job = Train {
-        rewrite: Rewrite { input: program.clone(), output: output.clone(), verify: true, no_check: false },
+        rewrite: Rewrite { input: program.clone(), output: output.clone(), verify: true, no_check: false, debug: None },
         profile: Some(folder.join("demo.rlp")),
         transforms: Transforms {
             only: Vec::new(),

@@ -18,7 +18,7 @@ use rewriter::specialize::emit::{Cloning, Dispatch, Form};
 use rewriter::transform::{self, schedule};
 
 use super::{Style, print, print_json, profile};
-use crate::args::{Assumption, CloneMode, Optimize, Rewrite, Transform, Transforms};
+use crate::args::{Assumption, CloneMode, DebugInformation, Optimize, Rewrite, Transform, Transforms};
 use crate::driver::{self, Examiner, Lifted, Order};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Draft};
@@ -160,7 +160,8 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
 }
 
 fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
-    let Rewrite { input, output, verify, no_check, .. } = job.rewrite;
+    let Rewrite { input, output, verify, no_check, debug } = job.rewrite;
+    let debug = debug.unwrap_or(DebugInformation::Update).mode();
     let bytes = files::read(input)?;
     let mut lifted = driver::lift(input, &bytes, *verify, timing)?;
     let mut warnings = Vec::new();
@@ -204,7 +205,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
             adjusted = edits.adjusted(&lifted.program, &weights);
         }
         rewriter::clones::place(&lifted.program, &adjusted, &edits, &mut plan);
-        let relinked = driver::rewrite(input, &lifted, &adjusted, &plan, &edits, timing)?;
+        let relinked = driver::rewrite(input, &lifted, &adjusted, (&plan, &edits), debug, timing)?;
         if !no_check {
             let files = (&*bytes, &*relinked.bytes);
             // What differs may be a clone's fault, which is told at the end.
@@ -240,6 +241,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let measure = judge.as_ref().unwrap_or(&weights);
     let dyno =
         measure.has_counts().then(|| timing.phase("dyno-stats", |_| dyno_stats(&lifted, measure, &plan, &edits, &relinked)));
+    warnings.extend(report::about_debug_information(&relinked));
     if !relinked.dropped_sections.is_empty() {
         warnings.push(format!("dropped sections that describe the old code: {}", relinked.dropped_sections.join(", ")));
     }

@@ -14,6 +14,8 @@ use lifter::elf::image::SectionData;
 use lifter::entity::{EntityId, Section};
 use object::elf;
 
+use crate::debug::{self, Updated};
+
 /// A section header to write.
 #[derive(Clone, Debug)]
 pub(crate) struct OutSection<'a> {
@@ -40,6 +42,23 @@ pub(crate) enum ContentPlace<'a> {
 }
 
 impl OutSection<'_> {
+    /// A section that the input does not have.
+    fn of_debug_information(name: &str, bytes: Vec<u8>) -> Self {
+        OutSection {
+            source: None,
+            name: name.to_owned(),
+            sh_type: elf::SHT_PROGBITS,
+            sh_flags: 0,
+            sh_addr: Va(0),
+            sh_size: bytes.len() as u64,
+            sh_link: 0,
+            sh_info: 0,
+            sh_addralign: 1,
+            sh_entsize: 0,
+            place: ContentPlace::Appended(bytes.into()),
+        }
+    }
+
     fn is_alloc(&self) -> bool {
         self.sh_flags & u64::from(elf::SHF_ALLOC) != 0
     }
@@ -55,9 +74,9 @@ pub(crate) struct SectionTable<'a> {
     pub(crate) dropped: Vec<String>,
 }
 
-/// Whether a new file makes the section false; `moves_code` says whether code is elsewhere in it.
-fn is_made_false(section: &SectionData<'_>, moves_code: bool) -> bool {
-    if section.is_alloc() {
+/// Whether a new file makes the section false; `moves_code` says whether code is elsewhere in it, `updated` what was done about debug information.
+fn is_made_false(section: &SectionData<'_>, moves_code: bool, updated: Option<&Updated>) -> bool {
+    if section.is_alloc() || updated.is_some() && debug::keeps(section.name) && section.sh_type == elf::SHT_PROGBITS {
         return false;
     }
     const PREFIXES: [&str; 8] = [
@@ -75,11 +94,12 @@ fn is_made_false(section: &SectionData<'_>, moves_code: bool) -> bool {
 }
 
 impl<'a> SectionTable<'a> {
-    /// Starts from the input's sections; `added` describe what the relinker placed. Symbol and string tables are filled in later.
+    /// Starts from the input's sections; `added` describe what the relinker placed, `updated` is debug information anew. Symbol and string tables are filled in later.
     pub(crate) fn new(
         image: &Image<'a>,
         moves_code: bool,
-        added: Vec<OutSection<'a>>,
+        mut added: Vec<OutSection<'a>>,
+        mut updated: Option<Updated>,
         edit: impl Fn(Section, &mut OutSection<'a>),
     ) -> Self {
         let mut sections = Vec::new();
@@ -88,7 +108,7 @@ impl<'a> SectionTable<'a> {
             return SectionTable { sections, new_index: None, dropped };
         }
         for (id, s) in image.sections.iter().skip(1) {
-            if is_made_false(s, moves_code) {
+            if is_made_false(s, moves_code, updated.as_ref()) {
                 dropped.push(s.name.to_owned());
                 continue;
             }
@@ -113,6 +133,9 @@ impl<'a> SectionTable<'a> {
             edit(id, &mut section);
             sections.push(section);
         }
+        for (name, bytes) in updated.iter_mut().flat_map(|updated| updated.added.drain(..)) {
+            added.push(OutSection::of_debug_information(name, bytes));
+        }
         sections.extend(added);
         // Stable: sections at one address (`.tbss` and what follows) keep their order, and so do those with no address.
         sections.sort_by_key(|s| (!s.is_alloc(), if s.is_alloc() { s.sh_addr } else { Va(0) }));
@@ -122,7 +145,11 @@ impl<'a> SectionTable<'a> {
                 new_index[source.index()] = (index + 1) as u16;
             }
         }
-        SectionTable { sections, new_index: Some(new_index), dropped }
+        let mut table = SectionTable { sections, new_index: Some(new_index), dropped };
+        for (id, bytes) in updated.into_iter().flat_map(|updated| updated.contents) {
+            table.set_content(id, bytes, None);
+        }
+        table
     }
 
     /// The output index for a section index of the input; reserved indices stay.

@@ -72,8 +72,8 @@ struct Group {
 
 const IGNORED: [Group; 12] = [
     Group {
-        why: "line tables and debugging information are not rewritten; what describes the old code is named in a warning",
-        alone: &["update-debug-sections", "create-debug-names-section", "keep-aranges"],
+        why: "debug information is brought up to date where it stands: indexes that the input has stay true, and none are added",
+        alone: &["create-debug-names-section", "keep-aranges"],
         with_value: &["dwarf-output-path", "dwp", "comp-dir-override", "debug-thread-count", "cu-processing-batch-size"],
     },
     Group {

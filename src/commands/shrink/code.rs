@@ -17,6 +17,7 @@ use rewriter::shrink::dead;
 use rewriter::transform::reached::reached;
 
 use super::super::profile;
+use crate::args::DebugInformation;
 use crate::args::shrink::{Shrink, Technique};
 use crate::driver::{self, Lifted};
 use crate::failure::Result;
@@ -51,7 +52,9 @@ impl Planned {
         timing: &mut Timing,
     ) -> std::result::Result<Code, String> {
         self.plan.filling = filling;
-        let rewritten = driver::rewrite(&args.rewrite.input, lifted, &self.weights, &self.plan, &EditPlan::default(), timing);
+        let debug = args.rewrite.debug.unwrap_or(DebugInformation::Drop).mode();
+        let planned = (&self.plan, &EditPlan::default());
+        let rewritten = driver::rewrite(&args.rewrite.input, lifted, &self.weights, planned, debug, timing);
         let relinked = rewritten.map_err(|failure| failure.to_string())?;
         if relinked.overflow_bytes > 0 {
             return Err("it would need a segment more".to_owned());

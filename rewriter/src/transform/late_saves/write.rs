@@ -35,6 +35,8 @@ enum Item {
         refs: Vec<RefData>,
         stands: Option<Va>,
         share: u64,
+        /// By offset, the instructions whose work it does; if there are none, it does that of where it stands.
+        works: Vec<(u32, Va)>,
     },
     /// `share` is how often it jumps.
     Jump {
@@ -112,16 +114,17 @@ impl Writer<'_> {
         let program = context.program;
         let data = &program.blocks[member.block];
         self.items.push(Item::Place(Label::Member(index)));
-        let (mut bytes, mut refs) = (Vec::new(), Vec::new());
+        let (mut bytes, mut refs, mut works) = (Vec::new(), Vec::new(), Vec::new());
         let input = block_bytes(context.image, program, member.block).ok()?;
         let is_marked = data.flags.contains(BlockFlags::ENDBR);
         let early = if index == 0 { self.names.early } else { 0 };
         let mut stands = self.stands();
         for (at, (instruction, part)) in member.body.iter().enumerate() {
+            works.push((bytes.len() as u32, Va(instruction.ip())));
             if index == 0 && at == usize::from(is_marked) {
                 if early > 0 {
-                    let bytes = std::mem::take(&mut bytes);
-                    self.items.push(Item::Code { bytes, refs: std::mem::take(&mut refs), stands: None, share: member.share });
+                    let code = (std::mem::take(&mut bytes), std::mem::take(&mut refs), std::mem::take(&mut works));
+                    self.push_code(code, None, member.share);
                     self.steps(0..early, member.share);
                 }
                 for (register, vector) in self.names.aside() {
@@ -134,8 +137,8 @@ impl Writer<'_> {
                 }
             }
             if *part == Part::Leave && self.names.early > 0 {
-                let bytes = std::mem::take(&mut bytes);
-                self.items.push(Item::Code { bytes, refs: std::mem::take(&mut refs), stands, share: member.share });
+                let code = (std::mem::take(&mut bytes), std::mem::take(&mut refs), std::mem::take(&mut works));
+                self.push_code(code, stands, member.share);
                 self.undo(member.share);
                 stands = self.region.steps.first().map(|step| step.at);
             }
@@ -167,8 +170,12 @@ impl Writer<'_> {
             let own = program.block_refs(member.block).iter().filter(|r| start <= r.offset && r.offset < end);
             refs.extend(own.map(|r| RefData { offset: base + r.offset - start, ..*r }));
         }
-        self.items.push(Item::Code { bytes, refs, stands, share: member.share });
+        self.push_code((bytes, refs, works), stands, member.share);
         self.end(index, following)
+    }
+
+    fn push_code(&mut self, (bytes, refs, works): (Vec<u8>, Vec<RefData>, Vec<(u32, Va)>), stands: Option<Va>, share: u64) {
+        self.items.push(Item::Code { bytes, refs, stands, share, works });
     }
 
     /// A copy to or from a register that holds a slot of the frame.
@@ -253,7 +260,7 @@ impl Writer<'_> {
                 Made::Save(register) => pushed(0x50, register),
                 Made::Room(by) => room(by),
             };
-            self.items.push(Item::Code { bytes, refs: Vec::new(), stands: Some(step.at), share });
+            self.items.push(Item::Code { bytes, refs: Vec::new(), works: Vec::new(), stands: Some(step.at), share });
         }
     }
 
@@ -262,7 +269,7 @@ impl Writer<'_> {
         for index in (0..self.names.early).rev() {
             if let Made::Save(register) = self.region.steps[index].made {
                 let stands = self.region.steps.get(index + 1).map(|step| step.at);
-                self.items.push(Item::Code { bytes: pushed(0x58, register), refs: Vec::new(), stands, share });
+                self.items.push(Item::Code { bytes: pushed(0x58, register), refs: Vec::new(), works: Vec::new(), stands, share });
             }
         }
     }
@@ -300,7 +307,7 @@ impl Writer<'_> {
         }
         for instruction in last {
             let bytes = encoded(&instruction)?;
-            self.items.push(Item::Code { bytes, refs: Vec::new(), stands: Some(start), share });
+            self.items.push(Item::Code { bytes, refs: Vec::new(), works: Vec::new(), stands: Some(start), share });
         }
         self.items.push(far_jump(RefTarget::Block(exit.block), start, share));
         Some(())
@@ -329,7 +336,7 @@ fn room(by: i32) -> Vec<u8> {
 fn far_jump(target: RefTarget, stands: Va, share: u64) -> Item {
     let evidence = Evidence::Derived;
     let reference = RefData { offset: 1, to_end: 4, kind: RefKind::Rel32, role: RefRole::Branch, evidence, target };
-    Item::Code { bytes: vec![0xe9, 0, 0, 0, 0], refs: vec![reference], stands: Some(stands), share }
+    Item::Code { bytes: vec![0xe9, 0, 0, 0, 0], refs: vec![reference], works: Vec::new(), stands: Some(stands), share }
 }
 
 fn size_of(item: &Item) -> u32 {
@@ -381,7 +388,9 @@ fn emit(items: Vec<Item>, places: &[(Label, u32)]) -> NewCode {
         let base = code.bytes.len() as u32;
         match item {
             Item::Place(_) => {}
-            Item::Code { bytes, refs, stands, share: runs } => {
+            Item::Code { bytes, refs, stands, share: runs, works } => {
+                let own = stands.filter(|_| works.is_empty()).map(|at| (0, at));
+                code.works.extend(works.into_iter().chain(own).map(|(offset, at)| (base + offset, at)));
                 if stands.is_some() && code.stands.last().map(|s| Some(s.1)) != Some(stands) {
                     code.stands.extend(stands.map(|at| (base, at)));
                 }

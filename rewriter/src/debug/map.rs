@@ -1,0 +1,244 @@
+//! Where code of the input went, as debug information asks: by ranges of old addresses.
+//!
+//! **Method.** The output is a list of *stretches*, each with the code of the input that it stands for. A *copied* one is that code byte for byte. A
+//! *replaced* one is other code that does the work of one place of the input; its variables are where they were. In a *rewritten* one they may be elsewhere.
+//! A range of old addresses becomes the union of what stands for it, in as many parts as that has.
+//!
+//! **Invariants.** Stretches don't overlap in the output. In the input they may, because code may be copied; old code that none stands for is gone.
+
+use std::ops::Range;
+
+use lifter::Image;
+use lifter::address::Va;
+use lifter::ir::{CodeTarget, Program, Terminator};
+use lifter::x86::padding_len;
+use rayon::prelude::*;
+
+use crate::encode::FragmentCode;
+use crate::relink::addresses::Addresses;
+
+/// What a stretch is to the code that it stands for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Copied,
+    Replaced,
+    Rewritten,
+}
+
+/// A run of output bytes.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// Behind the alignment that follows in the same fragment.
+    pub(crate) reach: u64,
+    /// The code of the input.
+    pub(crate) old: u64,
+    pub(crate) old_end: u64,
+    pub(crate) kind: Kind,
+}
+
+impl Stretch {
+    /// The part of it that stands for some of the old addresses; not empty.
+    pub(crate) fn part(&self, old: &Range<u64>) -> Option<Stretch> {
+        let (from, to) = (old.start.max(self.old), old.end.min(self.old_end));
+        if from >= to {
+            return None;
+        }
+        let (start, end) = (self.place(from), self.place(to));
+        let reach = if to == self.old_end { self.reach } else { end };
+        (start < end).then_some(Stretch { start, end, reach, old: from, old_end: to, kind: self.kind })
+    }
+
+    /// Where an old address is. One inside of what is no copy is told from its end: GCC lets what is true of variables after a call begin with the call's last byte.
+    fn place(&self, old: u64) -> u64 {
+        match self.kind {
+            Kind::Copied => self.start + (old - self.old),
+            _ if old == self.old => self.start,
+            _ => self.end.saturating_sub(self.old_end - old).max(self.start),
+        }
+    }
+}
+
+/// Compilers align by less.
+const PADDING_MAX: u64 = 256;
+
+/// The stretches by old address.
+#[derive(Debug)]
+pub(crate) struct CodeMap<'a> {
+    stretches: Vec<Stretch>,
+    /// By index: the furthest end of old code up to there.
+    furthest: Vec<u64>,
+    image: &'a Image<'a>,
+    program: &'a Program,
+    addresses: &'a Addresses<'a>,
+    /// Of the sections whose code may move.
+    code: Vec<Range<u64>>,
+}
+
+impl<'a> CodeMap<'a> {
+    pub(crate) fn new(
+        image: &'a Image<'a>,
+        program: &'a Program,
+        addresses: &'a Addresses<'a>,
+        moved: Vec<Stretch>,
+    ) -> Self {
+        let executable = image.sections.iter().filter(|(_, s)| s.is_alloc() && s.is_executable() && s.sh_size > 0);
+        let (movable, fixed): (Vec<_>, Vec<_>) = executable.partition(|(id, _)| image.is_movable_code_section(*id));
+        let mut stretches = moved;
+        stretches.extend(fixed.iter().map(|(_, section)| in_place(section.sh_addr, section.end())));
+        let stays = program.ranges.iter().filter(|range| !program.funcs[range.func].is_movable());
+        stretches.extend(stays.map(|range| in_place(range.start, range.end)));
+        stretches.sort_unstable_by_key(|s| (s.old, s.start));
+        let mut furthest = 0;
+        let up_to = |s: &Stretch| {
+            furthest = s.old_end.max(furthest);
+            furthest
+        };
+        let furthest = stretches.iter().map(up_to).collect();
+        let code = movable.iter().map(|(_, section)| section.sh_addr.0..section.end().0).collect();
+        CodeMap { stretches, furthest, image, program, addresses, code }
+    }
+
+    /// Whether code that may have moved was at an old address.
+    pub(crate) fn is_code(&self, old: u64) -> bool {
+        self.code.iter().any(|range| range.contains(&old))
+    }
+
+    /// What stands for a range of old addresses, by old address.
+    pub(crate) fn parts(&self, old: Range<u64>) -> impl Iterator<Item = Stretch> {
+        self.near(&old).iter().filter_map(move |s| s.part(&old))
+    }
+
+    /// All stretches that stand for old code in a range, and maybe others.
+    fn near(&self, old: &Range<u64>) -> &[Stretch] {
+        let first = self.furthest.partition_point(|&furthest| furthest <= old.start);
+        let end = self.stretches.partition_point(|s| s.old < old.end).max(first);
+        &self.stretches[first..end]
+    }
+
+    /// The output's ranges for old ones, ascending and apart from each other; those of one fragment are one if only alignment is between.
+    pub(crate) fn ranges(&self, old: impl IntoIterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+        self.joined(old, true)
+    }
+
+    /// The same for what is true of variables.
+    pub(crate) fn ranges_of_variables(&self, old: Range<u64>) -> Vec<Range<u64>> {
+        self.joined([old], false)
+    }
+
+    fn joined(&self, old: impl IntoIterator<Item = Range<u64>>, with_rewritten: bool) -> Vec<Range<u64>> {
+        let parts = old.into_iter().flat_map(|old| self.parts(old));
+        let mut parts: Vec<Stretch> = parts.filter(|s| with_rewritten || s.kind != Kind::Rewritten).collect();
+        parts.sort_unstable_by_key(|s| (s.start, s.end));
+        let mut reach = 0;
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for part in parts {
+            match ranges.last_mut() {
+                Some(last) if part.start <= reach => last.end = last.end.max(part.end),
+                _ => ranges.push(part.start..part.end),
+            }
+            reach = part.reach.max(part.end);
+        }
+        ranges
+    }
+
+    /// The new place of one address of code, `None` if that is gone. Of several copies, that of the function itself. Of padding and of jumps that are not made, it is
+    /// that of what runs next.
+    pub(crate) fn place(&self, old: u64) -> Option<u64> {
+        let mut at = old;
+        // Padding, a jump, padding again at its target: more than a few are a circle.
+        for _ in 0..8 {
+            let places = self.parts(at..at.checked_add(1)?).map(|part| part.start);
+            match self.own(at, places) {
+                Some(place) => return Some(place),
+                None => at = self.next(at)?,
+            }
+        }
+        None
+    }
+
+    /// Where control goes from what need not be in the output.
+    fn next(&self, old: u64) -> Option<u64> {
+        let Some(block) = self.program.block_containing(Va(old)) else {
+            let section = self.code.iter().find(|range| range.contains(&old))?;
+            let rest = self.image.read(Va(old), (section.end - old).min(PADDING_MAX) as usize)?;
+            return Some(padding_len(rest) as u64).filter(|&len| len > 0).map(|len| old + len);
+        };
+        let data = &self.program.blocks[block];
+        if Va(old) < data.start + u64::from(data.body_len) {
+            return None;
+        }
+        match data.terminator {
+            Terminator::Jump { target: CodeTarget::Block(next) } | Terminator::Fallthrough { next } => {
+                Some(self.program.blocks[next].start.0)
+            }
+            Terminator::Jump { target: CodeTarget::Fixed(va) } => Some(va.0),
+            _ => None,
+        }
+    }
+
+    /// The new address behind the code that ends at `old`: of a return address.
+    pub(crate) fn end(&self, old: u64) -> Option<u64> {
+        let last = old.checked_sub(1)?;
+        let ends = self.near(&(last..old)).iter().filter(|s| s.old_end >= old).filter_map(|s| match s.kind {
+            Kind::Copied => s.part(&(last..old)).map(|part| part.end),
+            Kind::Replaced | Kind::Rewritten => (s.old_end == old).then_some(s.end),
+        });
+        self.own(last, ends)
+    }
+
+    fn own(&self, old: u64, places: impl Iterator<Item = u64>) -> Option<u64> {
+        let guess = self.program.block_containing(Va(old)).map_or(old, |block| {
+            let within = Va(old) - self.program.blocks[block].start;
+            self.addresses.block(block).0 + within
+        });
+        places.min_by_key(|place| place.abs_diff(guess))
+    }
+}
+
+fn in_place(start: Va, end: Va) -> Stretch {
+    Stretch { start: start.0, end: end.0, reach: end.0, old: start.0, old_end: end.0, kind: Kind::Copied }
+}
+
+/// The stretches of all fragments, which are placed at these addresses.
+pub(crate) fn all_stretches(codes: &[FragmentCode], places: &[Va]) -> Vec<Stretch> {
+    codes.par_iter().zip(places).flat_map_iter(|(code, &at)| stretches(code, at)).collect()
+}
+
+/// The stretches of a fragment that is placed at an address.
+fn stretches(code: &FragmentCode, at: Va) -> Vec<Stretch> {
+    let mut stretches: Vec<Stretch> = Vec::with_capacity(code.runs.len());
+    let mut rewritten = code.rewritten.iter().peekable();
+    for run in code.runs.iter().filter(|run| run.len > 0) {
+        let (start, end) = (at.0 + u64::from(run.offset), at.0 + u64::from(run.offset + run.len));
+        let old = run.old_start.0;
+        while rewritten.next_if(|r| r.offset < run.offset).is_some() {}
+        if rewritten.peek().is_some_and(|r| r.offset < run.offset + run.len) {
+            while let Some(r) = rewritten.next_if(|r| r.offset < run.offset + run.len) {
+                let start = at.0 + u64::from(r.offset);
+                close(&mut stretches, start);
+                let len = if r.offset == run.offset { run.old_len.max(1) } else { 1 };
+                let (old, old_end) = (r.old.0, r.old.0 + u64::from(len));
+                stretches.push(Stretch { start, end, reach: end, old, old_end, kind: Kind::Rewritten });
+            }
+            continue;
+        }
+        close(&mut stretches, start);
+        let is_copied = !run.is_new && run.old_len == run.len;
+        let kind = if is_copied { Kind::Copied } else { Kind::Replaced };
+        // A jump to what followed belongs to what it stands behind.
+        let is_added = !run.is_new && run.old_len == 0;
+        let old = if is_added { old.saturating_sub(1) } else { old };
+        stretches.push(Stretch { start, end, reach: end, old, old_end: old + u64::from(run.old_len.max(1)), kind });
+    }
+    stretches
+}
+
+/// What comes next begins at `next`: the last one ends there, or reaches up to there.
+fn close(stretches: &mut [Stretch], next: u64) {
+    if let Some(last) = stretches.last_mut() {
+        last.end = last.end.min(next);
+        last.reach = next;
+    }
+}
