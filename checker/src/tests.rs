@@ -18,6 +18,7 @@ mod mutation;
 mod parts;
 mod places;
 mod proofs;
+mod registered;
 mod rows;
 mod stays;
 mod tails;

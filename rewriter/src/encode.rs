@@ -34,6 +34,8 @@ pub enum FixupTarget {
     /// So many bytes behind the start of an output block.
     Within(Out, u32),
     Table(Table),
+    /// The registered unwind table.
+    UnwindTable,
     /// A clone's own copy of a table.
     TableOf(CloneId, Table),
 }
@@ -303,6 +305,7 @@ impl Writer<'_> {
                     self.fragment.clone.map_or(FixupTarget::Table(table), |clone| FixupTarget::TableOf(clone, table))
                 }
                 RefTarget::Fixed(va) => FixupTarget::Code(OutTarget::Fixed(va)),
+                RefTarget::UnwindTable(_) => FixupTarget::UnwindTable,
                 RefTarget::Block(block) => {
                     let clone = enters.binary_search_by_key(&r.offset, |e| e.0).ok().map(|found| enters[found].1);
                     let entry = clone.map(|clone| OutTarget::Placed(out.clone_entries[clone.index()]));
