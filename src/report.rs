@@ -382,9 +382,9 @@ mod tests {
 pub(crate) fn about_debug_information(relinked: &Relinked) -> Option<String> {
     match &relinked.debug {
         Outcome::Nothing | Outcome::Updated { partial: 0 } => None,
-        Outcome::Updated { partial } => {
-            Some(format!("{partial} entries of debug information describe one part of their code only: there is no room in them for more"))
-        }
+        Outcome::Updated { partial } => Some(format!(
+            "{partial} entries of debug information describe one part of their code only: there is no room in them for more"
+        )),
         Outcome::NotUnderstood(error) => Some(format!("debug information is left out: {error}")),
     }
 }

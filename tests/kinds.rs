@@ -136,6 +136,12 @@ fn stands_alone_as(form: &Form, source: &str, ways: &[&[&str]], prepare: impl Fn
 
 fn as_built(_: &Path) {}
 
+/// Takes the names of functions away.
+fn strip(path: &Path) {
+    let status = Command::new("strip").arg(path).status().expect("strip runs");
+    assert!(status.success(), "strip {}", path.display());
+}
+
 /// Makes one test of each form of the library and its program.
 macro_rules! forms {
     ($($(#[$doc:meta])* $name:ident: $base:expr, $flags:expr, $library_flags:expr;)*) => {
@@ -186,11 +192,18 @@ fn static_programs_resolve_their_own_indirect_functions() {
     }
 }
 
-/// Start-up code may register the entries from somewhere inside of their section on.
+/// Start-up code may register the entries from somewhere inside of their section on. Under a random layout there are too many to stay there, and what registers them follows.
 #[test]
 fn static_programs_find_their_own_unwind_tables() {
-    // Without a search table, all entries have to stay behind that place, and under a random layout there are too many.
-    stands_alone_as(&Form { name: "registered", flags: &["-static"], ..GCC }, "throws.cc", &[&[]], as_built);
+    let registered = Form { name: "registered", flags: &["-static"], ..GCC };
+    stands_alone_as(&registered, "throws.cc", &[&[]], as_built);
+    stands_alone(&registered, "throws.cc", as_built);
+    stands_alone(&Form { name: "registered, stripped", ..registered }, "throws.cc", strip);
+    stands_alone(
+        &Form { name: "registered, relocations", flags: &["-static", "-Wl,--emit-relocs"], ..GCC },
+        "throws.cc",
+        as_built,
+    );
     stands_alone(&Form { name: "both", flags: &["-static", "-Wl,--eh-frame-hdr"], ..GCC }, "throws.cc", as_built);
     stands_alone(&Form { name: "search table", flags: &["-static-pie"], ..GCC }, "throws.cc", as_built);
 }

@@ -19,6 +19,7 @@ mod mutation;
 mod parts;
 mod places;
 mod proofs;
+mod registered;
 mod rows;
 mod stays;
 mod tails;

@@ -98,7 +98,7 @@ pub enum RelinkMode {
     /// Every reference into text is exact or derived: the new text takes the old one's place.
     Replace,
     /// Pointers may be unseen: as `Replace`, but each address that one may hold keeps a jump to where its code went, and no word of data
-    /// and no absolute address in code is changed.
+    /// and no absolute address in code is changed but that of the unwind table where it is registered.
     Guard,
 }
 
@@ -311,6 +311,8 @@ pub enum RefTarget {
     Fixed(Va),
     /// The jump table whose address this is.
     Table(Table),
+    /// The unwind entries from this address on, which start-up code registers: where the unwind table begins, if it moves.
+    UnwindTable(Va),
 }
 
 /// A field of an instruction in a block's body that names a place.
@@ -408,6 +410,8 @@ pub struct Program {
     pub relays: Vec<Relay>,
     /// Addresses in `.eh_frame` that code may hold: start-up code registers the entries from such a place on. Ascending.
     pub names_in_unwind: Vec<Va>,
+    /// The one of them that nothing holds but references to the unwind table, if there is one.
+    pub registered_table: Option<Va>,
     /// All blocks, ascending by address: the index behind `block_at`.
     pub blocks_by_address: Vec<Block>,
     /// Where to look in it.

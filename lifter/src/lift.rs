@@ -15,6 +15,7 @@ use crate::discover::jump_runs::run_around;
 use crate::discover::names::{self, NamedBy, Names};
 use crate::discover::no_return::find_no_return;
 use crate::discover::reach::{Reach, Reached};
+use crate::discover::registered::NamesInUnwind;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
 use crate::discover::units::{Bounds, Unit, UnitData, Units, find_units, is_in, is_stub_section, unit_at};
@@ -104,7 +105,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let names = names.extended(unseen.anchors.iter().map(|&anchor| (anchor, NamedBy::UNSEEN)).chain(words));
 
     // Blocks, then pins: from here on no address is named that is not a leader.
-    let mut parts = context.build(&names, &clusters, &jumps, &tables);
+    let names_in_unwind = NamesInUnwind::find(image, &units, &surveys);
+    let mut parts = context.build(&names, &clusters, &jumps, (&tables, &names_in_unwind));
     let pin_context = PinContext {
         image,
         unwind: &unwind,
@@ -137,7 +139,6 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     }
 
     // Ids in place of addresses. What was surveyed is not needed any more, and takes room.
-    let names_in_unwind = names_in_unwind(image, &units, &surveys);
     drop((surveys, jumps));
     let table_names = table_names(&tables);
     let assembly = Assembly {
@@ -147,6 +148,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         names: &names,
         tables: &tables,
         table_names: &table_names,
+        names_in_unwind: &names_in_unwind,
         thunks: &thunks,
     };
     let mut program = assembly.assemble(parts);
@@ -158,7 +160,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     }
     program.relays = relays;
     program.mode = Some(mode);
-    program.names_in_unwind = names_in_unwind;
+    program.registered_table = names_in_unwind.registered.map(|(table, _)| table);
+    program.names_in_unwind = names_in_unwind.all;
     program.unwind = unwind;
     Ok(program)
 }
@@ -273,31 +276,6 @@ fn is_amid_padding(image: &Image<'_>, units: &Units, va: Va) -> bool {
         Decoder::with_ip(64, bytes, end.0, DecoderOptions::NONE).into_iter().take_while(|i| i.mnemonic() == Mnemonic::Nop);
     let filled = padding.map(|nop| nop.next_ip()).find(|&next| next >= va.0);
     va > end && filled.is_some_and(|next| next > va.0)
-}
-
-/// Addresses in `.eh_frame` that code names, or may name where it is not decoded. Ascending.
-fn names_in_unwind(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<Va> {
-    let Some(section) = image.section_named(".eh_frame").map(|id| &image.sections[id]) else { return Vec::new() };
-    let is_within = |va: &Va| section.sh_addr <= *va && *va < section.end();
-    let named = |s: &Survey| -> Vec<Va> {
-        let (absolutes, relative) = (s.absolutes.iter().map(|a| a.value), s.data_names.iter().map(|n| n.0));
-        absolutes.chain(relative).filter(is_within).collect()
-    };
-    let relocated = image.static_relocs.iter().filter(|r| image.is_executable(r.at)).filter_map(|r| match r.r_type {
-        elf::R_X86_64_32 | elf::R_X86_64_32S => image.read_u32(r.at).map(|value| Va(u64::from(value))),
-        elf::R_X86_64_64 => image.read_u64(r.at).map(Va),
-        _ => None,
-    });
-    // Start-up code that is not decoded is short.
-    const RAW_BYTES_MAX: usize = 4096;
-    let is_fixed = !image.kind.is_position_independent();
-    let raw = units.values().zip(surveys).filter(|(unit, s)| is_fixed && s.is_opaque() && unit.len() <= RAW_BYTES_MAX);
-    let raw = raw.flat_map(|(unit, _)| image.read(unit.start, unit.len()).unwrap_or(&[]).windows(4));
-    let raw = raw.filter_map(|word| word.try_into().ok().map(|word| Va(u64::from(u32::from_le_bytes(word)))));
-    let mut names: Vec<Va> = surveys.iter().flat_map(named).chain(relocated.chain(raw).filter(is_within)).collect();
-    names.sort();
-    names.dedup();
-    names
 }
 
 /// Refuses files of which it is known before any code is read that moving it would break them.
@@ -502,7 +480,13 @@ impl Discovered<'_> {
         misused
     }
 
-    fn build(&self, names: &Names, clusters: &Clusters, jumps: &[(Unit, ClusterJumps)], tables: &[RawTable]) -> Vec<Cluster> {
+    fn build(
+        &self,
+        names: &Names,
+        clusters: &Clusters,
+        jumps: &[(Unit, ClusterJumps)],
+        (tables, names_in_unwind): (&[RawTable], &NamesInUnwind),
+    ) -> Vec<Cluster> {
         let table_names = table_names(tables);
         let dispatches: Vec<(Va, Dispatch)> = {
             let mut all: Vec<_> = jumps.iter().flat_map(|j| j.1.dispatches.iter().copied()).collect();
@@ -517,6 +501,7 @@ impl Discovered<'_> {
             names,
             use_static_relocs: self.use_static_relocs,
             table_names: &table_names,
+            names_in_unwind,
             dispatches: &dispatches,
             has_labels: false,
         };

@@ -19,6 +19,7 @@ use crate::cfg::build::{Draft, DraftBlock, DraftEnd, DraftRef};
 use crate::cfg::tables::RawTable;
 use crate::cfg::thunks::Thunks;
 use crate::discover::names::{NamedBy, Names};
+use crate::discover::registered::NamesInUnwind;
 use crate::discover::units::{Bounds, Unit, Units};
 use crate::elf::{Image, Unwind};
 use crate::entity::{Block, EntityId, Func, IdRange, PrimaryMap, Symbol, Table};
@@ -46,6 +47,7 @@ pub(crate) struct Assembly<'i> {
     pub(crate) tables: &'i [RawTable],
     /// `(instruction, table)`, ascending.
     pub(crate) table_names: &'i [(Va, Va)],
+    pub(crate) names_in_unwind: &'i NamesInUnwind,
     pub(crate) thunks: &'i Thunks,
 }
 
@@ -281,6 +283,9 @@ impl Assembly<'_> {
         let target = match (table, program.block_at(draft.target)) {
             (Some(table), _) => RefTarget::Table(table),
             (None, Some(block)) => RefTarget::Block(block),
+            (None, None) if self.names_in_unwind.registered_at(draft.at) == Some(draft.target) => {
+                RefTarget::UnwindTable(draft.target)
+            }
             (None, None) => RefTarget::Fixed(draft.target),
         };
         RefData {

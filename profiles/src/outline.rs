@@ -143,7 +143,7 @@ fn calls_of(program: &Program, block: Block) -> impl Iterator<Item = Func> + '_ 
     let own = program.func_of(block);
     let named = program.block_refs(block).iter().filter_map(|reference| match reference.target {
         RefTarget::Block(target) => Some(target),
-        RefTarget::Fixed(_) | RefTarget::Table(_) => None,
+        RefTarget::Fixed(_) | RefTarget::Table(_) | RefTarget::UnwindTable(_) => None,
     });
     let jumped = match program.blocks[block].terminator {
         Terminator::Jump { target: lifter::ir::CodeTarget::Block(target) } => Some(target),

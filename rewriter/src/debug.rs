@@ -152,10 +152,8 @@ pub(crate) fn update(image: &Image<'_>, map: &CodeMap<'_>) -> Result<Updated, De
     let mut planned: Vec<Planned> = units.par_iter().map(|unit| plan(&source, unit, map)).collect::<Result<_, _>>()?;
     let decided = decide(bytes(".debug_abbrev"), &units, &mut planned)?;
     let pairs: Vec<(&Unit<Slice<'_>>, &Planned)> = units.iter().zip(&planned).collect();
-    let lowered: Vec<Lowered> = pairs
-        .par_iter()
-        .map(|(unit, planned)| lower::lower(&source, unit, planned, &decided, map))
-        .collect::<Result<_, _>>()?;
+    let lowered: Vec<Lowered> =
+        pairs.par_iter().map(|(unit, planned)| lower::lower(&source, unit, planned, &decided, map)).collect::<Result<_, _>>()?;
     let (line_programs, lines) = lines::write(bytes(".debug_line"), map)?;
 
     let mut output = Output { contents: &contents, lines: &lines, new: BTreeMap::new(), partial: 0 };

@@ -34,6 +34,8 @@ pub enum FixupTarget {
     /// So many bytes behind the start of an output block.
     Within(Out, u32),
     Table(Table),
+    /// The registered unwind table.
+    UnwindTable,
     /// A clone's own copy of a table.
     TableOf(CloneId, Table),
 }
@@ -93,8 +95,9 @@ impl Run {
 pub struct Rewritten {
     /// In the fragment; up to the next one, or to the end of the run.
     pub offset: u32,
-    /// Where it did that.
+    /// Where it did that, in so many bytes.
     pub old: Va,
+    pub old_len: u32,
 }
 
 /// An encoded fragment.
@@ -267,9 +270,11 @@ impl Writer<'_> {
         if let Some(code) = code.filter(|code| !code.instead_of.is_empty()) {
             let works = &code.works[code.works.partition_point(|w| w.0 < part.start)..];
             let works = &works[..works.partition_point(|w| w.0 < part.end)];
+            // One place for all of it is a call that it stands for.
+            let old_len = if works.is_empty() { edit.replaced.max(1) } else { 1 };
             let first = works.first().is_none_or(|w| w.0 > part.start).then_some((part.start, old_start));
             let all = first.into_iter().chain(works.iter().copied());
-            self.code.rewritten.extend(all.map(|(at, old)| Rewritten { offset: base + at - part.start, old }));
+            self.code.rewritten.extend(all.map(|(at, old)| Rewritten { offset: base + at - part.start, old, old_len }));
         }
     }
 
@@ -300,6 +305,7 @@ impl Writer<'_> {
                     self.fragment.clone.map_or(FixupTarget::Table(table), |clone| FixupTarget::TableOf(clone, table))
                 }
                 RefTarget::Fixed(va) => FixupTarget::Code(OutTarget::Fixed(va)),
+                RefTarget::UnwindTable(_) => FixupTarget::UnwindTable,
                 RefTarget::Block(block) => {
                     let clone = enters.binary_search_by_key(&r.offset, |e| e.0).ok().map(|found| enters[found].1);
                     let entry = clone.map(|clone| OutTarget::Placed(out.clone_entries[clone.index()]));

@@ -249,7 +249,7 @@ impl Candidate {
                 // An address that is computed or read has to be the same.
                 RefTarget::Block(target) => self.signature.words.extend([1, target.index() as u64]),
                 RefTarget::Fixed(va) => self.signature.words.extend([0, va.0]),
-                RefTarget::Table(_) => return None,
+                RefTarget::Table(_) | RefTarget::UnwindTable(_) => return None,
             }
         }
         self.signature.bytes.extend(bytes);

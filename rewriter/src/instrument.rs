@@ -180,7 +180,7 @@ fn recorded_call(image: &Image<'_>, program: &Program, call: &profiles::CallSite
         let within = call.offset..call.offset + u32::from(call.len);
         match program.block_refs(call.block).iter().find(|r| within.contains(&r.offset))?.target {
             RefTarget::Fixed(va) => Some(va),
-            RefTarget::Block(_) | RefTarget::Table(_) => return None,
+            RefTarget::Block(_) | RefTarget::Table(_) | RefTarget::UnwindTable(_) => return None,
         }
     } else {
         None

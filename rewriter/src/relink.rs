@@ -111,13 +111,22 @@ pub fn relink(
     };
     let sizes =
         unwind::Sizes { sections: sizes, common_entries: tables.common_entries_len, longest_entry: tables.longest_entry_len()? };
-    let mut places = unwind::place(image, &sizes, &unwind::named(image, program), tables.keeps_tables(), &mut placement.space)?;
+    let mut places = unwind::place(
+        image,
+        &sizes,
+        &unwind::named(image, program, !out.clone_entries.is_empty()),
+        tables.keeps_tables(),
+        &mut placement.space,
+    )?;
     places.begin_entries(&mut tables)?;
     // Functions that nothing reaches are matched by their content, and by that no table is found where another one was. So only where they are gone.
     let drops_functions = program.funcs.values().any(|data| data.is_movable() && out.placed[data.entry].is_none());
     if drops_functions {
         place::recall_copies(image, program, &mut placement, &mut places);
         addresses = Addresses::new(program, out, &codes, &placement);
+    }
+    if let Some(at) = places.registered() {
+        addresses.move_unwind_table(at);
     }
     let mut overflow = placement.space.overflow;
     let adds_code = overflow.extends.is_none() && (payload.is_some() || !overflow.is_empty());

@@ -24,8 +24,13 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
     let counting = scratch.path().join(name);
     // Always a new file: what an earlier training left in the one that is kept must not be added to this one.
     let profile = scratch.path().join("profile.rlp");
-    let rewrite =
-        Rewrite { input: args.rewrite.input.clone(), output: counting.clone(), verify: args.rewrite.verify, no_check: true, debug: None };
+    let rewrite = Rewrite {
+        input: args.rewrite.input.clone(),
+        output: counting.clone(),
+        verify: args.rewrite.verify,
+        no_check: true,
+        debug: None,
+    };
     let (input, output) = (&*args.rewrite.input, &*args.rewrite.output);
     if let Some(kept) = &args.profile {
         files::keep_apart(kept, [(input, "the input"), (output, "the output")])?;

@@ -132,7 +132,7 @@ impl Outcome {
         // The address of a place inside, entry aside, is the original's.
         let names_itself = program.block_refs(block).iter().any(|r| match r.target {
             RefTarget::Block(target) => r.role != RefRole::Call && program.func_of(target) == data.func,
-            RefTarget::Fixed(_) | RefTarget::Table(_) => false,
+            RefTarget::Fixed(_) | RefTarget::Table(_) | RefTarget::UnwindTable(_) => false,
         });
         match () {
             () if is_open && !is_decided => Err(Uncopied::JumpTable),

@@ -265,7 +265,7 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
         let side = self.side();
         if inst.kind == Kind::Lea && inst.disp != 0 {
             let value = side.operand(address, inst);
-            let names_function = side.unwind.fde_at(value).is_some();
+            let names_function = self.names_function(value);
             if names_function || self.may_move(value) {
                 label.bytes(&bytes[..usize::from(inst.disp).min(bytes.len())]);
                 let is_marked = names_function && self.walk.has_ibt && side.begins_with_mark(value);
@@ -282,6 +282,17 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
         }
         self.operand(address, inst, bytes, label);
         Field::None
+    }
+
+    /// Whether a function, or a part of one, is at an address, or a jump to one: what unseen pointers may name keeps its address by a jump that no frame description covers.
+    fn names_function(&self, address: u64) -> bool {
+        let unwind = &self.side().unwind;
+        let leads_to_function = || match self.lead(address, |_, _| {}) {
+            Place::At(place) => unwind.fde_at(place).is_some(),
+            Place::Bad(_) | Place::Cycle => false,
+        };
+        let is_old_entry = || self.of == Of::Output && self.side().undescribed_jump(address).is_some();
+        unwind.fde_at(address).is_some() || is_old_entry() && leads_to_function()
     }
 
     /// Whether an address may be another one in the other file: code, a jump table, or what only the output has.

@@ -1,7 +1,8 @@
-//! Compares two instructions: the same bytes outside the fields that may move.
+//! Compares two instructions: the same bytes outside the fields that may move. The address of the unwind table where it is registered is one ([`crate::registered`]).
 
 use super::Walk;
 use crate::decode::{Inst, Kind, Shape};
+use crate::registered::follow_table;
 use crate::report::{Violation, ViolationKind};
 
 /// What an instruction's field refers to, in both programs.
@@ -72,6 +73,8 @@ impl Walk<'_, '_> {
             }
             return if x == y {
                 Ok(self.absolute(x).or_else(|| self.number(i, x)))
+            } else if follow_table(self.input, (i, a), self.output, (o, b)) {
+                Ok(None)
             } else {
                 self.absolute_difference(x, y).map_or_else(mismatch, |found| Ok(Some(found)))
             };
@@ -92,6 +95,9 @@ impl Walk<'_, '_> {
         }
         if x[disp + 4..] != y[disp + 4..] {
             return mismatch();
+        }
+        if to_i != to_o && follow_table(self.input, (i, a), self.output, (o, b)) {
+            return Ok(None);
         }
         // A store of what may be an address.
         if to_i == to_o

@@ -12,6 +12,7 @@ use crate::address::Va;
 use crate::cfg::tables::Dispatch;
 use crate::discover::clusters::following;
 use crate::discover::names::Names;
+use crate::discover::registered::NamesInUnwind;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::Survey;
 use crate::discover::units::{Unit, UnitData, Units, unit_at};
@@ -78,6 +79,7 @@ pub(crate) struct Builder<'i> {
     pub(crate) use_static_relocs: bool,
     /// `(instruction, table)`, ascending: fields that hold the address of a table.
     pub(crate) table_names: &'i [(Va, Va)],
+    pub(crate) names_in_unwind: &'i NamesInUnwind,
     /// `(jump, where)`, ascending.
     pub(crate) dispatches: &'i [(Va, Dispatch)],
     /// Whether a jump of the closed set may go to an address-taken block inside this cluster.
@@ -450,6 +452,9 @@ impl Cutter<'_, '_> {
             let kind = if size == 8 { RefKind::Abs64 } else { RefKind::Abs32S };
             push(offset, kind, RefRole::Address, table);
             return;
+        }
+        if let Some(table) = self.builder.names_in_unwind.registered_at(at).filter(|_| !instruction.is_ip_rel_memory_operand()) {
+            return push(offsets.immediate_offset(), RefKind::Abs32, RefRole::Address, table);
         }
         for reloc in relocs {
             let (kind, target) = match reloc.r_type {

@@ -7,6 +7,7 @@ mod tests;
 pub(crate) use parse::extent_by_search_table;
 
 use crate::address::Va;
+use crate::elf::Image;
 use crate::elf::lsda::Lsda;
 use crate::entity::{Fde, PrimaryMap};
 
@@ -68,4 +69,17 @@ impl Unwind {
         let index = after.checked_sub(1)?;
         (va < fdes[index].end).then(|| crate::entity::EntityId::new(index))
     }
+}
+
+/// Where each entry of `.eh_frame` begins, and the terminator. Ascending.
+pub fn entry_starts(image: &Image<'_>) -> Vec<Va> {
+    let Some(id) = image.section_named(".eh_frame") else { return Vec::new() };
+    let (bytes, at) = (image.section_bytes(id), image.sections[id].sh_addr);
+    let (mut starts, mut offset) = (Vec::new(), 0usize);
+    while let Some(length) = bytes.get(offset..offset.saturating_add(4)) {
+        starts.push(at + offset as u64);
+        let length = length.try_into().map_or(0, u32::from_le_bytes);
+        offset = offset.saturating_add(4).saturating_add(length as usize);
+    }
+    starts
 }

@@ -113,7 +113,7 @@ impl Comparison<'_> {
     fn place_of(&self, target: RefTarget) -> Va {
         match target {
             RefTarget::Block(target) => self.program.blocks[target].start,
-            RefTarget::Fixed(va) => va,
+            RefTarget::Fixed(va) | RefTarget::UnwindTable(va) => va,
             RefTarget::Table(table) => self.program.tables[table].at,
         }
     }

@@ -156,12 +156,7 @@ pub(crate) fn write(
     Ok((bytes, places))
 }
 
-fn push_attribute(
-    bytes: &mut Vec<u8>,
-    &(name, form, value): &Specification,
-    conversion: Option<Conversion>,
-    encoding: Encoding,
-) {
+fn push_attribute(bytes: &mut Vec<u8>, &(name, form, value): &Specification, conversion: Option<Conversion>, encoding: Encoding) {
     let mut push = |name: DwAt, form: DwForm| {
         push_uleb(bytes, u64::from(name.0));
         push_uleb(bytes, u64::from(form.0));

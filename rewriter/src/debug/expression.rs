@@ -14,7 +14,10 @@ use super::unit::Slice;
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Named {
     /// The address in its eight bytes from an offset on.
-    Here { at: usize, old: u64 },
+    Here {
+        at: usize,
+        old: u64,
+    },
     Numbered(u64),
 }
 

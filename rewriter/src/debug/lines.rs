@@ -207,7 +207,9 @@ impl Writer {
         if begins.or(rows[..first].last()).is_some_and(|row| row.1.line == 0) {
             self.nearest_line(part.start, &rows[..first]);
         }
-        if begins.is_none() && let Some(before) = first.checked_sub(1) {
+        if begins.is_none()
+            && let Some(before) = first.checked_sub(1)
+        {
             // Of rows at one address the last holds.
             self.put(part.start, rows[before].1.going_on());
         }

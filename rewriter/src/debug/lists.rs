@@ -59,7 +59,11 @@ impl Contribution {
     pub(crate) fn push(&mut self, entries: &[Entry<'_>], always: Option<&[u8]>) -> u64 {
         self.has_lists = true;
         let at = self.bytes.len() as u64;
-        if self.encoding.version >= 5 { self.push_new(entries, always) } else { self.push_old(entries) }
+        if self.encoding.version >= 5 {
+            self.push_new(entries, always)
+        } else {
+            self.push_old(entries)
+        }
         at
     }
 

@@ -11,12 +11,12 @@ use std::ops::Range;
 use gimli::{DebugLocListsIndex, DebugRngListsIndex, Dwarf, LocationListsOffset, RangeListsOffset, Unit};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{DebugError, Source};
 use super::abbreviations::{Conversion, Conversions, Converted, uleb_len};
 use super::expression::{self, Named};
 use super::lists::{Contribution, Entry, Lists};
 use super::map::CodeMap;
 use super::unit::{Bounds, Field, Item, Items, Meaning, Role, Site, Slice, conversion_of};
+use super::{DebugError, Source};
 
 /// What to write over a field.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -89,7 +89,9 @@ pub(super) fn plan(
         let new = map.ranges([bounds.old.clone()]);
         let entry = map.place(bounds.old.start);
         let new = if bounds.role == Role::Unit { new } else { entry_first(new, entry) };
-        if !stays_a_pair(unit, bounds, &new, entry) && let Some(conversion) = conversion_of(unit, bounds.code) {
+        if !stays_a_pair(unit, bounds, &new, entry)
+            && let Some(conversion) = conversion_of(unit, bounds.code)
+        {
             converts.insert(bounds.code, conversion);
         }
         in_many_parts.extend((new.len() > PARTS_MAX && bounds.role == Role::Function).then_some(bounds.entry));
@@ -355,7 +357,9 @@ impl Writer<'_, '_> {
         let (field, rest) = match (converted.conversion, bounds.low) {
             (Conversion::InHigh { rest }, _) => (bounds.high, rest),
             (Conversion::InLow { rest }, Site::Here(field)) => (field, rest),
-            (Conversion::InLow { .. }, Site::Numbered(_)) | (Conversion::WithoutOrigin, _) => return Err(DebugError::Form(bounds.high.at)),
+            (Conversion::InLow { .. }, Site::Numbered(_)) | (Conversion::WithoutOrigin, _) => {
+                return Err(DebugError::Form(bounds.high.at));
+            }
         };
         self.patch(Field { len: word, ..field }, Value::Ranges(list));
         self.patch(Field { at: field.at + usize::from(word), len: rest }, Value::Plain(0));
@@ -420,7 +424,8 @@ impl Writer<'_, '_> {
                 }
             }
             Item::EntryDistance { field, begins, old } => {
-                let distance = self.map.place(*begins).zip(self.map.place(*old)).and_then(|(begins, new)| new.checked_sub(begins));
+                let distance =
+                    self.map.place(*begins).zip(self.map.place(*old)).and_then(|(begins, new)| new.checked_sub(begins));
                 // 0: it is entered where it begins.
                 let distance = distance.filter(|&distance| fits(distance, *field, true)).unwrap_or(0);
                 self.patch(*field, Value::Leb(distance));

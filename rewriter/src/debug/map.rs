@@ -63,6 +63,9 @@ impl Stretch {
 /// Compilers align by less.
 const PADDING_MAX: u64 = 256;
 
+/// Bytes of an instruction (Intel SDM vol. 2, 2.3.11): what stands for more has no order in common with it.
+const INSTRUCTION_MAX: u32 = 15;
+
 /// The stretches by old address.
 #[derive(Debug)]
 pub(crate) struct CodeMap<'a> {
@@ -77,12 +80,7 @@ pub(crate) struct CodeMap<'a> {
 }
 
 impl<'a> CodeMap<'a> {
-    pub(crate) fn new(
-        image: &'a Image<'a>,
-        program: &'a Program,
-        addresses: &'a Addresses<'a>,
-        moved: Vec<Stretch>,
-    ) -> Self {
+    pub(crate) fn new(image: &'a Image<'a>, program: &'a Program, addresses: &'a Addresses<'a>, moved: Vec<Stretch>) -> Self {
         let executable = image.sections.iter().filter(|(_, s)| s.is_alloc() && s.is_executable() && s.sh_size > 0);
         let (movable, fixed): (Vec<_>, Vec<_>) = executable.partition(|(id, _)| image.is_movable_code_section(*id));
         let mut stretches = moved;
@@ -149,7 +147,9 @@ impl<'a> CodeMap<'a> {
         let mut at = old;
         // Padding, a jump, padding again at its target: more than a few are a circle.
         for _ in 0..8 {
-            let places = self.parts(at..at.checked_add(1)?).map(|part| part.start);
+            // One may be empty: what the instruction did is not done, and what follows runs.
+            let holds = |s: &&Stretch| s.old <= at && at < s.old_end;
+            let places = self.near(&(at..at.checked_add(1)?)).iter().filter(holds).map(|s| s.place(at));
             match self.own(at, places) {
                 Some(place) => return Some(place),
                 None => at = self.next(at)?,
@@ -218,8 +218,7 @@ fn stretches(code: &FragmentCode, at: Va) -> Vec<Stretch> {
             while let Some(r) = rewritten.next_if(|r| r.offset < run.offset + run.len) {
                 let start = at.0 + u64::from(r.offset);
                 close(&mut stretches, start);
-                let len = if r.offset == run.offset { run.old_len.max(1) } else { 1 };
-                let (old, old_end) = (r.old.0, r.old.0 + u64::from(len));
+                let (old, old_end) = (r.old.0, r.old.0 + u64::from(r.old_len));
                 stretches.push(Stretch { start, end, reach: end, old, old_end, kind: Kind::Rewritten });
             }
             continue;
@@ -230,7 +229,8 @@ fn stretches(code: &FragmentCode, at: Va) -> Vec<Stretch> {
         // A jump to what followed belongs to what it stands behind.
         let is_added = !run.is_new && run.old_len == 0;
         let old = if is_added { old.saturating_sub(1) } else { old };
-        stretches.push(Stretch { start, end, reach: end, old, old_end: old + u64::from(run.old_len.max(1)), kind });
+        let old_len = if is_copied || run.old_len <= INSTRUCTION_MAX { run.old_len.max(1) } else { 1 };
+        stretches.push(Stretch { start, end, reach: end, old, old_end: old + u64::from(old_len), kind });
     }
     stretches
 }

@@ -42,25 +42,52 @@ pub(super) enum Meaning {
 /// Something that has to change.
 #[derive(Clone, Debug)]
 pub(super) enum Item {
-    Address { site: Site, old: u64, meaning: Meaning },
+    Address {
+        site: Site,
+        old: u64,
+        meaning: Meaning,
+    },
     /// The bounds of an entry.
     Bounds(Bounds),
     /// A list by its offset.
-    Ranges { field: Field, list: u64, entry: usize, begins: Option<u64>, role: Role },
-    Locations { field: Field, list: u64 },
+    Ranges {
+        field: Field,
+        list: u64,
+        entry: usize,
+        begins: Option<u64>,
+        role: Role,
+    },
+    Locations {
+        field: Field,
+        list: u64,
+    },
     /// Where tables of lists begin.
     RangesBase(Field),
     LocationsBase(Field),
-    Lines { field: Field, old: u64 },
-    Macros { field: Field, old: u64 },
+    Lines {
+        field: Field,
+        old: u64,
+    },
+    Macros {
+        field: Field,
+        old: u64,
+    },
     /// The base that the ranges of a unit count from.
     Base(Field),
     /// An expression in the section.
     Expression(Range<usize>),
     /// A call with what it calls: the entry, its code, and the other entry in `.debug_info`.
-    Call { entry: usize, code: u64, origin: usize },
+    Call {
+        entry: usize,
+        code: u64,
+        origin: usize,
+    },
     /// A distance from where the entry begins, to where it is entered.
-    EntryDistance { field: Field, begins: u64, old: u64 },
+    EntryDistance {
+        field: Field,
+        begins: u64,
+        old: u64,
+    },
 }
 
 #[derive(Clone, Debug)]

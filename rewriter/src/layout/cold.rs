@@ -60,7 +60,7 @@ fn distances(program: &Program, hot: &[FragmentPlan]) -> Vec<u32> {
 fn named_by(program: &Program, block: Block) -> impl Iterator<Item = Block> + '_ {
     let by_reference = program.block_refs(block).iter().filter_map(|reference| match reference.target {
         RefTarget::Block(target) => Some(target),
-        RefTarget::Fixed(_) | RefTarget::Table(_) => None,
+        RefTarget::Fixed(_) | RefTarget::Table(_) | RefTarget::UnwindTable(_) => None,
     });
     let by_jump = match program.blocks[block].terminator {
         Terminator::Jump { target: CodeTarget::Block(target) } => Some(target),

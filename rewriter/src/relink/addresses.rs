@@ -23,6 +23,8 @@ pub struct Addresses<'a> {
     out: Vec<Va>,
     tables: Vec<Va>,
     clone_tables: BTreeMap<(CloneId, Table), Va>,
+    /// What start-up code registers.
+    unwind_table: Va,
 }
 
 impl<'a> Addresses<'a> {
@@ -46,9 +48,14 @@ impl<'a> Addresses<'a> {
             out: vas,
             tables,
             clone_tables: placement.clone_tables.clone(),
+            unwind_table: program.registered_table.unwrap_or(Va(0)),
         }
     }
 
+    /// Once the unwind table has its place, if it is not at the one that is registered in the input.
+    pub(crate) fn move_unwind_table(&mut self, to: Va) {
+        self.unwind_table = to;
+    }
     pub fn out(&self, out: Out) -> Va {
         self.out[out.index()]
     }
@@ -84,6 +91,7 @@ impl<'a> Addresses<'a> {
             FixupTarget::Code(target) => self.target(target),
             FixupTarget::Within(block, offset) => self.out(block) + u64::from(offset),
             FixupTarget::Table(table) => self.table(table),
+            FixupTarget::UnwindTable => self.unwind_table,
             FixupTarget::TableOf(clone, table) => {
                 self.clone_tables.get(&(clone, table)).copied().unwrap_or_else(|| self.table(table))
             }
@@ -101,6 +109,7 @@ impl<'a> Addresses<'a> {
             RefTarget::Block(block) => self.identity(block),
             RefTarget::Fixed(va) => va,
             RefTarget::Table(table) => self.table(table),
+            RefTarget::UnwindTable(_) => self.unwind_table,
         }
     }
     /// The new place of an address inside code: of a block's start or of an instruction in its body. `None` where nothing moved.

@@ -44,6 +44,8 @@ pub(crate) struct Places {
     pub(crate) terminators: Vec<Va>,
     /// What is left of the sections' old space.
     pub(crate) free: Vec<Interval>,
+    /// What registers the entries follows them to where the section begins.
+    pub(crate) moves_registered: bool,
     /// Exception tables that are not understood stay where they are, and the input's section with them.
     pub(crate) keeps_tables: bool,
 }
@@ -60,6 +62,11 @@ impl Places {
         self.sections[ENTRIES] = Some((at, size));
         self.free.push(Interval { start: at + size, end: at + reserved });
         Ok(())
+    }
+
+    /// Where the entries are that start-up code registers, if that code has to follow them.
+    pub(crate) fn registered(&self) -> Option<Va> {
+        self.sections[ENTRIES].filter(|_| self.moves_registered).map(|(at, _)| at)
     }
 
     /// Whether a section of this index is written anew, so that its old bytes are free.
@@ -234,7 +241,7 @@ pub(crate) fn place(image: &Image<'_>, sizes: &Sizes, named: &Named, keeps_table
     let mut regions = pools(image, keeps_tables);
     let mut places = Places { keeps_tables, text_end: space.text_end, ..Places::default() };
     if !named.entries.is_empty() && sizes.sections[ENTRIES] > 0 {
-        named::keep_entries(image, &named.entries, sizes, &mut regions, &mut places)?;
+        named::keep_entries(image, named, sizes, &mut regions, &mut places)?;
     }
     let sizes = sizes.sections;
     let is_open = |index: usize, places: &Places| places.sections[index].is_none() && places.renews(index);

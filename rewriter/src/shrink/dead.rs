@@ -154,7 +154,7 @@ impl Search<'_> {
             match reference.target {
                 RefTarget::Block(target) => self.block(target),
                 RefTarget::Table(table) => program.targets_of(table).iter().for_each(|&target| self.block(target)),
-                RefTarget::Fixed(_) => {}
+                RefTarget::Fixed(_) | RefTarget::UnwindTable(_) => {}
             }
         }
         program.block_edges(block).iter().for_each(|edge| self.block(edge.target));

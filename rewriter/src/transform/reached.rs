@@ -55,7 +55,7 @@ impl Search<'_> {
             match reference.target {
                 RefTarget::Block(target) => self.push(target),
                 RefTarget::Table(table) => program.targets_of(table).iter().for_each(|&target| self.push(target)),
-                RefTarget::Fixed(_) => {}
+                RefTarget::Fixed(_) | RefTarget::UnwindTable(_) => {}
             }
         }
         match data.terminator {

@@ -118,7 +118,7 @@ pub(super) fn tables(rows: &[Row], bench: &Bench, failures: &[String]) -> String
         text,
         "Made by `cargo xtask bench`. BOLT's instrumentation and `train.sh` make one profile for both tools; input and outputs then do `bench.sh`. \
          Commands:\n\n```\n{bolt} INPUT -instrument --instrumentation-file=RAW --instrumentation-file-append-pid -o INSTRUMENTED\n\
-         {bolt} INPUT -data=PROFILE {bolt_options} -o OUTPUT\nrelift optimize INPUT -o OUTPUT -p PROFILE --no-check{options}\n\
+         {bolt} INPUT -data=PROFILE {bolt_options} -o OUTPUT\nrelift optimize INPUT -o OUTPUT -p PROFILE --debug=drop --no-check{options}\n\
          valgrind {cache}\n```\n",
         bolt = bench.bolt,
         bolt_options = BOLT_OPTIONS.join(" "),

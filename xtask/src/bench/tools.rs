@@ -145,7 +145,8 @@ pub(super) fn report(
 ) -> Result<(Cost, serde_json::Value)> {
     let text = |path: &Path| path.display().to_string();
     let mut words = vec![text(&bench.relift), "optimize".into(), text(input), "-o".into(), text(output)];
-    words.extend(["-p".into(), text(profile), "--json".into()]);
+    // As BOLT does without a word.
+    words.extend(["-p".into(), text(profile), "--debug=drop".into(), "--json".into()]);
     words.extend(bench.relift_options.iter().cloned());
     words.extend(more.iter().map(|&word| word.to_owned()));
     let (cost, said) = measured(&subject.folder, &words)?;

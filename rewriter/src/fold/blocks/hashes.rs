@@ -134,6 +134,7 @@ impl<'a> Hasher<'a> {
             RefTarget::Block(target) => words.extend([2, target.index() as u64]),
             RefTarget::Fixed(va) => words.extend([3, va.0]),
             RefTarget::Table(table) => words.extend([4, table.index() as u64]),
+            RefTarget::UnwindTable(va) => words.extend([5, va.0]),
         }
         Some(())
     }

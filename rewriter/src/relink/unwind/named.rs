@@ -5,9 +5,15 @@
 //!
 //! **Method.** With a search table a terminator will do: unwinders take a table that begins with one for empty, and go on to the search table. Terminators part the room that there is; where
 //! the section fits in no part, it lies across such places, and the entries before them are filled up so that others begin there.
+//!
+//! Where the input has a terminator, nothing is registered, and nothing is in the output.
+//!
+//! Otherwise, without a search table all entries have to come behind such a place. Where they don't fit, the table moves, if the lifter has shown of every number with that address that it is
+//! registered: these are references then, and name where the table begins. What lay before the registered part in the input is found by the unwinder too then.
 
 use lifter::Image;
 use lifter::address::Va;
+use lifter::elf::eh_frame::entry_starts;
 use lifter::ir::{Program, RefTarget};
 use object::elf;
 
@@ -27,9 +33,12 @@ pub(crate) struct Named {
     pub(super) sections: [bool; 3],
     /// Where entries of `.eh_frame` begin that may be registered, ascending.
     pub(super) entries: Vec<Va>,
+    /// Nothing but references to the unwind table names one of these, and they follow it.
+    may_move: bool,
 }
 
-pub(crate) fn named(image: &Image<'_>, program: &Program) -> Named {
+/// `has_clones`: copies of functions were made for what they are given, and the address of the table may be in them as a number.
+pub(crate) fn named(image: &Image<'_>, program: &Program, has_clones: bool) -> Named {
     let sections = SECTIONS.map(|name| {
         let Some(section) = image.section_named(name).map(|id| &image.sections[id]) else { return false };
         program.refs.iter().any(|r| r.target == RefTarget::Fixed(section.sh_addr))
@@ -42,20 +51,8 @@ pub(crate) fn named(image: &Image<'_>, program: &Program) -> Named {
             entries.extend(starts.first());
         }
     }
-    Named { sections, entries }
-}
-
-/// Where each entry of `.eh_frame` begins, and the terminator.
-fn entry_starts(image: &Image<'_>) -> Vec<Va> {
-    let Some(id) = image.section_named(SECTIONS[ENTRIES]) else { return Vec::new() };
-    let (bytes, at) = (image.section_bytes(id), image.sections[id].sh_addr);
-    let (mut starts, mut offset) = (Vec::new(), 0usize);
-    while let Some(length) = bytes.get(offset..offset + 4) {
-        starts.push(at + offset as u64);
-        let length = length.try_into().map_or(0, u32::from_le_bytes);
-        offset = offset.saturating_add(4).saturating_add(length as usize);
-    }
-    starts
+    let may_move = !has_clones && program.registered_table.is_some_and(|table| entries == [table]);
+    Named { sections, entries, may_move }
 }
 
 fn has_search_table(image: &Image<'_>) -> bool {
@@ -74,18 +71,20 @@ pub(super) fn keep_named(image: &Image<'_>, index: usize, size: u64, regions: &m
     if is_end_of_data { Ok(()) } else { Err(Error::UnwindTablesNamed) }
 }
 
-/// Keeps an entry or a terminator where code may register entries from. Without a search table, all entries have to come there and behind.
+/// Keeps an entry or a terminator where code may register entries from, or lets that code follow. Without a search table, all entries have to come there and behind.
 pub(super) fn keep_entries(
     image: &Image<'_>,
-    entries: &[Va],
+    named: &Named,
     sizes: &Sizes,
     regions: &mut Regions,
     places: &mut Places,
 ) -> Result<()> {
     let size = sizes.sections[ENTRIES];
     let section = image.section_named(SECTIONS[ENTRIES]).map(|id| image.sections[id].sh_addr);
+    let entries = named.entries.as_slice();
     let is_kept = match (has_search_table(image), entries) {
         (false, []) => true,
+        (false, [only]) if image.read_u32(*only) == Some(0) => take_terminator(*only, regions, places),
         (has_search_table, [only]) if (!has_search_table || Some(*only) == section) && take_at(*only, size, regions, places) => {
             places.sections[ENTRIES] = Some((*only, size));
             true
@@ -93,7 +92,8 @@ pub(super) fn keep_entries(
         (false, _) => false,
         (true, _) => keep_by_terminators(entries, sizes, regions, places),
     };
-    if is_kept { Ok(()) } else { Err(Error::UnwindTablesNamed) }
+    places.moves_registered = !is_kept && named.may_move;
+    if is_kept || named.may_move { Ok(()) } else { Err(Error::UnwindTablesNamed) }
 }
 
 fn keep_by_terminators(entries: &[Va], sizes: &Sizes, regions: &mut Regions, places: &mut Places) -> bool {

@@ -38,8 +38,9 @@ enum Item {
         /// By offset, the instructions whose work it does; if there are none, it does that of where it stands.
         works: Vec<(u32, Va)>,
     },
-    /// `share` is how often it jumps.
+    /// `share` is how often it jumps, `at` where the input does.
     Jump {
+        at: Va,
         condition: Option<Condition>,
         to: Label,
         is_long: bool,
@@ -125,7 +126,7 @@ impl Writer<'_> {
                 if early > 0 {
                     let code = (std::mem::take(&mut bytes), std::mem::take(&mut refs), std::mem::take(&mut works));
                     self.push_code(code, None, member.share);
-                    self.steps(0..early, member.share);
+                    self.steps(0..early, member.share, None);
                 }
                 for (register, vector) in self.names.aside() {
                     bytes.extend_from_slice(&encoded(&put_aside(register, vector, false)?)?);
@@ -188,12 +189,14 @@ impl Writer<'_> {
     fn end(&mut self, index: usize, following: Option<Label>) -> Option<()> {
         let member = &self.region.members[index];
         let ways = self.ways(index);
+        let data = &self.context.program.blocks[member.block];
+        let at = data.start + u64::from(data.body_len);
         let mut jump = |condition, to| {
             let share = ways.iter().filter(|way| way.0 == to).map(|way| way.1).sum();
-            self.items.push(Item::Jump { condition, to, is_long: false, share });
+            self.items.push(Item::Jump { at, condition, to, is_long: false, share });
         };
         let label = |target| self.region.find(target).map_or(Label::Exit(target), Label::Member);
-        match self.context.program.blocks[member.block].terminator {
+        match data.terminator {
             Terminator::Stop(_) => {}
             Terminator::Fallthrough { next } | Terminator::Jump { target: CodeTarget::Block(next) } => {
                 if following != Some(label(next)) {
@@ -253,14 +256,15 @@ impl Writer<'_> {
         self.region.steps.get(self.names.early).map(|step| step.at)
     }
 
-    /// Steps of the frame, each standing where the original makes it.
-    fn steps(&mut self, steps: std::ops::Range<usize>, share: u64) {
+    /// Steps of the frame, each standing where the original makes it. Made late they are part of what comes behind them.
+    fn steps(&mut self, steps: std::ops::Range<usize>, share: u64, behind: Option<Va>) {
         for step in &self.region.steps[steps] {
             let bytes = match step.made {
                 Made::Save(register) => pushed(0x50, register),
                 Made::Room(by) => room(by),
             };
-            self.items.push(Item::Code { bytes, refs: Vec::new(), works: Vec::new(), stands: Some(step.at), share });
+            let works = behind.map(|behind| (0, behind)).into_iter().collect();
+            self.items.push(Item::Code { bytes, refs: Vec::new(), works, stands: Some(step.at), share });
         }
     }
 
@@ -278,8 +282,8 @@ impl Writer<'_> {
     fn exit(&mut self, exit: Exit, stores: &[(usize, Instruction)]) -> Option<()> {
         self.items.push(Item::Place(Label::Exit(exit.block)));
         let share = self.region.share_of_exit(self.context, exit.block);
-        self.steps(self.names.early..self.region.steps.len(), share);
         let start = self.context.program.blocks[exit.block].start;
+        self.steps(self.names.early..self.region.steps.len(), share, Some(start));
         let mut last: Vec<Instruction> = Vec::new();
         for register in 0..16u8 {
             match self.names.of(register) {
@@ -400,8 +404,9 @@ fn emit(items: Vec<Item>, places: &[(Label, u32)]) -> NewCode {
                 code.refs.extend(refs.into_iter().map(|r| RefData { offset: base + r.offset, ..r }));
                 code.bytes.extend_from_slice(&bytes);
             }
-            Item::Jump { condition, to, is_long, share } => {
-                let len = size_of(&Item::Jump { condition, to, is_long, share });
+            Item::Jump { at, condition, to, is_long, share } => {
+                let len = size_of(&Item::Jump { at, condition, to, is_long, share });
+                code.works.push((base, at));
                 code.taken.push((base, u32::try_from(share).unwrap_or(u32::MAX)));
                 let distance = place_of(places, to) as i32 - (base + len) as i32;
                 match (condition, is_long) {
