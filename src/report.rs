@@ -33,6 +33,9 @@ pub(crate) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) profile: Option<ProfileQuality>,
     pub(crate) dropped_sections: Vec<String>,
+    /// Where debug information was compared with the input's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) debug: Option<Told>,
     pub(crate) warnings: Vec<String>,
     pub(crate) checked: bool,
     pub(crate) phases: Vec<PhaseTime>,
@@ -376,6 +379,22 @@ mod tests {
         assert_eq!(group(1_000), "1,000");
         assert_eq!(group(1_234_567), "1,234,567");
     }
+}
+
+/// At how many instructions and addresses debug information was compared, and where it says something else.
+#[derive(Copy, Clone, Debug, Serialize)]
+pub(crate) struct Told {
+    pub(crate) compared: u64,
+    pub(crate) different: u64,
+}
+
+/// What the user is to know of what the checker found in it: a program with wrong debug information still does what it should.
+pub(crate) fn about_differences(told: &checker::DebugReport) -> Option<String> {
+    let first = told.first()?;
+    let (different, compared) = (told.different, told.compared);
+    Some(format!(
+        "debug information says something else than the input's at {different} of {compared} places, the first: {first} (`relift check --verbose` names more)"
+    ))
 }
 
 /// What the user is to know of debug information.

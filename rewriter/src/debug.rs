@@ -27,6 +27,8 @@ mod lines;
 mod lists;
 mod lower;
 pub(crate) mod map;
+#[cfg(test)]
+mod tests;
 mod unit;
 
 use std::borrow::Cow;
@@ -188,8 +190,8 @@ fn plan(source: &Source<'_>, unit: &Unit<Slice<'_>>, map: &CodeMap<'_>) -> Resul
 
 /// Abbreviations are shared by units, and calls may lead from one to another.
 fn decide(abbreviations: &[u8], units: &[Unit<Slice<'_>>], planned: &mut [Planned]) -> Result<Decided, DebugError> {
-    let mut decided = Decided::default();
-    decided.in_many_parts = planned.iter().flat_map(|planned| planned.in_many_parts.iter().copied()).collect();
+    let in_many_parts = planned.iter().flat_map(|planned| planned.in_many_parts.iter().copied()).collect();
+    let mut decided = Decided { in_many_parts, ..Decided::default() };
     for (unit, planned) in units.iter().zip(planned) {
         lower::convert_calls(planned, &decided.in_many_parts);
         let converted = planned.converts.iter().map(|(&code, &conversion)| (code, Converted { conversion, code: None }));

@@ -187,6 +187,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let (mut unproven, mut examiner) = (Unproven::default(), Examiner::default());
     let planned = driver::edits(&lifted, &weights, &folded, job.edits, timing);
     let mut hot_from = None;
+    let mut told = None;
     let (plan, edits, relinked) = loop {
         let mut edits = planned.clone();
         unproven.leave_out(&lifted.program, &mut edits);
@@ -218,6 +219,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
             }
             driver::require_no_violations(output, &checked)?;
             require_all_functions(output, &checked)?;
+            told = checked.debug;
         }
         break (plan, edits, relinked);
     };
@@ -242,6 +244,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     let dyno =
         measure.has_counts().then(|| timing.phase("dyno-stats", |_| dyno_stats(&lifted, measure, &plan, &edits, &relinked)));
     warnings.extend(report::about_debug_information(&relinked));
+    warnings.extend(told.as_ref().and_then(report::about_differences));
     if !relinked.dropped_sections.is_empty() {
         warnings.push(format!("dropped sections that describe the old code: {}", relinked.dropped_sections.join(", ")));
     }
@@ -273,6 +276,7 @@ fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         dyno: None,
         profile: quality,
         dropped_sections: relinked.dropped_sections.clone(),
+        debug: told.map(|told| report::Told { compared: told.compared, different: told.different }),
         warnings,
         checked: !no_check,
         phases: Vec::new(),

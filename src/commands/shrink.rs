@@ -13,7 +13,7 @@ use crate::driver::{self, Examiner, Lifted};
 use crate::failure::Result;
 use crate::files::{self, Draft};
 use crate::memory;
-use crate::report::shrink::Report;
+use crate::report::{self, shrink::Report};
 use crate::timing::Timing;
 use code::OF_CODE;
 use finish::{Finished, Known};
@@ -156,6 +156,7 @@ fn shrink_program(
     let code = from_end.map_or_else(|| planned.rewrite(args, lifted, Filling::FromStart, timing), Ok);
     let code = code.map_err(|reason| warnings.push(format!("code stays as it is: {reason}"))).ok();
     memory::give_back();
+    warnings.extend(code.as_ref().and_then(|code| report::about_debug_information(&code.relinked)));
     let has_code = code.is_some();
     let finished = finish::finish(args, bytes, code, &known, timing)?;
     if !may_cut || !has_code || finished.lost(bytes) < LOST_MIN {
@@ -170,7 +171,8 @@ fn shrink_program(
 const LOST_MIN: i64 = 8192;
 
 /// Gives what the user is to be warned of.
-fn write(args: &Shrink, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<Option<String>> {
+fn write(args: &Shrink, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<Vec<String>> {
+    let mut warnings = Vec::new();
     let output = &args.rewrite.output;
     // First: what is stopped while it checks leaves no half-made file behind.
     if !args.rewrite.no_check {
@@ -178,8 +180,9 @@ fn write(args: &Shrink, before: &[u8], after: &[u8], timing: &mut Timing) -> Res
         // Where code differs, less is tried next: what else is wrong does not matter then.
         let checked = Examiner::default().examine(output, (before, after), checker::Assumptions::default(), &|_| true, timing)?;
         driver::require_no_violations(output, &checked)?;
+        warnings.extend(checked.debug.as_ref().and_then(report::about_differences));
     }
     let draft = timing.phase("write", |_| Draft::write(output, after, &args.rewrite.input))?;
-    let warning = draft.warning();
-    draft.put_in_place().map(|()| warning)
+    warnings.extend(draft.warning());
+    draft.put_in_place().map(|()| warnings)
 }

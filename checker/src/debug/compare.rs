@@ -225,14 +225,15 @@ impl<'c, 'a> Comparison<'c, 'a> {
             return self.is_place(place, other);
         }
         let ends = returns.get(&place);
-        if ends.zip(other).is_some_and(|(ends, other)| ends.contains(&other)) {
+        let is_proven = |other: u64| self.output.code.index(other).is_some_and(|output| self.is_only_proven(output));
+        if ends.zip(other).is_some_and(|(ends, other)| ends.contains(&other) || is_proven(other)) {
             return true;
         }
         if self.ends_rewritten_call(place) {
             return other.is_none() || self.is_place(place, other);
         }
         // If there is neither, the walk did not come to the call.
-        ends.is_none() && self.is_left_by_jump(place, other).unwrap_or(true)
+        self.is_left_by_jump(place, other).unwrap_or(ends.is_none())
     }
 
     /// Whether the output's address stands for the input's; of what the walk did not come to nobody can tell.
@@ -244,11 +245,15 @@ impl<'c, 'a> Comparison<'c, 'a> {
         let Some(other) = other else { return !stands || self.sharing.contains(&input) };
         let output = leads_to(self.output, other).and_then(|at| self.output.code.index(at));
         if stands {
-            return output.is_some_and(|output| self.relation.is_for(output, input));
+            return output.is_some_and(|output| self.relation.is_for(output, input) || self.is_only_proven(output));
         }
-        // Pieces that were proven as a whole.
         let is_proven = output.is_some_and(|output| self.relation.covered.contains(output));
         is_proven || !self.relation.seen.contains(input)
+    }
+
+    /// Whether an instruction of the output is in a piece that was proven as a whole: for which of the input's it stands is not known then.
+    fn is_only_proven(&self, output: usize) -> bool {
+        self.relation.covered.contains(output) && self.relation.input_of(output).is_none()
     }
 
     /// Whether a call of the input ends at an address that the output makes otherwise, or not at all.

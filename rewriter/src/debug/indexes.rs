@@ -59,7 +59,8 @@ pub(super) fn gdb_index(section: &[u8], map: &CodeMap<'_>) -> Option<Vec<u8>> {
     for entry in section.get(start..end)?.chunks_exact(20) {
         let address = |at: usize| entry[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
         let unit = u32::from_le_bytes([entry[16], entry[17], entry[18], entry[19]]);
-        entries.extend(map.ranges([address(0)..address(8)]).into_iter().map(|range| (range, unit)));
+        let old = std::iter::once(address(0)..address(8));
+        entries.extend(map.ranges(old).into_iter().map(|range| (range, unit)));
     }
     let mut bytes = section[..start].to_vec();
     for (range, unit) in entries {

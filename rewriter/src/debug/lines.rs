@@ -45,20 +45,20 @@ fn programs(section: &[u8]) -> Result<Vec<Range<usize>>, DebugError> {
 
 /// What a row says but its address.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-struct Row {
-    file: u64,
-    line: u64,
-    column: u64,
-    discriminator: u64,
-    isa: u64,
-    is_stmt: bool,
-    basic_block: bool,
-    prologue_end: bool,
-    epilogue_begin: bool,
+pub(super) struct Row {
+    pub(super) file: u64,
+    pub(super) line: u64,
+    pub(super) column: u64,
+    pub(super) discriminator: u64,
+    pub(super) isa: u64,
+    pub(super) is_stmt: bool,
+    pub(super) basic_block: bool,
+    pub(super) prologue_end: bool,
+    pub(super) epilogue_begin: bool,
 }
 
 impl Row {
-    fn of(row: &LineRow) -> Self {
+    pub(super) fn of(row: &LineRow) -> Self {
         Row {
             file: row.file_index(),
             line: row.line().map_or(0, |line| line.get()),
@@ -81,7 +81,7 @@ impl Row {
     }
 
     /// Whether it says of the code nothing that the row before does not say.
-    fn goes_on_from(self, last: Row) -> bool {
+    pub(super) fn goes_on_from(self, last: Row) -> bool {
         self == self.going_on() && self == last.going_on()
     }
 }
@@ -115,9 +115,9 @@ fn program(section: &[u8], range: &Range<usize>, map: &CodeMap<'_>) -> Result<Ve
     for (sequence, number) in sequences.iter_mut().zip(0..) {
         sequence.rows.sort_by_key(|row| row.0);
         let Some(&(start, _)) = sequence.rows.first() else { continue };
-        parts.extend(map.parts(start..sequence.end).map(|part| (part, number)));
+        parts.extend(map.parts_of_lines(start..sequence.end).map(|part| (part, number)));
     }
-    parts.sort_unstable_by_key(|&(part, number)| (part.start, part.end, number));
+    parts.sort_unstable_by_key(|&(part, number)| (part.start, part.end, part.old, number));
 
     let body_at = range.end - header.raw_program_buf().len();
     let mut bytes = section[range.start..body_at].to_vec();
@@ -149,8 +149,8 @@ fn set_length(bytes: &mut [u8], encoding: Encoding) {
 }
 
 /// The state machine of DWARF 5 §6.2.2, driven backwards.
-struct Writer {
-    bytes: Vec<u8>,
+pub(super) struct Writer {
+    pub(super) bytes: Vec<u8>,
     initial: Row,
     address: u64,
     row: Row,
@@ -164,7 +164,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(header: &LineProgramHeader<Slice<'_>>) -> Self {
+    pub(super) fn new(header: &LineProgramHeader<Slice<'_>>) -> Self {
         let initial = Row {
             file: 1,
             line: 1,
@@ -189,13 +189,13 @@ impl Writer {
         }
     }
 
-    fn begin(&mut self, address: u64) {
+    pub(super) fn begin(&mut self, address: u64) {
         (self.row, self.address, self.last, self.last_line) = (self.initial, address, None, None);
         self.bytes.extend_from_slice(&[0, 9, gimli::DW_LNE_set_address.0]);
         self.bytes.extend_from_slice(&address.to_le_bytes());
     }
 
-    fn end(&mut self, address: u64) {
+    pub(super) fn end(&mut self, address: u64) {
         self.advance(address);
         self.bytes.extend_from_slice(&[0, 1, gimli::DW_LNE_end_sequence.0]);
     }
@@ -227,7 +227,7 @@ impl Writer {
         }
     }
 
-    fn put(&mut self, address: u64, row: Row) {
+    pub(super) fn put(&mut self, address: u64, row: Row) {
         if self.last.is_some_and(|last| row.goes_on_from(last)) {
             return;
         }

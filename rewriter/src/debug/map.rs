@@ -108,6 +108,21 @@ impl<'a> CodeMap<'a> {
         self.near(&old).iter().filter_map(move |s| s.part(&old))
     }
 
+    /// The same, with where a function begins: if its first instruction is not there where the code is rewritten, its lines are told at the next one.
+    pub(crate) fn parts_of_lines(&self, old: Range<u64>) -> impl Iterator<Item = Stretch> {
+        let range = old.clone();
+        let part = move |s: &Stretch| match s.start == s.end && old.contains(&s.old) && self.is_entry(s.old) {
+            true => Some(*s),
+            false => s.part(&old),
+        };
+        self.near(&range).iter().filter_map(part)
+    }
+
+    fn is_entry(&self, old: u64) -> bool {
+        let program = self.program;
+        program.block_at(Va(old)).is_some_and(|block| program.funcs[program.func_of(block)].entry == block)
+    }
+
     /// All stretches that stand for old code in a range, and maybe others.
     fn near(&self, old: &Range<u64>) -> &[Stretch] {
         let first = self.furthest.partition_point(|&furthest| furthest <= old.start);

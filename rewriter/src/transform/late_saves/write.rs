@@ -126,6 +126,7 @@ impl Writer<'_> {
                 if early > 0 {
                     let code = (std::mem::take(&mut bytes), std::mem::take(&mut refs), std::mem::take(&mut works));
                     self.push_code(code, None, member.share);
+                    works.push((0, Va(instruction.ip())));
                     self.steps(0..early, member.share, None);
                 }
                 for (register, vector) in self.names.aside() {
@@ -140,7 +141,8 @@ impl Writer<'_> {
             if *part == Part::Leave && self.names.early > 0 {
                 let code = (std::mem::take(&mut bytes), std::mem::take(&mut refs), std::mem::take(&mut works));
                 self.push_code(code, stands, member.share);
-                self.undo(member.share);
+                works.push((0, Va(instruction.ip())));
+                self.undo(Va(instruction.ip()), member.share);
                 stands = self.region.steps.first().map(|step| step.at);
             }
             match part {
@@ -268,12 +270,13 @@ impl Writer<'_> {
         }
     }
 
-    /// What was made early is taken down, and the return that comes next stands where nothing is made.
-    fn undo(&mut self, share: u64) {
+    /// What was made early is taken down, and the return that comes next, at `before`, stands where nothing is made.
+    fn undo(&mut self, before: Va, share: u64) {
         for index in (0..self.names.early).rev() {
             if let Made::Save(register) = self.region.steps[index].made {
                 let stands = self.region.steps.get(index + 1).map(|step| step.at);
-                self.items.push(Item::Code { bytes: pushed(0x58, register), refs: Vec::new(), works: Vec::new(), stands, share });
+                let works = vec![(0, before)];
+                self.items.push(Item::Code { bytes: pushed(0x58, register), refs: Vec::new(), works, stands, share });
             }
         }
     }
