@@ -61,6 +61,62 @@ fn debuggers_are_told_the_same_of_an_optimized_program() {
 }
 
 #[test]
+fn debuggers_are_told_the_same_of_a_trained_program_with_all_edits() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let here = folder.path();
+    for (name, language) in PROGRAMS {
+        for compiler in compilers(language) {
+            let input = program(name, language, compiler, &["-O2", "-g", "-w"], here);
+            let output = here.join("output");
+            let mut train = relift();
+            train.args(["train", "--edit-everywhere"]).arg(&input).arg("-o").arg(&output).args(["--", "{}"]);
+            relift_succeeds(&mut train, here);
+            let said = run(relift().args(["check", "--json"]).arg(&input).arg(&output), here);
+            let report: Value = serde_json::from_slice(&said.stdout).expect("--json prints JSON");
+            assert!(report["debug"]["compared"].as_u64() > Some(100), "{name} {compiler}: {report:#}");
+            assert_eq!(report["debug"]["different"], 0, "{name} {compiler}: {report:#}");
+        }
+    }
+}
+
+#[test]
+fn a_breakpoint_and_a_backtrace_in_gdb_are_those_of_the_original() {
+    if !installed("gdb") {
+        return skipped("gdb's backtraces: it is not installed");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let here = folder.path();
+    for compiler in compilers("c++") {
+        let input = program("cpp_exceptions", "cc", compiler, &["-O2", "-g", "-w"], here);
+        let output = here.join("output");
+        relift_succeeds(relift().args(["optimize", "--shuffle", "7"]).arg(&input).arg("-o").arg(&output), here);
+        let frames = |file: &Path| -> Vec<String> {
+            let mut gdb = std::process::Command::new("gdb");
+            gdb.args(["-q", "-batch", "-nx", "-ex", "catch throw", "-ex", "run", "-ex", "bt"]).arg(file);
+            let text = String::from_utf8_lossy(&run(&mut gdb, here).stdout).into_owned();
+            let places =
+                text.lines().filter(|line| line.starts_with('#')).filter_map(|line| Some(line.rsplit_once(" at ")?.1.to_owned()));
+            places.collect()
+        };
+        let wanted = frames(&input);
+        assert!(wanted.len() > 1, "gdb names files and lines of the frames: {wanted:?}");
+        assert_eq!(frames(&output), wanted, "{compiler}");
+    }
+}
+
+#[test]
+fn debug_information_that_lies_in_other_files_is_left_out_with_the_reason() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let here = folder.path();
+    let input = program("cold_paths", "c", "gcc", &["-O2", "-g", "-gsplit-dwarf", "-w"], here);
+    let output = here.join("output");
+    let said = run(relift().args(["optimize", "--shuffle", "7"]).arg(&input).arg("-o").arg(&output), here);
+    let warnings = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(output.is_file() && warnings.contains("debug information is left out"), "{warnings}");
+    assert!(warnings.contains("keeps it in another file"), "{warnings}");
+}
+
+#[test]
 fn compressed_debug_information_is_brought_up_to_date() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
     for compiler in compilers("c") {

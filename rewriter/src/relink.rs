@@ -98,7 +98,9 @@ pub fn relink(
     // Addresses.
     let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, growth));
     let mut addresses = Addresses::new(program, out, &codes, &placement);
-    let updates = debug == debug::Mode::Update && !out.fragments.is_empty() && debug::is_in(image);
+    // It may take more bytes than before, for which a payload leaves no room.
+    let may_grow = payload_behind(image).is_none();
+    let updates = debug == debug::Mode::Update && may_grow && !out.fragments.is_empty() && debug::is_in(image);
     let stretches = updates.then(|| debug::map::all_stretches(&codes, &placement.fragments));
     let fragments = unwind::fragments(image, program, out, &mut codes, &placement);
     let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);

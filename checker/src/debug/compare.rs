@@ -225,15 +225,14 @@ impl<'c, 'a> Comparison<'c, 'a> {
             return self.is_place(place, other);
         }
         let ends = returns.get(&place);
-        let is_proven = |other: u64| self.output.code.index(other).is_some_and(|output| self.is_only_proven(output));
-        if ends.zip(other).is_some_and(|(ends, other)| ends.contains(&other) || is_proven(other)) {
+        if ends.zip(other).is_some_and(|(ends, other)| ends.contains(&other) || self.is_only_proven(other)) {
             return true;
         }
         if self.ends_rewritten_call(place) {
             return other.is_none() || self.is_place(place, other);
         }
-        // If there is neither, the walk did not come to the call.
-        self.is_left_by_jump(place, other).unwrap_or(ends.is_none())
+        // If there is neither, the walk did not come to the call. If it did, the output's jump may be one that was made anew.
+        self.is_left_by_jump(place, other, ends.is_none()).unwrap_or(ends.is_none())
     }
 
     /// Whether the output's address stands for the input's; of what the walk did not come to nobody can tell.
@@ -243,17 +242,26 @@ impl<'c, 'a> Comparison<'c, 'a> {
         };
         let stands = self.relation.output_of(input).is_some();
         let Some(other) = other else { return !stands || self.sharing.contains(&input) };
-        let output = leads_to(self.output, other).and_then(|at| self.output.code.index(at));
+        let at = leads_to(self.output, other);
+        let output = at.and_then(|at| self.output.code.index(at));
         if stands {
-            return output.is_some_and(|output| self.relation.is_for(output, input) || self.is_only_proven(output));
+            return output.is_some_and(|output| self.relation.is_for(output, input))
+                || at.is_some_and(|at| self.is_only_proven(at));
         }
         let is_proven = output.is_some_and(|output| self.relation.covered.contains(output));
         is_proven || !self.relation.seen.contains(input)
     }
 
-    /// Whether an instruction of the output is in a piece that was proven as a whole: for which of the input's it stands is not known then.
-    fn is_only_proven(&self, output: usize) -> bool {
-        self.relation.covered.contains(output) && self.relation.input_of(output).is_none()
+    /// Whether an address of the output is in a piece that was proven as a whole: for which of the input's instructions it stands is not known then. Inside of an
+    /// instruction that stands for one it is not.
+    fn is_only_proven(&self, address: u64) -> bool {
+        let is_covered = |index: usize| self.relation.covered.contains(index) && self.relation.input_of(index).is_none();
+        let reaches = |before: u64| {
+            let start = address.wrapping_sub(before);
+            let stands = self.output.code.index(start).is_some_and(|index| self.relation.input_of(index).is_some());
+            stands && self.output.inst(start).is_some_and(|inst| u64::from(inst.len) > before)
+        };
+        self.output.code.index(address).is_some_and(is_covered) && !(1..15).any(reaches)
     }
 
     /// Whether a call of the input ends at an address that the output makes otherwise, or not at all.
@@ -268,8 +276,8 @@ impl<'c, 'a> Comparison<'c, 'a> {
     }
 
     /// Of a place behind a jump out of a function, which is a call that comes back to the caller's caller: whether the output's is one to the same place. A layout may
-    /// have no jump there. `None` if no jump ends there.
-    fn is_left_by_jump(&self, end: u64, other: Option<u64>) -> Option<bool> {
+    /// have no jump there, if it `may_follow`. `None` if no jump ends there.
+    fn is_left_by_jump(&self, end: u64, other: Option<u64>, may_follow: bool) -> Option<bool> {
         let target = |side: &Side<'_>, end: u64| {
             (1..=15).find_map(|size| {
                 let at = end.checked_sub(size)?;
@@ -278,8 +286,9 @@ impl<'c, 'a> Comparison<'c, 'a> {
             })
         };
         let from = target(self.input, end).and_then(|at| self.input.code.index(at))?;
-        let Some(other) = other else { return Some(true) };
-        let to = target(self.output, other).or(leads_to(self.output, other)).and_then(|at| self.output.code.index(at));
+        let Some(other) = other else { return Some(may_follow) };
+        let following = || leads_to(self.output, other).filter(|_| may_follow);
+        let to = target(self.output, other).or_else(following).and_then(|at| self.output.code.index(at));
         Some(to.is_some_and(|to| self.relation.is_for(to, from)))
     }
 

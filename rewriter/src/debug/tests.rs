@@ -31,7 +31,8 @@ fn ranges_at(bytes: &[u8], at: u64, version: u16) -> Vec<Range<u64>> {
 
 #[test]
 fn a_list_of_ranges_is_read_as_it_was_written() {
-    let lists: [&[Range<u64>]; 3] = [&[0x1000..0x1010], &[0x2000..0x2001, 0x1000..0x1fff, 0x9000_0000..0x9000_0002], &[]];
+    let lists: [&[Range<u64>]; 3] =
+        [&[0x1000..0x1010, 0x1010..0x1011], &[0x2000..0x2001, 0x1000..0x1fff, 0x9000_0000..0x9000_0002], &[]];
     for version in [4, 5] {
         let mut contribution = Contribution::new(Lists::Ranges, encoding(version), 0);
         let push = |ranges: &[Range<u64>]| {
