@@ -1,7 +1,7 @@
 //! A unit's new ranges, locations and addresses, as bytes over its entries and lists of its own.
 //!
 //! **Method.** First it is decided for each entry whether its bounds can stay bounds: they can if its code is in one part that begins where it is entered. Where they can't, the
-//! abbreviation is converted (`abbreviations`), and with it all entries that share it, in any unit. Then everything is written.
+//! entry gets another abbreviation (`abbreviations`), which entries of other units may share. Then everything is written.
 //!
 //! **Invariant.** Where an entry begins to run, its list does: debuggers take the first address of the first range for the entry.
 
