@@ -51,14 +51,18 @@ pub enum DebugError {
     Unreadable(#[from] gimli::Error),
     #[error("the unit at {0:#x} keeps it in another file")]
     Split(usize),
+    #[error("the unit at {0:#x} has addresses of another size than eight bytes")]
+    AddressSize(usize),
     #[error("the attribute at {0:#x} has a form that is not known for it")]
     Form(usize),
     #[error("a unit numbers its lists without a table of them")]
     NoTable,
     #[error("the line table at {0:#x} is for another kind of machine, or nowhere")]
     Lines(usize),
-    #[error("the macros at {0:#x} name no line table")]
+    #[error("the macros at {0:#x} can't be read")]
     Macros(usize),
+    #[error("an expression nests too deep")]
+    Nested,
     #[error("{0} can't be decompressed")]
     Compressed(String),
     #[error("what would have to stand at {0:#x} is too large for its field")]
@@ -183,7 +187,7 @@ fn units<'a>(source: &Source<'a>) -> Result<Vec<Unit<Slice<'a>>>, DebugError> {
 
 fn plan(source: &Source<'_>, unit: &Unit<Slice<'_>>, map: &CodeMap<'_>) -> Result<Planned, DebugError> {
     if unit.encoding().address_size != 8 {
-        return Err(DebugError::Lines(unit.header.offset().0));
+        return Err(DebugError::AddressSize(unit.header.offset().0));
     }
     lower::plan(&source.dwarf, unit, unit::read(&source.dwarf, unit, unit.header.offset().0)?, map)
 }
@@ -269,14 +273,22 @@ impl Output<'_, '_> {
             Value::Leb(value) => padded(value, patch.field.len),
             Value::Ranges(at) => ranges + at,
             Value::Locations(at) => locations + at,
-            Value::Lines(old) => *self.lines.get(&old).ok_or(DebugError::Lines(old as usize))?,
+            Value::Lines(old) => self.new_lines(old)?,
+            // Units may share them, so it is the input's that are read.
             Value::Macros(at) => {
-                let lines = self.lines;
-                return indexes::set_lines_of_macros(self.over(".debug_macro"), at, lines);
+                let macros = self.contents.get(".debug_macro").map_or(&[][..], |(_, bytes)| bytes);
+                let Some((field, old)) = indexes::lines_of_macros(macros, at as usize)? else { return Ok(()) };
+                let new = self.new_lines(old)?;
+                return put(self.over(".debug_macro"), field, new);
             }
         };
         let is_types = unit.header.section() == SectionId::DebugTypes;
         put(self.over(if is_types { ".debug_types" } else { ".debug_info" }), patch.field, value)
+    }
+
+    /// Where a line table is now.
+    fn new_lines(&self, old: u64) -> Result<u64, DebugError> {
+        self.lines.get(&old).copied().ok_or(DebugError::Lines(old as usize))
     }
 
     fn finish(self, image: &Image<'_>) -> Result<Updated, DebugError> {

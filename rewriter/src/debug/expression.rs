@@ -24,11 +24,20 @@ pub(super) enum Named {
 /// All addresses that it names.
 pub(super) fn named(expression: &[u8], encoding: Encoding) -> Result<Vec<Named>, DebugError> {
     let mut found = Vec::new();
-    collect(expression, 0, encoding, &mut found)?;
+    collect(expression, (0, NESTED_MAX), encoding, &mut found)?;
     Ok(found)
 }
 
-fn collect(expression: &[u8], start: usize, encoding: Encoding, found: &mut Vec<Named>) -> Result<(), DebugError> {
+/// Expressions in expressions: compilers write one.
+const NESTED_MAX: u32 = 8;
+
+/// `expression` begins at `start` of the whole; so many more may be nested in it.
+fn collect(
+    expression: &[u8],
+    (start, nested): (usize, u32),
+    encoding: Encoding,
+    found: &mut Vec<Named>,
+) -> Result<(), DebugError> {
     let mut operations = Expression(Slice::new(expression, gimli::LittleEndian)).operations(encoding);
     let bytes = Slice::new(expression, gimli::LittleEndian);
     loop {
@@ -45,7 +54,8 @@ fn collect(expression: &[u8], start: usize, encoding: Encoding, found: &mut Vec<
             Operation::AddressIndex { index } => found.push(Named::Numbered(index.0 as u64)),
             Operation::EntryValue { expression } => {
                 let bytes = expression.slice();
-                collect(bytes, end - bytes.len(), encoding, found)?;
+                let nested = nested.checked_sub(1).ok_or(DebugError::Nested)?;
+                collect(bytes, (end - bytes.len(), nested), encoding, found)?;
             }
             _ => {}
         }

@@ -5,11 +5,11 @@
 use std::ops::Range;
 
 use gimli::LittleEndian;
-use rustc_hash::FxHashMap;
 
 use super::DebugError;
 use super::lists::push_offset;
 use super::map::CodeMap;
+use super::unit::Field;
 
 /// `.debug_aranges` anew.
 pub(super) fn aranges(section: &[u8], map: &CodeMap<'_>) -> Result<Vec<u8>, DebugError> {
@@ -55,6 +55,10 @@ pub(super) fn gdb_index(section: &[u8], map: &CodeMap<'_>) -> Option<Vec<u8>> {
     };
     let offsets: Vec<u32> = (0..num_offsets).map(|index| word(4 + 4 * index)).collect::<Option<_>>()?;
     let (start, end) = (offsets[2] as usize, offsets[3] as usize);
+    // The header stands before all that it names.
+    if start < 4 + 4 * num_offsets {
+        return None;
+    }
     let mut entries: Vec<(Range<u64>, u32)> = Vec::new();
     for entry in section.get(start..end)?.chunks_exact(20) {
         let address = |at: usize| entry[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
@@ -76,18 +80,15 @@ pub(super) fn gdb_index(section: &[u8], map: &CodeMap<'_>) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Gives the unit of macros at an offset the new place of its line table.
-pub(super) fn set_lines_of_macros(section: &mut [u8], at: u64, lines: &FxHashMap<u64, u64>) -> Result<(), DebugError> {
-    let at = at as usize;
-    let flags = *section.get(at + 2).ok_or(DebugError::Macros(at))?;
-    if flags & 2 == 0 {
-        return Ok(());
+/// Where the macros at an offset name their line table, and what they name (DWARF 5 §6.3.1); `None` where they name none.
+pub(super) fn lines_of_macros(section: &[u8], at: usize) -> Result<Option<(Field, u64)>, DebugError> {
+    let header = section.get(at..).and_then(|rest| rest.get(..3)).ok_or(DebugError::Macros(at))?;
+    if header[2] & 2 == 0 {
+        return Ok(None);
     }
-    let size = if flags & 1 == 0 { 4 } else { 8 };
-    let field = section.get_mut(at + 3..at + 3 + size).ok_or(DebugError::Macros(at))?;
+    let field = Field { at: at + 3, len: if header[2] & 1 == 0 { 4 } else { 8 } };
+    let bytes = section[field.at..].get(..usize::from(field.len)).ok_or(DebugError::Macros(at))?;
     let mut old = [0; 8];
-    old[..size].copy_from_slice(field);
-    let new = lines.get(&u64::from_le_bytes(old)).ok_or(DebugError::Macros(at))?;
-    field.copy_from_slice(&new.to_le_bytes()[..size]);
-    Ok(())
+    old[..bytes.len()].copy_from_slice(bytes);
+    Ok(Some((field, u64::from_le_bytes(old))))
 }

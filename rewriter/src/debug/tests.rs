@@ -6,9 +6,13 @@ use gimli::{Encoding, EndianSlice, Format, LittleEndian, Reader};
 use proptest::prelude::*;
 
 use super::abbreviations::{Conversion, Conversions, Converted, assign, conversion, uleb_len, write};
+use super::expression::{Named, named};
+use super::indexes::lines_of_macros;
 use super::lines::{Row, Writer};
 use super::lists::{Contribution, Lists};
 use super::padded;
+use super::unit::Field;
+use crate::relink::lsda::push_uleb;
 
 fn encoding(version: u16) -> Encoding {
     Encoding { format: Format::Dwarf32, version, address_size: 8 }
@@ -132,6 +136,33 @@ fn a_padded_number_is_read_as_itself() {
         assert_eq!(input.read_uleb128().unwrap(), value);
         assert_eq!(8 - input.len(), usize::from(len), "{value} in {len} bytes");
         assert!(uleb_len(value) <= len);
+    }
+}
+
+#[test]
+fn an_expression_that_nests_without_end_is_refused() {
+    let nested = |depth: usize| {
+        let mut bytes = vec![gimli::DW_OP_addr.0, 1, 2, 3, 4, 5, 6, 7, 8];
+        for _ in 0..depth {
+            let mut outer = vec![gimli::DW_OP_entry_value.0];
+            push_uleb(&mut outer, bytes.len() as u64);
+            outer.extend_from_slice(&bytes);
+            bytes = outer;
+        }
+        bytes
+    };
+    let old = u64::from_le_bytes([1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(named(&nested(1), encoding(5)).unwrap(), [Named::Here { at: 3, old }]);
+    assert!(named(&nested(5000), encoding(5)).is_err());
+}
+
+#[test]
+fn the_line_table_of_macros_is_read_where_they_name_one() {
+    let with = [&[5, 0, 2][..], &[0x10, 0x20, 0, 0], &[0]].concat();
+    assert_eq!(lines_of_macros(&with, 0).unwrap(), Some((Field { at: 3, len: 4 }, 0x2010)));
+    assert_eq!(lines_of_macros(&[5, 0, 0, 0], 0).unwrap(), None);
+    for at in [0, 6, usize::MAX] {
+        assert!(lines_of_macros(&with[..5], at).is_err(), "{at}");
     }
 }
 

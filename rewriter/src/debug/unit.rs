@@ -251,7 +251,7 @@ impl<'a> Reader<'_, 'a> {
     /// What a call calls.
     fn origin(&self, attribute: &Attribute<Slice<'a>>) -> Option<usize> {
         match (attribute.name(), attribute.raw_value()) {
-            (name, AttributeValue::UnitRef(offset)) if is_origin(name) => Some(self.start + offset.0),
+            (name, AttributeValue::UnitRef(offset)) if is_origin(name) => self.start.checked_add(offset.0),
             (name, AttributeValue::DebugInfoRef(offset)) if is_origin(name) => Some(offset.0),
             _ => None,
         }
