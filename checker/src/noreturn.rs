@@ -88,7 +88,7 @@ impl NoReturn {
             search.function(fde.start);
             reached = search.callees(fde.start.max(reached), fde.end);
         }
-        for (start, end) in undescribed(side) {
+        for (start, end) in side.undescribed() {
             search.callees(start, end);
         }
         search.run();
@@ -119,25 +119,6 @@ impl NoReturn {
             _ => false,
         }
     }
-}
-
-/// Code that no frame description covers, as starts and ends: all of it in programs that were built without any.
-fn undescribed(side: &Side<'_>) -> Vec<(u64, u64)> {
-    let mut gaps = Vec::new();
-    let mut fdes = side.unwind.fdes.iter().peekable();
-    for area in side.code.areas() {
-        let mut start = area.start;
-        while let Some(fde) = fdes.next_if(|fde| fde.start < area.end()) {
-            if start < fde.start {
-                gaps.push((start, fde.start));
-            }
-            start = start.max(fde.end);
-        }
-        if start < area.end() {
-            gaps.push((start, area.end()));
-        }
-    }
-    gaps
 }
 
 struct Search<'s, 'a> {

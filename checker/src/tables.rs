@@ -57,6 +57,8 @@ pub(crate) struct Survey {
     /// Frame descriptions, and others to which they jump elsewhere than to an entry.
     parts: Vec<(u32, u32)>,
     boundaries: Bits,
+    /// The same of functions without frame descriptions: that what begins there is code is a guess.
+    guessed: Bits,
     /// Instructions that stand right behind a call of the same frame description; of those that something names, the ones to which no jump leads.
     behind_calls: Bits,
     /// Frame descriptions that something names, other than a jump or a table.
@@ -70,7 +72,7 @@ pub(crate) struct Survey {
 impl Survey {
     /// `absolute_fields` are the places where the linker put absolute addresses, if it says so.
     pub(crate) fn of(side: &Side<'_>, absolute_fields: &FxHashSet<u64>) -> Self {
-        let count = side.unwind.fdes.len();
+        let (num_described, count) = (side.unwind.fdes.len(), side.num_functions());
         let mut survey = Self {
             groups: (0..count as u32).collect(),
             referenced: Vec::new(),
@@ -78,6 +80,7 @@ impl Survey {
             own_places: Vec::new(),
             parts: Vec::new(),
             boundaries: Bits::new(side.code.size()),
+            guessed: Bits::new(side.code.size()),
             behind_calls: Bits::new(side.code.size()),
             named: Bits::new(count),
             called: Bits::new(count),
@@ -87,12 +90,14 @@ impl Survey {
         let fixed = side.image.is_position_dependent();
         let has_numbers = crate::data::has_numbers(&side.image);
         let mut numbers = Vec::new();
-        for (index, fde) in side.unwind.fdes.iter().enumerate() {
-            let mut address = fde.start;
+        for index in 0..count {
+            let (start, end) = side.function(index as u32);
+            let is_described = index < num_described;
+            let mut address = start;
             let mut is_behind_call = false;
-            while address < fde.end {
+            while address < end {
                 let (Some(code_index), Some(inst)) = (side.code.index(address), side.inst(address)) else { break };
-                survey.boundaries.insert(code_index);
+                if is_described { &mut survey.boundaries } else { &mut survey.guessed }.insert(code_index);
                 if is_behind_call {
                     survey.behind_calls.insert(code_index);
                 }
@@ -100,8 +105,8 @@ impl Survey {
                 match inst.kind {
                     Kind::Jump | Kind::Branch => {
                         let target = side.target(address, inst);
-                        if (target < fde.start || target >= fde.end)
-                            && let Some(other) = side.unwind.fde_at(target)
+                        if (target < start || target >= end)
+                            && let Some(other) = side.function_at(target)
                         {
                             survey.join(index as u32, other);
                             survey.note_part(side, index as u32, other, target);
@@ -112,16 +117,16 @@ impl Survey {
                         let operand = side.operand(address, inst);
                         survey.name(side, operand);
                         survey.referenced.push(operand);
-                        if inst.kind == Kind::Lea {
+                        if inst.kind == Kind::Lea && is_described {
                             survey.name_place(side, index, address, operand);
-                            survey.own_places.extend((fde.start..fde.end).contains(&operand).then_some((address, operand)));
+                            survey.own_places.extend((start..end).contains(&operand).then_some((address, operand)));
                         }
                     }
-                    _ if fixed => {
+                    _ if fixed && is_described => {
                         let bytes = side.code.bytes(address, inst);
                         let named = Shape::of(bytes).wide_displacement(bytes).and_then(|at| bytes.get(at..at + 4));
                         let value = |field: &[u8]| field.try_into().ok().map(u32::from_le_bytes).map(u64::from);
-                        let is_own = |value: &u64| (fde.start..fde.end).contains(value);
+                        let is_own = |value: &u64| (start..end).contains(value);
                         let displacement = named.and_then(value).filter(|_| absolute_fields.is_empty());
                         survey.referenced.extend(named.and_then(value).filter(|&value| side.image.tail(value).is_some()));
                         let number = Shape::of(bytes).wide_immediate(bytes).filter(|_| has_numbers);
@@ -177,6 +182,9 @@ impl Survey {
     /// Notes a jump from a frame description to another one.
     fn note_part(&mut self, side: &Side<'_>, from: u32, to: u32, target: u64) {
         let unwind = &side.unwind;
+        if [from, to].iter().any(|&function| function as usize >= unwind.fdes.len()) {
+            return;
+        }
         if unwind.fdes[to as usize].start != target || !unwind.has_no_frame(target) {
             self.parts.push((from, to));
         }
@@ -199,8 +207,8 @@ impl Survey {
     }
 
     fn name(&mut self, side: &Side<'_>, address: u64) {
-        if let Some(fde) = side.unwind.fde_at(address) {
-            self.named.insert(fde as usize);
+        if let Some(function) = side.function_at(address) {
+            self.named.insert(function as usize);
         }
     }
 
@@ -253,10 +261,10 @@ impl Survey {
     }
 
     fn call(&mut self, side: &Side<'_>, target: u64) {
-        if let Some(fde) = side.unwind.fde_at(target) {
-            self.named.insert(fde as usize);
-            if side.unwind.fdes[fde as usize].start == target {
-                self.called.insert(fde as usize);
+        if let Some(function) = side.function_at(target) {
+            self.named.insert(function as usize);
+            if side.function(function).0 == target {
+                self.called.insert(function as usize);
             }
         }
     }
@@ -287,7 +295,8 @@ impl Survey {
     /// Whether a function of its own begins at an address: something other than a jump or a table names it. What nothing else names may be a part of the function before it, where
     /// each block has a frame description.
     fn begins_function(&self, side: &Side<'_>, address: u64) -> bool {
-        side.unwind.starts_at(address) && side.unwind.fde_at(address).is_some_and(|fde| self.named.contains(fde as usize))
+        let function = side.function_at(address).filter(|&function| side.function(function).0 == address);
+        function.is_some_and(|function| self.named.contains(function as usize))
     }
 
     /// The smallest frame description of those that jumps connect with this one.
@@ -315,6 +324,11 @@ impl Survey {
     /// Whether linear decoding of a frame description meets the instruction with this index.
     pub(crate) fn is_boundary(&self, index: usize) -> bool {
         self.boundaries.contains(index)
+    }
+
+    /// Whether an instruction begins there, also of code without a frame description.
+    fn may_be_instruction(&self, index: usize) -> bool {
+        self.is_boundary(index) || self.guessed.contains(index)
     }
 
     /// Whether an instruction names the address, with this index, to which a call returns: it may compare them.
@@ -364,8 +378,8 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
 }
 
 fn note_copy(walk: &mut Walk<'_, '_>, table: TableReference, is_table: bool) {
-    if let Some(fde) = walk.input.unwind.fde_at(table.from) {
-        walk.copies.note(table, walk.survey.find(fde), is_table);
+    if let Some(function) = walk.input.function_at(table.from) {
+        walk.copies.note(table, walk.survey.find(function), is_table);
     }
 }
 
@@ -551,7 +565,7 @@ pub(crate) fn targets(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Option<
 fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     let mut targets = Vec::new();
     let side = walk.input;
-    let Some(from) = side.unwind.fde_at(table.from) else { return targets };
+    let Some(from) = side.function_at(table.from) else { return targets };
     let Some(section_end) = side.image.section_at(table.input).map(|section| section.end()).or_else(|| {
         let tail = side.image.tail(table.input)?;
         Some(table.input + tail.len() as u64)
@@ -568,14 +582,14 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     let width = u64::from(table.width);
     while place + width <= end {
         let Some(target) = entry(side, table.input, place, table.width) else { break };
-        let in_group = |address| side.unwind.fde_at(address).is_some_and(|fde| walk.survey.find(fde) == group);
-        let meets_instruction = side.code.index(target).is_some_and(|index| walk.survey.is_boundary(index));
+        let in_group = |address| side.function_at(address).is_some_and(|function| walk.survey.find(function) == group);
+        let meets_instruction = side.code.index(target).is_some_and(|index| walk.survey.may_be_instruction(index));
         // A cold part that only the table leads to is in no group; the bounds check vouches for the entry then, or that nothing else names it.
-        let is_orphan = |address| side.unwind.fde_at(address).is_some_and(|fde| walk.survey.is_orphan(fde));
+        let is_orphan = |address| side.function_at(address).is_some_and(|function| walk.survey.is_orphan(function));
         let is_bounded =
             |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(walk, table.from).unwrap_or(0));
         // What follows the function is no part of it where a function begins, though it may be in the group: by a tail call.
-        let is_next_function = target == side.unwind.fdes[from as usize].end && walk.survey.begins_function(side, target);
+        let is_next_function = target == side.function(from).1 && walk.survey.begins_function(side, target);
         if meets_instruction && in_group(target) && !is_next_function {
             targets.push(Entry::To(target));
         } else if !targets.is_empty() && (is_next_function || !in_group(target) && target > 0 && in_group(target - 1)) {
@@ -590,7 +604,7 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         place += width;
     }
     let is_own = |&entry: &Entry| match entry {
-        Entry::To(target) => side.unwind.fde_at(target).is_some_and(|fde| walk.survey.find(fde) == group),
+        Entry::To(target) => side.function_at(target).is_some_and(|function| walk.survey.find(function) == group),
         Entry::Unreachable | Entry::Hole => false,
     };
     while targets.last() == Some(&Entry::Hole) {
@@ -611,11 +625,11 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
 /// if the jump follows closely as well: a `lea` that was hoisted has other comparisons around it.
 fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     let side = walk.input;
-    let fde = &side.unwind.fdes[side.unwind.fde_at(from)? as usize];
+    let (_, end) = side.function(side.function_at(from)?);
     let mut address = from;
     let mut mask = None;
     for position in 0..=BOUND_WINDOW {
-        let inst = side.inst(address).filter(|_| address < fde.end)?;
+        let inst = side.inst(address).filter(|_| address < end)?;
         // Between the two, too, an index may be cut to size.
         mask = mask.or_else(|| entries_by(side.code.bytes(address, inst), None));
         match inst.kind {
@@ -626,13 +640,14 @@ fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
             _ => address += u64::from(inst.len),
         }
     }
+    let begins_here = |address| side.function_at(address).is_some_and(|function| side.function(function).0 == address);
     let mut next: Option<(u64, Inst)> = None;
     let mut address = from;
     for position in 0..BOUND_WINDOW {
         let (before, inst) = instruction_before(walk, address)?;
         // Where each block has a frame description, one that runs on into the next ends with a jump there.
         let runs_on = inst.kind == Kind::Jump && side.target(before, inst) == address;
-        if (side.unwind.starts_at(address) || inst.ends_flow()) && !runs_on {
+        if (begins_here(address) || inst.ends_flow()) && !runs_on {
             return None;
         }
         let branch = next.filter(|_| position > 0).map(|(address, inst)| (side.code.bytes(address, inst), inst.kind));
@@ -649,7 +664,7 @@ fn instruction_before(walk: &Walk<'_, '_>, address: u64) -> Option<(u64, Inst)> 
     let side = walk.input;
     (1..=15).find_map(|size| {
         let before = address.checked_sub(size)?;
-        side.code.index(before).filter(|&index| walk.survey.is_boundary(index))?;
+        side.code.index(before).filter(|&index| walk.survey.may_be_instruction(index))?;
         side.inst(before).filter(|inst| u64::from(inst.len) == size).map(|inst| (before, inst))
     })
 }

@@ -14,7 +14,7 @@ use crate::discover::clusters::{Clusters, join_by_flow};
 use crate::discover::jump_runs::run_around;
 use crate::discover::names::{self, NamedBy, Names};
 use crate::discover::no_return::find_no_return;
-use crate::discover::reach::{Reach, Reached};
+use crate::discover::reach::{Explored, Reach, Reached};
 use crate::discover::registered::NamesInUnwind;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
@@ -25,6 +25,7 @@ use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::error::{Error, Result};
 use crate::ir::{BlockFlags, PinReason, Program, RelinkMode};
+use crate::lift::explore::Explorer;
 use crate::symbolize::pins::PinContext;
 use crate::symbolize::{Assembly, Cluster, slots};
 use crate::x86::MAX_INSTRUCTION_LEN;
@@ -42,6 +43,8 @@ impl Default for LiftOptions {
     }
 }
 
+mod explore;
+
 const LARGE_MODEL: &str = "the medium or large code model: addresses are made of numbers that nothing marks";
 
 /// Lifts a program, using all that the file says.
@@ -58,21 +61,23 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     // Discover: which bytes are code, and what they name.
     let mut stubs = Stubs::find(image);
     let mut units = find_units(image, &unwind, &[], &Reached::default());
-    let has_unseen_absolutes = mode == RelinkMode::Guard;
-    let mut surveys = survey_all(Surveyor { image, units: &units, stubs: &stubs, use_static_relocs, has_unseen_absolutes });
+    let explorer = Explorer { image, unwind: &unwind, stubs: &stubs, use_static_relocs, mode };
+    let mut surveys = survey_all(explorer.surveyor(&units));
     if surveys.iter().any(|survey| survey.is_large_model) {
         return Err(Error::Unsupported(LARGE_MODEL.into()));
     }
     // At a fixed address nothing without an unwind entry moves.
-    let reached = match image.kind.is_position_independent() {
-        true => Reach { image, units: &units, surveys: &surveys, stubs: &stubs, trusts_symbols: use_static_relocs }.find(),
-        false => Reached::default(),
+    let mut explored = match image.kind.is_position_independent() {
+        true => Reach { image, units: &units, surveys: &surveys, stubs: &stubs, trusts_symbols: use_static_relocs }.explore(),
+        false => Explored::default(),
     };
+    (units, surveys) = explorer.follow_tables(&mut explored, units, surveys);
+    let reached = explored.finish();
     let claimed = claimed_padding(image, (&units, &reached), &surveys, mode);
     if !claimed.is_empty() || !reached.regions.is_empty() {
-        let before = std::mem::replace(&mut units, find_units(image, &unwind, &claimed, &reached));
-        let surveyor = Surveyor { image, units: &units, stubs: &stubs, use_static_relocs, has_unseen_absolutes };
-        surveys = survey_again(surveyor, &before, surveys);
+        let found = find_units(image, &unwind, &claimed, &reached);
+        surveys = survey_again(explorer.surveyor(&found), &units, surveys);
+        units = found;
     }
     stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
     let mut names = names::collect(image, &unwind, &units, &surveys);
@@ -95,7 +100,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         use_static_relocs,
         mode,
     };
-    let mut jumps = context.resolve_jumps(&names, &mut clusters);
+    let mut jumps = context.resolve_jumps(&names, &mut clusters, |_| true);
     let mut tables = merge_tables(&mut jumps);
     mark_exclusive(image, &surveys, &mut tables);
     let names = names.extended(tables.iter().flat_map(|t| &*t.distinct).map(|&target| (target, NamedBy::TABLE)));
@@ -212,6 +217,7 @@ fn with_doubts(surveyor: Surveyor<'_>, mut surveys: Vec<Survey>) -> Vec<Survey> 
         (name.how == How::Memory || is_torn && units[unit].fde().is_none()).then_some(unit)
     };
     let mut doubted: Vec<Unit> = surveys.par_iter().flat_map_iter(|s| s.names.iter().filter_map(is_doubted)).collect();
+    doubted.extend(units.keys().filter(|&unit| !resembles_code(units, &surveys, unit)));
     doubted.sort();
     doubted.dedup();
     doubted.retain(|unit| !surveys[unit.index()].is_opaque());
@@ -220,6 +226,22 @@ fn with_doubts(surveyor: Surveyor<'_>, mut surveys: Vec<Survey>) -> Vec<Survey> 
         surveys[unit.index()] = survey;
     }
     surveys
+}
+
+/// Whether what nothing reaches is code all the same, of functions that nobody calls: then all that it calls or jumps to outside of itself is where functions begin, or a stub of the linker's, and control
+/// does not run out of it.
+fn resembles_code(units: &Units, surveys: &[Survey], unit: Unit) -> bool {
+    let survey = &surveys[unit.index()];
+    if units[unit].bounds != Bounds::LeftOver || survey.is_opaque() {
+        return true;
+    }
+    let is_entry = |name: &CodeName| {
+        unit_at(units, name.target).is_none_or(|target| {
+            let is_start = surveys[target.index()].is_start(name.target - units[target].start);
+            target == unit || name.target == units[target].start || units[target].bounds == Bounds::LeftOver && is_start
+        })
+    };
+    survey.problem.is_none() && survey.names.iter().all(is_entry)
 }
 
 /// Addresses in sections of code that instructions or relocated words name and that were taken for padding: clang leaves nothing of a
@@ -359,7 +381,12 @@ impl Discovered<'_> {
     /// What lies behind the indirect jumps of each cluster that has any, by its first unit. After the first round, only clusters are asked
     /// again that were joined, that have a jump without an answer, or in whose tables another one was found to start. Rounds end because each but the last joins
     /// clusters or finds tables.
-    fn resolve_jumps(&self, names: &Names, clusters: &mut Clusters) -> Vec<(Unit, ClusterJumps)> {
+    fn resolve_jumps(
+        &self,
+        names: &Names,
+        clusters: &mut Clusters,
+        is_asked: impl Fn(&[Unit]) -> bool + Sync,
+    ) -> Vec<(Unit, ClusterJumps)> {
         let mut known_tables: Vec<Va> = Vec::new();
         let mut answers: Vec<(Unit, ClusterJumps)> = Vec::new();
         let mut kept: Vec<Unit> = Vec::new();
@@ -369,7 +396,7 @@ impl Discovered<'_> {
             let again: Vec<(Unit, ClusterJumps)> = clusters
                 .members()
                 .par_iter()
-                .filter(|members| has_jumps(members) && kept.binary_search(&members[0]).is_err())
+                .filter(|members| has_jumps(members) && is_asked(members) && kept.binary_search(&members[0]).is_err())
                 .map(|members| (members[0], context.analyze(members)))
                 .collect();
             answers.retain(|a| kept.binary_search(&a.0).is_ok());

@@ -106,7 +106,7 @@ pub(super) fn names_itself_alike(walk: &Walk<'_, '_>, input: u64, output: u64) -
 fn jumps_of(walk: &Walk<'_, '_>, groups: &FxHashSet<u32>) -> FxHashSet<usize> {
     let (input, output) = (walk.input, walk.output);
     let is_among = |index: usize| {
-        let fde = input.unwind.fde_at(input.code.address(index));
+        let fde = input.function_at(input.code.address(index));
         fde.is_some_and(|fde| groups.contains(&walk.survey.find(fde)) || walk.survey.is_orphan(fde))
     };
     let mut found = FxHashSet::default();
@@ -137,7 +137,7 @@ fn through_thunks(side: &Side<'_>) -> Vec<(u64, u32)> {
             Kind::Call => Some(side.target(address, inst)),
             _ => None,
         };
-        if let Some(fde) = side.unwind.fde_at(address)
+        if let Some(fde) = side.function_at(address)
             && target.is_some_and(|target| side.drops_return_address(target))
         {
             found.push((address, fde));

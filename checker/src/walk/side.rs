@@ -1,6 +1,6 @@
 //! One of the two programs: its parsed tables and its decoded code, and what both walks ask of them.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::decode::{Code, Decoder, Inst, Kind, Memo};
 use crate::error::FileError;
+use crate::functions::Functions;
 use crate::image::Image;
 use crate::unwind::{CallSites, Rows, Unwind};
 use crate::walk::numbers::Starts;
@@ -18,6 +19,7 @@ pub(crate) struct Side<'a> {
     pub(crate) code: Code<'a>,
     pub(crate) unwind: Unwind,
     pub(crate) decoder: Decoder,
+    functions: OnceCell<Functions>,
     starts: Arc<Starts>,
     call_sites: RefCell<FxHashMap<u64, Option<Rc<CallSites>>>>,
 }
@@ -29,12 +31,58 @@ impl<'a> Side<'a> {
         let ranges: Vec<(u64, u64)> = unwind.fdes.iter().map(|fde| (fde.start, fde.end)).collect();
         code.predecode(&ranges);
         let starts = Arc::new(Starts::of(code.size(), code.decoded()));
-        Ok(Self { image, code, unwind, decoder: Decoder::new()?, starts, call_sites: RefCell::default() })
+        Ok(Self {
+            image,
+            code,
+            unwind,
+            decoder: Decoder::new()?,
+            functions: OnceCell::new(),
+            starts,
+            call_sites: RefCell::default(),
+        })
     }
 
     /// Where instructions of frame descriptions begin, and how many bytes of code there are.
     pub(super) fn starts(&self) -> (Arc<Starts>, usize) {
         (self.starts.clone(), self.code.size())
+    }
+
+    /// Code that no frame description covers, as starts and ends: all of it in programs that were built without any.
+    pub(crate) fn undescribed(&self) -> Vec<(u64, u64)> {
+        let mut gaps = Vec::new();
+        let mut fdes = self.unwind.fdes.iter().peekable();
+        for area in self.code.areas() {
+            let mut start = area.start;
+            while let Some(fde) = fdes.next_if(|fde| fde.start < area.end()) {
+                if start < fde.start {
+                    gaps.push((start, fde.start));
+                }
+                start = start.max(fde.end);
+            }
+            if start < area.end() {
+                gaps.push((start, area.end()));
+            }
+        }
+        gaps
+    }
+
+    /// The function at an address, by frame description or by what calls lead to.
+    pub(crate) fn function_at(&self, address: u64) -> Option<u32> {
+        self.functions().at(&self.unwind, address)
+    }
+
+    /// Where a function begins and ends.
+    pub(crate) fn function(&self, number: u32) -> (u64, u64) {
+        self.functions().range(&self.unwind, number)
+    }
+
+    /// How many functions there are; those with frame descriptions come first, and have their numbers.
+    pub(crate) fn num_functions(&self) -> usize {
+        self.unwind.fdes.len() + self.functions().len()
+    }
+
+    fn functions(&self) -> &Functions {
+        self.functions.get_or_init(|| Functions::of(self))
     }
 
     pub(crate) fn inst(&self, address: u64) -> Option<Inst> {

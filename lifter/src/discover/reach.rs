@@ -29,11 +29,11 @@ use crate::x86::{Flow, flow_of, nop_len, padding_len};
 
 /// What decoding looks at.
 #[derive(Copy, Clone)]
-pub(crate) struct Reach<'i> {
+pub(crate) struct Reach<'i, 's> {
     pub(crate) image: &'i Image<'i>,
-    pub(crate) units: &'i Units,
-    pub(crate) surveys: &'i [Survey],
-    pub(crate) stubs: &'i Stubs,
+    pub(crate) units: &'s Units,
+    pub(crate) surveys: &'s [Survey],
+    pub(crate) stubs: &'s Stubs,
     /// Whether a symbol's range is code for certain, as where the linker's relocations of it are there.
     pub(crate) trusts_symbols: bool,
 }
@@ -57,6 +57,10 @@ struct Region<'i> {
     data: Vec<Va>,
     /// Where execution may come from outside of what runs into it: calls, pointers.
     entries: Vec<Va>,
+    /// Jumps, branches and entries of tables: from where in the region, and to where.
+    links: Vec<(Va, Va)>,
+    /// Calls: the byte behind, and the callee.
+    calls: Vec<(usize, Va)>,
     is_given_up: bool,
 }
 
@@ -71,42 +75,19 @@ enum State {
 /// Why decoding from a place failed.
 struct NotCode;
 
-impl Reach<'_> {
-    /// The code that something reaches.
-    pub(crate) fn find(&self) -> Reached {
-        let mut regions = self.regions();
-        let (certain, mut perhaps) = self.seeds();
-        for seed in certain {
-            let Some(index) = region_at(&regions, seed) else { continue };
-            match self.follow(&mut regions, seed) {
-                Ok(addresses) => perhaps.extend(addresses),
-                Err(NotCode) => regions[index].is_given_up = true,
-            }
-        }
-        let mut tried: FxHashSet<Va> = FxHashSet::default();
-        while let Some(seed) = perhaps.pop() {
-            // What fails is data, or code that is not understood: it stays, with all that it may name.
-            if tried.insert(seed)
-                && let Ok(addresses) = self.follow(&mut regions, seed)
-            {
-                perhaps.extend(addresses);
-            }
-        }
+impl<'i> Reach<'i, '_> {
+    /// Follows what code with bounds, the loader and exports name.
+    pub(crate) fn explore(&self) -> Explored<'i> {
+        let mut explored = Explored { regions: self.regions(), ..Explored::default() };
+        let (certain, perhaps) = self.seeds();
+        explored.follow_certain(&certain, self.stubs, perhaps);
         let reads = self.surveys.iter().flat_map(|s| &s.names).filter(|n| n.how == How::Memory).map(|n| n.target);
-        for read in reads.collect::<Vec<Va>>() {
-            if let Some(index) = region_at(&regions, read) {
-                regions[index].data.push(read);
+        for read in reads {
+            if let Some(index) = region_at(&explored.regions, read) {
+                explored.regions[index].data.push(read);
             }
         }
-        let mut reached = Reached::default();
-        for region in &mut regions {
-            let pieces = region.pieces();
-            if !pieces.is_empty() {
-                reached.regions.push((region.start, region.end()));
-                reached.pieces.extend(pieces);
-            }
-        }
-        reached
+        explored
     }
 
     /// Whether something vouches for a unit, so that nothing has to be found out.
@@ -115,7 +96,7 @@ impl Reach<'_> {
     }
 
     /// Runs of units that nothing vouches for, and that may move.
-    fn regions(&self) -> Vec<Region<'_>> {
+    fn regions(&self) -> Vec<Region<'i>> {
         let mut ranges: Vec<(Va, Va, bool)> = Vec::new();
         let mut previous = None;
         for unit in self.units.values() {
@@ -134,7 +115,8 @@ impl Reach<'_> {
         let region = |(start, end, _): (Va, Va, bool)| {
             let bytes = self.image.read(start, (end - start) as usize)?;
             let states = vec![State::Unknown; bytes.len()];
-            Some(Region { start, bytes, states, data: Vec::new(), entries: Vec::new(), is_given_up: false })
+            let (data, entries, links, calls) = Default::default();
+            Some(Region { start, bytes, states, data, entries, links, calls, is_given_up: false })
         };
         ranges.into_iter().filter_map(region).collect()
     }
@@ -165,14 +147,115 @@ impl Reach<'_> {
         }
         (certain, perhaps)
     }
+}
+
+/// What is known so far of the regions.
+#[derive(Default)]
+pub(crate) struct Explored<'i> {
+    regions: Vec<Region<'i>>,
+    /// Where code may begin, as far as that was tried.
+    tried: FxHashSet<Va>,
+    /// Functions behind calls of which nothing goes on, ascending.
+    no_return: Vec<Va>,
+    /// The most that there were of these in any round.
+    most_no_return: usize,
+}
+
+impl Explored<'_> {
+    fn follow_certain(&mut self, certain: &[Va], stubs: &Stubs, mut perhaps: Vec<Va>) {
+        for &seed in certain {
+            let Some(index) = region_at(&self.regions, seed) else { continue };
+            match self.follow(seed, stubs) {
+                Ok(addresses) => {
+                    self.regions[index].entries.push(seed);
+                    perhaps.extend(addresses);
+                }
+                Err(NotCode) => self.regions[index].is_given_up = true,
+            }
+        }
+        self.try_from(perhaps, stubs);
+    }
+
+    /// Follows what may be code: what fails is data, or code that is not understood. It stays, with all that it may name.
+    fn try_from(&mut self, mut perhaps: Vec<Va>, stubs: &Stubs) {
+        while let Some(seed) = perhaps.pop() {
+            if self.tried.insert(seed)
+                && let Ok(addresses) = self.follow(seed, stubs)
+            {
+                self.add_entry(seed);
+                perhaps.extend(addresses);
+            }
+        }
+    }
+
+    /// Follows what tables of jumps lead to; says whether any of it is new.
+    pub(crate) fn try_labels(&mut self, edges: impl Iterator<Item = (Va, Va)>, stubs: &Stubs) -> bool {
+        let mut is_new = false;
+        for (jump, label) in edges {
+            let Some(region) = region_at(&self.regions, label) else { continue };
+            if self.regions[region].state(label) == State::Unknown
+                && let Ok(addresses) = self.follow(label, stubs)
+            {
+                self.try_from(addresses, stubs);
+                is_new = true;
+            }
+            self.regions[region].links.push((jump, label));
+        }
+        is_new
+    }
+
+    /// Takes note of functions that never return; says whether there are more than before.
+    pub(crate) fn note_no_return(&mut self, functions: Vec<Va>) -> bool {
+        let most = self.most_no_return.max(functions.len());
+        self.no_return = functions;
+        std::mem::replace(&mut self.most_no_return, most) < most
+    }
+
+    fn add_entry(&mut self, va: Va) {
+        if let Some(index) = region_at(&self.regions, va) {
+            self.regions[index].entries.push(va);
+        }
+    }
+
+    /// Whether there are bytes that nothing reaches, and that are no padding.
+    pub(crate) fn has_left_over(&mut self) -> bool {
+        self.regions.iter_mut().any(|region| region.pieces(&self.no_return).1 > 0)
+    }
+
+    /// What is reached so far, were it all.
+    pub(crate) fn so_far(&mut self) -> Reached {
+        self.collect(|region, no_return| region.pieces(no_return).0)
+    }
+
+    /// What is reached, without the regions that are given up.
+    pub(crate) fn finish(&mut self) -> Reached {
+        self.collect(|region, no_return| {
+            let (pieces, left_over) = region.pieces(no_return);
+            let reached: u64 = pieces.iter().map(|&(start, end)| end - start).sum();
+            if left_over > reached { Vec::new() } else { pieces }
+        })
+    }
+
+    fn collect(&mut self, pieces_of: impl Fn(&mut Region<'_>, &[Va]) -> Vec<(Va, Va)>) -> Reached {
+        let mut reached = Reached::default();
+        for region in &mut self.regions {
+            let pieces = pieces_of(region, &self.no_return);
+            if !pieces.is_empty() {
+                reached.regions.push((region.start, region.end()));
+                reached.pieces.extend(pieces);
+            }
+        }
+        reached
+    }
 
     /// Decodes all that a place reaches; gives the addresses that are computed there. On failure nothing has happened.
-    fn follow(&self, regions: &mut [Region<'_>], seed: Va) -> Result<Vec<Va>, NotCode> {
+    fn follow(&mut self, seed: Va, stubs: &Stubs) -> Result<Vec<Va>, NotCode> {
+        let regions = &mut self.regions;
         let mut log = Log::default();
         let mut pending = vec![seed];
         while let Some(place) = pending.pop() {
             let Some(index) = region_at(regions, place) else { continue };
-            if self.run(&mut regions[index], index, place, &mut pending, &mut log).is_err() {
+            if regions[index].run(index, place, stubs, &mut pending, &mut log).is_err() {
                 for (index, at) in log.states {
                     regions[index].states[at] = State::Unknown;
                 }
@@ -183,72 +266,8 @@ impl Reach<'_> {
                 return Err(NotCode);
             }
         }
-        for va in log.entries.into_iter().chain([seed]) {
-            if let Some(index) = region_at(regions, va) {
-                regions[index].entries.push(va);
-            }
-        }
+        log.entries.into_iter().for_each(|va| self.add_entry(va));
         Ok(log.addresses)
-    }
-
-    /// Decodes straight on from a place until something known or an end.
-    fn run(&self, region: &mut Region<'_>, index: usize, place: Va, pending: &mut Vec<Va>, log: &mut Log) -> Result<(), NotCode> {
-        let mut at = (place - region.start) as usize;
-        let mut instruction = Instruction::default();
-        loop {
-            match region.states.get(at) {
-                Some(State::Start(_)) => return Ok(()),
-                Some(State::Unknown) => {}
-                Some(State::Inside) | None => return Err(NotCode),
-            }
-            Decoder::with_ip(64, &region.bytes[at..], region.start.0 + at as u64, DecoderOptions::NONE)
-                .decode_out(&mut instruction);
-            let end = at + instruction.len();
-            let is_free = region.states.get(at..end).is_some_and(|s| s.iter().all(|&s| s == State::Unknown));
-            if !is_plausible(&instruction, &region.bytes[at..]) || !is_free {
-                return Err(NotCode);
-            }
-            let flow = flow_of(&instruction);
-            let goes_on = match flow {
-                Flow::Jump(target) => {
-                    pending.push(target);
-                    false
-                }
-                Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) => {
-                    pending.push(target);
-                    true
-                }
-                Flow::Call(target) => {
-                    // `call` to what follows it reads its own address.
-                    if target.0 == instruction.next_ip() {
-                        return Err(NotCode);
-                    }
-                    pending.push(target);
-                    log.entries.push(target);
-                    !self.stubs.is_no_return(target)
-                }
-                Flow::IndirectJump | Flow::Return | Flow::Trap => false,
-                Flow::IndirectCall | Flow::Next => true,
-            };
-            if instruction.is_ip_rel_memory_operand() {
-                let target = Va(instruction.ip_rel_memory_address());
-                let is_own = region.start <= target && target < region.end();
-                if instruction.mnemonic() == Mnemonic::Lea {
-                    log.addresses.push(target);
-                } else if is_own {
-                    region.data.push(target);
-                    log.note_data(index);
-                }
-            }
-            for state in at..end {
-                region.states[state] = if state == at { State::Start(goes_on) } else { State::Inside };
-                log.states.push((index, state));
-            }
-            if !goes_on {
-                return Ok(());
-            }
-            at = end;
-        }
     }
 }
 
@@ -274,7 +293,7 @@ impl Log {
 }
 
 /// Whether compiled or hand-written code of a user program may hold this instruction. Two zero bytes are one, but rather data.
-fn is_plausible(instruction: &Instruction, bytes: &[u8]) -> bool {
+pub(crate) fn is_plausible(instruction: &Instruction, bytes: &[u8]) -> bool {
     let is_far =
         matches!(instruction.mnemonic(), Mnemonic::Retf | Mnemonic::Iret | Mnemonic::Iretd | Mnemonic::Iretq | Mnemonic::Int)
             || instruction.is_jmp_far()
@@ -304,49 +323,150 @@ impl Region<'_> {
         self.start + self.bytes.len() as u64
     }
 
+    /// Decodes straight on from a place until something known or an end.
+    fn run(&mut self, index: usize, place: Va, stubs: &Stubs, pending: &mut Vec<Va>, log: &mut Log) -> Result<(), NotCode> {
+        let mut at = (place - self.start) as usize;
+        let mut instruction = Instruction::default();
+        loop {
+            match self.states.get(at) {
+                Some(State::Start(_)) => return Ok(()),
+                Some(State::Unknown) => {}
+                Some(State::Inside) | None => return Err(NotCode),
+            }
+            Decoder::with_ip(64, &self.bytes[at..], self.start.0 + at as u64, DecoderOptions::NONE).decode_out(&mut instruction);
+            let end = at + instruction.len();
+            let is_free = self.states.get(at..end).is_some_and(|s| s.iter().all(|&s| s == State::Unknown));
+            if !is_plausible(&instruction, &self.bytes[at..]) || !is_free {
+                return Err(NotCode);
+            }
+            let flow = flow_of(&instruction);
+            let goes_on = match flow {
+                Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) => {
+                    pending.push(target);
+                    self.links.push((Va(instruction.ip()), target));
+                    !matches!(flow, Flow::Jump(_))
+                }
+                Flow::Call(target) => {
+                    // `call` to what follows it reads its own address.
+                    if target.0 == instruction.next_ip() {
+                        return Err(NotCode);
+                    }
+                    pending.push(target);
+                    log.entries.push(target);
+                    self.calls.push((end, target));
+                    !stubs.is_no_return(target)
+                }
+                Flow::IndirectJump | Flow::Return | Flow::Trap => false,
+                Flow::IndirectCall | Flow::Next => true,
+            };
+            if instruction.is_ip_rel_memory_operand() {
+                let target = Va(instruction.ip_rel_memory_address());
+                let is_own = self.start <= target && target < self.end();
+                if instruction.mnemonic() == Mnemonic::Lea {
+                    log.addresses.push(target);
+                } else if is_own {
+                    self.data.push(target);
+                    log.note_data(index);
+                }
+            }
+            for state in at..end {
+                self.states[state] = if state == at { State::Start(goes_on) } else { State::Inside };
+                log.states.push((index, state));
+            }
+            if !goes_on {
+                return Ok(());
+            }
+            at = end;
+        }
+    }
+
     fn state(&self, va: Va) -> State {
         self.states.get((va - self.start) as usize).copied().unwrap_or(State::Unknown)
     }
 
-    /// The stretches of reached code, cut where a function begins that nothing runs into.
-    fn pieces(&mut self) -> Vec<(Va, Va)> {
-        self.entries.sort();
-        self.entries.dedup();
+    /// The stretches of reached code, and how many bytes nothing reaches. A stretch ends where nothing runs on: before the start of a function, and before what no jump connects with it, as a part
+    /// of another function.
+    fn pieces(&mut self, no_return: &[Va]) -> (Vec<(Va, Va)>, u64) {
+        for list in [&mut self.entries, &mut self.data] {
+            list.sort();
+            list.dedup();
+        }
         let is_read = self.data.iter().any(|&va| self.state(va) != State::Unknown);
         if self.is_given_up || is_read {
-            return Vec::new();
+            return (Vec::new(), 0);
         }
-        let mut pieces: Vec<(usize, usize)> = Vec::new();
-        let (mut at, mut reached, mut left_over) = (0, 0, 0);
-        // Whether execution goes on behind the last instruction, and whether the last piece may be continued.
-        let (mut goes_on, mut is_open) = (false, false);
+        let (runs, left_over) = self.runs(no_return);
+        let joined = self.joined(&runs);
+        let mut pieces: Vec<(Va, Va)> = Vec::new();
+        let mut last = None;
+        for (index, run) in runs.iter().enumerate() {
+            let is_entry = || self.entries.binary_search(&run.start).is_ok();
+            match pieces.last_mut().filter(|_| run.is_adjacent && !is_entry() && last == Some(joined[index])) {
+                Some(piece) => piece.1 = run.end,
+                None => pieces.push((run.start, run.end)),
+            }
+            last = Some(joined[index]);
+        }
+        (pieces, left_over)
+    }
+
+    /// What is reached, cut wherever execution does not go on; and how many bytes are not.
+    fn runs(&self, no_return: &[Va]) -> (Vec<Run>, u64) {
+        let stops: FxHashSet<usize> =
+            self.calls.iter().filter(|call| no_return.binary_search(&call.1).is_ok()).map(|call| call.0).collect();
+        let mut runs: Vec<Run> = Vec::new();
+        let (mut at, mut left_over) = (0, 0);
+        let (mut goes_on, mut is_adjacent) = (false, false);
         while at < self.bytes.len() {
+            let place = self.start + at as u64;
             match self.states[at] {
                 State::Start(next_goes_on) => {
-                    let is_entry = self.entries.binary_search(&(self.start + at as u64)).is_ok();
                     let end = (at + 1..self.bytes.len()).find(|&i| self.states[i] != State::Inside).unwrap_or(self.bytes.len());
-                    match pieces.last_mut().filter(|_| is_open && (goes_on || !is_entry)) {
-                        Some(last) => last.1 = end,
-                        None => pieces.push((at, end)),
+                    match runs.last_mut().filter(|_| is_adjacent && goes_on) {
+                        Some(last) => last.end = self.start + end as u64,
+                        None => runs.push(Run { start: place, end: self.start + end as u64, is_adjacent }),
                     }
-                    (goes_on, is_open) = (next_goes_on, true);
-                    reached += end - at;
+                    (goes_on, is_adjacent) = (next_goes_on && !stops.contains(&end), true);
                     at = end;
                 }
                 _ => {
                     let end = (at..self.bytes.len()).find(|&i| self.states[i] != State::Unknown).unwrap_or(self.bytes.len());
                     let padding = padding_len(&self.bytes[at..end]);
-                    left_over += end - at - padding;
-                    is_open = is_open && is_no_ops(&self.bytes[at..end]);
+                    left_over += (end - at - padding) as u64;
+                    is_adjacent = is_adjacent && is_no_ops(&self.bytes[at..end]);
                     at = end;
                 }
             }
         }
-        if left_over > reached {
-            return Vec::new();
-        }
-        pieces.into_iter().map(|(start, end)| (self.start + start as u64, self.start + end as u64)).collect()
+        (runs, left_over)
     }
+
+    /// By run, the first of those that jumps connect with it. A jump to where a function begins is a call at the end of another one.
+    fn joined(&self, runs: &[Run]) -> Vec<usize> {
+        fn root(parents: &mut [usize], mut at: usize) -> usize {
+            while parents[at] != at {
+                parents[at] = parents[parents[at]];
+                at = parents[at];
+            }
+            at
+        }
+        let run_at = |va: Va| runs.partition_point(|run| run.start <= va).checked_sub(1).filter(|&run| va < runs[run].end);
+        let mut parents: Vec<usize> = (0..runs.len()).collect();
+        for &(from, to) in self.links.iter().filter(|link| self.entries.binary_search(&link.1).is_err()) {
+            let (Some(from), Some(to)) = (run_at(from), run_at(to)) else { continue };
+            let (one, other) = (root(&mut parents, from), root(&mut parents, to));
+            parents[one.max(other)] = one.min(other);
+        }
+        (0..runs.len()).map(|run| root(&mut parents, run)).collect()
+    }
+}
+
+/// Instructions that run on into each other.
+struct Run {
+    start: Va,
+    end: Va,
+    /// Whether nothing but no-ops lies between it and the one before.
+    is_adjacent: bool,
 }
 
 /// Whether bytes are whole no-ops, which decode like the code around them.
@@ -370,6 +490,8 @@ mod tests {
             states: vec![State::Unknown; bytes.len()],
             data: Vec::new(),
             entries: Vec::new(),
+            links: Vec::new(),
+            calls: Vec::new(),
             is_given_up: false,
         };
         for &(at, len, goes_on) in states {
@@ -381,18 +503,32 @@ mod tests {
 
     #[test]
     fn functions_are_cut_where_nothing_runs_into_them() {
-        // nop-free code: `push; ret`, two bytes of padding, `ret` that is an entry, and one that the last piece runs into.
+        // nop-free code: `push; ret`, two bytes of padding, `ret` that is an entry, and two instructions that a table of the function before them leads to, or nobody.
         let bytes = [0x50, 0xc3, 0x66, 0x90, 0xc3, 0x50, 0xc3];
         let mut region = region(&bytes, &[(0, 1, true), (1, 1, false), (4, 1, false), (5, 1, true), (6, 1, false)]);
         region.entries = vec![Va(0x1000), Va(0x1004), Va(0x1006)];
-        assert_eq!(region.pieces(), [(Va(0x1000), Va(0x1002)), (Va(0x1004), Va(0x1007))]);
+        let cut = [(Va(0x1000), Va(0x1002)), (Va(0x1004), Va(0x1005)), (Va(0x1005), Va(0x1007))];
+        assert_eq!(region.pieces(&[]).0, cut);
+        region.links = vec![(Va(0x1004), Va(0x1005))];
+        assert_eq!(region.pieces(&[]).0, [(Va(0x1000), Va(0x1002)), (Va(0x1004), Va(0x1007))]);
+    }
+
+    #[test]
+    fn functions_are_cut_behind_calls_that_never_return() {
+        // `call` of what does not come back, then `ret`.
+        let bytes = [0xe8, 0, 0, 0, 0, 0xc3];
+        let mut region = region(&bytes, &[(0, 5, true), (5, 1, false)]);
+        region.calls = vec![(5, Va(0x5000))];
+        assert_eq!(region.pieces(&[]).0, [(Va(0x1000), Va(0x1006))]);
+        assert_eq!(region.pieces(&[Va(0x5000)]).0, [(Va(0x1000), Va(0x1005)), (Va(0x1005), Va(0x1006))]);
     }
 
     #[test]
     fn a_region_of_which_most_is_reached_by_nothing_is_given_up() {
         let bytes = [0xc3, 0x50, 0x58, 0xc3];
-        assert_eq!(region(&bytes, &[(0, 1, false)]).pieces(), []);
-        assert_eq!(region(&bytes, &[(0, 1, false), (3, 1, false)]).pieces().len(), 2);
+        // `finish` compares the two.
+        let (pieces, left_over) = region(&bytes, &[(0, 1, false)]).pieces(&[]);
+        assert_eq!((pieces.len(), left_over), (1, 3));
     }
 
     #[test]
@@ -400,7 +536,7 @@ mod tests {
         let bytes = [0x50, 0xc3];
         let mut region = region(&bytes, &[(0, 1, true), (1, 1, false)]);
         region.data = vec![Va(0x1001)];
-        assert_eq!(region.pieces(), []);
+        assert_eq!(region.pieces(&[]).0, []);
     }
 
     #[test]

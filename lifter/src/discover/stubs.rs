@@ -12,7 +12,7 @@ use crate::discover::units::is_stub_section;
 use crate::elf::Image;
 
 /// The dynamic symbols behind stubs and slots.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Stubs {
     /// `(address of stub or slot)` of every function that never returns, ascending.
     no_return: Vec<Va>,

@@ -9,6 +9,7 @@ use object::elf;
 
 use crate::address::Va;
 use crate::discover::code_model::CodeModel;
+use crate::discover::reach::is_plausible;
 use crate::discover::stubs::Stubs;
 use crate::discover::units::{Bounds, UnitData, Units, unit_at};
 use crate::elf::Image;
@@ -113,6 +114,8 @@ pub(crate) struct Surveyor<'i> {
     pub(crate) use_static_relocs: bool,
     /// Whether fields may hold absolute addresses that nothing vouches for.
     pub(crate) has_unseen_absolutes: bool,
+    /// Whether what nothing reaches may name something.
+    pub(crate) reads_left_over: bool,
 }
 
 impl Surveyor<'_> {
@@ -121,7 +124,7 @@ impl Surveyor<'_> {
         if bytes.len() < unit.len() {
             return Survey { problem: Some(PinReason::Undecodable), may_return: true, ..Survey::default() };
         }
-        let is_code = unit.bounds != Bounds::LeftOver;
+        let is_code = unit.bounds != Bounds::LeftOver || self.reads_left_over;
         let clean = if is_code { self.survey_clean(unit, bytes) } else { None };
         clean.unwrap_or_else(|| self.survey_opaque(unit, bytes))
     }
@@ -141,7 +144,9 @@ impl Surveyor<'_> {
         let mut instruction = Instruction::default();
         while decoder.can_decode() {
             decoder.decode_out(&mut instruction);
-            if instruction.is_invalid() {
+            let is_doubted =
+                unit.bounds == Bounds::LeftOver && !is_plausible(&instruction, &bytes[decoder.position() - instruction.len()..]);
+            if instruction.is_invalid() || is_doubted {
                 return None;
             }
             let offset = instruction.ip() - unit.start.0;
@@ -289,6 +294,9 @@ impl Surveyor<'_> {
     fn survey_opaque(&self, unit: &UnitData, bytes: &[u8]) -> Survey {
         let mut survey = Survey { problem: Some(PinReason::Undecodable), falls_out: true, may_return: true, ..Survey::default() };
         // An instruction may begin in the unit and end behind it: where units end is not sure here.
+        if unit.bounds == Bounds::LeftOver && !self.reads_left_over {
+            return survey;
+        }
         let behind = (1..MAX_INSTRUCTION_LEN).rev().find_map(|more| self.image.read(unit.start, bytes.len() + more));
         let window = behind.unwrap_or(bytes);
         for offset in 0..bytes.len() {

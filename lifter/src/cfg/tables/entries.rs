@@ -16,7 +16,7 @@ use crate::address::Va;
 use crate::cfg::tables::TableContext;
 use crate::discover::names::NamedBy;
 use crate::discover::survey::How;
-use crate::discover::units::{Unit, unit_at};
+use crate::discover::units::{Bounds, Unit, unit_at};
 use crate::entity::EntityId;
 
 /// What a word of the table is counted from, and how wide it is.
@@ -231,6 +231,10 @@ impl TableContext<'_> {
         let is_start = survey.is_start(target - self.units[unit].start);
         if is_start && self.clusters.find(unit) == cluster {
             return Lead::Entry(Entry::Inside(target));
+        }
+        // What nothing is known to reach may be a case that only this table leads to.
+        if self.units[unit].bounds == Bounds::LeftOver {
+            return Lead::Elsewhere(target, unit);
         }
         if self.ends_unit_of(cluster, target) {
             return Lead::Entry(Entry::Unreachable);

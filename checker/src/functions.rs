@@ -1,0 +1,159 @@
+//! Code without frame descriptions, cut where functions seem to begin.
+//!
+//! **Problem.** Jump tables are told from other data by their leading into the function that names them. In code that was built without frame descriptions, nothing says where a
+//! function begins and ends.
+//!
+//! **Method.** A function begins where a call leads, where the loader enters or the file has a pointer to, and where an instruction makes an address, and it reaches to where the next one begins. All
+//! is decoded straight on from these places, so that what only a table leads to is met as well, and calls something in turn. A place that is called by nobody is part of the
+//! function before it: too little is cut, never too much, as far as that is what calls lead to.
+//!
+//! **What depends on it**: which data is a jump table, and how far it reaches. What its entries lead to is compared as any other pair. So a wrong cut makes a table
+//! of what is none, whose words then have to be distances to instructions that correspond; or none of what is one, which then may not change.
+//!
+//! **Terminates**: each place is decoded from once, and decoding goes up to what was decoded before.
+
+use crate::decode::Kind;
+use crate::image::Slot;
+use crate::unwind::Unwind;
+use crate::walk::{Bits, Side};
+
+/// Starts and ends of functions without frame descriptions, ascending.
+#[derive(Default)]
+pub(crate) struct Functions {
+    undescribed: Vec<(u64, u64)>,
+}
+
+impl Functions {
+    /// Looks through all that has no frame description.
+    pub(crate) fn of(side: &Side<'_>) -> Self {
+        let gaps = side.undescribed();
+        if gaps.is_empty() {
+            return Self::default();
+        }
+        let mut search = Search { side, gaps: &gaps, met: Bits::new(side.code.size()), starts: Vec::new() };
+        search.run();
+        search.starts.sort_unstable();
+        search.starts.dedup();
+        let mut undescribed = Vec::with_capacity(search.starts.len());
+        for (position, &start) in search.starts.iter().enumerate() {
+            let Some(&(_, gap_end)) = gap_at(&gaps, start) else { continue };
+            let limit = search.starts.get(position + 1).map_or(gap_end, |&next| next.min(gap_end));
+            let end = last_end(side, start, limit);
+            if start < end {
+                undescribed.push((start, end));
+            }
+        }
+        Self { undescribed }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.undescribed.len()
+    }
+
+    /// The function at an address: the number of its frame description, or one above all of these.
+    pub(crate) fn at(&self, unwind: &Unwind, address: u64) -> Option<u32> {
+        unwind.fde_at(address).or_else(|| {
+            let last = self.undescribed.partition_point(|&(start, _)| start <= address).checked_sub(1)?;
+            (address < self.undescribed[last].1).then(|| (unwind.fdes.len() + last) as u32)
+        })
+    }
+
+    /// Where a function begins and ends.
+    pub(crate) fn range(&self, unwind: &Unwind, number: u32) -> (u64, u64) {
+        let number = number as usize;
+        match unwind.fdes.get(number) {
+            Some(fde) => (fde.start, fde.end),
+            None => self.undescribed.get(number - unwind.fdes.len()).copied().unwrap_or_default(),
+        }
+    }
+}
+
+fn gap_at(gaps: &[(u64, u64)], address: u64) -> Option<&(u64, u64)> {
+    let last = gaps.partition_point(|&(start, _)| start <= address).checked_sub(1)?;
+    gaps.get(last).filter(|gap| address < gap.1)
+}
+
+/// Where the last instruction ends that is no padding.
+fn last_end(side: &Side<'_>, start: u64, limit: u64) -> u64 {
+    let (mut address, mut end) = (start, start);
+    while let Some(inst) = side.inst(address).filter(|_| address < limit) {
+        address += u64::from(inst.len);
+        let is_padding = inst.kind == Kind::Nop || side.code.bytes(address - u64::from(inst.len), inst) == [0xcc];
+        if !is_padding {
+            end = address.min(limit);
+        }
+    }
+    end
+}
+
+struct Search<'s, 'a> {
+    side: &'s Side<'a>,
+    gaps: &'s [(u64, u64)],
+    /// By code index, instructions that were met.
+    met: Bits,
+    starts: Vec<u64>,
+}
+
+impl Search<'_, '_> {
+    fn run(&mut self) {
+        let side = self.side;
+        let mut certain = vec![side.image.elf.entry];
+        let mut perhaps: Vec<u64> = Vec::new();
+        for &(_, slot) in &side.image.slots {
+            if let Slot::Relative(address) | Slot::Resolver(address) = slot {
+                perhaps.push(address);
+            }
+        }
+        let symbols = side.image.elf.dynsyms.iter().filter(|symbol| crate::data::names_code(&side.image, symbol));
+        perhaps.extend(symbols.map(|symbol| symbol.st_value));
+        let tags = [goblin::elf::dynamic::DT_INIT, goblin::elf::dynamic::DT_FINI];
+        certain.extend(tags.iter().filter_map(|&tag| side.image.dynamic_value(tag)));
+        for fde in &side.unwind.fdes {
+            self.decode(fde.start, fde.end, &mut certain, &mut perhaps);
+        }
+        // Parts to which only jumps lead may lie before the first function.
+        let mut first: Vec<u64> = self.gaps.iter().rev().map(|&(start, end)| self.behind_padding(start, end)).collect();
+        loop {
+            let Some(start) = certain.pop().or_else(|| perhaps.pop()).or_else(|| first.pop()) else { return };
+            let Some(&(_, end)) = gap_at(self.gaps, start) else { continue };
+            self.starts.push(start);
+            self.decode(start, end, &mut certain, &mut perhaps);
+        }
+    }
+
+    /// The first byte of a gap that is neither zero nor of an instruction that fills.
+    fn behind_padding(&self, mut address: u64, end: u64) -> u64 {
+        while address < end {
+            let is_zero = self.side.image.at(address, 1) == Some(&[0]);
+            match self.side.inst(address) {
+                _ if is_zero => address += 1,
+                Some(inst) if inst.kind == Kind::Nop => address += u64::from(inst.len),
+                _ => break,
+            }
+        }
+        address
+    }
+
+    /// Decodes up to what was met before, and takes note of what is called and whose address is made.
+    fn decode(&mut self, start: u64, end: u64, called: &mut Vec<u64>, named: &mut Vec<u64>) {
+        let side = self.side;
+        let mut address = start;
+        while let (Some(index), Some(inst)) = (side.code.index(address), side.inst(address).filter(|_| address < end)) {
+            if self.met.contains(index) {
+                return;
+            }
+            self.met.insert(index);
+            let in_gap = |target: u64| gap_at(self.gaps, target).is_some();
+            match inst.kind {
+                Kind::Call => called.extend(Some(side.target(address, inst)).filter(|&target| in_gap(target))),
+                // Into code without frame descriptions from code with one: a tail call.
+                Kind::Jump | Kind::Branch if !in_gap(address) => {
+                    called.extend(Some(side.target(address, inst)).filter(|&target| in_gap(target)));
+                }
+                Kind::Lea if inst.disp != 0 => named.extend(Some(side.operand(address, inst)).filter(|&place| in_gap(place))),
+                _ => {}
+            }
+            address += u64::from(inst.len);
+        }
+    }
+}

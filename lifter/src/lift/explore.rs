@@ -1,0 +1,88 @@
+//! Code without unwind entries that only jump tables lead to.
+//!
+//! **Problem.** Following calls and branches stops at a `switch`: what its cases hold, and all that only they call, looks like code that nothing reaches. In a program that was
+//! built without unwind entries that is most of the code.
+//!
+//! **Method.** What was reached so far is taken for all there is, its jumps are asked as those of any code are ([`tables`](crate::cfg::tables)), and what the tables lead to is followed. This
+//! goes on in rounds until a round finds nothing new. While it does, bytes that nothing reaches name nothing: what is found is asked again afterwards, with all doubts.
+//!
+//! Terminates: each round but the last reaches an instruction that was not reached before.
+
+use super::{Discovered, survey_again};
+use crate::cfg::thunks::Thunks;
+use crate::discover::clusters::join_by_flow;
+use crate::discover::names;
+use crate::discover::no_return::find_no_return;
+use crate::discover::reach::Explored;
+use crate::discover::stubs::Stubs;
+use crate::discover::survey::{Survey, Surveyor};
+use crate::discover::units::{Bounds, Unit, Units, find_units};
+use crate::elf::{Image, Unwind};
+use crate::entity::EntityId;
+use crate::ir::RelinkMode;
+
+/// What the search goes by.
+#[derive(Copy, Clone)]
+pub(super) struct Explorer<'i> {
+    pub(super) image: &'i Image<'i>,
+    pub(super) unwind: &'i Unwind,
+    pub(super) stubs: &'i Stubs,
+    pub(super) use_static_relocs: bool,
+    pub(super) mode: RelinkMode,
+}
+
+impl<'i> Explorer<'i> {
+    pub(super) fn surveyor<'u>(&self, units: &'u Units) -> Surveyor<'u>
+    where
+        'i: 'u,
+    {
+        Surveyor {
+            image: self.image,
+            units,
+            stubs: self.stubs,
+            use_static_relocs: self.use_static_relocs,
+            has_unseen_absolutes: self.mode == RelinkMode::Guard,
+            reads_left_over: true,
+        }
+    }
+
+    /// Adds to what was explored what the jump tables in it lead to. `units` and `surveys` are those before; those of the last round come back, which need another look with
+    /// all doubts.
+    pub(super) fn follow_tables(
+        &self,
+        explored: &mut Explored<'_>,
+        mut units: Units,
+        mut surveys: Vec<Survey>,
+    ) -> (Units, Vec<Survey>) {
+        while explored.has_left_over() {
+            let found = find_units(self.image, self.unwind, &[], &explored.so_far());
+            surveys = survey_again(Surveyor { reads_left_over: false, ..self.surveyor(&found) }, &units, surveys);
+            units = found;
+            if !self.follow_round(explored, &units, &surveys) {
+                break;
+            }
+        }
+        (units, surveys)
+    }
+
+    /// One round; says whether it found anything.
+    fn follow_round(&self, explored: &mut Explored<'_>, units: &Units, surveys: &[Survey]) -> bool {
+        let &Self { image, unwind, use_static_relocs, mode, .. } = self;
+        let is_reached = |&unit: &Unit| units[unit].bounds == Bounds::Reached;
+        if !units.keys().any(|unit| is_reached(&unit) && surveys[unit.index()].has_indirect_jumps) {
+            return false;
+        }
+        let names = names::collect(image, unwind, units, surveys);
+        let mut clusters = join_by_flow(units, surveys, &names);
+        let mut stubs = self.stubs.clone();
+        stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
+        let mut no_return = find_no_return(image, units, surveys, &stubs, &clusters);
+        no_return.sort();
+        stubs.add_no_return(no_return.iter().copied());
+        let thunks = Thunks::find(image, units);
+        let context = Discovered { image, unwind, units, surveys, stubs: &stubs, thunks: &thunks, use_static_relocs, mode };
+        let answers = context.resolve_jumps(&names, &mut clusters, |members| members.iter().any(is_reached));
+        let is_reaching = explored.try_labels(answers.iter().flat_map(|(_, answer)| answer.edges()), self.stubs);
+        explored.note_no_return(no_return) || is_reaching
+    }
+}
