@@ -80,22 +80,24 @@ pub(crate) fn has_numbers(image: &Image<'_>) -> bool {
 /// some words look like that by chance; what they look like is kept as well.
 fn seed_numbers(walk: &mut Walk<'_, '_>) {
     let (input, output) = (walk.input, walk.output);
+    for (place, value) in words(&input.image).filter(|&(place, value)| output.image.u64_at(place) == Some(value)) {
+        let is_label = || input.code.index(value).is_some_and(|index| walk.survey.is_boundary(index));
+        if input.unwind.starts_at(value) || is_label() || input.starts_undescribed(value) {
+            walk.seed_address(value, value, place);
+        } else if let Some((from, to)) = walk.past_entry(value) {
+            walk.seed_address(from, to, place);
+        }
+    }
+}
+
+/// The aligned words of data that are read as such, with their places.
+pub(crate) fn words<'i>(image: &'i Image<'_>) -> impl Iterator<Item = (u64, u64)> + use<'i> {
     let is_read = |section: &&Section<'_>| {
         let is_content = matches!(section.sh_type, SHT_PROGBITS | SHT_INIT_ARRAY | SHT_FINI_ARRAY | SHT_PREINIT_ARRAY);
         section.is_alloc() && !section.is_code() && is_content && !BY_MEANING.contains(&section.name)
     };
-    for section in input.image.sections.iter().filter(is_read) {
-        for place in words_of(&input.image, section) {
-            let value = input.image.u64_at(place).filter(|&value| output.image.u64_at(place) == Some(value));
-            let Some(value) = value else { continue };
-            let is_label = || input.code.index(value).is_some_and(|index| walk.survey.is_boundary(index));
-            if input.unwind.starts_at(value) || is_label() {
-                walk.seed_address(value, value, place);
-            } else if let Some((from, to)) = walk.past_entry(value) {
-                walk.seed_address(from, to, place);
-            }
-        }
-    }
+    let places = image.sections.iter().filter(is_read).flat_map(|section| words_of(image, section));
+    places.filter_map(|place| Some((place, image.u64_at(place)?)))
 }
 
 fn seed_slots(walk: &mut Walk<'_, '_>) {

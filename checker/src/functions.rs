@@ -12,7 +12,7 @@
 //!
 //! **Terminates**: each place is decoded from once, and decoding goes up to what was decoded before.
 
-use crate::decode::Kind;
+use crate::decode::{Kind, Shape};
 use crate::image::Slot;
 use crate::unwind::Unwind;
 use crate::walk::{Bits, Side};
@@ -30,7 +30,9 @@ impl Functions {
         if gaps.is_empty() {
             return Self::default();
         }
-        let mut search = Search { side, gaps: &gaps, met: Bits::new(side.code.size()), starts: Vec::new() };
+        let has_numbers = crate::data::has_numbers(&side.image);
+        let bits = || Bits::new(side.code.size());
+        let mut search = Search { side, gaps: &gaps, met: bits(), inside: bits(), starts: Vec::new(), has_numbers };
         search.run();
         search.starts.sort_unstable();
         search.starts.dedup();
@@ -56,6 +58,11 @@ impl Functions {
             let last = self.undescribed.partition_point(|&(start, _)| start <= address).checked_sub(1)?;
             (address < self.undescribed[last].1).then(|| (unwind.fdes.len() + last) as u32)
         })
+    }
+
+    /// Whether a function without a frame description begins at an address.
+    pub(crate) fn starts_at(&self, address: u64) -> bool {
+        self.undescribed.binary_search_by_key(&address, |&(start, _)| start).is_ok()
     }
 
     /// Where a function begins and ends.
@@ -91,7 +98,11 @@ struct Search<'s, 'a> {
     gaps: &'s [(u64, u64)],
     /// By code index, instructions that were met.
     met: Bits,
+    /// The bytes behind the first of each.
+    inside: Bits,
     starts: Vec<u64>,
+    /// Whether any number may be an address.
+    has_numbers: bool,
 }
 
 impl Search<'_, '_> {
@@ -108,13 +119,21 @@ impl Search<'_, '_> {
         perhaps.extend(symbols.map(|symbol| symbol.st_value));
         let tags = [goblin::elf::dynamic::DT_INIT, goblin::elf::dynamic::DT_FINI];
         certain.extend(tags.iter().filter_map(|&tag| side.image.dynamic_value(tag)));
+        if self.has_numbers {
+            perhaps.extend(crate::data::words(&side.image).map(|(_, value)| value));
+        }
         for fde in &side.unwind.fdes {
             self.decode(fde.start, fde.end, &mut certain, &mut perhaps);
         }
         // Parts to which only jumps lead may lie before the first function.
         let mut first: Vec<u64> = self.gaps.iter().rev().map(|&(start, end)| self.behind_padding(start, end)).collect();
         loop {
-            let Some(start) = certain.pop().or_else(|| perhaps.pop()).or_else(|| first.pop()) else { return };
+            let by_chance = |search: &Self, perhaps: &mut Vec<u64>| {
+                std::iter::from_fn(|| perhaps.pop())
+                    .find(|&start| !side.code.index(start).is_some_and(|index| search.inside.contains(index)))
+            };
+            let start = certain.pop().or_else(|| by_chance(self, &mut perhaps)).or_else(|| first.pop());
+            let Some(start) = start else { return };
             let Some(&(_, end)) = gap_at(self.gaps, start) else { continue };
             self.starts.push(start);
             self.decode(start, end, &mut certain, &mut perhaps);
@@ -143,6 +162,9 @@ impl Search<'_, '_> {
                 return;
             }
             self.met.insert(index);
+            (1..usize::from(inst.len)).for_each(|at| {
+                self.inside.insert(index + at);
+            });
             let in_gap = |target: u64| gap_at(self.gaps, target).is_some();
             match inst.kind {
                 Kind::Call => called.extend(Some(side.target(address, inst)).filter(|&target| in_gap(target))),
@@ -152,6 +174,10 @@ impl Search<'_, '_> {
                 }
                 Kind::Lea if inst.disp != 0 => named.extend(Some(side.operand(address, inst)).filter(|&place| in_gap(place))),
                 _ => {}
+            }
+            if self.has_numbers {
+                let bytes = side.code.bytes(address, inst);
+                named.extend(Shape::of(bytes).wide_immediate(bytes).filter(|&number| in_gap(number)));
             }
             address += u64::from(inst.len);
         }

@@ -65,6 +65,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     missing::report(walk, &found.missing);
     walk.settle_all(true);
     crate::tables::read_arguments(walk);
+    walk.settle_guesses();
     walk.walk_kept_whole();
     walk.report_returns();
     walk.report_places();

@@ -20,6 +20,7 @@ mod calls;
 mod compare;
 mod contexts;
 mod frames;
+mod guesses;
 mod numbers;
 mod places;
 mod proofs;
@@ -161,6 +162,8 @@ pub(crate) struct Walk<'w, 'a> {
     /// Where the walk from a root began.
     began_at: Option<(u64, u64)>,
     tries: Vec<Pair>,
+    /// Where functions without frame descriptions seem to begin that numbers name, and where the numbers are ([`guesses`]).
+    guessed: Vec<(u64, u64)>,
     /// How often a walk has come to what was proven.
     met_proven: usize,
     /// Places of the output to which only branches lead that are decided otherwise.
@@ -227,6 +230,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             stats: Stats { code_bytes: output.code.size() as u64, ..Stats::default() },
             explained: Vec::new(),
             unmoved: Vec::new(),
+            guessed: Vec::new(),
             displaced: Vec::new(),
             arguments: Vec::new(),
             returns: Vec::new(),
@@ -571,6 +575,9 @@ impl<'w, 'a> Walk<'w, 'a> {
         let is_code = self.input.code.index(input).is_some_and(|index| self.survey.is_boundary(index));
         if input == output && !is_code {
             self.tries.push(Pair::new(input, output, origin, Reach::Pointer));
+            if self.has_numbers && self.input.starts_undescribed(input) {
+                self.guessed.push((input, origin));
+            }
             return Ok(());
         }
         self.compare_marks(input, output)?;

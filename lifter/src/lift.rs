@@ -66,11 +66,11 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     if surveys.iter().any(|survey| survey.is_large_model) {
         return Err(Error::Unsupported(LARGE_MODEL.into()));
     }
-    // At a fixed address nothing without an unwind entry moves.
-    let mut explored = match image.kind.is_position_independent() {
-        true => Reach { image, units: &units, surveys: &surveys, stubs: &stubs, trusts_symbols: use_static_relocs }.explore(),
-        false => Explored::default(),
-    };
+    let (trusts_symbols, reads_numbers) = (use_static_relocs, mode == RelinkMode::Guard);
+    let reach = Reach { image, units: &units, surveys: &surveys, stubs: &stubs, trusts_symbols, reads_numbers };
+    let is_marked = image.kind.is_position_independent();
+    // Where the linker's relocations mark addresses of a file at a fixed address, symbols say where functions are.
+    let mut explored = if is_marked || reads_numbers { reach.explore() } else { Explored::default() };
     (units, surveys) = explorer.follow_tables(&mut explored, units, surveys);
     let reached = explored.finish();
     let claimed = claimed_padding(image, (&units, &reached), &surveys, mode);

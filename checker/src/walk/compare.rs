@@ -173,7 +173,8 @@ impl Walk<'_, '_> {
         if let Some((input, output)) = self.past_entry(value) {
             return Some(Reference::Code(input, output));
         }
-        (self.input.unwind.starts_at(value) || is_label()).then_some(Reference::Code(value, value))
+        let is_start = self.input.unwind.starts_at(value) || self.input.starts_undescribed(value);
+        (is_start || is_label()).then_some(Reference::Code(value, value))
     }
 
     /// Where an entry at an address leads in both, that stands for a function and has no frame description: as a number names it, it stays, and nothing else shows

@@ -76,6 +76,11 @@ impl<'a> Side<'a> {
         self.functions().range(&self.unwind, number)
     }
 
+    /// Whether a function without a frame description seems to begin at an address.
+    pub(crate) fn starts_undescribed(&self, address: u64) -> bool {
+        self.functions().starts_at(address)
+    }
+
     /// How many functions there are; those with frame descriptions come first, and have their numbers.
     pub(crate) fn num_functions(&self) -> usize {
         self.unwind.fdes.len() + self.functions().len()

@@ -22,8 +22,9 @@ use rustc_hash::FxHashSet;
 use crate::address::Va;
 use crate::discover::names::dynamic_code_slots;
 use crate::discover::stubs::Stubs;
-use crate::discover::survey::{How, Survey};
+use crate::discover::survey::{How, NumberRole, Survey, numbers};
 use crate::discover::units::{Bounds, UnitData, Units};
+use crate::discover::unseen::words_between;
 use crate::elf::Image;
 use crate::x86::{Flow, flow_of, nop_len, padding_len};
 
@@ -36,6 +37,8 @@ pub(crate) struct Reach<'i, 's> {
     pub(crate) stubs: &'s Stubs,
     /// Whether a symbol's range is code for certain, as where the linker's relocations of it are there.
     pub(crate) trusts_symbols: bool,
+    /// Whether a number may be an address, as at a fixed address where the linker's relocations are gone.
+    pub(crate) reads_numbers: bool,
 }
 
 /// What was found, ascending and disjoint.
@@ -61,6 +64,8 @@ struct Region<'i> {
     links: Vec<(Va, Va)>,
     /// Calls: the byte behind, and the callee.
     calls: Vec<(usize, Va)>,
+    /// Whether numbers in instructions may be addresses.
+    reads_numbers: bool,
     is_given_up: bool,
 }
 
@@ -78,11 +83,18 @@ struct NotCode;
 impl<'i> Reach<'i, '_> {
     /// Follows what code with bounds, the loader and exports name.
     pub(crate) fn explore(&self) -> Explored<'i> {
-        let mut explored = Explored { regions: self.regions(), ..Explored::default() };
+        let regions = self.regions();
+        let mut explored = Explored { regions, ..Explored::default() };
+        if let (true, Some(low), Some(high)) = (self.reads_numbers, explored.regions.first(), explored.regions.last()) {
+            explored.words = words_between(self.image, low.start, high.end(), |va| region_at(&explored.regions, *va).is_some());
+            explored.words.sort();
+            explored.words.dedup();
+        }
         let (certain, perhaps) = self.seeds();
         explored.follow_certain(&certain, self.stubs, perhaps);
         let reads = self.surveys.iter().flat_map(|s| &s.names).filter(|n| n.how == How::Memory).map(|n| n.target);
-        for read in reads {
+        let absolutes = self.surveys.iter().flat_map(|s| &s.absolutes).filter(|a| a.role == NumberRole::Memory).map(|a| a.value);
+        for read in reads.chain(absolutes) {
             if let Some(index) = region_at(&explored.regions, read) {
                 explored.regions[index].data.push(read);
             }
@@ -116,7 +128,8 @@ impl<'i> Reach<'i, '_> {
             let bytes = self.image.read(start, (end - start) as usize)?;
             let states = vec![State::Unknown; bytes.len()];
             let (data, entries, links, calls) = Default::default();
-            Some(Region { start, bytes, states, data, entries, links, calls, is_given_up: false })
+            let reads_numbers = self.reads_numbers;
+            Some(Region { start, bytes, states, data, entries, links, calls, reads_numbers, is_given_up: false })
         };
         ranges.into_iter().filter_map(region).collect()
     }
@@ -135,6 +148,7 @@ impl<'i> Reach<'i, '_> {
                     How::Memory | How::Perhaps => {}
                 }
             }
+            perhaps.extend(survey.absolutes.iter().filter(|number| number.role == NumberRole::Value).map(|number| number.value));
         }
         certain.extend([elf::DT_INIT, elf::DT_FINI].iter().filter_map(|&tag| self.image.dynamic_value(tag)).map(Va));
         perhaps.extend(dynamic_code_slots(self.image, self.units).map(|(_, target)| target));
@@ -159,6 +173,8 @@ pub(crate) struct Explored<'i> {
     no_return: Vec<Va>,
     /// The most that there were of these in any round.
     most_no_return: usize,
+    /// What words of data may name that nothing marks as addresses. Ascending.
+    words: Vec<Va>,
 }
 
 impl Explored<'_> {
@@ -200,6 +216,20 @@ impl Explored<'_> {
                 is_new = true;
             }
             self.regions[region].links.push((jump, label));
+        }
+        is_new
+    }
+
+    /// Follows what words of data name, if nothing else leads there: some are labels of a function's table. Says whether any of it is new.
+    pub(crate) fn try_words(&mut self, stubs: &Stubs) -> bool {
+        let mut is_new = false;
+        for word in std::mem::take(&mut self.words) {
+            let is_unknown =
+                region_at(&self.regions, word).is_some_and(|index| self.regions[index].state(word) == State::Unknown);
+            if is_unknown {
+                self.try_from(vec![word], stubs);
+                is_new |= region_at(&self.regions, word).is_some_and(|index| self.regions[index].state(word) != State::Unknown);
+            }
         }
         is_new
     }
@@ -310,7 +340,9 @@ pub(crate) fn is_plausible(instruction: &Instruction, bytes: &[u8]) -> bool {
             | Mnemonic::Outsd
     );
     let is_zero = instruction.code() == Code::Add_rm8_r8 && bytes.starts_with(&[0, 0]);
-    !(instruction.is_invalid() || instruction.is_privileged() || is_far || is_port || is_zero)
+    // musl's way to crash is an instruction that the kernel keeps to itself.
+    let is_privileged = instruction.is_privileged() && instruction.mnemonic() != Mnemonic::Hlt;
+    !(instruction.is_invalid() || is_privileged || is_far || is_port || is_zero)
 }
 
 fn region_at(regions: &[Region<'_>], va: Va) -> Option<usize> {
@@ -367,6 +399,16 @@ impl Region<'_> {
                 } else if is_own {
                     self.data.push(target);
                     log.note_data(index);
+                }
+            }
+            for number in numbers(&instruction).filter(|_| self.reads_numbers) {
+                match number {
+                    (value, NumberRole::Memory) if self.start <= value && value < self.end() => {
+                        self.data.push(value);
+                        log.note_data(index);
+                    }
+                    (value, NumberRole::Value) => log.addresses.push(value),
+                    _ => {}
                 }
             }
             for state in at..end {
@@ -492,6 +534,7 @@ mod tests {
             entries: Vec::new(),
             links: Vec::new(),
             calls: Vec::new(),
+            reads_numbers: false,
             is_given_up: false,
         };
         for &(at, len, goes_on) in states {
@@ -541,7 +584,7 @@ mod tests {
 
     #[test]
     fn text_and_zeros_are_no_code() {
-        for bytes in [&[0u8, 0, 0, 0][..], b"outbound", b"lmno", &[0xf4], &[0x06]] {
+        for bytes in [&[0u8, 0, 0, 0][..], b"outbound", b"lmno", &[0xfa], &[0x06]] {
             let instruction = Decoder::with_ip(64, bytes, 0, DecoderOptions::NONE).decode();
             assert!(!is_plausible(&instruction, bytes), "{bytes:x?}");
         }

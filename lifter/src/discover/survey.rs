@@ -252,26 +252,9 @@ impl Surveyor<'_> {
     }
 
     fn note_absolutes(&self, instruction: &Instruction, survey: &mut Survey) {
-        let mut note = |value: u64, role: NumberRole| {
-            if self.image.low().0 <= value && value < self.image.high().0 {
-                survey.absolutes.push(Absolute { value: Va(value), at: Va(instruction.ip()), role });
-            }
-        };
-        let counts_bits =
-            matches!(instruction.mnemonic(), Mnemonic::And | Mnemonic::Or | Mnemonic::Xor | Mnemonic::Test | Mnemonic::Imul);
-        for operand in 0..instruction.op_count() {
-            match instruction.op_kind(operand) {
-                OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
-                    note(instruction.immediate(operand), if counts_bits { NumberRole::Bits } else { NumberRole::Value })
-                }
-                OpKind::Memory if !instruction.is_ip_rel_memory_operand() && instruction.memory_displ_size() >= 4 => {
-                    let is_address_only = matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);
-                    let role = if is_address_only { NumberRole::Value } else { NumberRole::Memory };
-                    note(instruction.memory_displacement64(), role);
-                }
-                _ => {}
-            }
-        }
+        let is_address = |number: &(Va, NumberRole)| self.image.low() <= number.0 && number.0 < self.image.high();
+        let absolutes = numbers(instruction).filter(is_address);
+        survey.absolutes.extend(absolutes.map(|(value, role)| Absolute { value, at: Va(instruction.ip()), role }));
     }
 
     /// The static relocations of a unit of a file at a fixed address; in others the instructions themselves say it all.
@@ -323,4 +306,21 @@ impl Surveyor<'_> {
         }
         survey
     }
+}
+
+/// The fields of 32 or 64 bits of an instruction that may be absolute addresses.
+pub(crate) fn numbers(instruction: &Instruction) -> impl Iterator<Item = (Va, NumberRole)> + use<'_> {
+    let counts_bits =
+        matches!(instruction.mnemonic(), Mnemonic::And | Mnemonic::Or | Mnemonic::Xor | Mnemonic::Test | Mnemonic::Imul);
+    (0..instruction.op_count()).filter_map(move |operand| match instruction.op_kind(operand) {
+        OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
+            Some((Va(instruction.immediate(operand)), if counts_bits { NumberRole::Bits } else { NumberRole::Value }))
+        }
+        OpKind::Memory if !instruction.is_ip_rel_memory_operand() && instruction.memory_displ_size() >= 4 => {
+            let is_address_only = matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);
+            let role = if is_address_only { NumberRole::Value } else { NumberRole::Memory };
+            Some((Va(instruction.memory_displacement64()), role))
+        }
+        _ => None,
+    })
 }

@@ -31,7 +31,7 @@ use crate::address::Va;
 use crate::cfg::tables::RawTable;
 use crate::discover::names::dynamic_code_slots;
 use crate::discover::survey::{NumberRole, Survey};
-use crate::discover::units::{UnitData, Units, is_in, unit_at};
+use crate::discover::units::{Bounds, UnitData, Units, is_in, unit_at};
 use crate::elf::Image;
 use crate::elf::image::SectionData;
 use crate::ir::TableBound;
@@ -144,7 +144,7 @@ impl Search<'_> {
 
     /// Code whose instructions are not known for certain: its bytes may be data.
     fn is_raw(&self, index: usize, unit: &UnitData) -> bool {
-        unit.fde().is_none() || self.surveys[index].is_opaque()
+        unit.fde().is_none() && unit.bounds != Bounds::Reached || self.surveys[index].is_opaque()
     }
 
     /// Whether an instruction starts at an address of decoded code; `None` outside of it.

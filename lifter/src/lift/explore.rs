@@ -6,7 +6,9 @@
 //! **Method.** What was reached so far is taken for all there is, its jumps are asked as those of any code are ([`tables`](crate::cfg::tables)), and what the tables lead to is followed. This
 //! goes on in rounds until a round finds nothing new. While it does, bytes that nothing reaches name nothing: what is found is asked again afterwards, with all doubts.
 //!
-//! Terminates: each round but the last reaches an instruction that was not reached before.
+//! At a fixed address any word of data may be the address of a function, or of a label in one: what words alone name is followed when tables lead to nothing more.
+//!
+//! Terminates: each round but the last reaches an instruction that was not reached before, or knows more functions that don't return than any round before it.
 
 use super::{Discovered, survey_again};
 use crate::cfg::thunks::Thunks;
@@ -58,7 +60,7 @@ impl<'i> Explorer<'i> {
             let found = find_units(self.image, self.unwind, &[], &explored.so_far());
             surveys = survey_again(Surveyor { reads_left_over: false, ..self.surveyor(&found) }, &units, surveys);
             units = found;
-            if !self.follow_round(explored, &units, &surveys) {
+            if !self.follow_round(explored, &units, &surveys) && !explored.try_words(self.stubs) {
                 break;
             }
         }

@@ -110,8 +110,7 @@ impl PinContext<'_> {
                 // A symbol says where a function is, not that all that reaches it is known. At a fixed address, code without an unwind entry
                 // may be meant to run where it was copied to.
                 Bounds::Symbol(_) => !self.use_static_relocs || is_fixed,
-                Bounds::Reached => is_fixed,
-                Bounds::Unwind(_) => false,
+                Bounds::Reached | Bounds::Unwind(_) => false,
             };
             if is_unfounded {
                 pin(PinReason::NoBounds);
@@ -236,8 +235,8 @@ impl PinContext<'_> {
         if self.mode == RelinkMode::Replace {
             return;
         }
-        // Nothing says what code without an unwind entry is: V8's built-in functions are copied elsewhere at run time.
-        for (unit, _) in self.units.iter().filter(|(_, data)| data.fde().is_none()) {
+        // Nothing says what code is that has neither an unwind entry nor is reached: V8's built-in functions are copied elsewhere at run time.
+        for (unit, _) in self.units.iter().filter(|(_, data)| data.fde().is_none() && data.bounds != Bounds::Reached) {
             pins.pin(self.clusters, unit, PinReason::UnprovenPointers);
         }
         unseen.torn.iter().for_each(|&va| self.pin_at(va, PinReason::MidInstructionTarget, pins));

@@ -262,9 +262,13 @@ impl TableContext<'_> {
         }
     }
 
-    /// Whether an entry leads to the middle of a unit, where no pointer to a function does.
+    /// Whether an entry leads to the middle of a unit, where no pointer to a function does, or to what only this may lead to.
     fn is_label(&self, entry: &Entry) -> bool {
-        matches!(*entry, Entry::Inside(va) if unit_at(self.units, va).is_some_and(|u| self.units[u].start != va))
+        match *entry {
+            Entry::Inside(va) => unit_at(self.units, va).is_some_and(|u| self.units[u].start != va),
+            Entry::Joined(_, unit) => self.units[unit].bounds == Bounds::LeftOver,
+            Entry::Unreachable => false,
+        }
     }
 
     /// Whether zeros stand at a word, and behind them a label of the cluster that does not begin another table.
