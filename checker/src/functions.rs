@@ -12,7 +12,7 @@
 //!
 //! **Terminates**: each place is decoded from once, and decoding goes up to what was decoded before.
 
-use crate::decode::{Kind, Shape};
+use crate::decode::{Inst, Kind, Shape};
 use crate::image::Slot;
 use crate::unwind::Unwind;
 use crate::walk::{Bits, Side};
@@ -32,7 +32,8 @@ impl Functions {
         }
         let has_numbers = crate::data::has_numbers(&side.image);
         let bits = || Bits::new(side.code.size());
-        let mut search = Search { side, gaps: &gaps, met: bits(), inside: bits(), starts: Vec::new(), has_numbers };
+        let first = gaps.iter().map(|&(start, end)| behind_padding(side, start, end)).collect();
+        let mut search = Search { side, gaps: &gaps, first, met: bits(), inside: bits(), starts: Vec::new(), has_numbers };
         search.run();
         search.starts.sort_unstable();
         search.starts.dedup();
@@ -93,9 +94,24 @@ fn last_end(side: &Side<'_>, start: u64, limit: u64) -> u64 {
     end
 }
 
+/// The first byte of a gap that is neither zero nor of an instruction that fills.
+fn behind_padding(side: &Side<'_>, mut address: u64, end: u64) -> u64 {
+    while address < end {
+        let filler = side.image.at(address, 1).is_some_and(|byte| [0, 0xcc].contains(&byte[0]));
+        match side.inst(address) {
+            _ if filler => address += 1,
+            Some(inst) if inst.kind == Kind::Nop => address += u64::from(inst.len),
+            _ => break,
+        }
+    }
+    address
+}
+
 struct Search<'s, 'a> {
     side: &'s Side<'a>,
     gaps: &'s [(u64, u64)],
+    /// By gap, where something else than padding begins.
+    first: Vec<u64>,
     /// By code index, instructions that were met.
     met: Bits,
     /// The bytes behind the first of each.
@@ -126,13 +142,12 @@ impl Search<'_, '_> {
             self.decode(fde.start, fde.end, &mut certain, &mut perhaps);
         }
         // Parts to which only jumps lead may lie before the first function.
-        let mut first: Vec<u64> = self.gaps.iter().rev().map(|&(start, end)| self.behind_padding(start, end)).collect();
+        let mut first: Vec<u64> = self.first.iter().rev().copied().collect();
         loop {
-            let by_chance = |search: &Self, perhaps: &mut Vec<u64>| {
-                std::iter::from_fn(|| perhaps.pop())
-                    .find(|&start| !side.code.index(start).is_some_and(|index| search.inside.contains(index)))
-            };
-            let start = certain.pop().or_else(|| by_chance(self, &mut perhaps)).or_else(|| first.pop());
+            let start = certain
+                .pop()
+                .or_else(|| std::iter::from_fn(|| perhaps.pop()).find(|&start| self.may_begin(start)))
+                .or_else(|| first.pop());
             let Some(start) = start else { return };
             let Some(&(_, end)) = gap_at(self.gaps, start) else { continue };
             self.starts.push(start);
@@ -140,17 +155,12 @@ impl Search<'_, '_> {
         }
     }
 
-    /// The first byte of a gap that is neither zero nor of an instruction that fills.
-    fn behind_padding(&self, mut address: u64, end: u64) -> u64 {
-        while address < end {
-            let is_zero = self.side.image.at(address, 1) == Some(&[0]);
-            match self.side.inst(address) {
-                _ if is_zero => address += 1,
-                Some(inst) if inst.kind == Kind::Nop => address += u64::from(inst.len),
-                _ => break,
-            }
-        }
-        address
+    /// Whether what something may name may begin a function: not within an instruction that was met, nor where bytes only fill.
+    fn may_begin(&self, start: u64) -> bool {
+        let is_inside = self.side.code.index(start).is_some_and(|index| self.inside.contains(index));
+        let is_before = self.gaps.partition_point(|gap| gap.0 <= start).checked_sub(1).is_some_and(|gap| start < self.first[gap]);
+        let is_filler = |inst: Inst| inst.kind == Kind::Nop || matches!(self.side.code.bytes(start, inst), [0xcc] | [0, 0]);
+        !is_inside && !is_before && self.side.inst(start).is_some_and(|inst| !is_filler(inst))
     }
 
     /// Decodes up to what was met before, and takes note of what is called and whose address is made.

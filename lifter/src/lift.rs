@@ -45,6 +45,8 @@ impl Default for LiftOptions {
 
 mod explore;
 
+/// The first address that no process has (x86-64, four levels of page tables).
+const USER_SPACE_END: u64 = 1 << 47;
 const LARGE_MODEL: &str = "the medium or large code model: addresses are made of numbers that nothing marks";
 
 /// Lifts a program, using all that the file says.
@@ -73,11 +75,12 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let mut explored = if is_marked || reads_numbers { reach.explore() } else { Explored::default() };
     (units, surveys) = explorer.follow_tables(&mut explored, units, surveys);
     let reached = explored.finish();
+    if explored.has_regions() {
+        (units, surveys) = explorer.look_again(&[], &reached, units, surveys);
+    }
     let claimed = claimed_padding(image, (&units, &reached), &surveys, mode);
-    if !claimed.is_empty() || !reached.regions.is_empty() {
-        let found = find_units(image, &unwind, &claimed, &reached);
-        surveys = survey_again(explorer.surveyor(&found), &units, surveys);
-        units = found;
+    if !claimed.is_empty() {
+        (units, surveys) = explorer.look_again(&claimed, &reached, units, surveys);
     }
     stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
     let mut names = names::collect(image, &unwind, &units, &surveys);
@@ -306,6 +309,10 @@ pub fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     let has_section = |name: &str| image.section_named(name).is_some();
     if has_section(".gopclntab") || has_section(".note.go.buildid") || has_section(".go.buildinfo") {
         return unsupported("a Go program: its run time keeps its own tables of code addresses");
+    }
+    // Its tables of places that may fault, and of instructions to replace, name code by distances.
+    if image.segments.iter().any(|segment| segment.p_type == elf::PT_LOAD && segment.p_vaddr.0 >= USER_SPACE_END) {
+        return unsupported("a kernel: no process has addresses as high as this");
     }
     if has_dump(image) {
         return unsupported("Emacs: the dump that it starts from (.pdmp) holds addresses of this file's code");

@@ -10,7 +10,7 @@
 //! code, or data. They stay, opaque.
 //!
 //! **When a region is given up**, all of it: something that is certainly code does not decode or runs out of the region; what is code is also
-//! read as data; or more is left over than was reached, as in V8's built-in functions, which a table of offsets in data names.
+//! read as data; or more is left over than was reached (a third of that at a fixed address), as in V8's built-in functions, which a table of offsets in data names.
 //!
 //! Nothing unwinds through code without unwind entries, so it may move like any other; it has no unwind entry where it goes, either.
 //! Terminates: each step decodes an instruction that was not decoded before, or ends a trial; each seed is tried once.
@@ -247,6 +247,11 @@ impl Explored<'_> {
         }
     }
 
+    /// Whether there is any code that nothing vouches for.
+    pub(crate) fn has_regions(&self) -> bool {
+        !self.regions.is_empty()
+    }
+
     /// Whether there are bytes that nothing reaches, and that are no padding.
     pub(crate) fn has_left_over(&mut self) -> bool {
         self.regions.iter_mut().any(|region| region.pieces(&self.no_return).1 > 0)
@@ -262,7 +267,7 @@ impl Explored<'_> {
         self.collect(|region, no_return| {
             let (pieces, left_over) = region.pieces(no_return);
             let reached: u64 = pieces.iter().map(|&(start, end)| end - start).sum();
-            if left_over > reached { Vec::new() } else { pieces }
+            if left_over > region.most_left_over(reached) { Vec::new() } else { pieces }
         })
     }
 
@@ -420,6 +425,12 @@ impl Region<'_> {
             }
             at = end;
         }
+    }
+
+    /// How many bytes may be left over of a region that is understood. A file at a fixed address without much more than what others call, as the library of klibc, has no table of what that is: the
+    /// programs hold the addresses.
+    fn most_left_over(&self, reached: u64) -> u64 {
+        if self.reads_numbers { reached / 3 } else { reached }
     }
 
     fn state(&self, va: Va) -> State {

@@ -11,11 +11,12 @@
 //! Terminates: each round but the last reaches an instruction that was not reached before, or knows more functions that don't return than any round before it.
 
 use super::{Discovered, survey_again};
+use crate::address::Va;
 use crate::cfg::thunks::Thunks;
 use crate::discover::clusters::join_by_flow;
 use crate::discover::names;
 use crate::discover::no_return::find_no_return;
-use crate::discover::reach::Explored;
+use crate::discover::reach::{Explored, Reached};
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{Survey, Surveyor};
 use crate::discover::units::{Bounds, Unit, Units, find_units};
@@ -65,6 +66,19 @@ impl<'i> Explorer<'i> {
             }
         }
         (units, surveys)
+    }
+
+    /// Units as they are with what was reached and claimed, and what they name, all doubts included.
+    pub(super) fn look_again(
+        &self,
+        claimed: &[Va],
+        reached: &Reached,
+        units: Units,
+        surveys: Vec<Survey>,
+    ) -> (Units, Vec<Survey>) {
+        let found = find_units(self.image, self.unwind, claimed, reached);
+        let surveys = survey_again(self.surveyor(&found), &units, surveys);
+        (found, surveys)
     }
 
     /// One round; says whether it found anything.
