@@ -107,6 +107,23 @@ fn behind_padding(side: &Side<'_>, mut address: u64, end: u64) -> u64 {
     address
 }
 
+/// Where functions may begin.
+#[derive(Default)]
+struct Found {
+    called: Vec<u64>,
+    /// Addresses that the file marks or an instruction makes.
+    named: Vec<u64>,
+    /// Where gaps begin.
+    first: Vec<u64>,
+    /// Numbers that may be addresses.
+    numbers: Vec<u64>,
+}
+
+/// The last one that is wanted, without those behind it.
+fn pop_if(list: &mut Vec<u64>, is_wanted: impl Fn(u64) -> bool) -> Option<u64> {
+    std::iter::from_fn(|| list.pop()).find(|&start| is_wanted(start))
+}
+
 struct Search<'s, 'a> {
     side: &'s Side<'a>,
     gaps: &'s [(u64, u64)],
@@ -124,34 +141,33 @@ struct Search<'s, 'a> {
 impl Search<'_, '_> {
     fn run(&mut self) {
         let side = self.side;
-        let mut certain = vec![side.image.elf.entry];
-        let mut perhaps: Vec<u64> = Vec::new();
+        let mut found = Found { called: vec![side.image.elf.entry], ..Found::default() };
         for &(_, slot) in &side.image.slots {
             if let Slot::Relative(address) | Slot::Resolver(address) = slot {
-                perhaps.push(address);
+                found.named.push(address);
             }
         }
         let symbols = side.image.elf.dynsyms.iter().filter(|symbol| crate::data::names_code(&side.image, symbol));
-        perhaps.extend(symbols.map(|symbol| symbol.st_value));
+        found.named.extend(symbols.map(|symbol| symbol.st_value));
         let tags = [goblin::elf::dynamic::DT_INIT, goblin::elf::dynamic::DT_FINI];
-        certain.extend(tags.iter().filter_map(|&tag| side.image.dynamic_value(tag)));
+        found.called.extend(tags.iter().filter_map(|&tag| side.image.dynamic_value(tag)));
         if self.has_numbers {
-            perhaps.extend(crate::data::words(&side.image).map(|(_, value)| value));
-        }
-        for fde in &side.unwind.fdes {
-            self.decode(fde.start, fde.end, &mut certain, &mut perhaps);
+            found.numbers.extend(crate::data::words(&side.image).map(|(_, value)| value));
         }
         // Parts to which only jumps lead may lie before the first function.
-        let mut first: Vec<u64> = self.first.iter().rev().copied().collect();
+        found.first = self.first.iter().rev().copied().collect();
+        for fde in &side.unwind.fdes {
+            self.decode(fde.start, fde.end, &mut found);
+        }
         loop {
-            let start = certain
-                .pop()
-                .or_else(|| std::iter::from_fn(|| perhaps.pop()).find(|&start| self.may_begin(start)))
-                .or_else(|| first.pop());
+            let likely = found.called.pop().or_else(|| pop_if(&mut found.named, |start| self.may_begin(start)));
+            // Numbers last: most are no addresses, and lead into the middle of what is known by then.
+            let start =
+                likely.or_else(|| found.first.pop()).or_else(|| pop_if(&mut found.numbers, |start| self.may_begin(start)));
             let Some(start) = start else { return };
             let Some(&(_, end)) = gap_at(self.gaps, start) else { continue };
             self.starts.push(start);
-            self.decode(start, end, &mut certain, &mut perhaps);
+            self.decode(start, end, &mut found);
         }
     }
 
@@ -164,7 +180,7 @@ impl Search<'_, '_> {
     }
 
     /// Decodes up to what was met before, and takes note of what is called and whose address is made.
-    fn decode(&mut self, start: u64, end: u64, called: &mut Vec<u64>, named: &mut Vec<u64>) {
+    fn decode(&mut self, start: u64, end: u64, found: &mut Found) {
         let side = self.side;
         let mut address = start;
         while let (Some(index), Some(inst)) = (side.code.index(address), side.inst(address).filter(|_| address < end)) {
@@ -177,17 +193,19 @@ impl Search<'_, '_> {
             });
             let in_gap = |target: u64| gap_at(self.gaps, target).is_some();
             match inst.kind {
-                Kind::Call => called.extend(Some(side.target(address, inst)).filter(|&target| in_gap(target))),
+                Kind::Call => found.called.extend(Some(side.target(address, inst)).filter(|&target| in_gap(target))),
                 // Into code without frame descriptions from code with one: a tail call.
                 Kind::Jump | Kind::Branch if !in_gap(address) => {
-                    called.extend(Some(side.target(address, inst)).filter(|&target| in_gap(target)));
+                    found.called.extend(Some(side.target(address, inst)).filter(|&target| in_gap(target)));
                 }
-                Kind::Lea if inst.disp != 0 => named.extend(Some(side.operand(address, inst)).filter(|&place| in_gap(place))),
+                Kind::Lea if inst.disp != 0 => {
+                    found.named.extend(Some(side.operand(address, inst)).filter(|&place| in_gap(place)))
+                }
                 _ => {}
             }
             if self.has_numbers {
                 let bytes = side.code.bytes(address, inst);
-                named.extend(Shape::of(bytes).wide_immediate(bytes).filter(|&number| in_gap(number)));
+                found.numbers.extend(Shape::of(bytes).wide_immediate(bytes).filter(|&number| in_gap(number)));
             }
             address += u64::from(inst.len);
         }

@@ -113,11 +113,13 @@ impl NoReturn {
     pub(crate) fn stops(&self, side: &Side<'_>, address: u64, inst: Inst) -> bool {
         let after = address + u64::from(inst.len);
         let ends = side.unwind.fde_at(address).is_some_and(|fde| side.unwind.fdes[fde as usize].end <= after);
-        ends || match inst.kind {
-            Kind::Call => self.functions.contains(&side.target(address, inst)),
-            Kind::IndirectCall if inst.disp != 0 => self.cells.contains(&side.operand(address, inst)),
-            _ => false,
-        }
+        // Where a section ends with a call, there is nothing to come back to.
+        ends || side.code.index(after).is_none()
+            || match inst.kind {
+                Kind::Call => self.functions.contains(&side.target(address, inst)),
+                Kind::IndirectCall if inst.disp != 0 => self.cells.contains(&side.operand(address, inst)),
+                _ => false,
+            }
     }
 }
 

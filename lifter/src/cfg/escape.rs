@@ -43,7 +43,10 @@ pub(crate) fn misused_targets(context: &TableContext<'_>, members: &[Unit], answ
 /// Immediates that may be code addresses, as `(instruction, address)`; what only looks like one pins a function for nothing. Round numbers happen to lead into large functions, so of other
 /// functions only entries count: where a function names a place behind an entry and means it, it names another one too, and that alone pins ([`crate::symbolize`], `places`).
 fn absolute_sources(context: &TableContext<'_>, members: &[Unit]) -> Vec<(Va, Va)> {
-    let absolutes = members.iter().flat_map(|u| &context.surveys[u.index()].absolutes).filter(|a| a.role == NumberRole::Value);
+    let absolutes = members
+        .iter()
+        .flat_map(|u| &context.surveys[u.index()].absolutes)
+        .filter(|a| matches!(a.role, NumberRole::Value | NumberRole::Copied));
     let own = members.first().map(|&member| context.clusters.find(member));
     let is_code = |va: Va| {
         unit_at(context.units, va).is_some_and(|unit| {

@@ -24,9 +24,9 @@ use crate::discover::names::dynamic_code_slots;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{How, NumberRole, Survey, numbers};
 use crate::discover::units::{Bounds, UnitData, Units};
-use crate::discover::unseen::words_between;
+use crate::discover::unseen::aligned_words;
 use crate::elf::Image;
-use crate::x86::{Flow, flow_of, nop_len, padding_len};
+use crate::x86::{Flow, flow_of, is_nop, nop_len, padding_len};
 
 /// What decoding looks at.
 #[derive(Copy, Clone)]
@@ -83,15 +83,15 @@ struct NotCode;
 impl<'i> Reach<'i, '_> {
     /// Follows what code with bounds, the loader and exports name.
     pub(crate) fn explore(&self) -> Explored<'i> {
-        let regions = self.regions();
-        let mut explored = Explored { regions, ..Explored::default() };
+        let code = self.image.sections.values().filter(|s| s.is_alloc() && s.is_executable()).map(|s| (s.sh_addr, s.end()));
+        let mut explored = Explored { regions: self.regions(), code: code.collect(), ..Explored::default() };
+        let seeds = self.seeds();
         if let (true, Some(low), Some(high)) = (self.reads_numbers, explored.regions.first(), explored.regions.last()) {
-            explored.words = words_between(self.image, low.start, high.end(), |va| region_at(&explored.regions, *va).is_some());
-            explored.words.sort();
-            explored.words.dedup();
+            let is_within = |va: &Va| low.start <= *va && *va < high.end();
+            explored.numbers = aligned_words(self.image).filter(is_within).chain(seeds.numbers).collect();
         }
-        let (certain, perhaps) = self.seeds();
-        explored.follow_certain(&certain, self.stubs, perhaps);
+        explored.follow_certain(&seeds.certain, self.stubs);
+        explored.try_from(seeds.perhaps, self.stubs);
         let reads = self.surveys.iter().flat_map(|s| &s.names).filter(|n| n.how == How::Memory).map(|n| n.target);
         let absolutes = self.surveys.iter().flat_map(|s| &s.absolutes).filter(|a| a.role == NumberRole::Memory).map(|a| a.value);
         for read in reads.chain(absolutes) {
@@ -135,32 +135,46 @@ impl<'i> Reach<'i, '_> {
     }
 
     /// Where code begins for certain, and where it may.
-    fn seeds(&self) -> (Vec<Va>, Vec<Va>) {
-        let (mut certain, mut perhaps) = (vec![self.image.e_entry], Vec::new());
+    fn seeds(&self) -> Seeds {
+        let mut seeds = Seeds { certain: vec![self.image.e_entry], ..Seeds::default() };
         for (unit, survey) in
             self.units.values().zip(self.surveys).filter(|(unit, survey)| self.is_known(unit) && !survey.is_opaque())
         {
             debug_assert!(unit.start < unit.end);
             for name in &survey.names {
                 match name.how {
-                    How::Call | How::Jump | How::Branch | How::Loop => certain.push(name.target),
-                    How::Address => perhaps.push(name.target),
+                    How::Call | How::Jump | How::Branch | How::Loop => seeds.certain.push(name.target),
+                    How::Address => seeds.perhaps.push(name.target),
                     How::Memory | How::Perhaps => {}
                 }
             }
-            perhaps.extend(survey.absolutes.iter().filter(|number| number.role == NumberRole::Value).map(|number| number.value));
+            // The code that the program starts with names the function that it is about.
+            let is_entry = unit.start <= self.image.e_entry && self.image.e_entry < unit.end;
+            let numbers = survey.absolutes.iter().filter(|number| number.role == NumberRole::Copied).map(|number| number.value);
+            if is_entry { &mut seeds.perhaps } else { &mut seeds.numbers }.extend(numbers);
         }
-        certain.extend([elf::DT_INIT, elf::DT_FINI].iter().filter_map(|&tag| self.image.dynamic_value(tag)).map(Va));
-        perhaps.extend(dynamic_code_slots(self.image, self.units).map(|(_, target)| target));
+        seeds.certain.extend([elf::DT_INIT, elf::DT_FINI].iter().filter_map(|&tag| self.image.dynamic_value(tag)).map(Va));
+        seeds.perhaps.extend(dynamic_code_slots(self.image, self.units).map(|(_, target)| target));
         let is_function = |t: u8| [elf::STT_FUNC, elf::STT_GNU_IFUNC].contains(&t);
         let exports = self.image.dynamic_symbols.iter().filter(|s| s.has_address() && is_function(s.st_type()));
-        perhaps.extend(exports.map(|s| Va(s.st_value)));
-        for seeds in [&mut certain, &mut perhaps] {
-            seeds.sort();
-            seeds.dedup();
+        seeds.perhaps.extend(exports.map(|s| Va(s.st_value)));
+        for list in [&mut seeds.certain, &mut seeds.perhaps] {
+            list.sort();
+            list.dedup();
         }
-        (certain, perhaps)
+        seeds
     }
+}
+
+/// Where code begins.
+#[derive(Default)]
+struct Seeds {
+    /// Calls and jumps lead there, or the loader.
+    certain: Vec<Va>,
+    /// Addresses.
+    perhaps: Vec<Va>,
+    /// Numbers that may be addresses.
+    numbers: Vec<Va>,
 }
 
 /// What is known so far of the regions.
@@ -173,35 +187,44 @@ pub(crate) struct Explored<'i> {
     no_return: Vec<Va>,
     /// The most that there were of these in any round.
     most_no_return: usize,
-    /// What words of data may name that nothing marks as addresses. Ascending.
-    words: Vec<Va>,
+    /// Numbers, in data and instructions, that may be addresses and were not tried.
+    numbers: Vec<Va>,
+    /// Sections of code.
+    code: Vec<(Va, Va)>,
 }
 
 impl Explored<'_> {
-    fn follow_certain(&mut self, certain: &[Va], stubs: &Stubs, mut perhaps: Vec<Va>) {
+    fn follow_certain(&mut self, certain: &[Va], stubs: &Stubs) {
         for &seed in certain {
             let Some(index) = region_at(&self.regions, seed) else { continue };
             match self.follow(seed, stubs) {
-                Ok(addresses) => {
+                Ok(found) => {
                     self.regions[index].entries.push(seed);
-                    perhaps.extend(addresses);
+                    self.try_found(found, stubs);
                 }
                 Err(NotCode) => self.regions[index].is_given_up = true,
             }
         }
-        self.try_from(perhaps, stubs);
     }
 
     /// Follows what may be code: what fails is data, or code that is not understood. It stays, with all that it may name.
-    fn try_from(&mut self, mut perhaps: Vec<Va>, stubs: &Stubs) {
-        while let Some(seed) = perhaps.pop() {
+    fn try_from(&mut self, perhaps: Vec<Va>, stubs: &Stubs) {
+        self.try_found(Found { addresses: perhaps, ..Found::default() }, stubs);
+    }
+
+    /// The same of what code was seen to name: callees before addresses. Numbers are for later.
+    fn try_found(&mut self, mut found: Found, stubs: &Stubs) {
+        while let Some(seed) = found.called.pop().or_else(|| found.addresses.pop()) {
             if self.tried.insert(seed)
-                && let Ok(addresses) = self.follow(seed, stubs)
+                && let Ok(more) = self.follow(seed, stubs)
             {
                 self.add_entry(seed);
-                perhaps.extend(addresses);
+                found.called.extend(more.called);
+                found.addresses.extend(more.addresses);
+                found.numbers.extend(more.numbers);
             }
         }
+        self.numbers.extend(found.numbers);
     }
 
     /// Follows what tables of jumps lead to; says whether any of it is new.
@@ -210,9 +233,9 @@ impl Explored<'_> {
         for (jump, label) in edges {
             let Some(region) = region_at(&self.regions, label) else { continue };
             if self.regions[region].state(label) == State::Unknown
-                && let Ok(addresses) = self.follow(label, stubs)
+                && let Ok(found) = self.follow(label, stubs)
             {
-                self.try_from(addresses, stubs);
+                self.try_found(found, stubs);
                 is_new = true;
             }
             self.regions[region].links.push((jump, label));
@@ -220,18 +243,39 @@ impl Explored<'_> {
         is_new
     }
 
-    /// Follows what words of data name, if nothing else leads there: some are labels of a function's table. Says whether any of it is new.
-    pub(crate) fn try_words(&mut self, stubs: &Stubs) -> bool {
+    /// Follows what numbers may name and nothing else leads to, first where functions seem to begin: some are labels of a table, and some no addresses at all. Says whether any of it is new.
+    pub(crate) fn try_numbers(&mut self, stubs: &Stubs) -> bool {
+        let mut numbers = std::mem::take(&mut self.numbers);
+        numbers.sort();
+        numbers.dedup();
+        // Code seldom begins where sizes and masks lead to.
+        numbers.retain(|&va| self.is_unknown(va) && !va.0.is_multiple_of(ROUND));
+        let (likely, rest): (Vec<Va>, Vec<Va>) = numbers.into_iter().partition(|&va| self.may_begin_function(va));
+        let is_new = self.try_each(likely, stubs);
+        self.numbers.extend(&rest);
+        is_new || self.try_each(rest, stubs)
+    }
+
+    fn try_each(&mut self, numbers: Vec<Va>, stubs: &Stubs) -> bool {
         let mut is_new = false;
-        for word in std::mem::take(&mut self.words) {
-            let is_unknown =
-                region_at(&self.regions, word).is_some_and(|index| self.regions[index].state(word) == State::Unknown);
-            if is_unknown {
-                self.try_from(vec![word], stubs);
-                is_new |= region_at(&self.regions, word).is_some_and(|index| self.regions[index].state(word) != State::Unknown);
+        for number in numbers {
+            if self.is_unknown(number) {
+                self.try_from(vec![number], stubs);
+                is_new |= !self.is_unknown(number);
             }
         }
         is_new
+    }
+
+    fn is_unknown(&self, va: Va) -> bool {
+        region_at(&self.regions, va).is_some_and(|index| self.regions[index].state(va) == State::Unknown)
+    }
+
+    /// Whether an address is as aligned as those of functions, or stands behind what ends one.
+    fn may_begin_function(&self, va: Va) -> bool {
+        let Some(region) = region_at(&self.regions, va).map(|index| &self.regions[index]) else { return false };
+        let before = ((va - region.start) as usize).checked_sub(1).map(|at| region.bytes[at]);
+        va.0.is_multiple_of(16) || before.is_none_or(|byte| [RET, INT3, NOP].contains(&byte))
     }
 
     /// Takes note of functions that never return; says whether there are more than before.
@@ -283,27 +327,55 @@ impl Explored<'_> {
         reached
     }
 
-    /// Decodes all that a place reaches; gives the addresses that are computed there. On failure nothing has happened.
-    fn follow(&mut self, seed: Va, stubs: &Stubs) -> Result<Vec<Va>, NotCode> {
-        let regions = &mut self.regions;
+    /// Decodes all that a place reaches by jumps; gives what that calls and names. On failure nothing has happened.
+    fn follow(&mut self, seed: Va, stubs: &Stubs) -> Result<Found, NotCode> {
         let mut log = Log::default();
         let mut pending = vec![seed];
         while let Some(place) = pending.pop() {
-            let Some(index) = region_at(regions, place) else { continue };
-            if regions[index].run(index, place, stubs, &mut pending, &mut log).is_err() {
-                for (index, at) in log.states {
-                    regions[index].states[at] = State::Unknown;
-                }
-                for (index, count) in log.data {
-                    let kept = regions[index].data.len() - count;
-                    regions[index].data.truncate(kept);
-                }
+            let result = match region_at(&self.regions, place) {
+                Some(index) => self.regions[index].run(index, place, stubs, &mut pending, &mut log),
+                None if self.is_code(place) => Ok(()),
+                None => Err(NotCode),
+            };
+            // A weak function that nobody defines is at 0, and its caller asks for it before.
+            let is_callable = |&callee: &Va| callee.0 == 0 || self.is_code(callee);
+            if result.is_err() || !log.found.called.iter().all(is_callable) {
+                self.undo(log);
                 return Err(NotCode);
             }
         }
-        log.entries.into_iter().for_each(|va| self.add_entry(va));
-        Ok(log.addresses)
+        Ok(log.found)
     }
+
+    fn undo(&mut self, log: Log) {
+        for (index, at) in log.states {
+            self.regions[index].states[at] = State::Unknown;
+        }
+        for (index, count) in log.data {
+            let kept = self.regions[index].data.len() - count;
+            self.regions[index].data.truncate(kept);
+        }
+    }
+
+    fn is_code(&self, va: Va) -> bool {
+        self.code.iter().any(|&(start, end)| start <= va && va < end)
+    }
+}
+
+/// Few multiples of this are addresses of functions.
+const ROUND: u64 = 4096;
+const RET: u8 = 0xc3;
+const INT3: u8 = 0xcc;
+const NOP: u8 = 0x90;
+
+/// What code was seen to name.
+#[derive(Default)]
+struct Found {
+    called: Vec<Va>,
+    /// Addresses that it computes.
+    addresses: Vec<Va>,
+    /// Numbers that may be addresses.
+    numbers: Vec<Va>,
 }
 
 /// What a trial changed.
@@ -313,9 +385,7 @@ struct Log {
     states: Vec<(usize, usize)>,
     /// `(region, how many)`.
     data: Vec<(usize, usize)>,
-    entries: Vec<Va>,
-    /// Addresses that its code computes.
-    addresses: Vec<Va>,
+    found: Found,
 }
 
 impl Log {
@@ -364,17 +434,19 @@ impl Region<'_> {
     fn run(&mut self, index: usize, place: Va, stubs: &Stubs, pending: &mut Vec<Va>, log: &mut Log) -> Result<(), NotCode> {
         let mut at = (place - self.start) as usize;
         let mut instruction = Instruction::default();
+        // A call, and where it ends, if nothing but no-ops was met since: where no code follows those, it does not come back.
+        let mut last_call: Option<(usize, usize)> = None;
         loop {
             match self.states.get(at) {
                 Some(State::Start(_)) => return Ok(()),
                 Some(State::Unknown) => {}
-                Some(State::Inside) | None => return Err(NotCode),
+                Some(State::Inside) | None => return self.end_behind(last_call, at),
             }
             Decoder::with_ip(64, &self.bytes[at..], self.start.0 + at as u64, DecoderOptions::NONE).decode_out(&mut instruction);
             let end = at + instruction.len();
             let is_free = self.states.get(at..end).is_some_and(|s| s.iter().all(|&s| s == State::Unknown));
             if !is_plausible(&instruction, &self.bytes[at..]) || !is_free {
-                return Err(NotCode);
+                return self.end_behind(last_call, at);
             }
             let flow = flow_of(&instruction);
             let goes_on = match flow {
@@ -389,7 +461,7 @@ impl Region<'_> {
                         return Err(NotCode);
                     }
                     pending.push(target);
-                    log.entries.push(target);
+                    log.found.called.push(target);
                     self.calls.push((end, target));
                     !stubs.is_no_return(target)
                 }
@@ -400,7 +472,7 @@ impl Region<'_> {
                 let target = Va(instruction.ip_rel_memory_address());
                 let is_own = self.start <= target && target < self.end();
                 if instruction.mnemonic() == Mnemonic::Lea {
-                    log.addresses.push(target);
+                    log.found.addresses.push(target);
                 } else if is_own {
                     self.data.push(target);
                     log.note_data(index);
@@ -412,7 +484,7 @@ impl Region<'_> {
                         self.data.push(value);
                         log.note_data(index);
                     }
-                    (value, NumberRole::Value) => log.addresses.push(value),
+                    (value, NumberRole::Copied) if self.start <= value && value < self.end() => log.found.numbers.push(value),
                     _ => {}
                 }
             }
@@ -423,8 +495,21 @@ impl Region<'_> {
             if !goes_on {
                 return Ok(());
             }
+            match flow {
+                Flow::Call(_) | Flow::IndirectCall => last_call = Some((at, end)),
+                _ if is_nop(&instruction) => {}
+                _ => last_call = None,
+            }
             at = end;
         }
+    }
+
+    /// What comes of code that runs on, at `at`, into what is none: behind a call that is the call's end, and no-ops between the two fill.
+    fn end_behind(&mut self, call: Option<(usize, usize)>, at: usize) -> Result<(), NotCode> {
+        let Some((call, end)) = call else { return Err(NotCode) };
+        self.states[call] = State::Start(false);
+        self.states[end..at].fill(State::Unknown);
+        Ok(())
     }
 
     /// How many bytes may be left over of a region that is understood. A file at a fixed address without much more than what others call, as the library of klibc, has no table of what that is: the

@@ -59,6 +59,8 @@ pub(crate) enum NumberRole {
     Bits,
     /// It may do with it what is done with addresses.
     Value,
+    /// It copies it: to a register, to memory, on the stack.
+    Copied,
 }
 
 /// What one pass over a unit finds.
@@ -314,7 +316,12 @@ pub(crate) fn numbers(instruction: &Instruction) -> impl Iterator<Item = (Va, Nu
         matches!(instruction.mnemonic(), Mnemonic::And | Mnemonic::Or | Mnemonic::Xor | Mnemonic::Test | Mnemonic::Imul);
     (0..instruction.op_count()).filter_map(move |operand| match instruction.op_kind(operand) {
         OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
-            Some((Va(instruction.immediate(operand)), if counts_bits { NumberRole::Bits } else { NumberRole::Value }))
+            let role = match instruction.mnemonic() {
+                Mnemonic::Mov | Mnemonic::Push => NumberRole::Copied,
+                _ if counts_bits => NumberRole::Bits,
+                _ => NumberRole::Value,
+            };
+            Some((Va(instruction.immediate(operand)), role))
         }
         OpKind::Memory if !instruction.is_ip_rel_memory_operand() && instruction.memory_displ_size() >= 4 => {
             let is_address_only = matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);

@@ -97,6 +97,15 @@ fn data_sections<'i>(image: &'i Image<'_>) -> impl Iterator<Item = &'i SectionDa
     sections.filter(move |s| s.is_alloc() && !s.is_executable() && s.has_bytes() && !is_loaders(s.sh_type) && !is_unwind(s.name))
 }
 
+/// The 64-bit words of data where an address would stand.
+pub(crate) fn aligned_words<'i>(image: &'i Image<'_>) -> impl Iterator<Item = Va> + use<'i> {
+    data_sections(image).flat_map(|section| {
+        let start = section.sh_addr.align_up(8);
+        let bytes = image.read(start, section.end().0.saturating_sub(start.0) as usize).unwrap_or(&[]);
+        bytes.chunks_exact(8).filter_map(|word| Some(Va(u64::from_le_bytes(word.try_into().ok()?))))
+    })
+}
+
 /// The 64-bit words at every byte of the data that hold an address that is wanted, of those in `low..high`.
 pub(crate) fn words_between(image: &Image<'_>, low: Va, high: Va, is_wanted: impl Fn(&Va) -> bool + Sync) -> Vec<Va> {
     let mut found = Vec::new();

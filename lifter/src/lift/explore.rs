@@ -61,7 +61,7 @@ impl<'i> Explorer<'i> {
             let found = find_units(self.image, self.unwind, &[], &explored.so_far());
             surveys = survey_again(Surveyor { reads_left_over: false, ..self.surveyor(&found) }, &units, surveys);
             units = found;
-            if !self.follow_round(explored, &units, &surveys) && !explored.try_words(self.stubs) {
+            if !self.follow_round(explored, &units, &surveys) && !explored.try_numbers(self.stubs) {
                 break;
             }
         }

@@ -37,7 +37,11 @@ impl PinContext<'_> {
             let is_elsewhere = |va: &Va| *va < data.start || data.end < *va;
             let named = computed.chain(padding).filter(is_elsewhere).filter_map(|va| self.unit_with_place(va));
             named.for_each(|named| pins.pin(self.clusters, named, PinReason::PlaceNamed));
-            let numbers = survey.absolutes.iter().filter(|number| number.role == NumberRole::Value).map(|number| number.value);
+            let numbers = survey
+                .absolutes
+                .iter()
+                .filter(|number| matches!(number.role, NumberRole::Value | NumberRole::Copied))
+                .map(|number| number.value);
             for named in self.units_with_places(numbers.filter(is_elsewhere).collect()) {
                 pins.pin(self.clusters, named, PinReason::PlaceNamed);
             }
