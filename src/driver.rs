@@ -4,6 +4,7 @@ use std::path::Path;
 
 use lifter::elf::Unwind;
 use lifter::ir::Program;
+use lifter::lift::{self, LiftOptions};
 use lifter::{Image, verify};
 use profiles::Weights;
 use rewriter::edit::EditPlan;
@@ -31,9 +32,20 @@ pub(crate) fn read<'a>(path: &Path, bytes: &'a [u8]) -> Result<Image<'a>> {
 
 /// Bytes to program.
 pub(crate) fn lift<'a>(path: &Path, bytes: &'a [u8], verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
+    lift_with(path, bytes, LiftOptions::default(), verify, timing)
+}
+
+/// The same, of what the lifter may look at.
+pub(crate) fn lift_with<'a>(
+    path: &Path,
+    bytes: &'a [u8],
+    options: LiftOptions,
+    verify: bool,
+    timing: &mut Timing,
+) -> Result<Lifted<'a>> {
     timing.phase("lift", |timing| {
         let image = timing.phase("read ELF", |_| read(path, bytes))?;
-        lift_image(path, image, verify, timing)
+        lift_image(path, image, options, verify, timing)
     })
 }
 
@@ -42,16 +54,17 @@ pub(crate) fn lift_to_shrink<'a>(path: &Path, bytes: &'a [u8], verify: bool, tim
     timing.phase("lift", |timing| {
         let mut image = timing.phase("read ELF", |_| read(path, bytes))?;
         image.moves_fini = true;
-        lift_image(path, image, verify, timing)
+        lift_image(path, image, LiftOptions::default(), verify, timing)
     })
 }
 
-fn lift_image<'a>(path: &Path, image: Image<'a>, verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
+fn lift_image<'a>(path: &Path, image: Image<'a>, options: LiftOptions, verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
     let refuse = |e: lifter::Error| from_lifter(path, &e);
     // A file that is refused anyway is refused for the reason that says most.
-    let better = |error| lifter::lift::refuse_unsupported(&image).err().unwrap_or(error);
+    let better = |error| lift::refuse_unsupported(&image).err().unwrap_or(error);
     let unwind = timing.phase("read unwind tables", |_| Unwind::parse(&image)).map_err(|error| refuse(better(error)))?;
-    let program = timing.phase("find functions, blocks and references", |_| lifter::lift(&image, unwind)).map_err(refuse)?;
+    let program =
+        timing.phase("find functions, blocks and references", |_| lift::lift_with(&image, unwind, options)).map_err(refuse)?;
     let lifted = Lifted { image, program };
     if verify {
         self::verify(path, &lifted, "lifting", timing)?;

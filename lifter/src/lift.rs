@@ -35,11 +35,13 @@ use crate::x86::MAX_INSTRUCTION_LEN;
 pub struct LiftOptions {
     /// Use the relocations that `--emit-relocs` kept. Without them a file is lifted as if it had none.
     pub use_static_relocs: bool,
+    /// Look for functions in code that neither unwind entries nor relocations speak for. Without that, all of it stays.
+    pub seeks_undescribed: bool,
 }
 
 impl Default for LiftOptions {
     fn default() -> Self {
-        Self { use_static_relocs: true }
+        Self { use_static_relocs: true, seeks_undescribed: true }
     }
 }
 
@@ -72,7 +74,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let reach = Reach { image, units: &units, surveys: &surveys, stubs: &stubs, trusts_symbols, reads_numbers };
     let is_marked = image.kind.is_position_independent();
     // Where the linker's relocations mark addresses of a file at a fixed address, symbols say where functions are.
-    let mut explored = if is_marked || reads_numbers { reach.explore() } else { Explored::default() };
+    let seeks = options.seeks_undescribed && (is_marked || reads_numbers);
+    let mut explored = if seeks { reach.explore() } else { Explored::default() };
     (units, surveys) = explorer.follow_tables(&mut explored, units, surveys);
     let reached = explored.finish();
     if explored.has_regions() {

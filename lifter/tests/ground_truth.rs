@@ -68,7 +68,7 @@ fn compile(compiler: (&str, &str), source: &Path, flags: &[&str], folder: &Path)
 fn lifted(bytes: &[u8], use_static_relocs: bool) -> (Image<'_>, Program) {
     let image = Image::parse(bytes).expect("parses");
     let unwind = Unwind::parse(&image).expect("has good unwind tables");
-    let program = lift_with(&image, unwind, LiftOptions { use_static_relocs }).expect("lifts");
+    let program = lift_with(&image, unwind, LiftOptions { use_static_relocs, ..LiftOptions::default() }).expect("lifts");
     (image, program)
 }
 

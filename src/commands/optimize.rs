@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use lifter::entity::{Block, EntityId, Func};
-use lifter::ir::{FuncData, PinReason};
+use lifter::ir::{FuncData, PinReason, Program};
+use lifter::lift::LiftOptions;
 use profiles::Weights;
 use rewriter::dyno::{self, DynoStats};
 use rewriter::edit::EditPlan;
@@ -40,6 +41,7 @@ pub(crate) fn run(args: &Optimize, style: Style, timing: &mut Timing) -> Result<
         edits: edits(&args.transforms),
         fold: args.transforms.is_on(Transform::Fold),
         fuel: args.transforms.fuel,
+        seeks_undescribed: true,
     };
     let done = optimize(&job, timing)?;
     timing.finish();
@@ -105,6 +107,8 @@ pub(crate) struct Job<'a> {
     /// Whether functions that do the same share one body.
     pub(crate) fold: bool,
     pub(crate) fuel: Option<u64>,
+    /// Whether code without unwind entries is looked for functions.
+    pub(crate) seeks_undescribed: bool,
 }
 
 impl Job<'_> {
@@ -146,24 +150,45 @@ impl Done {
 }
 
 /// Lifts, plans, rewrites, checks, and puts the output in place. The checker can't always follow what was folded where code that nothing reaches is
-/// matched by its content; then nothing is folded.
+/// matched by its content, nor code without unwind entries; then the one, the other or both stay as they were.
 pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     profile::keep_apart(&job.rewrite.output, job.profiles)?;
     profile::keep_apart(&job.rewrite.output, job.measure_by)?;
-    let failure = match optimize_once(job, timing) {
-        Err(failure) if job.fold => failure,
+    let mut has_undescribed = false;
+    let failure = match optimize_once(job, &mut has_undescribed, timing) {
+        Err(failure) => failure,
         result => return result,
     };
-    let mut done = optimize_once(&Job { order: job.order.clone(), fold: false, ..*job }, timing)?;
-    done.report.warnings.push(format!("functions that do the same keep a body each: {failure}"));
-    Ok(done)
+    let less = [(false, true), (true, false), (false, false)];
+    let is_less =
+        |&(fold, seeks): &(bool, bool)| (job.fold || !fold) && (has_undescribed || seeks) && (fold, seeks) != (job.fold, true);
+    for (fold, seeks_undescribed) in less.into_iter().filter(is_less) {
+        let job = Job { order: job.order.clone(), fold, seeks_undescribed, ..*job };
+        if let Ok(mut done) = optimize_once(&job, &mut false, timing) {
+            let consequence = match (fold, seeks_undescribed) {
+                (false, true) => "functions that do the same keep a body each",
+                _ => "code without unwind entries stays as it is",
+            };
+            done.report.warnings.push(format!("{consequence}: {failure}"));
+            return Ok(done);
+        }
+    }
+    Err(failure)
 }
 
-fn optimize_once(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
+/// Whether code moves that neither unwind entries nor relocations speak for.
+fn moves_undescribed(program: &Program) -> bool {
+    let is_described = |func: &FuncData| program.ranges[func.ranges.as_usize()].iter().all(|range| range.fde.is_some());
+    program.funcs.values().any(|func| func.is_movable() && !is_described(func))
+}
+
+fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing) -> Result<Done> {
     let Rewrite { input, output, verify, no_check, debug } = job.rewrite;
     let debug = debug.unwrap_or(DebugInformation::Update).mode();
     let bytes = files::read(input)?;
-    let mut lifted = driver::lift(input, &bytes, *verify, timing)?;
+    let options = LiftOptions { seeks_undescribed: job.seeks_undescribed, ..LiftOptions::default() };
+    let mut lifted = driver::lift_with(input, &bytes, options, *verify, timing)?;
+    *has_undescribed = moves_undescribed(&lifted.program);
     let mut warnings = Vec::new();
     let (weights, quality) = match job.profiles {
         [] => (Weights::none(lifted.program.blocks.len(), lifted.program.edges.len()), None),

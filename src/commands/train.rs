@@ -57,6 +57,7 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
         edits: optimize::edits(&args.transforms),
         fold: args.transforms.is_on(crate::args::Transform::Fold),
         fuel: args.transforms.fuel,
+        seeks_undescribed: true,
     };
     let done = optimize::optimize(&job, timing)?;
     timing.finish();

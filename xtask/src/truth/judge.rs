@@ -125,7 +125,7 @@ fn compare_lifted(oracle: &Image<'_>, bytes: &[u8], shown: Shown) -> Result<Comp
         return Err("strip left symbols or relocations".into());
     }
     let unwind = Unwind::parse(&image).map_err(|error| error.to_string())?;
-    let options = LiftOptions { use_static_relocs: shown == Shown::Relocations };
+    let options = LiftOptions { use_static_relocs: shown == Shown::Relocations, ..LiftOptions::default() };
     let program = lift_with(&image, unwind, options).map_err(|error| error.to_string())?;
     let truth = ground_truth(oracle, &program);
     let wrong = truth.wrong().map(|(what, va)| format!("{what} at {va}{}", whereabouts(oracle, &program, va))).collect();
