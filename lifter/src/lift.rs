@@ -35,20 +35,30 @@ use crate::x86::MAX_INSTRUCTION_LEN;
 pub struct LiftOptions {
     /// Use the relocations that `--emit-relocs` kept. Without them a file is lifted as if it had none.
     pub use_static_relocs: bool,
-    /// Look for functions in code that neither unwind entries nor relocations speak for. Without that, all of it stays.
-    pub seeks_undescribed: bool,
+    /// What is made of code that neither unwind entries nor relocations speak for.
+    pub undescribed: Undescribed,
+}
+
+/// What is made of code that neither unwind entries nor relocations speak for.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Undescribed {
+    /// Functions are looked for, and what nothing reaches is read as code if it resembles code: it stays, but what it calls may move.
+    #[default]
+    Sought,
+    /// Functions are looked for; what nothing reaches may be anything, and what it may name stays.
+    Doubted,
+    /// All of it stays.
+    Stays,
 }
 
 impl Default for LiftOptions {
     fn default() -> Self {
-        Self { use_static_relocs: true, seeks_undescribed: true }
+        Self { use_static_relocs: true, undescribed: Undescribed::default() }
     }
 }
 
 mod explore;
 
-/// The first address that no process has (x86-64, four levels of page tables).
-const USER_SPACE_END: u64 = 1 << 47;
 const LARGE_MODEL: &str = "the medium or large code model: addresses are made of numbers that nothing marks";
 
 /// Lifts a program, using all that the file says.
@@ -65,7 +75,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     // Discover: which bytes are code, and what they name.
     let mut stubs = Stubs::find(image);
     let mut units = find_units(image, &unwind, &[], &Reached::default());
-    let explorer = Explorer { image, unwind: &unwind, stubs: &stubs, use_static_relocs, mode };
+    let trusts_left_over = options.undescribed == Undescribed::Sought;
+    let explorer = Explorer { image, unwind: &unwind, stubs: &stubs, use_static_relocs, mode, trusts_left_over };
     let mut surveys = survey_all(explorer.surveyor(&units));
     if surveys.iter().any(|survey| survey.is_large_model) {
         return Err(Error::Unsupported(LARGE_MODEL.into()));
@@ -74,7 +85,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let reach = Reach { image, units: &units, surveys: &surveys, stubs: &stubs, trusts_symbols, reads_numbers };
     let is_marked = image.kind.is_position_independent();
     // Where the linker's relocations mark addresses of a file at a fixed address, symbols say where functions are.
-    let seeks = options.seeks_undescribed && (is_marked || reads_numbers);
+    let seeks = options.undescribed != Undescribed::Stays && (is_marked || reads_numbers);
     let mut explored = if seeks { reach.explore() } else { Explored::default() };
     (units, surveys) = explorer.follow_tables(&mut explored, units, surveys);
     let reached = explored.finish();
@@ -312,10 +323,6 @@ pub fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     let has_section = |name: &str| image.section_named(name).is_some();
     if has_section(".gopclntab") || has_section(".note.go.buildid") || has_section(".go.buildinfo") {
         return unsupported("a Go program: its run time keeps its own tables of code addresses");
-    }
-    // Its tables of places that may fault, and of instructions to replace, name code by distances.
-    if image.segments.iter().any(|segment| segment.p_type == elf::PT_LOAD && segment.p_vaddr.0 >= USER_SPACE_END) {
-        return unsupported("a kernel: no process has addresses as high as this");
     }
     if has_dump(image) {
         return unsupported("Emacs: the dump that it starts from (.pdmp) holds addresses of this file's code");

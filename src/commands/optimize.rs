@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{FuncData, PinReason, Program};
-use lifter::lift::LiftOptions;
+use lifter::lift::{LiftOptions, Undescribed};
 use profiles::Weights;
 use rewriter::dyno::{self, DynoStats};
 use rewriter::edit::EditPlan;
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Optimize, style: Style, timing: &mut Timing) -> Result<
         edits: edits(&args.transforms),
         fold: args.transforms.is_on(Transform::Fold),
         fuel: args.transforms.fuel,
-        seeks_undescribed: true,
+        undescribed: Undescribed::Sought,
     };
     let done = optimize(&job, timing)?;
     timing.finish();
@@ -107,8 +107,8 @@ pub(crate) struct Job<'a> {
     /// Whether functions that do the same share one body.
     pub(crate) fold: bool,
     pub(crate) fuel: Option<u64>,
-    /// Whether code without unwind entries is looked for functions.
-    pub(crate) seeks_undescribed: bool,
+    /// What is made of code without unwind entries.
+    pub(crate) undescribed: Undescribed,
 }
 
 impl Job<'_> {
@@ -150,7 +150,7 @@ impl Done {
 }
 
 /// Lifts, plans, rewrites, checks, and puts the output in place. The checker can't always follow what was folded where code that nothing reaches is
-/// matched by its content, nor code without unwind entries; then the one, the other or both stay as they were.
+/// matched by its content, nor code without unwind entries; then less of the one, of the other or of both is changed.
 pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     profile::keep_apart(&job.rewrite.output, job.profiles)?;
     profile::keep_apart(&job.rewrite.output, job.measure_by)?;
@@ -159,15 +159,20 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
         Err(failure) => failure,
         result => return result,
     };
-    let less = [(false, true), (true, false), (false, false)];
+    let mut less = vec![(false, Undescribed::Sought)];
+    if has_undescribed {
+        let kinds = [Undescribed::Doubted, Undescribed::Stays];
+        less.extend(kinds.into_iter().flat_map(|undescribed| [(true, undescribed), (false, undescribed)]));
+    }
     let is_less =
-        |&(fold, seeks): &(bool, bool)| (job.fold || !fold) && (has_undescribed || seeks) && (fold, seeks) != (job.fold, true);
-    for (fold, seeks_undescribed) in less.into_iter().filter(is_less) {
-        let job = Job { order: job.order.clone(), fold, seeks_undescribed, ..*job };
+        |&(fold, undescribed): &(bool, Undescribed)| (job.fold || !fold) && (fold, undescribed) != (job.fold, job.undescribed);
+    for (fold, undescribed) in less.into_iter().filter(is_less) {
+        let job = Job { order: job.order.clone(), fold, undescribed, ..*job };
         if let Ok(mut done) = optimize_once(&job, &mut false, timing) {
-            let consequence = match (fold, seeks_undescribed) {
-                (false, true) => "functions that do the same keep a body each",
-                _ => "code without unwind entries stays as it is",
+            let consequence = match undescribed {
+                Undescribed::Sought => "functions that do the same keep a body each",
+                Undescribed::Doubted => "what may be named by code that nothing reaches stays as it is",
+                Undescribed::Stays => "code without unwind entries stays as it is",
             };
             done.report.warnings.push(format!("{consequence}: {failure}"));
             return Ok(done);
@@ -186,7 +191,7 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
     let Rewrite { input, output, verify, no_check, debug } = job.rewrite;
     let debug = debug.unwrap_or(DebugInformation::Update).mode();
     let bytes = files::read(input)?;
-    let options = LiftOptions { seeks_undescribed: job.seeks_undescribed, ..LiftOptions::default() };
+    let options = LiftOptions { undescribed: job.undescribed, ..LiftOptions::default() };
     let mut lifted = driver::lift_with(input, &bytes, options, *verify, timing)?;
     *has_undescribed = moves_undescribed(&lifted.program);
     let mut warnings = Vec::new();

@@ -6,6 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
+use lifter::lift::Undescribed;
+
 use super::optimize::{self, Job};
 use super::{Style, instrument};
 use crate::args::{Rewrite, Train};
@@ -57,7 +59,7 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
         edits: optimize::edits(&args.transforms),
         fold: args.transforms.is_on(crate::args::Transform::Fold),
         fuel: args.transforms.fuel,
-        seeks_undescribed: true,
+        undescribed: Undescribed::Sought,
     };
     let done = optimize::optimize(&job, timing)?;
     timing.finish();

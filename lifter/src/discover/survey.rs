@@ -116,8 +116,18 @@ pub(crate) struct Surveyor<'i> {
     pub(crate) use_static_relocs: bool,
     /// Whether fields may hold absolute addresses that nothing vouches for.
     pub(crate) has_unseen_absolutes: bool,
-    /// Whether what nothing reaches may name something.
-    pub(crate) reads_left_over: bool,
+    pub(crate) left_over: LeftOver,
+}
+
+/// What bytes that nothing reaches are taken for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LeftOver {
+    /// Code, if they resemble code.
+    Code,
+    /// Whatever they may name is named.
+    Anything,
+    /// They name nothing: for a search that is not over.
+    Nothing,
 }
 
 impl Surveyor<'_> {
@@ -126,7 +136,7 @@ impl Surveyor<'_> {
         if bytes.len() < unit.len() {
             return Survey { problem: Some(PinReason::Undecodable), may_return: true, ..Survey::default() };
         }
-        let is_code = unit.bounds != Bounds::LeftOver || self.reads_left_over;
+        let is_code = unit.bounds != Bounds::LeftOver || self.left_over == LeftOver::Code;
         let clean = if is_code { self.survey_clean(unit, bytes) } else { None };
         clean.unwrap_or_else(|| self.survey_opaque(unit, bytes))
     }
@@ -279,7 +289,7 @@ impl Surveyor<'_> {
     fn survey_opaque(&self, unit: &UnitData, bytes: &[u8]) -> Survey {
         let mut survey = Survey { problem: Some(PinReason::Undecodable), falls_out: true, may_return: true, ..Survey::default() };
         // An instruction may begin in the unit and end behind it: where units end is not sure here.
-        if unit.bounds == Bounds::LeftOver && !self.reads_left_over {
+        if unit.bounds == Bounds::LeftOver && self.left_over == LeftOver::Nothing {
             return survey;
         }
         let behind = (1..MAX_INSTRUCTION_LEN).rev().find_map(|more| self.image.read(unit.start, bytes.len() + more));

@@ -18,7 +18,7 @@ use crate::discover::names;
 use crate::discover::no_return::find_no_return;
 use crate::discover::reach::{Explored, Reached};
 use crate::discover::stubs::Stubs;
-use crate::discover::survey::{Survey, Surveyor};
+use crate::discover::survey::{LeftOver, Survey, Surveyor};
 use crate::discover::units::{Bounds, Unit, Units, find_units};
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
@@ -32,6 +32,8 @@ pub(super) struct Explorer<'i> {
     pub(super) stubs: &'i Stubs,
     pub(super) use_static_relocs: bool,
     pub(super) mode: RelinkMode,
+    /// Whether what nothing reaches is code if it resembles code.
+    pub(super) trusts_left_over: bool,
 }
 
 impl<'i> Explorer<'i> {
@@ -45,7 +47,7 @@ impl<'i> Explorer<'i> {
             stubs: self.stubs,
             use_static_relocs: self.use_static_relocs,
             has_unseen_absolutes: self.mode == RelinkMode::Guard,
-            reads_left_over: true,
+            left_over: if self.trusts_left_over { LeftOver::Code } else { LeftOver::Anything },
         }
     }
 
@@ -59,7 +61,7 @@ impl<'i> Explorer<'i> {
     ) -> (Units, Vec<Survey>) {
         while explored.has_left_over() {
             let found = find_units(self.image, self.unwind, &[], &explored.so_far());
-            surveys = survey_again(Surveyor { reads_left_over: false, ..self.surveyor(&found) }, &units, surveys);
+            surveys = survey_again(Surveyor { left_over: LeftOver::Nothing, ..self.surveyor(&found) }, &units, surveys);
             units = found;
             if !self.follow_round(explored, &units, &surveys) && !explored.try_numbers(self.stubs) {
                 break;

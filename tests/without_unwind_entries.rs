@@ -1,0 +1,153 @@
+//! Programs that were built without unwind entries and stripped: functions are found by what leads to them, moved, counted and laid out, and the program does what it did.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{End, SUCCESS, compile_text, installed, relift, run, skipped};
+
+/// Functions that only tables of pointers, cases of a switch or calls in them lead to; one that nothing does; and one behind whose call nothing follows.
+const PROGRAM: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#define APART __attribute__((noinline))
+static APART int twice(int x) { return printf("twice %d\n", x) + 2 * x; }
+static APART int thrice(int x) { return printf("thrice %d\n", x) + 3 * x; }
+static APART int only_in_a_case(int x) { return puts("case") + x; }
+static int (*const table[])(int) = { twice, thrice, only_in_a_case };
+__attribute__((noreturn)) static APART void give_up(const char *why) { fprintf(stderr, "%s\n", why); exit(3); }
+APART int nobody_calls_this(int x) { if (x < 0) give_up("negative"); return twice(x) - thrice(x); }
+static APART int inner(int x) { switch (x & 7) { case 0: return 5; case 1: return twice(x); case 2: return -x; case 3: return x * x;
+    case 4: return thrice(x) ^ x; case 5: return x >> 1; case 6: return x - 9; default: return x | 64; } }
+static APART int step(const char *code, int x) {
+    for (; *code; code++) switch (*code) {
+        case 'a': x += 3; break;
+        case 'b': x = inner(x); break;
+        case 'c': x = table[(unsigned)x % 3](x); break;
+        case 'd': x ^= 0x55; break;
+        case 'e': x = (int)strlen(code) * x; break;
+        case 'f': x = abs(x) % 1000; break;
+        case 'g': if (x == 12345) give_up("a number"); break;
+        case 'h': x = only_in_a_case(x); break;
+        default: give_up("no such step");
+    }
+    return x;
+}
+int main(int argc, char **argv) {
+    int x = argc;
+    for (int i = 0; i < 40; i++) x = step("abcdefgbhcabfcbd", x + i) % 4096;
+    printf("%d\n", x);
+    if (argc > 1) step(argv[1], x);
+    return 42;
+}
+"#;
+
+const PLAIN: [&str; 5] = ["-O2", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables", "-w", "-s"];
+
+/// The ways to link, and what of the program's own code has to move at least, in percent. A static program is mostly C library.
+const FORMS: [(&str, &[&str], u64); 4] = [
+    ("position-independent", &["-fPIE", "-pie"], 80),
+    ("fixed", &["-fno-pie", "-no-pie"], 75),
+    ("static", &["-static"], 60),
+    ("static position-independent", &["-static-pie", "-fPIE"], 60),
+];
+
+fn build(form: &[&str], folder: &Path, name: &str) -> PathBuf {
+    compile_text(PROGRAM, &[&PLAIN[..], form].concat(), folder, name)
+}
+
+/// What a program does, without and with a step that there is not.
+fn behaviors(program: &Path, folder: &Path) -> [support::Run; 2] {
+    [run(&mut Command::new(program), folder), run(Command::new(program).arg("?"), folder)]
+}
+
+fn report(command: &mut Command) -> serde_json::Value {
+    let done = command.output().expect("relift starts");
+    assert!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr));
+    serde_json::from_slice(&done.stdout).expect("a report")
+}
+
+/// Of the code in a report, how much moved, in percent.
+fn moved(report: &serde_json::Value) -> u64 {
+    let bytes = |what: &str| report["text_bytes"][what].as_u64().unwrap_or_else(|| panic!("{report:#}"));
+    100 * bytes("moved") / bytes("total")
+}
+
+#[test]
+fn functions_that_only_tables_and_calls_lead_to_move_in_every_form_and_the_program_does_what_it_did() {
+    for (form, flags, least) in FORMS {
+        let folder = tempfile::tempdir().expect("a scratch folder can be made");
+        let input = build(flags, folder.path(), "input");
+        let expected = behaviors(&input, folder.path());
+        assert_eq!((expected[0].end, expected[1].end), (End::Exit(SUCCESS), End::Exit(3)), "{form}");
+        for seed in ["1", "2", "3"] {
+            let output = folder.path().join(seed);
+            let report =
+                report(relift().args(["optimize", "--json", "--verify", "--shuffle", seed]).arg(&input).arg("-o").arg(&output));
+            assert!(moved(&report) >= least, "{form}: {report:#}");
+            assert!(behaviors(&output, folder.path()) == expected, "{form}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_training_counts_in_them_and_takes_jumps_away() {
+    for (form, flags, _) in FORMS {
+        let folder = tempfile::tempdir().expect("a scratch folder can be made");
+        let (input, output) = (build(flags, folder.path(), "input"), folder.path().join("output"));
+        let expected = behaviors(&input, folder.path());
+        let report = report(relift().args(["train", "--json"]).arg(&input).arg("-o").arg(&output).args(["--", "{}"]));
+        let taken = |when: &str| report["dyno"][when]["taken_branches"].as_u64().unwrap_or_else(|| panic!("{report:#}"));
+        assert!(taken("after") < taken("before"), "{form}: {report:#}");
+        assert!(behaviors(&output, folder.path()) == expected, "{form}");
+    }
+}
+
+#[test]
+fn shrinking_one_makes_it_smaller_and_it_does_what_it_did() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(FORMS[0].1, folder.path(), "input");
+    let (output, _) = support::shrink(&input, &[], "output", folder.path());
+    assert!(support::size(&output) < support::size(&input));
+    assert!(behaviors(&output, folder.path()) == behaviors(&input, folder.path()));
+}
+
+/// A library at a fixed address, as klibc's: programs hold the addresses of its functions, and nothing in it says which those are.
+#[test]
+fn a_file_at_a_fixed_address_of_which_little_is_reached_stays() {
+    const LIBRARY: &str = r#"
+        int a(int x) { return x * 3 + 1; }
+        int b(int x) { for (int i = 0; i < x; i++) x = a(x) % 77; return x; }
+        int c(int x, int y) { return x > y ? a(x) : b(y); }
+        __attribute__((noreturn)) void _start(void) { for (;;) __asm__ volatile("" ::: "memory"); }
+    "#;
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let flags = [&PLAIN[..], &["-ffreestanding", "-nostdlib", "-static", "-fno-inline"]].concat();
+    let input = compile_text(LIBRARY, &flags, folder.path(), "library");
+    let output = folder.path().join("output");
+    let report = report(relift().args(["optimize", "--json", "--shuffle", "1"]).arg(&input).arg("-o").arg(&output));
+    assert_eq!(moved(&report), 0, "{report:#}");
+}
+
+/// musl and klibc leave unwind tables out; so do its programs' makers, often.
+#[test]
+fn a_static_program_with_musl_moves() {
+    if !installed("musl-gcc") {
+        return skipped("there is no musl-gcc");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let source = folder.path().join("input.c");
+    std::fs::write(&source, PROGRAM).expect("a file can be written");
+    let input = folder.path().join("input");
+    let built = Command::new("musl-gcc").args(PLAIN).args(["-Os", "-static"]).arg(&source).arg("-o").arg(&input).status();
+    assert!(built.expect("musl-gcc starts").success());
+    let expected = behaviors(&input, folder.path());
+    for seed in ["1", "2"] {
+        let output = folder.path().join(seed);
+        let report = report(relift().args(["optimize", "--json", "--shuffle", seed]).arg(&input).arg("-o").arg(&output));
+        assert!(moved(&report) >= 60, "{report:#}");
+        assert!(behaviors(&output, folder.path()) == expected, "seed {seed}");
+    }
+}
