@@ -1,0 +1,363 @@
+//! A run of code without unwind entries: which of its bytes were decoded, and the functions that they make.
+//!
+//! **Pieces.** Instructions that run on into each other are a run. Runs side by side are one piece if jumps, branches or tables connect them, and a function begins where a call or a pointer
+//! leads. What a piece holds too little of is joined later, as any units are; what it held too much of would lie side by side for ever.
+
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
+use rustc_hash::FxHashSet;
+
+use crate::address::Va;
+use crate::discover::stubs::Stubs;
+use crate::discover::survey::{NumberRole, numbers};
+use crate::x86::{Flow, flow_of, is_nop, nop_len, padding_len};
+
+/// A run of code without unwind entries, and what is known of its bytes.
+pub(super) struct Region<'i> {
+    pub(super) start: Va,
+    pub(super) bytes: &'i [u8],
+    /// By byte.
+    pub(super) states: Vec<State>,
+    /// Addresses in it that instructions read or write.
+    pub(super) data: Vec<Va>,
+    /// Where execution may come from outside of what runs into it: calls, pointers.
+    pub(super) entries: Vec<Va>,
+    /// Jumps, branches and entries of tables: from where in the region, and to where.
+    pub(super) links: Vec<(Va, Va)>,
+    /// Calls: the byte behind, and the callee.
+    pub(super) calls: Vec<(usize, Va)>,
+    /// Whether numbers in instructions may be addresses.
+    pub(super) reads_numbers: bool,
+    pub(super) is_given_up: bool,
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Unknown,
+    /// An instruction starts here; the flag says whether execution goes on behind it.
+    Start(bool),
+    Inside,
+}
+
+/// Why decoding from a place failed.
+pub(super) struct NotCode;
+
+/// What code was seen to name.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) called: Vec<Va>,
+    /// Addresses that it computes.
+    pub(super) addresses: Vec<Va>,
+    /// Numbers that may be addresses.
+    pub(super) numbers: Vec<Va>,
+}
+
+/// What a trial changed.
+#[derive(Default)]
+pub(super) struct Log {
+    /// `(region, byte)`.
+    pub(super) states: Vec<(usize, usize)>,
+    /// `(region, how many)`.
+    pub(super) data: Vec<(usize, usize)>,
+    pub(super) found: Found,
+}
+
+impl Log {
+    fn note_data(&mut self, region: usize) {
+        match self.data.last_mut().filter(|last| last.0 == region) {
+            Some(last) => last.1 += 1,
+            None => self.data.push((region, 1)),
+        }
+    }
+}
+
+/// Whether compiled or hand-written code of a user program may hold this instruction. Two zero bytes are one, but rather data.
+pub(crate) fn is_plausible(instruction: &Instruction, bytes: &[u8]) -> bool {
+    let is_far =
+        matches!(instruction.mnemonic(), Mnemonic::Retf | Mnemonic::Iret | Mnemonic::Iretd | Mnemonic::Iretq | Mnemonic::Int)
+            || instruction.is_jmp_far()
+            || instruction.is_call_far();
+    let is_port = matches!(
+        instruction.mnemonic(),
+        Mnemonic::In
+            | Mnemonic::Out
+            | Mnemonic::Insb
+            | Mnemonic::Insw
+            | Mnemonic::Insd
+            | Mnemonic::Outsb
+            | Mnemonic::Outsw
+            | Mnemonic::Outsd
+    );
+    let is_zero = instruction.code() == Code::Add_rm8_r8 && bytes.starts_with(&[0, 0]);
+    // musl's way to crash is an instruction that the kernel keeps to itself.
+    let is_privileged = instruction.is_privileged() && instruction.mnemonic() != Mnemonic::Hlt;
+    !(instruction.is_invalid() || is_privileged || is_far || is_port || is_zero)
+}
+
+impl Region<'_> {
+    pub(super) fn end(&self) -> Va {
+        self.start + self.bytes.len() as u64
+    }
+
+    /// Decodes straight on from a place until something known or an end.
+    pub(super) fn run(
+        &mut self,
+        index: usize,
+        place: Va,
+        stubs: &Stubs,
+        pending: &mut Vec<Va>,
+        log: &mut Log,
+    ) -> Result<(), NotCode> {
+        let mut at = (place - self.start) as usize;
+        let mut instruction = Instruction::default();
+        // A call, and where it ends, if nothing but no-ops was met since: where no code follows those, it does not come back.
+        let mut last_call: Option<(usize, usize)> = None;
+        loop {
+            match self.states.get(at) {
+                Some(State::Start(_)) => return Ok(()),
+                Some(State::Unknown) => {}
+                Some(State::Inside) | None => return self.end_behind(last_call, at),
+            }
+            Decoder::with_ip(64, &self.bytes[at..], self.start.0 + at as u64, DecoderOptions::NONE).decode_out(&mut instruction);
+            let end = at + instruction.len();
+            let is_free = self.states.get(at..end).is_some_and(|s| s.iter().all(|&s| s == State::Unknown));
+            if !is_plausible(&instruction, &self.bytes[at..]) || !is_free {
+                return self.end_behind(last_call, at);
+            }
+            let flow = flow_of(&instruction);
+            let goes_on = match flow {
+                Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) => {
+                    pending.push(target);
+                    self.links.push((Va(instruction.ip()), target));
+                    !matches!(flow, Flow::Jump(_))
+                }
+                Flow::Call(target) => {
+                    // `call` to what follows it reads its own address.
+                    if target.0 == instruction.next_ip() {
+                        return Err(NotCode);
+                    }
+                    pending.push(target);
+                    log.found.called.push(target);
+                    self.calls.push((end, target));
+                    !stubs.is_no_return(target)
+                }
+                Flow::IndirectJump | Flow::Return | Flow::Trap => false,
+                Flow::IndirectCall | Flow::Next => true,
+            };
+            if instruction.is_ip_rel_memory_operand() {
+                let target = Va(instruction.ip_rel_memory_address());
+                let is_own = self.start <= target && target < self.end();
+                if instruction.mnemonic() == Mnemonic::Lea {
+                    log.found.addresses.push(target);
+                } else if is_own {
+                    self.data.push(target);
+                    log.note_data(index);
+                }
+            }
+            for number in numbers(&instruction).filter(|_| self.reads_numbers) {
+                match number {
+                    (value, NumberRole::Memory) if self.start <= value && value < self.end() => {
+                        self.data.push(value);
+                        log.note_data(index);
+                    }
+                    (value, NumberRole::Copied) if self.start <= value && value < self.end() => log.found.numbers.push(value),
+                    _ => {}
+                }
+            }
+            for state in at..end {
+                self.states[state] = if state == at { State::Start(goes_on) } else { State::Inside };
+                log.states.push((index, state));
+            }
+            if !goes_on {
+                return Ok(());
+            }
+            match flow {
+                Flow::Call(_) | Flow::IndirectCall => last_call = Some((at, end)),
+                _ if is_nop(&instruction) => {}
+                _ => last_call = None,
+            }
+            at = end;
+        }
+    }
+
+    /// What comes of code that runs on, at `at`, into what is none: behind a call that is the call's end, and no-ops between the two fill.
+    fn end_behind(&mut self, call: Option<(usize, usize)>, at: usize) -> Result<(), NotCode> {
+        let Some((call, end)) = call else { return Err(NotCode) };
+        self.states[call] = State::Start(false);
+        self.states[end..at].fill(State::Unknown);
+        Ok(())
+    }
+
+    /// How many bytes may be left over of a region that is understood. A file at a fixed address without much more than what others call, as the library of klibc, has no table of what that is: the
+    /// programs hold the addresses.
+    pub(super) fn most_left_over(&self, reached: u64) -> u64 {
+        if self.reads_numbers { reached / 3 } else { reached }
+    }
+
+    pub(super) fn state(&self, va: Va) -> State {
+        self.states.get((va - self.start) as usize).copied().unwrap_or(State::Unknown)
+    }
+
+    /// The stretches of reached code, and how many bytes nothing reaches. A stretch ends where nothing runs on: before the start of a function, and before what no jump connects with it, as a part
+    /// of another function.
+    pub(super) fn pieces(&mut self, no_return: &[Va]) -> (Vec<(Va, Va)>, u64) {
+        for list in [&mut self.entries, &mut self.data] {
+            list.sort();
+            list.dedup();
+        }
+        let is_read = self.data.iter().any(|&va| self.state(va) != State::Unknown);
+        if self.is_given_up || is_read {
+            return (Vec::new(), 0);
+        }
+        let (runs, left_over) = self.runs(no_return);
+        let joined = self.joined(&runs);
+        let mut pieces: Vec<(Va, Va)> = Vec::new();
+        let mut last = None;
+        for (index, run) in runs.iter().enumerate() {
+            let is_entry = || self.entries.binary_search(&run.start).is_ok();
+            match pieces.last_mut().filter(|_| run.is_adjacent && !is_entry() && last == Some(joined[index])) {
+                Some(piece) => piece.1 = run.end,
+                None => pieces.push((run.start, run.end)),
+            }
+            last = Some(joined[index]);
+        }
+        (pieces, left_over)
+    }
+
+    /// What is reached, cut wherever execution does not go on; and how many bytes are not.
+    fn runs(&self, no_return: &[Va]) -> (Vec<Run>, u64) {
+        let stops: FxHashSet<usize> =
+            self.calls.iter().filter(|call| no_return.binary_search(&call.1).is_ok()).map(|call| call.0).collect();
+        let mut runs: Vec<Run> = Vec::new();
+        let (mut at, mut left_over) = (0, 0);
+        let (mut goes_on, mut is_adjacent) = (false, false);
+        while at < self.bytes.len() {
+            let place = self.start + at as u64;
+            match self.states[at] {
+                State::Start(next_goes_on) => {
+                    let end = (at + 1..self.bytes.len()).find(|&i| self.states[i] != State::Inside).unwrap_or(self.bytes.len());
+                    match runs.last_mut().filter(|_| is_adjacent && goes_on) {
+                        Some(last) => last.end = self.start + end as u64,
+                        None => runs.push(Run { start: place, end: self.start + end as u64, is_adjacent }),
+                    }
+                    (goes_on, is_adjacent) = (next_goes_on && !stops.contains(&end), true);
+                    at = end;
+                }
+                _ => {
+                    let end = (at..self.bytes.len()).find(|&i| self.states[i] != State::Unknown).unwrap_or(self.bytes.len());
+                    let padding = padding_len(&self.bytes[at..end]);
+                    left_over += (end - at - padding) as u64;
+                    is_adjacent = is_adjacent && is_no_ops(&self.bytes[at..end]);
+                    at = end;
+                }
+            }
+        }
+        (runs, left_over)
+    }
+
+    /// By run, the first of those that jumps connect with it. A jump to where a function begins is a call at the end of another one.
+    fn joined(&self, runs: &[Run]) -> Vec<usize> {
+        fn root(parents: &mut [usize], mut at: usize) -> usize {
+            while parents[at] != at {
+                parents[at] = parents[parents[at]];
+                at = parents[at];
+            }
+            at
+        }
+        let run_at = |va: Va| runs.partition_point(|run| run.start <= va).checked_sub(1).filter(|&run| va < runs[run].end);
+        let mut parents: Vec<usize> = (0..runs.len()).collect();
+        for &(from, to) in self.links.iter().filter(|link| self.entries.binary_search(&link.1).is_err()) {
+            let (Some(from), Some(to)) = (run_at(from), run_at(to)) else { continue };
+            let (one, other) = (root(&mut parents, from), root(&mut parents, to));
+            parents[one.max(other)] = one.min(other);
+        }
+        (0..runs.len()).map(|run| root(&mut parents, run)).collect()
+    }
+}
+
+/// Instructions that run on into each other.
+struct Run {
+    start: Va,
+    end: Va,
+    /// Whether nothing but no-ops lies between it and the one before.
+    is_adjacent: bool,
+}
+
+/// Whether bytes are whole no-ops, which decode like the code around them.
+fn is_no_ops(mut bytes: &[u8]) -> bool {
+    while let Some(len) = nop_len(bytes).filter(|&len| len <= bytes.len()) {
+        bytes = &bytes[len..];
+    }
+    bytes.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    //! Regions whose bytes were reached in ways that are told by hand, and seeds that are no code.
+
+    use super::*;
+
+    fn region<'b>(bytes: &'b [u8], states: &[(usize, usize, bool)]) -> Region<'b> {
+        let mut region = Region {
+            start: Va(0x1000),
+            bytes,
+            states: vec![State::Unknown; bytes.len()],
+            data: Vec::new(),
+            entries: Vec::new(),
+            links: Vec::new(),
+            calls: Vec::new(),
+            reads_numbers: false,
+            is_given_up: false,
+        };
+        for &(at, len, goes_on) in states {
+            region.states[at..at + len].fill(State::Inside);
+            region.states[at] = State::Start(goes_on);
+        }
+        region
+    }
+
+    #[test]
+    fn functions_are_cut_where_nothing_runs_into_them() {
+        // nop-free code: `push; ret`, two bytes of padding, `ret` that is an entry, and two instructions that a table of the function before them leads to, or nobody.
+        let bytes = [0x50, 0xc3, 0x66, 0x90, 0xc3, 0x50, 0xc3];
+        let mut region = region(&bytes, &[(0, 1, true), (1, 1, false), (4, 1, false), (5, 1, true), (6, 1, false)]);
+        region.entries = vec![Va(0x1000), Va(0x1004), Va(0x1006)];
+        let cut = [(Va(0x1000), Va(0x1002)), (Va(0x1004), Va(0x1005)), (Va(0x1005), Va(0x1007))];
+        assert_eq!(region.pieces(&[]).0, cut);
+        region.links = vec![(Va(0x1004), Va(0x1005))];
+        assert_eq!(region.pieces(&[]).0, [(Va(0x1000), Va(0x1002)), (Va(0x1004), Va(0x1007))]);
+    }
+
+    #[test]
+    fn functions_are_cut_behind_calls_that_never_return() {
+        // `call` of what does not come back, then `ret`.
+        let bytes = [0xe8, 0, 0, 0, 0, 0xc3];
+        let mut region = region(&bytes, &[(0, 5, true), (5, 1, false)]);
+        region.calls = vec![(5, Va(0x5000))];
+        assert_eq!(region.pieces(&[]).0, [(Va(0x1000), Va(0x1006))]);
+        assert_eq!(region.pieces(&[Va(0x5000)]).0, [(Va(0x1000), Va(0x1005)), (Va(0x1005), Va(0x1006))]);
+    }
+
+    #[test]
+    fn a_region_of_which_most_is_reached_by_nothing_is_given_up() {
+        let bytes = [0xc3, 0x50, 0x58, 0xc3];
+        // `finish` compares the two.
+        let (pieces, left_over) = region(&bytes, &[(0, 1, false)]).pieces(&[]);
+        assert_eq!((pieces.len(), left_over), (1, 3));
+    }
+
+    #[test]
+    fn code_that_is_read_as_data_is_given_up() {
+        let bytes = [0x50, 0xc3];
+        let mut region = region(&bytes, &[(0, 1, true), (1, 1, false)]);
+        region.data = vec![Va(0x1001)];
+        assert_eq!(region.pieces(&[]).0, []);
+    }
+
+    #[test]
+    fn text_and_zeros_are_no_code() {
+        for bytes in [&[0u8, 0, 0, 0][..], b"outbound", b"lmno", &[0xfa], &[0x06]] {
+            let instruction = Decoder::with_ip(64, bytes, 0, DecoderOptions::NONE).decode();
+            assert!(!is_plausible(&instruction, bytes), "{bytes:x?}");
+        }
+    }
+}
