@@ -18,7 +18,7 @@ use crate::discover::reach::{Explored, Reach, Reached};
 use crate::discover::registered::NamesInUnwind;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
-use crate::discover::units::{Bounds, Unit, UnitData, Units, find_units, is_in, is_stub_section, unit_at};
+use crate::discover::units::{Bounds, Unit, UnitData, Units, find_units, is_in, is_stub_section, joined, unit_at};
 use crate::discover::unseen::{self, Search, Unseen};
 use crate::elf::image::SymbolData;
 use crate::elf::{Image, Unwind};
@@ -201,15 +201,7 @@ fn survey_again(surveyor: Surveyor<'_>, before: &Units, surveys: Vec<Survey>) ->
     let is_in_other = |unit: &&UnitData, others: &Units| unit_at(others, unit.start).is_none_or(|other| others[other] != **unit);
     let gone = before.values().filter(|unit| is_in_other(unit, units));
     let new = units.values().filter(|unit| is_in_other(unit, before));
-    let mut differing: Vec<(Va, Va)> = gone.chain(new).map(|unit| (unit.start, unit.end)).collect();
-    differing.sort();
-    differing.dedup_by(|next, kept| {
-        let is_joined = next.0 <= kept.1;
-        if is_joined {
-            kept.1 = kept.1.max(next.1);
-        }
-        is_joined
-    });
+    let differing = joined(gone.chain(new).map(|unit| (unit.start, unit.end)).collect());
     let mut known: Vec<Option<Survey>> = units.values().map(|_| None).collect();
     for ((_, unit), survey) in before.iter().zip(surveys) {
         let same = unit_at(units, unit.start).filter(|&same| units[same] == *unit && !survey.is_opaque());
@@ -234,7 +226,7 @@ fn with_doubts(surveyor: Surveyor<'_>, mut surveys: Vec<Survey>) -> Vec<Survey> 
         (name.how == How::Memory || is_torn && units[unit].fde().is_none()).then_some(unit)
     };
     let mut doubted: Vec<Unit> = surveys.par_iter().flat_map_iter(|s| s.names.iter().filter_map(is_doubted)).collect();
-    doubted.extend(units.keys().filter(|&unit| !resembles_code(units, &surveys, unit)));
+    doubted.extend(units.keys().filter(|&unit| !resembles_code(surveyor, &surveys, unit)));
     doubted.sort();
     doubted.dedup();
     doubted.retain(|unit| !surveys[unit.index()].is_opaque());
@@ -245,10 +237,9 @@ fn with_doubts(surveyor: Surveyor<'_>, mut surveys: Vec<Survey>) -> Vec<Survey> 
     surveys
 }
 
-/// Whether what nothing reaches is code all the same, of functions that nobody calls: then all that it calls or jumps to outside of itself is where functions begin, or a stub of the linker's, and control
-/// does not run out of it.
-fn resembles_code(units: &Units, surveys: &[Survey], unit: Unit) -> bool {
-    let survey = &surveys[unit.index()];
+/// Whether what nothing reaches is code all the same, of functions that nobody calls: then all of other code that it names is where functions begin, or a stub of the linker's.
+fn resembles_code(surveyor: Surveyor<'_>, surveys: &[Survey], unit: Unit) -> bool {
+    let (units, survey) = (surveyor.units, &surveys[unit.index()]);
     if units[unit].bounds != Bounds::LeftOver || survey.is_opaque() {
         return true;
     }
@@ -258,7 +249,9 @@ fn resembles_code(units: &Units, surveys: &[Survey], unit: Unit) -> bool {
             target == unit || name.target == units[target].start || units[target].bounds == Bounds::LeftOver && is_start
         })
     };
-    survey.problem.is_none() && survey.names.iter().all(is_entry)
+    // A weak function that nobody defines is at 0.
+    let is_stub = |&callee: &Va| callee.0 == 0 || surveyor.image.is_executable(callee);
+    survey.problem.is_none() && survey.names.iter().all(is_entry) && survey.stray_calls.iter().all(is_stub)
 }
 
 /// Addresses in sections of code that instructions or relocated words name and that were taken for padding: clang leaves nothing of a

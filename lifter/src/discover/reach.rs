@@ -27,7 +27,7 @@ use crate::address::Va;
 use crate::discover::names::dynamic_code_slots;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{How, NumberRole, Survey};
-use crate::discover::units::{Bounds, UnitData, Units};
+use crate::discover::units::{Bounds, UnitData, Units, is_in, joined};
 use crate::discover::unseen::aligned_words;
 use crate::elf::Image;
 pub(crate) use region::is_plausible;
@@ -59,7 +59,7 @@ impl<'i> Reach<'i, '_> {
     /// Follows what code with bounds, the loader and exports name.
     pub(crate) fn explore(&self) -> Explored<'i> {
         let code = self.image.sections.values().filter(|s| s.is_alloc() && s.is_executable()).map(|s| (s.sh_addr, s.end()));
-        let mut explored = Explored { regions: self.regions(), code: code.collect(), ..Explored::default() };
+        let mut explored = Explored { regions: self.regions(), code: joined(code.collect()), ..Explored::default() };
         let seeds = self.seeds();
         if let (true, Some(low), Some(high)) = (self.reads_numbers, explored.regions.first(), explored.regions.last()) {
             let is_within = |va: &Va| low.start <= *va && *va < high.end();
@@ -164,7 +164,7 @@ pub(crate) struct Explored<'i> {
     most_no_return: usize,
     /// Numbers, in data and instructions, that may be addresses and were not tried.
     numbers: Vec<Va>,
-    /// Sections of code.
+    /// Where code is, ascending and disjoint.
     code: Vec<(Va, Va)>,
 }
 
@@ -214,6 +214,11 @@ impl Explored<'_> {
                 is_new = true;
             }
             self.regions[region].links.push((jump, label));
+        }
+        // Each round gives all of them again.
+        for region in &mut self.regions {
+            region.links.sort_unstable();
+            region.links.dedup();
         }
         is_new
     }
@@ -312,12 +317,15 @@ impl Explored<'_> {
                 None if self.is_code(place) => Ok(()),
                 None => Err(NotCode),
             };
-            // A weak function that nobody defines is at 0, and its caller asks for it before.
-            let is_callable = |&callee: &Va| callee.0 == 0 || self.is_code(callee);
-            if result.is_err() || !log.found.called.iter().all(is_callable) {
+            if result.is_err() {
                 self.undo(log);
                 return Err(NotCode);
             }
+        }
+        // A weak function that nobody defines is at 0, and its caller asks for it before.
+        if log.found.called.iter().any(|&callee| callee.0 != 0 && !self.is_code(callee)) {
+            self.undo(log);
+            return Err(NotCode);
         }
         Ok(log.found)
     }
@@ -333,7 +341,7 @@ impl Explored<'_> {
     }
 
     fn is_code(&self, va: Va) -> bool {
-        self.code.iter().any(|&(start, end)| start <= va && va < end)
+        is_in(&self.code, va)
     }
 }
 

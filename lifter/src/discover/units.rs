@@ -178,6 +178,19 @@ fn push_gap(
     }
 }
 
+/// Ranges as ascending and disjoint ones.
+pub(crate) fn joined(mut ranges: Vec<(Va, Va)>) -> Vec<(Va, Va)> {
+    ranges.sort();
+    ranges.dedup_by(|next, kept| {
+        let is_joined = next.0 <= kept.1;
+        if is_joined {
+            kept.1 = kept.1.max(next.1);
+        }
+        is_joined
+    });
+    ranges
+}
+
 /// Whether an address lies in one of these ranges, which are ascending and disjoint.
 pub(crate) fn is_in(ranges: &[(Va, Va)], at: Va) -> bool {
     let after = ranges.partition_point(|r| r.0 <= at);
