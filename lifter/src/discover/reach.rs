@@ -13,7 +13,7 @@
 //! lead into the middle of what is known by then, and are no addresses. Multiples of a page are sizes.
 //!
 //! **When a region is given up**, all of it: something that is certainly code does not decode or runs out of the region; what is code is also
-//! read as data; or more is left over than was reached (a third of that at a fixed address), as in V8's built-in functions, which a table of offsets in data names.
+//! read as data; or more is left over than was reached (a third of that at a fixed address, where what only numbers lead to is given up too: it may be copied and run elsewhere), as in V8's built-in functions, which a table of offsets in data names.
 //!
 //! Nothing unwinds through code without unwind entries, so it may move like any other; it has no unwind entry where it goes, either.
 //! Terminates: each step decodes an instruction that was not decoded before, or ends a trial; each seed is tried once.
@@ -66,6 +66,8 @@ impl<'i> Reach<'i, '_> {
             explored.numbers = aligned_words(self.image).filter(is_within).chain(seeds.numbers).collect();
         }
         explored.follow_certain(&seeds.certain, self.stubs);
+        explored.entered.extend(seeds.certain.iter().chain(&seeds.main).filter_map(|&seed| region_at(&explored.regions, seed)));
+        explored.try_from(seeds.main, self.stubs);
         explored.try_from(seeds.perhaps, self.stubs);
         let reads = self.surveys.iter().flat_map(|s| &s.names).filter(|n| n.how == How::Memory).map(|n| n.target);
         let absolutes = self.surveys.iter().flat_map(|s| &s.absolutes).filter(|a| a.role == NumberRole::Memory).map(|a| a.value);
@@ -126,7 +128,7 @@ impl<'i> Reach<'i, '_> {
             // The code that the program starts with names the function that it is about.
             let is_entry = unit.start <= self.image.e_entry && self.image.e_entry < unit.end;
             let numbers = survey.absolutes.iter().filter(|number| number.role == NumberRole::Copied).map(|number| number.value);
-            if is_entry { &mut seeds.perhaps } else { &mut seeds.numbers }.extend(numbers);
+            if is_entry { &mut seeds.main } else { &mut seeds.numbers }.extend(numbers);
         }
         seeds.certain.extend([elf::DT_INIT, elf::DT_FINI].iter().filter_map(|&tag| self.image.dynamic_value(tag)).map(Va));
         seeds.perhaps.extend(dynamic_code_slots(self.image, self.units).map(|(_, target)| target));
@@ -148,6 +150,8 @@ struct Seeds {
     certain: Vec<Va>,
     /// Addresses.
     perhaps: Vec<Va>,
+    /// Numbers in the code that the program starts with.
+    main: Vec<Va>,
     /// Numbers that may be addresses.
     numbers: Vec<Va>,
 }
@@ -166,6 +170,8 @@ pub(crate) struct Explored<'i> {
     numbers: Vec<Va>,
     /// Where code is, ascending and disjoint.
     code: Vec<(Va, Va)>,
+    /// Regions into which code with bounds calls, or with which the program starts.
+    entered: Vec<usize>,
 }
 
 impl Explored<'_> {
@@ -288,14 +294,32 @@ impl Explored<'_> {
 
     /// What is reached, without the regions that are given up.
     pub(crate) fn finish(&mut self) -> Reached {
+        let is_entered = self.entered_regions();
+        let mut index = 0;
         self.collect(|region, no_return| {
+            index += 1;
             let (pieces, left_over) = region.pieces(no_return);
             let reached: u64 = pieces.iter().map(|&(start, end)| end - start).sum();
-            if left_over > region.most_left_over(reached) { Vec::new() } else { pieces }
+            let is_understood = left_over <= region.most_left_over(reached) && (!region.reads_numbers || is_entered[index - 1]);
+            if is_understood { pieces } else { Vec::new() }
         })
     }
 
-    fn collect(&mut self, pieces_of: impl Fn(&mut Region<'_>, &[Va]) -> Vec<(Va, Va)>) -> Reached {
+    /// By region, whether calls and jumps lead there from code with bounds, or from where the program starts. What only numbers lead to may be meant to be copied and to run elsewhere.
+    fn entered_regions(&self) -> Vec<bool> {
+        let mut is_entered = vec![false; self.regions.len()];
+        let mut pending = self.entered.clone();
+        while let Some(index) = pending.pop() {
+            if !std::mem::replace(&mut is_entered[index], true) {
+                let region = &self.regions[index];
+                let targets = region.links.iter().map(|link| link.1).chain(region.calls.iter().map(|call| call.1));
+                pending.extend(targets.filter_map(|target| region_at(&self.regions, target)));
+            }
+        }
+        is_entered
+    }
+
+    fn collect(&mut self, mut pieces_of: impl FnMut(&mut Region<'_>, &[Va]) -> Vec<(Va, Va)>) -> Reached {
         let mut reached = Reached::default();
         for region in &mut self.regions {
             let pieces = pieces_of(region, &self.no_return);
@@ -313,7 +337,10 @@ impl Explored<'_> {
         let mut pending = vec![seed];
         while let Some(place) = pending.pop() {
             let result = match region_at(&self.regions, place) {
-                Some(index) => self.regions[index].run(index, place, stubs, &mut pending, &mut log),
+                Some(index) => {
+                    log.touch(index, &self.regions[index]);
+                    self.regions[index].run(index, place, stubs, &mut pending, &mut log)
+                }
                 None if self.is_code(place) => Ok(()),
                 None => Err(NotCode),
             };
@@ -331,6 +358,10 @@ impl Explored<'_> {
     }
 
     fn undo(&mut self, log: Log) {
+        for (index, links, calls) in log.touched {
+            self.regions[index].links.truncate(links);
+            self.regions[index].calls.truncate(calls);
+        }
         for (index, at) in log.states {
             self.regions[index].states[at] = State::Unknown;
         }

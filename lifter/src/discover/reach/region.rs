@@ -59,9 +59,17 @@ pub(super) struct Log {
     /// `(region, how many)`.
     pub(super) data: Vec<(usize, usize)>,
     pub(super) found: Found,
+    /// `(region, links, calls)`: how many each had before.
+    pub(super) touched: Vec<(usize, usize, usize)>,
 }
 
 impl Log {
+    pub(super) fn touch(&mut self, index: usize, region: &Region<'_>) {
+        if self.touched.iter().all(|touched| touched.0 != index) {
+            self.touched.push((index, region.links.len(), region.calls.len()));
+        }
+    }
+
     fn note_data(&mut self, region: usize) {
         match self.data.last_mut().filter(|last| last.0 == region) {
             Some(last) => last.1 += 1,
