@@ -5,7 +5,7 @@
 //!
 //! **Method.** Recursive decoding (Schwarz, Debray, Andrews, WCRE 2002), never guessing: from every address in a region that code
 //! with bounds calls, branches to or computes, that the loader writes or that is exported, and from what is reached so on, over jump tables too
-//! ([`explore`](crate::lift)). What code with bounds calls and branches to is code; all else may be data, so it is tried: it counts if what it reaches by jumps decodes, agrees with what
+//! ([`explore`](crate::lift)). What code with bounds calls and branches to is code; all else may be data, so it is tried: it counts if all that it reaches, by jumps and calls, decodes, agrees with what
 //! was decoded before, calls code and holds no instruction that user code does not have. Where no code follows a call, the call does not come back. Bytes that nothing reaches are padding or
 //! *left over*: dead code, or data. They stay. Where they resemble code, what they call may move all the same; else, what they may name stays too.
 //!
@@ -331,7 +331,7 @@ impl Explored<'_> {
         reached
     }
 
-    /// Decodes all that a place reaches by jumps; gives what that calls and names. On failure nothing has happened.
+    /// Decodes all that a place reaches by jumps and calls; gives what that calls, each of which begins a function, and what it names. On failure nothing has happened.
     fn follow(&mut self, seed: Va, stubs: &Stubs) -> Result<Found, NotCode> {
         let mut log = Log::default();
         let mut pending = vec![seed];
