@@ -125,13 +125,25 @@ impl<'s, 'a> Ways<'s, 'a> {
         let first = self.jumps.partition_point(|&(target, _)| target < address);
         let jumps = self.jumps[first..].iter().take_while(|&&(target, _)| target == address).map(|&(_, source)| source);
         let mut sources: Vec<(u64, Inst)> = jumps.map(|source| Some((source, side.inst(source)?))).collect::<Option<_>>()?;
-        let above = (1..=LENGTH_MAX).find_map(|size| {
-            let at = address.checked_sub(size)?;
-            side.code.index(at).filter(|&index| self.starts.contains(index))?;
-            side.inst(at).filter(|inst| u64::from(inst.len) == size).map(|inst| (at, inst))
-        });
-        sources.extend(above.filter(|(_, inst)| !inst.ends_flow()));
+        sources.extend(self.above(address).filter(|(_, inst)| !inst.ends_flow()));
         (!sources.is_empty()).then_some(sources)
+    }
+
+    /// The instruction that stands before an address. Between the two may be filler, to which nothing leads: it is reached only by what runs into it, and changes nothing.
+    fn above(&self, mut address: u64) -> Option<(u64, Inst)> {
+        let side = self.side;
+        loop {
+            let (at, index, inst) = (1..=LENGTH_MAX).find_map(|size| {
+                let at = address.checked_sub(size)?;
+                let index = side.code.index(at).filter(|&index| self.starts.contains(index))?;
+                side.inst(at).filter(|inst| u64::from(inst.len) == size).map(|inst| (at, index, inst))
+            })?;
+            let is_led_to = || self.entered.contains(index) || self.jumps.binary_search_by_key(&at, |jump| jump.0).is_ok();
+            if inst.kind != Kind::Trap || is_led_to() {
+                return Some((at, inst));
+            }
+            address = at;
+        }
     }
 }
 

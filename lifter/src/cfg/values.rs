@@ -52,7 +52,7 @@ pub(crate) enum Value {
         base: Va,
         table: Va,
     },
-    /// `base` plus words of different tables.
+    /// `base` plus words of different tables, or of one at a place that depends on more than an index.
     Several {
         base: Va,
     },
@@ -319,6 +319,13 @@ impl<'b> Evaluator<'b> {
             }
             (_, Value::Entry32 { is_extended: true, table }) if self.only_table(registers[0], index) == Some(table) => {
                 Value::Sum { base: table, table }
+            }
+            // Which of several tables is chosen by something else, but all of their words count from here.
+            (Value::Address(base), Value::Word { is_extended: true, .. })
+            | (Value::Word { is_extended: true, .. }, Value::Address(base))
+                if (self.is_table)(base) =>
+            {
+                Value::Several { base }
             }
             _ => value,
         }
