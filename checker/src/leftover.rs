@@ -446,6 +446,10 @@ fn report_unexplained(walk: &mut Walk<'_, '_>) {
                 address += size;
                 continue;
             }
+            if let Some(end) = end_of_unreached_call(walk, address) {
+                address = end;
+                continue;
+            }
             let rest = (address..area.end())
                 .take_while(|&at| output.code.index(at).is_some_and(|index| !walk.relation.covered.contains(index)));
             let size = rest.count() as u64;
@@ -458,6 +462,29 @@ fn report_unexplained(walk: &mut Walk<'_, '_>) {
             address += size;
         }
     }
+}
+
+/// Where an instruction ends that has this byte in its distance to a callee, in code without a frame description that nothing leads to: it stays, and calls the callee where that went.
+fn end_of_unreached_call(walk: &mut Walk<'_, '_>, address: u64) -> Option<u64> {
+    const DISTANCE: usize = 4;
+    const LENGTH_MAX: u64 = 6;
+    (1..LENGTH_MAX).filter_map(|before| address.checked_sub(before)).find_map(|at| {
+        let (input, output) = (walk.input, walk.output);
+        if input.unwind.fde_at(at).is_some() || output.unwind.fde_at(at).is_some() {
+            return None;
+        }
+        let (inst, other) = (input.inst(at)?, output.inst(at)?);
+        let opcode = output.code.bytes(at, other).len().checked_sub(DISTANCE)?;
+        let is_same = inst == other && input.code.bytes(at, inst)[..opcode] == output.code.bytes(at, other)[..opcode];
+        let is_in_distance = (opcode as u64..u64::from(inst.len)).contains(&(address - at));
+        let reach = match inst.kind {
+            Kind::Call => Reach::Call,
+            Kind::Jump | Kind::Branch => Reach::Flow,
+            _ => return None,
+        };
+        let pair = Pair::new(input.target(at, inst), output.target(at, other), at, reach);
+        (is_same && is_in_distance && walk.attempt(pair)).then(|| at + u64::from(inst.len))
+    })
 }
 
 /// The size of the padding or of the bytes that equal the input's at the same address.

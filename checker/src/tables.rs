@@ -90,6 +90,7 @@ impl Survey {
         let fixed = side.image.is_position_dependent();
         let has_numbers = crate::data::has_numbers(&side.image);
         let mut numbers = Vec::new();
+        let mut tail_calls = Vec::new();
         for index in 0..count {
             let (start, end) = side.function(index as u32);
             let is_described = index < num_described;
@@ -108,7 +109,12 @@ impl Survey {
                         if (target < start || target >= end)
                             && let Some(other) = side.function_at(target)
                         {
-                            survey.join(index as u32, other);
+                            // Without frame descriptions functions begin where something names them, so that a jump there is a call.
+                            if other as usize >= num_described && side.function(other).0 == target {
+                                tail_calls.push((index as u32, other));
+                            } else {
+                                survey.join(index as u32, other);
+                            }
                             survey.note_part(side, index as u32, other, target);
                         }
                     }
@@ -146,6 +152,11 @@ impl Survey {
                     _ => {}
                 }
                 address += u64::from(inst.len);
+            }
+        }
+        for (from, to) in tail_calls {
+            if !survey.named.contains(to as usize) {
+                survey.join(from, to);
             }
         }
         survey.name_places(side, numbers);
@@ -379,7 +390,7 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
 
 fn note_copy(walk: &mut Walk<'_, '_>, table: TableReference, is_table: bool) {
     if let Some(function) = walk.input.function_at(table.from) {
-        walk.copies.note(table, walk.survey.find(function), is_table);
+        walk.copies.note(table, walk.survey.find(function), walk.survey.is_orphan(function), is_table);
     }
 }
 

@@ -136,6 +136,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         surveys: &surveys,
         names: &names,
         clusters: &clusters,
+        arrays: &reached.arrays,
         words: &unseen.words,
         mode,
         use_static_relocs,

@@ -21,35 +21,48 @@ use crate::prove::Ways;
 use crate::report::ViolationKind;
 use crate::walk::{Side, Stands, Walk};
 
-/// References to data: what the input names, what the output does, and in which group of functions that is.
+/// A reference to data: what the input names, what the output does, and in which group of functions that is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+struct Reference {
+    input: u64,
+    output: u64,
+    group: u32,
+    /// Whether it is in a part to which only tables lead: of a function in another group, perhaps.
+    is_in_part: bool,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
-    references: FxHashSet<(u64, u64, u32)>,
-    /// Tables of offsets, as somebody reads them.
-    tables: FxHashSet<u64>,
+    references: FxHashSet<Reference>,
+    /// Tables of offsets, with the groups that read them as such.
+    tables: FxHashSet<(u64, u32)>,
 }
 
 impl Copies {
-    /// Notes a reference; where it `is_table`, the others to the same data may be used with it.
-    pub(super) fn note(&mut self, reference: TableReference, group: u32, is_table: bool) {
+    /// Notes a reference; where it `is_table`, others to the same data may be used with it.
+    pub(super) fn note(&mut self, reference: TableReference, group: u32, is_in_part: bool, is_table: bool) {
         if reference.width == 4 {
-            self.references.insert((reference.input, reference.output, group));
+            self.references.insert(Reference { input: reference.input, output: reference.output, group, is_in_part });
             if is_table {
-                self.tables.insert(reference.input);
+                self.tables.insert((reference.input, group));
             }
         }
     }
 
-    /// The groups that name a table with several copies.
+    /// The groups that name a table with several copies. Where a table begins, something empty may lie as well, and other functions name that: to them it is no table.
     fn groups(&self) -> FxHashSet<u32> {
+        let tables: FxHashSet<u64> = self.tables.iter().map(|table| table.0).collect();
+        let is_table = |reference: &&Reference| {
+            self.tables.contains(&(reference.input, reference.group)) || reference.is_in_part && tables.contains(&reference.input)
+        };
         let (mut first, mut several) = (FxHashMap::default(), FxHashSet::default());
-        let tables = || self.references.iter().filter(|(input, ..)| self.tables.contains(input));
-        for (input, output, _) in tables() {
-            if first.insert(input, output).is_some_and(|other| other != output) {
-                several.insert(input);
+        for reference in self.references.iter().filter(is_table) {
+            if first.insert(reference.input, reference.output).is_some_and(|other| other != reference.output) {
+                several.insert(reference.input);
             }
         }
-        tables().filter(|(input, ..)| several.contains(input)).map(|&(.., group)| group).collect()
+        let named = self.references.iter().filter(is_table).filter(|reference| several.contains(&reference.input));
+        named.map(|reference| reference.group).collect()
     }
 }
 

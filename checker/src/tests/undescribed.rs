@@ -23,6 +23,11 @@ work:
     call @CALLEE@
 @FUNCTIONS@
 
+unreached:
+    call @UNREACHED@
+    mov $1, %eax
+    ret
+
 last:
     mov $60, %eax
     syscall
@@ -44,9 +49,24 @@ const ONE: &str = "one: lea 1(%rdi), %eax\n    ret\n    nop";
 const TWO: &str = "two: lea 2(%rdi), %eax\n    ret\n    nop";
 
 fn report(callee: &str) -> Option<Report> {
-    let program =
-        |functions: [&str; 2]| link(&PROGRAM.replace("@CALLEE@", callee).replace("@FUNCTIONS@", &functions.join("\n")), "-pie");
-    Some(check(&program([ONE, TWO])?, &program([TWO, ONE])?).unwrap())
+    compare(callee, ["one"; 2])
+}
+
+/// `unreached` is what code calls that nothing leads to, in the input and in the output.
+fn compare(callee: &str, unreached: [&str; 2]) -> Option<Report> {
+    let program = |functions: [&str; 2], unreached: &str| {
+        let text = PROGRAM.replace("@CALLEE@", callee).replace("@UNREACHED@", unreached);
+        link(&text.replace("@FUNCTIONS@", &functions.join("\n")), "-pie")
+    };
+    Some(check(&program([ONE, TWO], unreached[0])?, &program([TWO, ONE], unreached[1])?).unwrap())
+}
+
+#[test]
+fn what_nothing_leads_to_calls_functions_where_they_went() {
+    let Some(report) = compare("last", ["one"; 2]) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let Some(report) = compare("last", ["one", "last"]) else { return };
+    assert_eq!(kinds(&report), [ViolationKind::Unexplained], "{}", report.summary(10));
 }
 
 #[test]

@@ -57,6 +57,8 @@ pub(crate) struct RawTable {
     pub(crate) targets: Arc<[Va]>,
     /// The same, ascending, each once.
     pub(crate) distinct: Arc<[Va]>,
+    /// Ends of units to which entries led that were taken for unreachable cases. Ascending.
+    pub(crate) behind: Arc<[Va]>,
     /// The instructions that hold the table's address, ascending.
     pub(crate) named_at: Vec<Va>,
     /// Nothing else names its bytes.
@@ -204,12 +206,16 @@ impl TableContext<'_> {
                 continue;
             }
             // What is named and then not used was used behind a call that was said not to return.
-            if names_in_vain(&body, &tables) && body.let_all_calls_return(self.stubs) {
+            if named_in_vain(&body, &tables).next().is_some() && body.let_all_calls_return(self.stubs) {
                 continue;
             }
             let bounds = self.bounds(&body, &tables);
             if self.is_read_on(&body, &tables, &bounds, &mut learned) {
                 continue;
+            }
+            // Something empty may lie where a table begins. Which of the two an instruction means can't be told.
+            for table in named_in_vain(&body, &tables) {
+                self.distrust(table, &mut result);
             }
             self.settle(tables, &bounds, &mut result);
             return result;
@@ -384,6 +390,7 @@ impl TableContext<'_> {
             bound: TableBound::Scanned,
             targets: reading.targets,
             distinct: reading.distinct,
+            behind: reading.behind,
             named_at,
             is_exclusive: false,
         };
@@ -501,12 +508,19 @@ fn answer(body: &Body, mut evaluator: Evaluator<'_>, index: usize, site: Site) -
 
 impl ClusterJumps {
     pub(crate) fn edges(&self) -> Vec<(Va, Va)> {
+        self.edges_by(|table| &table.distinct)
+    }
+    /// The same to where unreachable cases seem to lead.
+    pub(crate) fn edges_behind(&self) -> Vec<(Va, Va)> {
+        self.edges_by(|table| &table.behind)
+    }
+    fn edges_by(&self, targets: impl Fn(&RawTable) -> &Arc<[Va]>) -> Vec<(Va, Va)> {
         let mut edges = Vec::new();
         for &(jump, dispatch) in &self.dispatches {
             let Dispatch::Table(at) = dispatch else { continue };
             let first = self.tables.partition_point(|t| t.at < at);
             for table in self.tables[first..].iter().take_while(|t| t.at == at) {
-                edges.extend(table.distinct.iter().map(|&target| (jump, target)));
+                edges.extend(targets(table).iter().map(|&target| (jump, target)));
             }
         }
         edges.sort();
@@ -551,6 +565,7 @@ pub(crate) fn merge_tables(answers: &mut [(Unit, ClusterJumps)]) -> Vec<RawTable
             if next.targets.len() > kept.targets.len() {
                 std::mem::swap(&mut kept.targets, &mut next.targets);
                 std::mem::swap(&mut kept.distinct, &mut next.distinct);
+                std::mem::swap(&mut kept.behind, &mut next.behind);
             }
             kept.named_at.append(&mut next.named_at);
             kept.named_at.sort();
@@ -568,16 +583,20 @@ pub(crate) fn merge_tables(answers: &mut [(Unit, ClusterJumps)]) -> Vec<RawTable
     tables
 }
 
-/// Whether an instruction makes the address of a table that no jump was seen to use.
-fn names_in_vain(body: &Body, tables: &[Table]) -> bool {
+/// Tables whose address an instruction makes that no jump was seen to use.
+fn named_in_vain<'t>(body: &Body, tables: &'t [Table]) -> impl Iterator<Item = &'t Table> {
     let is_known = |table: &Table, ip: u64| table.raw.entry_size != 4 || table.raw.named_at.binary_search(&Va(ip)).is_ok();
-    let is_in_vain = |instruction: &iced_x86::Instruction| {
-        let named = Va(instruction.ip_rel_memory_address());
-        let table = tables.binary_search_by_key(&named, |table| table.raw.at);
-        table.is_ok_and(|table| !is_known(&tables[table], instruction.ip()))
-    };
     let makes_address = |i: &&iced_x86::Instruction| i.mnemonic() == Mnemonic::Lea && i.is_ip_rel_memory_operand();
-    !tables.is_empty() && body.instructions.iter().filter(makes_address).any(is_in_vain)
+    let in_vain = |instruction: &iced_x86::Instruction| {
+        let named = Va(instruction.ip_rel_memory_address());
+        let table = tables.binary_search_by_key(&named, |table| table.raw.at).ok()?;
+        (!is_known(&tables[table], instruction.ip())).then_some(table)
+    };
+    let named = if tables.is_empty() { &[][..] } else { &body.instructions };
+    let mut found: Vec<usize> = named.iter().filter(makes_address).filter_map(in_vain).collect();
+    found.sort_unstable();
+    found.dedup();
+    found.into_iter().map(|table| &tables[table])
 }
 
 /// Whether an instruction holds this address in a field of its own.

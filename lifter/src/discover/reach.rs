@@ -30,8 +30,9 @@ use crate::discover::survey::{How, NumberRole, Survey};
 use crate::discover::units::{Bounds, UnitData, Units, is_in, joined};
 use crate::discover::unseen::aligned_words;
 use crate::elf::Image;
+use crate::x86::padding_len;
 pub(crate) use region::is_plausible;
-use region::{Found, Log, NotCode, Region, State};
+use region::{Cut, Found, Log, NotCode, Region, State};
 
 /// What decoding looks at.
 #[derive(Copy, Clone)]
@@ -53,6 +54,8 @@ pub(crate) struct Reached {
     pub(crate) pieces: Vec<(Va, Va)>,
     /// Where the pieces are; what else is there is padding or left over.
     pub(crate) regions: Vec<(Va, Va)>,
+    /// What may be arrays of functions that are found by their distance from where these begin. Functions with bounds may lie in them too.
+    pub(crate) arrays: Vec<(Va, Va)>,
 }
 
 impl<'i> Reach<'i, '_> {
@@ -104,9 +107,9 @@ impl<'i> Reach<'i, '_> {
         let region = |(start, end, _): (Va, Va, bool)| {
             let bytes = self.image.read(start, (end - start) as usize)?;
             let states = vec![State::Unknown; bytes.len()];
-            let (data, entries, links, calls) = Default::default();
+            let (data, entries, pointed, links, calls) = Default::default();
             let reads_numbers = self.reads_numbers;
-            Some(Region { start, bytes, states, data, entries, links, calls, reads_numbers, is_given_up: false })
+            Some(Region { start, bytes, states, data, entries, pointed, links, calls, reads_numbers, is_given_up: false })
         };
         ranges.into_iter().filter_map(region).collect()
     }
@@ -195,13 +198,19 @@ impl Explored<'_> {
 
     /// The same of what code was seen to name: callees before addresses. Numbers are for later.
     fn try_found(&mut self, mut found: Found, stubs: &Stubs) {
+        for &address in &found.addresses {
+            self.add_pointed(address);
+        }
         while let Some(seed) = found.called.pop().or_else(|| found.addresses.pop()) {
             if self.tried.insert(seed)
                 && let Ok(more) = self.follow(seed, stubs)
             {
                 self.add_entry(seed);
                 found.called.extend(more.called);
-                found.addresses.extend(more.addresses);
+                for address in more.addresses {
+                    self.add_pointed(address);
+                    found.addresses.push(address);
+                }
                 found.numbers.extend(more.numbers);
             }
         }
@@ -227,6 +236,21 @@ impl Explored<'_> {
             region.links.dedup();
         }
         is_new
+    }
+
+    /// The same of labels at the end of what was reached so far: a case that never occurs leads to filler, but one that crashes may begin with a breakpoint, which looks alike.
+    pub(crate) fn try_labels_behind(&mut self, edges: impl Iterator<Item = (Va, Va)>, stubs: &Stubs) -> bool {
+        let edges: Vec<(Va, Va)> = edges.filter(|edge| !self.is_filler(edge.1)).collect();
+        self.try_labels(edges.into_iter(), stubs)
+    }
+
+    /// Whether nothing but filler is at an address, up to something that was reached or the end.
+    fn is_filler(&self, va: Va) -> bool {
+        let Some(region) = region_at(&self.regions, va).map(|index| &self.regions[index]) else { return true };
+        let at = (va - region.start) as usize;
+        let end = at + padding_len(&region.bytes[at..]);
+        region.states.get(at..end).is_some_and(|states| states.iter().any(|&state| state != State::Unknown))
+            || region.states.get(end).is_none_or(|&state| state != State::Unknown)
     }
 
     /// Follows what numbers may name and nothing else leads to, first where functions seem to begin: some are labels of a table, and some no addresses at all. Says whether any of it is new.
@@ -277,6 +301,12 @@ impl Explored<'_> {
         }
     }
 
+    fn add_pointed(&mut self, va: Va) {
+        if let Some(index) = region_at(&self.regions, va) {
+            self.regions[index].pointed.push(va);
+        }
+    }
+
     /// Whether there is any code that nothing vouches for.
     pub(crate) fn has_regions(&self) -> bool {
         !self.regions.is_empty()
@@ -284,25 +314,43 @@ impl Explored<'_> {
 
     /// Whether there are bytes that nothing reaches, and that are no padding.
     pub(crate) fn has_left_over(&mut self) -> bool {
-        self.regions.iter_mut().any(|region| region.pieces(&self.no_return).1 > 0)
+        self.regions.iter_mut().any(|region| !region.cut(&self.no_return).left_over.is_empty())
     }
 
     /// What is reached so far, were it all.
     pub(crate) fn so_far(&mut self) -> Reached {
-        self.collect(|region, no_return| region.pieces(no_return).0)
+        self.collect(|region, no_return| region.cut(no_return).pieces)
     }
 
-    /// What is reached, without the regions that are given up.
+    /// What is reached, without the regions that are given up, and without what may be arrays.
     pub(crate) fn finish(&mut self) -> Reached {
         let is_entered = self.entered_regions();
-        let mut index = 0;
-        self.collect(|region, no_return| {
-            index += 1;
-            let (pieces, left_over) = region.pieces(no_return);
-            let reached: u64 = pieces.iter().map(|&(start, end)| end - start).sum();
-            let is_understood = left_over <= region.most_left_over(reached) && (!region.reads_numbers || is_entered[index - 1]);
-            if is_understood { pieces } else { Vec::new() }
-        })
+        let mut reached = Reached::default();
+        let (mut all, mut pointed) = (Cut::default(), Vec::new());
+        let mut end = None;
+        for (index, region) in self.regions.iter_mut().enumerate() {
+            let cut = region.cut(&self.no_return);
+            let size: u64 = cut.pieces.iter().map(|&(start, end)| end - start).sum();
+            let is_understood =
+                cut.num_left_over() <= region.most_left_over(size) && (!region.reads_numbers || is_entered[index]);
+            if !is_understood || cut.pieces.is_empty() {
+                continue;
+            }
+            reached.regions.push((region.start, region.end()));
+            // What has bounds stands between regions; it counts like what is reached.
+            all.pieces.extend(end.filter(|&end| end < region.start).map(|end| (end, region.start)));
+            all.pieces.extend(cut.pieces);
+            all.left_over.extend(cut.left_over);
+            pointed.append(&mut region.pointed.clone());
+            end = Some(region.end());
+        }
+        // At a fixed address a region is understood as a whole or not at all.
+        if !self.regions.iter().any(|region| region.reads_numbers) {
+            reached.arrays = all.without_arrays(&pointed);
+        }
+        all.pieces.retain(|piece| is_in(&reached.regions, piece.0));
+        reached.pieces = all.pieces;
+        reached
     }
 
     /// By region, whether calls and jumps lead there from code with bounds, or from where the program starts. What only numbers lead to may be meant to be copied and to run elsewhere.

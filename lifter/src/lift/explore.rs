@@ -100,7 +100,8 @@ impl<'i> Explorer<'i> {
         let thunks = Thunks::find(image, units);
         let context = Discovered { image, unwind, units, surveys, stubs: &stubs, thunks: &thunks, use_static_relocs, mode };
         let answers = context.resolve_jumps(&names, &mut clusters, |members| members.iter().any(is_reached));
-        let is_reaching = explored.try_labels(answers.iter().flat_map(|(_, answer)| answer.edges()), self.stubs);
+        let is_reaching = explored.try_labels(answers.iter().flat_map(|(_, answer)| answer.edges()), self.stubs)
+            | explored.try_labels_behind(answers.iter().flat_map(|(_, answer)| answer.edges_behind()), self.stubs);
         explored.note_no_return(no_return) || is_reaching
     }
 }

@@ -13,7 +13,7 @@ use crate::cfg::tables::{ClusterJumps, Dispatch};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::{NamedBy, Names};
 use crate::discover::survey::{How, Survey};
-use crate::discover::units::{Bounds, Unit, Units, unit_at};
+use crate::discover::units::{Bounds, Unit, Units, is_in, unit_at};
 use crate::discover::unseen::Unseen;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
@@ -67,6 +67,8 @@ pub(crate) struct PinContext<'i> {
     pub(crate) surveys: &'i [Survey],
     pub(crate) names: &'i Names,
     pub(crate) clusters: &'i Clusters,
+    /// Where functions may be found by their distance from others. Ascending and disjoint.
+    pub(crate) arrays: &'i [(Va, Va)],
     /// *Guard* mode: words of data that may hold addresses of code, and these. Ascending by place.
     pub(crate) words: &'i [(Va, Va)],
     pub(crate) mode: RelinkMode,
@@ -114,6 +116,8 @@ impl PinContext<'_> {
             };
             if is_unfounded {
                 pin(PinReason::NoBounds);
+            } else if is_in(self.arrays, data.start) {
+                pin(PinReason::UnprovenPointers);
             }
             if let Some(problem) = self.surveys[unit.index()].problem {
                 pin(problem);

@@ -36,6 +36,8 @@ pub(super) struct Reading {
     pub(super) targets: Arc<[Va]>,
     /// The same, ascending, each once.
     pub(super) distinct: Arc<[Va]>,
+    /// Where entries of unreachable cases lead, ascending, each once.
+    pub(super) behind: Arc<[Va]>,
     /// Units outside the cluster that entries reach.
     pub(super) joins: Vec<Unit>,
     /// The table may go on behind what was read.
@@ -104,12 +106,15 @@ impl TableContext<'_> {
     fn read(&self, cluster: Unit, shape: Shape, proven: u64, seen: &[Va], jumped_to: &[Va]) -> Reading {
         let Some(limit) = self.limit(shape, seen) else { return Reading::default() };
         let mut reading = Reading::default();
-        let mut entries: Vec<Entry> = Vec::new();
+        let (mut entries, mut behind) = (Vec::new(), Vec::new());
         let mut word = shape.at;
         while word + u64::from(shape.entry_size) <= limit {
             let is_proven = (entries.len() as u64) < proven;
             match self.lead(cluster, shape, word) {
-                Lead::Entry(Entry::Unreachable) => entries.push(self.behind_unit(shape, word, jumped_to)),
+                Lead::Entry(Entry::Unreachable) => {
+                    entries.push(self.behind_unit(shape, word, jumped_to));
+                    behind.extend(self.target(shape, word));
+                }
                 Lead::Entry(entry) => entries.push(entry),
                 Lead::Elsewhere(va, unit) if is_proven => entries.push(Entry::Joined(va, unit)),
                 Lead::Elsewhere(..) => {
@@ -120,6 +125,9 @@ impl TableContext<'_> {
             }
             word = word + u64::from(shape.entry_size);
         }
+        behind.sort_unstable();
+        behind.dedup();
+        reading.behind = behind.into();
         while matches!(entries.last(), Some(Entry::Unreachable)) && entries.len() as u64 > proven {
             entries.pop();
         }

@@ -21,6 +21,8 @@ pub(super) struct Region<'i> {
     pub(super) data: Vec<Va>,
     /// Where execution may come from outside of what runs into it: calls, pointers.
     pub(super) entries: Vec<Va>,
+    /// Those of them whose address something knows, or that may be such.
+    pub(super) pointed: Vec<Va>,
     /// Jumps, branches and entries of tables: from where in the region, and to where.
     pub(super) links: Vec<(Va, Va)>,
     /// Calls: the byte behind, and the callee.
@@ -205,18 +207,18 @@ impl Region<'_> {
         self.states.get((va - self.start) as usize).copied().unwrap_or(State::Unknown)
     }
 
-    /// The stretches of reached code, and how many bytes nothing reaches. A stretch ends where nothing runs on: before the start of a function, and before what no jump connects with it, as a part
+    /// The stretches of reached code, and what nothing reaches. A stretch ends where nothing runs on: before the start of a function, and before what no jump connects with it, as a part
     /// of another function.
-    pub(super) fn pieces(&mut self, no_return: &[Va]) -> (Vec<(Va, Va)>, u64) {
-        for list in [&mut self.entries, &mut self.data] {
+    pub(super) fn cut(&mut self, no_return: &[Va]) -> Cut {
+        for list in [&mut self.entries, &mut self.data, &mut self.pointed] {
             list.sort();
             list.dedup();
         }
-        let is_read = self.data.iter().any(|&va| self.state(va) != State::Unknown);
-        if self.is_given_up || is_read {
-            return (Vec::new(), 0);
+        let read: Vec<Va> = self.data.iter().copied().filter(|&va| self.state(va) != State::Unknown).collect();
+        if self.reads_numbers && (self.is_given_up || !read.is_empty()) {
+            return Cut::default();
         }
-        let (runs, left_over) = self.runs(no_return);
+        let (runs, mut left_over) = self.runs(no_return);
         let joined = self.joined(&runs);
         let mut pieces: Vec<(Va, Va)> = Vec::new();
         let mut last = None;
@@ -228,15 +230,19 @@ impl Region<'_> {
             }
             last = Some(joined[index]);
         }
-        (pieces, left_over)
+        let is_read = |&(start, end): &(Va, Va)| read.get(read.partition_point(|&va| va < start)).is_some_and(|&va| va < end);
+        left_over.extend(pieces.iter().copied().filter(is_read));
+        left_over.sort();
+        pieces.retain(|piece| !is_read(piece));
+        Cut { pieces, left_over }
     }
 
-    /// What is reached, cut wherever execution does not go on; and how many bytes are not.
-    fn runs(&self, no_return: &[Va]) -> (Vec<Run>, u64) {
+    /// What is reached, cut wherever execution does not go on; and what is not, without padding.
+    fn runs(&self, no_return: &[Va]) -> (Vec<Run>, Vec<(Va, Va)>) {
         let stops: FxHashSet<usize> =
             self.calls.iter().filter(|call| no_return.binary_search(&call.1).is_ok()).map(|call| call.0).collect();
         let mut runs: Vec<Run> = Vec::new();
-        let (mut at, mut left_over) = (0, 0);
+        let (mut at, mut left_over) = (0, Vec::new());
         let (mut goes_on, mut is_adjacent) = (false, false);
         while at < self.bytes.len() {
             let place = self.start + at as u64;
@@ -253,7 +259,9 @@ impl Region<'_> {
                 _ => {
                     let end = (at..self.bytes.len()).find(|&i| self.states[i] != State::Unknown).unwrap_or(self.bytes.len());
                     let padding = padding_len(&self.bytes[at..end]);
-                    left_over += (end - at - padding) as u64;
+                    if at + padding < end {
+                        left_over.push((place + padding as u64, self.start + end as u64));
+                    }
                     is_adjacent = is_adjacent && is_no_ops(&self.bytes[at..end]);
                     at = end;
                 }
@@ -278,8 +286,105 @@ impl Region<'_> {
             let (one, other) = (root(&mut parents, from), root(&mut parents, to));
             parents[one.max(other)] = one.min(other);
         }
+        // What only runs on from a call that does not return is that call's: a trap, say.
+        let mut targets: Vec<Va> = self.links.iter().map(|link| link.1).chain(self.entries.iter().copied()).collect();
+        targets.sort_unstable();
+        let is_led_to = |run: &Run| targets.get(targets.partition_point(|&va| va < run.start)).is_some_and(|&va| va < run.end);
+        for (index, _) in runs.iter().enumerate().skip(1).filter(|(_, run)| run.is_adjacent && !is_led_to(run)) {
+            let (one, other) = (root(&mut parents, index - 1), root(&mut parents, index));
+            parents[one.max(other)] = one.min(other);
+        }
         (0..runs.len()).map(|run| root(&mut parents, run)).collect()
     }
+}
+
+/// What became of a region. Ascending and disjoint.
+#[derive(Debug, Default)]
+pub(super) struct Cut {
+    pub(super) pieces: Vec<(Va, Va)>,
+    /// What nothing reaches, or what is read as data.
+    pub(super) left_over: Vec<(Va, Va)>,
+}
+
+impl Cut {
+    /// How many bytes are left over.
+    pub(super) fn num_left_over(&self) -> u64 {
+        size_of_all(&self.left_over)
+    }
+
+    /// Takes the pieces away that lie in stretches in which more is left over than was reached; gives those stretches. Such a one may be an array of functions that are found by their distance from
+    /// its start, so a piece before it that is `pointed` to stays too.
+    pub(super) fn without_arrays(&mut self, pointed: &[Va]) -> Vec<(Va, Va)> {
+        let arrays: Vec<Stretch> = stretches(&self.pieces, &self.left_over);
+        let is_pointed =
+            |&(start, end): &(Va, Va)| pointed.get(pointed.partition_point(|&va| va < start)).is_some_and(|&va| va < end);
+        let mut outside = Vec::new();
+        let mut next = 0;
+        for (index, &piece) in self.pieces.iter().enumerate() {
+            while arrays.get(next).is_some_and(|array| array.end <= piece.0) {
+                next += 1;
+            }
+            let following = self.pieces.get(index + 1).map_or(Va(u64::MAX), |following| following.0);
+            let may_begin = |array: &Stretch| array.excess >= ARRAY_MIN && array.start < following && is_pointed(&piece);
+            if arrays.get(next).is_none_or(|array| piece.0 < array.start && !may_begin(array)) {
+                outside.push(piece);
+            }
+        }
+        self.pieces = outside;
+        arrays.into_iter().filter(|array| array.excess >= ARRAY_MIN).map(|array| (array.start, array.end)).collect()
+    }
+}
+
+/// A stretch in which more bytes are left over than reached.
+struct Stretch {
+    start: Va,
+    end: Va,
+    /// How many more.
+    excess: u64,
+}
+
+/// The fewest unreached bytes that may be an array of functions.
+const ARRAY_MIN: u64 = 512;
+
+fn size_of_all(ranges: &[(Va, Va)]) -> u64 {
+    ranges.iter().map(|&(start, end)| end - start).sum()
+}
+
+/// The stretches that have the most bytes left over, less those reached: all maximal ones, which begin and end with something left over (Ruzzo and Tompa, ISMB 1999).
+fn stretches(pieces: &[(Va, Va)], left_over: &[(Va, Va)]) -> Vec<Stretch> {
+    struct Candidate {
+        start: Va,
+        end: Va,
+        /// The sum of all before it, and of all up to its end.
+        sums: (i64, i64),
+        /// The last candidate before it with a smaller sum of all before.
+        lower: Option<usize>,
+    }
+    let mut candidates: Vec<Candidate> = Vec::new();
+    let (mut sum, mut num_pieces) = (0i64, 0);
+    for &(start, end) in left_over {
+        while let Some(piece) = pieces.get(num_pieces).filter(|piece| piece.0 < start) {
+            sum -= (piece.1 - piece.0) as i64;
+            num_pieces += 1;
+        }
+        let before = sum;
+        sum += (end - start) as i64;
+        let mut next = Candidate { start, end, sums: (before, sum), lower: None };
+        // What is skipped in this search is skipped by following `lower` in any later one, and each candidate is joined with once: all this is linear.
+        loop {
+            let mut found = candidates.len().checked_sub(1);
+            while let Some(at) = found.filter(|&at| candidates[at].sums.0 >= next.sums.0) {
+                found = candidates[at].lower;
+            }
+            next.lower = found;
+            let Some(at) = found.filter(|&at| candidates[at].sums.1 < next.sums.1) else { break };
+            (next.start, next.sums.0) = (candidates[at].start, candidates[at].sums.0);
+            candidates.truncate(at);
+        }
+        candidates.push(next);
+    }
+    let stretch = |c: Candidate| Stretch { start: c.start, end: c.end, excess: (c.sums.1 - c.sums.0) as u64 };
+    candidates.into_iter().map(stretch).collect()
 }
 
 /// Instructions that run on into each other.
@@ -311,6 +416,7 @@ mod tests {
             states: vec![State::Unknown; bytes.len()],
             data: Vec::new(),
             entries: Vec::new(),
+            pointed: Vec::new(),
             links: Vec::new(),
             calls: Vec::new(),
             reads_numbers: false,
@@ -330,35 +436,71 @@ mod tests {
         let mut region = region(&bytes, &[(0, 1, true), (1, 1, false), (4, 1, false), (5, 1, true), (6, 1, false)]);
         region.entries = vec![Va(0x1000), Va(0x1004), Va(0x1006)];
         let cut = [(Va(0x1000), Va(0x1002)), (Va(0x1004), Va(0x1005)), (Va(0x1005), Va(0x1007))];
-        assert_eq!(region.pieces(&[]).0, cut);
+        assert_eq!(region.cut(&[]).pieces, cut);
         region.links = vec![(Va(0x1004), Va(0x1005))];
-        assert_eq!(region.pieces(&[]).0, [(Va(0x1000), Va(0x1002)), (Va(0x1004), Va(0x1007))]);
+        assert_eq!(region.cut(&[]).pieces, [(Va(0x1000), Va(0x1002)), (Va(0x1004), Va(0x1007))]);
     }
 
     #[test]
     fn functions_are_cut_behind_calls_that_never_return() {
-        // `call` of what does not come back, then `ret`.
+        // `call` of what does not come back, then `ret`, to which something jumps or nothing does.
         let bytes = [0xe8, 0, 0, 0, 0, 0xc3];
         let mut region = region(&bytes, &[(0, 5, true), (5, 1, false)]);
         region.calls = vec![(5, Va(0x5000))];
-        assert_eq!(region.pieces(&[]).0, [(Va(0x1000), Va(0x1006))]);
-        assert_eq!(region.pieces(&[Va(0x5000)]).0, [(Va(0x1000), Va(0x1005)), (Va(0x1005), Va(0x1006))]);
+        assert_eq!(region.cut(&[Va(0x5000)]).pieces, [(Va(0x1000), Va(0x1006))]);
+        region.links = vec![(Va(0x2000), Va(0x1005))];
+        assert_eq!(region.cut(&[]).pieces, [(Va(0x1000), Va(0x1006))]);
+        assert_eq!(region.cut(&[Va(0x5000)]).pieces, [(Va(0x1000), Va(0x1005)), (Va(0x1005), Va(0x1006))]);
     }
 
     #[test]
     fn a_region_of_which_most_is_reached_by_nothing_is_given_up() {
         let bytes = [0xc3, 0x50, 0x58, 0xc3];
         // `finish` compares the two.
-        let (pieces, left_over) = region(&bytes, &[(0, 1, false)]).pieces(&[]);
-        assert_eq!((pieces.len(), left_over), (1, 3));
+        let cut = region(&bytes, &[(0, 1, false)]).cut(&[]);
+        assert_eq!((cut.pieces.len(), cut.num_left_over()), (1, 3));
     }
 
     #[test]
     fn code_that_is_read_as_data_is_given_up() {
-        let bytes = [0x50, 0xc3];
-        let mut region = region(&bytes, &[(0, 1, true), (1, 1, false)]);
+        let bytes = [0x50, 0xc3, 0x50, 0xc3];
+        let mut region = region(&bytes, &[(0, 1, true), (1, 1, false), (2, 1, true), (3, 1, false)]);
+        region.entries = vec![Va(0x1000), Va(0x1002)];
         region.data = vec![Va(0x1001)];
-        assert_eq!(region.pieces(&[]).0, []);
+        let cut = region.cut(&[]);
+        assert_eq!((cut.pieces, cut.left_over), (vec![(Va(0x1002), Va(0x1004))], vec![(Va(0x1000), Va(0x1002))]));
+        // At a fixed address all of it is.
+        region.reads_numbers = true;
+        assert_eq!(region.cut(&[]).pieces, []);
+    }
+
+    #[test]
+    fn what_lies_between_the_functions_of_an_array_that_nothing_names_stays() {
+        let range = |start: u64, end: u64| (Va(start), Va(end));
+        // Functions of 100 bytes, between which 400 are reached by nothing; then one among 50.
+        let pieces = vec![range(0, 100), range(500, 600), range(1000, 1100), range(1100, 1200), range(1250, 1350)];
+        let left_over = vec![range(100, 500), range(600, 1000), range(1200, 1250)];
+        let outside = |pointed: &[Va]| {
+            let mut cut = Cut { pieces: pieces.clone(), left_over: left_over.clone() };
+            assert_eq!(cut.without_arrays(pointed), [range(100, 1000)]);
+            cut.pieces
+        };
+        assert_eq!(outside(&[Va(1000)]), [pieces[0], pieces[2], pieces[3], pieces[4]]);
+        // What the array may be counted from stays with it, but not what stands before a little that nothing reaches.
+        assert_eq!(outside(&[Va(0), Va(1100)]), pieces[2..]);
+    }
+
+    #[test]
+    fn stretches_are_joined_where_that_leaves_more_over() {
+        let range = |start: u64, end: u64| (Va(start), Va(end));
+        let found = |pieces: &[(Va, Va)], left_over: &[(Va, Va)]| -> Vec<(u64, u64, u64)> {
+            stretches(pieces, left_over).iter().map(|stretch| (stretch.start.0, stretch.end.0, stretch.excess)).collect()
+        };
+        assert_eq!(found(&[range(10, 15)], &[range(0, 10), range(15, 25)]), [(0, 25, 15)]);
+        assert_eq!(found(&[range(10, 30)], &[range(0, 10), range(30, 40)]), [(0, 10, 10), (30, 40, 10)]);
+        // A small one joins the two around it, though it could join neither alone.
+        let pieces = [range(100, 150), range(160, 210)];
+        assert_eq!(found(&pieces, &[range(0, 100), range(150, 160), range(210, 310)]), [(0, 310, 110)]);
     }
 
     #[test]
