@@ -151,3 +151,65 @@ fn a_static_program_with_musl_moves() {
         assert!(behaviors(&output, folder.path()) == expected, "seed {seed}");
     }
 }
+
+/// Functions side by side that a table of distances in data tells apart, as V8's built-in ones; the program calls two of them by name too, and knows where the first is.
+const ARRAY: &str = r#"
+#include <stdio.h>
+__asm__(".text\n.p2align 6\nfirst:\n"
+    ".set number, 0\n.rept 12\n.p2align 6\n.if number == 4\nfifth:\n.endif\n.if number == 9\ntenth:\n.endif\n"
+    "mov %edi, %eax\n.rept 15\nadd $number, %eax\n.endr\nimul $(number + 3), %eax, %eax\nret\n.set number, number + 1\n.endr\n.p2align 6\n"
+    "long: mov %edi, %eax\n.rept 1000\nadd $1, %eax\n.endr\nret\n");
+extern int first(int), fifth(int), tenth(int), longer(int) __asm__("long");
+static const unsigned distances[12] = { 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704 };
+__attribute__((noinline)) static int call(const char *base, unsigned number, int x) {
+    return ((int (*)(int))(base + distances[number]))(x);
+}
+int main(int argc, char **argv) {
+    int x = argc;
+    for (unsigned i = 0; i < 60; i++) x = (x + call((const char *)first, i % 12, x) + fifth(x) + tenth(x) + longer(x)) % 9973;
+    printf("%d\n", x);
+    return 42;
+}
+"#;
+
+#[test]
+fn functions_side_by_side_of_which_most_are_reached_by_nothing_stay_together() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = compile_text(ARRAY, &[&PLAIN[..], FORMS[0].1].concat(), folder.path(), "input");
+    let expected = run(&mut Command::new(&input), folder.path());
+    assert_eq!(expected.end, End::Exit(SUCCESS));
+    for seed in ["1", "2", "3", "4"] {
+        let output = folder.path().join(seed);
+        let report = report(relift().args(["optimize", "--json", "--shuffle", seed]).arg(&input).arg("-o").arg(&output));
+        assert!(moved(&report) >= 60, "{report:#}");
+        assert!(run(&mut Command::new(&output), folder.path()) == expected, "seed {seed}");
+    }
+}
+
+/// The case that crashes is at the end of the function, begins like padding, and only the table leads there.
+const CRASHING_CASE: &str = r#"
+#include <stdio.h>
+__asm__(".text\n.p2align 4, 0xcc\npick:\ncmp $4, %edi\nja 9f\nmov %edi, %eax\nlea cases(%rip), %rdx\nmovslq (%rdx,%rax,4), %rax\nadd %rdx, %rax\njmp *%rax\n"
+    "1: mov $10, %eax\nret\n2: mov $20, %eax\nret\n3: mov $30, %eax\nret\n9: xor %eax, %eax\nret\n8: int3\nud2\n.p2align 4, 0xcc\n"
+    ".section .rodata\n.p2align 2\ncases: .long 1b - cases, 8b - cases, 2b - cases, 3b - cases, 1b - cases\n.long 0\n.text\n");
+extern int pick(int);
+int main(int argc, char **argv) { printf("%d\n", pick(0)); fflush(stdout); printf("%d\n", pick(argc)); return 42; }
+"#;
+
+#[test]
+fn a_case_that_begins_with_a_breakpoint_behind_all_others_still_crashes() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = compile_text(CRASHING_CASE, &[&PLAIN[..], FORMS[0].1].concat(), folder.path(), "input");
+    let behaviors = |program: &Path| {
+        let with = |arguments: &[&str]| run(Command::new(program).args(arguments), folder.path());
+        [with(&[]), with(&["?"]), with(&["?", "?"])]
+    };
+    let expected = behaviors(&input);
+    assert!(matches!(expected[0].end, End::Signal(_)) && expected[1].end == End::Exit(SUCCESS), "{:?}", expected[0].end);
+    for seed in ["1", "2", "3"] {
+        let output = folder.path().join(seed);
+        let report = report(relift().args(["optimize", "--json", "--shuffle", seed]).arg(&input).arg("-o").arg(&output));
+        assert!(moved(&report) >= 90, "{report:#}");
+        assert!(behaviors(&output) == expected, "seed {seed}");
+    }
+}

@@ -12,8 +12,12 @@
 //! **Numbers.** At a fixed address nothing marks pointers. The numbers that instructions copy and the aligned words of data are tried last, where functions seem to begin before the rest: most
 //! lead into the middle of what is known by then, and are no addresses. Multiples of a page are sizes.
 //!
-//! **When a region is given up**, all of it: something that is certainly code does not decode or runs out of the region; what is code is also
-//! read as data; or more is left over than was reached (a third of that at a fixed address, where what only numbers lead to is given up too: it may be copied and run elsewhere), as in V8's built-in functions, which a table of offsets in data names.
+//! **When a region is given up**, all of it: more is left over than was reached. At a fixed address, where the file does not say what is an address, a third of that is too much, and so is anything certain to be
+//! code that does not decode, or that is also read as data; and what only numbers lead to is given up too, since it may be copied and run elsewhere. Elsewhere only what can't be followed stays, or is read.
+//!
+//! **Arrays.** V8's built-in functions lie side by side, and a table of offsets in data says where each begins. Few are reached in any other way; were one of these moved, or the first, from which the others
+//! are counted, the program would no more find them. So stretches stay in which more is left over than was reached, whatever regions they span: the maximal ones ([`Cut::without_arrays`]). Functions with bounds that lie
+//! in one stay too, and what stands before one if something knows its address. In ordinary code what nothing reaches is a few percent, and such stretches are as long as themselves.
 //!
 //! Nothing unwinds through code without unwind entries, so it may move like any other; it has no unwind entry where it goes, either.
 //! Terminates: each step decodes an instruction that was not decoded before, or ends a trial; each seed is tried once.

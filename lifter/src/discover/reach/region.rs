@@ -344,7 +344,7 @@ struct Stretch {
 }
 
 /// The fewest unreached bytes that may be an array of functions.
-const ARRAY_MIN: u64 = 512;
+const ARRAY_MIN: u64 = 64;
 
 fn size_of_all(ranges: &[(Va, Va)]) -> u64 {
     ranges.iter().map(|&(start, end)| end - start).sum()
