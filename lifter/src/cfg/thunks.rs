@@ -86,7 +86,12 @@ fn calls_before(image: &Image<'_>, target: Va) -> impl Iterator<Item = Va> {
 
 /// Whether code begins by dropping or overwriting the return address of who calls it: what it returns to is not behind the call.
 pub(crate) fn drops_its_return_address(image: &Image<'_>, start: Va) -> bool {
-    let Some(bytes) = (1..=MAX_INSTRUCTION_LEN).rev().find_map(|size| image.read(start, size)) else { return false };
+    let bytes = (1..=MAX_INSTRUCTION_LEN).rev().find_map(|size| image.read(start, size));
+    bytes.is_some_and(|bytes| begins_without_return_address(bytes, start))
+}
+
+/// The same of code with these bytes.
+pub(crate) fn begins_without_return_address(bytes: &[u8], start: Va) -> bool {
     let first = Decoder::with_ip(64, bytes, start.0, DecoderOptions::NONE).decode();
     let is_stack = |register: Register| register == Register::RSP;
     let moves_up = match first.mnemonic() {

@@ -16,7 +16,7 @@
 //! code that does not decode, or that is also read as data; and what only numbers lead to is given up too, since it may be copied and run elsewhere. Elsewhere only what can't be followed stays, or is read.
 //!
 //! **Arrays.** V8's built-in functions lie side by side, and a table of offsets in data says where each begins. Few are reached in any other way; were one of these moved, or the first, from which the others
-//! are counted, the program would no more find them. So stretches stay in which more is left over than was reached, whatever regions they span: the maximal ones ([`Cut::without_arrays`]). Functions with bounds that lie
+//! are counted, the program would no more find them. So stretches stay in which more is left over than was reached, whatever regions they span: the maximal ones (`Cut::without_arrays`). Functions with bounds that lie
 //! in one stay too, and what stands before one if something knows its address. In ordinary code what nothing reaches is a few percent, and such stretches are as long as themselves.
 //!
 //! Nothing unwinds through code without unwind entries, so it may move like any other; it has no unwind entry where it goes, either.

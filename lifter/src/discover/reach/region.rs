@@ -7,6 +7,7 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
 use rustc_hash::FxHashSet;
 
 use crate::address::Va;
+use crate::cfg::thunks::begins_without_return_address;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{NumberRole, numbers};
 use crate::x86::{Flow, flow_of, is_nop, nop_len, padding_len};
@@ -141,8 +142,8 @@ impl Region<'_> {
                     !matches!(flow, Flow::Jump(_))
                 }
                 Flow::Call(target) => {
-                    // `call` to what follows it reads its own address.
-                    if target.0 == instruction.next_ip() {
+                    // A call of what follows it reads its own address, if it is not of a function that never returns.
+                    if target.0 == instruction.next_ip() && begins_without_return_address(&self.bytes[end..], target) {
                         return Err(NotCode);
                     }
                     pending.push(target);
@@ -501,6 +502,16 @@ mod tests {
         // A small one joins the two around it, though it could join neither alone.
         let pieces = [range(100, 150), range(160, 210)];
         assert_eq!(found(&pieces, &[range(0, 100), range(150, 160), range(210, 310)]), [(0, 310, 110)]);
+    }
+
+    #[test]
+    fn a_call_of_what_stands_behind_it_is_one_unless_that_takes_the_return_address() {
+        let run = |bytes: &[u8]| {
+            let stubs = Stubs::default();
+            region(bytes, &[]).run(0, Va(0x1000), &stubs, &mut Vec::new(), &mut Log::default()).is_ok()
+        };
+        assert!(run(&[0xe8, 0, 0, 0, 0, 0x50, 0x58, 0xc3]));
+        assert!(!run(&[0xe8, 0, 0, 0, 0, 0x58, 0xc3]));
     }
 
     #[test]
