@@ -10,7 +10,7 @@
 //!
 //! **Why this is enough.** An entry of a copy has no use but to be added to an address, and the sum none but a jump; entries and addresses of tables stay in a function or go to a callee that loads and adds
 //! for it, and the jump is in the function, because a table is one only to functions that it leads into, or to parts of such. Those to which only tables lead are looked at as well.
-//! Tables that code without a frame description names are not looked at, nor are its jumps: nothing says where a function of it begins or ends.
+//! In code without frame descriptions functions are guessed ([`crate::functions`]), and looked at in the same way.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -31,6 +31,7 @@ struct Reference {
     is_in_part: bool,
 }
 
+/// What is referred to, as far as it may be a table.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     references: FxHashSet<Reference>,
