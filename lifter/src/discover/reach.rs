@@ -323,7 +323,15 @@ impl Explored<'_> {
 
     /// What is reached so far, were it all.
     pub(crate) fn so_far(&mut self) -> Reached {
-        self.collect(|region, no_return| region.cut(no_return).pieces)
+        let mut reached = Reached::default();
+        for region in &mut self.regions {
+            let pieces = region.cut(&self.no_return).pieces;
+            if !pieces.is_empty() {
+                reached.regions.push((region.start, region.end()));
+                reached.pieces.extend(pieces);
+            }
+        }
+        reached
     }
 
     /// What is reached, without the regions that are given up, and without what may be arrays.
@@ -334,9 +342,8 @@ impl Explored<'_> {
         let mut end = None;
         for (index, region) in self.regions.iter_mut().enumerate() {
             let cut = region.cut(&self.no_return);
-            let size: u64 = cut.pieces.iter().map(|&(start, end)| end - start).sum();
             let is_understood =
-                cut.num_left_over() <= region.most_left_over(size) && (!region.reads_numbers || is_entered[index]);
+                cut.num_left_over() <= region.most_left_over(cut.num_reached()) && (!region.reads_numbers || is_entered[index]);
             if !is_understood || cut.pieces.is_empty() {
                 continue;
             }
@@ -345,7 +352,7 @@ impl Explored<'_> {
             all.pieces.extend(end.filter(|&end| end < region.start).map(|end| (end, region.start)));
             all.pieces.extend(cut.pieces);
             all.left_over.extend(cut.left_over);
-            pointed.append(&mut region.pointed.clone());
+            pointed.extend(&region.pointed);
             end = Some(region.end());
         }
         // At a fixed address a region is understood as a whole or not at all.
@@ -369,18 +376,6 @@ impl Explored<'_> {
             }
         }
         is_entered
-    }
-
-    fn collect(&mut self, mut pieces_of: impl FnMut(&mut Region<'_>, &[Va]) -> Vec<(Va, Va)>) -> Reached {
-        let mut reached = Reached::default();
-        for region in &mut self.regions {
-            let pieces = pieces_of(region, &self.no_return);
-            if !pieces.is_empty() {
-                reached.regions.push((region.start, region.end()));
-                reached.pieces.extend(pieces);
-            }
-        }
-        reached
     }
 
     /// Decodes all that a place reaches by jumps and calls; gives what that calls, each of which begins a function, and what it names. On failure nothing has happened.

@@ -313,6 +313,11 @@ impl Cut {
         size_of_all(&self.left_over)
     }
 
+    /// How many bytes are reached.
+    pub(super) fn num_reached(&self) -> u64 {
+        size_of_all(&self.pieces)
+    }
+
     /// Takes the pieces away that lie in stretches in which more is left over than was reached; gives those stretches. Such a one may be an array of functions that are found by their distance from
     /// its start, so a piece before it that is `pointed` to stays too.
     pub(super) fn without_arrays(&mut self, pointed: &[Va]) -> Vec<(Va, Va)> {
