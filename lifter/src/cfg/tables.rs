@@ -33,7 +33,7 @@ use crate::cfg::body::Body;
 use crate::cfg::ranges::Ranges;
 use crate::cfg::tables::entries::{Readings, Shape};
 use crate::cfg::thunks::Thunks;
-use crate::cfg::values::{Evaluator, Load, Seen, VISITED_MAX, Value};
+use crate::cfg::values::{Evaluator, Load, Numbers, Seen, VISITED_MAX, Value};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::Names;
 use crate::discover::stubs::Stubs;
@@ -101,6 +101,8 @@ pub(crate) struct ClusterJumps {
     pub(crate) candidates: Vec<Unit>,
     /// Some call or jump goes through a table of differences at an unknown place.
     pub(crate) has_relative_calls: bool,
+    /// Places in code to which calls and jumps add a word of data to come to where they go.
+    pub(crate) counted_from: Vec<Va>,
     /// Some jump goes where a register said when control arrived from another cluster by a jump or a branch: at a function, or at a part of this one.
     pub(crate) is_led_in: bool,
 }
@@ -244,11 +246,15 @@ impl TableContext<'_> {
     /// Asks every jump whose answer may have changed.
     fn ask(&self, body: &Body, sites: &[(usize, Site)], changed: &[u32], answers: &mut Vec<Asked>) {
         let is_code = |va: Va| unit_at(self.units, va).is_some();
-        let is_fixed = !self.image.kind.is_position_independent();
+        let numbers = match (self.image.kind.is_position_independent(), self.use_static_relocs) {
+            (true, _) => Numbers::NoAddresses,
+            (false, true) => Numbers::Relocated,
+            (false, false) => Numbers::MayBeAddresses,
+        };
         let is_table = |va: Va| self.may_begin(va);
         let mut searched = Seen::default();
         let mut ask = |&(index, site): &(usize, Site)| {
-            answer(body, Evaluator::new(body, &mut searched, &is_code, &is_table, is_fixed), index, site)
+            answer(body, Evaluator::new(body, &mut searched, &is_code, &is_table, numbers), index, site)
         };
         if answers.is_empty() {
             answers.extend(sites.iter().map(ask));
@@ -301,6 +307,11 @@ impl TableContext<'_> {
             Value::Relative { is_indexed } => is_call || !is_indexed,
             _ => false,
         };
+        result.counted_from.extend(match answer.value {
+            Value::Near { base, is_by_word: true } => Some(base),
+            Value::Sum { base, .. } => Some(base).filter(|&base| is_code(base)),
+            _ => None,
+        });
         if answer.site != Site::Jump {
             // It is not made anew, so that its table stays, and with it what the table leads to.
             let dispatch = match (shape, answer.value) {
@@ -328,7 +339,7 @@ impl TableContext<'_> {
             // One of several entries that were read ahead: all of them count from the same table.
             (None, Value::Several { base }) => self.doubt(Shape { at: base, base, entry_size: 4 }, result),
             // Computed from a place in code (unrolled loops): it stays near that place.
-            (None, Value::Near { base }) => {
+            (None, Value::Near { base, .. }) => {
                 result.candidates.extend(unit_at(self.units, base));
                 Dispatch::Doubtful
             }

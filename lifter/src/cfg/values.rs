@@ -59,6 +59,8 @@ pub(crate) enum Value {
     /// An address in code plus something that is not known.
     Near {
         base: Va,
+        /// What is added is a word of memory.
+        is_by_word: bool,
     },
     /// A 32-bit word of memory that no constant names.
     Word {
@@ -97,13 +99,24 @@ impl Value {
     }
 }
 
+/// What numbers in instructions are.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Numbers {
+    /// Position-independent code has no addresses among them.
+    NoAddresses,
+    /// At a fixed address any may be one.
+    MayBeAddresses,
+    /// There too, but relocations say which: what leads to code is one.
+    Relocated,
+}
+
 /// One query and what it saw.
 pub(crate) struct Evaluator<'b> {
     body: &'b Body,
     is_code: &'b dyn Fn(Va) -> bool,
     /// Whether a table of differences may begin at an address.
     is_table: &'b dyn Fn(Va) -> bool,
-    is_fixed_address: bool,
+    numbers: Numbers,
     steps: u32,
     seen: &'b mut Seen,
     in_progress: Vec<(usize, Location)>,
@@ -133,13 +146,13 @@ impl<'b> Evaluator<'b> {
         seen: &'b mut Seen,
         is_code: &'b dyn Fn(Va) -> bool,
         is_table: &'b dyn Fn(Va) -> bool,
-        is_fixed_address: bool,
+        numbers: Numbers,
     ) -> Self {
         Self {
             body,
             is_code,
             is_table,
-            is_fixed_address,
+            numbers,
             steps: 0,
             seen,
             in_progress: Vec::new(),
@@ -236,6 +249,9 @@ impl<'b> Evaluator<'b> {
             Mnemonic::Cdqe => extended(self.location(Location::Register(RAX), index)),
             Mnemonic::Add if is_wide => {
                 let left = self.register(instruction.op0_register(), index);
+                if instruction.op1_kind() == OpKind::Immediate32to64 {
+                    return self.offset(left, instruction.immediate(1));
+                }
                 let right = self.operand1(instruction, index);
                 let other = if instruction.op1_kind() == OpKind::Register { instruction.op1_register() } else { Register::None };
                 self.sum(left, right, [instruction.op0_register(), other], index)
@@ -267,7 +283,7 @@ impl<'b> Evaluator<'b> {
             OpKind::Register if instruction.op0_register().size() == 4 => {
                 match self.register(instruction.op1_register(), index) {
                     v @ (Value::Entry32 { is_extended: false, .. } | Value::Word { is_extended: false, .. }) => v,
-                    Value::Address(va) if self.is_fixed_address => Value::Address(va),
+                    Value::Address(va) if self.numbers != Numbers::NoAddresses => Value::Address(va),
                     Value::Nothing => Value::Nothing,
                     _ => Value::Other,
                 }
@@ -277,7 +293,7 @@ impl<'b> Evaluator<'b> {
             OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64 if instruction.immediate(1) == 0 => {
                 Value::Nothing
             }
-            OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64 if self.is_fixed_address => {
+            OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64 if self.numbers != Numbers::NoAddresses => {
                 Value::Address(Va(instruction.immediate(1)))
             }
             _ => Value::Other,
@@ -298,7 +314,7 @@ impl<'b> Evaluator<'b> {
             return match base {
                 Value::Address(va) => Value::Address(va + disp),
                 v if disp == 0 => v,
-                _ => Value::Other,
+                v => self.offset(v, disp),
             };
         }
         if instruction.memory_index_scale() != 1 || disp != 0 {
@@ -307,6 +323,15 @@ impl<'b> Evaluator<'b> {
         let registers = [instruction.memory_base(), second];
         let second = self.register(second, index);
         self.sum(base, second, registers, index)
+    }
+
+    /// What a register and a number are that may be an address.
+    fn offset(&self, value: Value, number: u64) -> Value {
+        match sum(value, Value::Address(Va(number)), self.is_code) {
+            _ if self.numbers != Numbers::Relocated || !(self.is_code)(Va(number)) => Value::Other,
+            counted @ (Value::Near { is_by_word: true, .. } | Value::Sum { .. }) => counted,
+            _ => Value::Other,
+        }
     }
 
     /// What the sum of two registers is.
@@ -441,7 +466,7 @@ impl<'b> Evaluator<'b> {
             return None;
         }
         if base == Register::None {
-            let is_table = self.is_fixed_address && second != Register::None && scale == size;
+            let is_table = self.numbers != Numbers::NoAddresses && second != Register::None && scale == size;
             return is_table.then(|| self.note_load(index, Va(disp), second, 1));
         }
         if second == Register::None {
@@ -516,13 +541,21 @@ fn sum(left: Value, right: Value, is_code: &dyn Fn(Va) -> bool) -> Value {
         (Value::Address(base), Value::Entry32 { table, is_extended: true })
         | (Value::Entry32 { table, is_extended: true }, Value::Address(base)) => Value::Sum { base, table },
         (Value::Nothing, _) | (_, Value::Nothing) => Value::Nothing,
+        (Value::Address(base), Value::Word { is_extended: true, .. })
+        | (Value::Word { is_extended: true, .. }, Value::Address(base))
+            if is_code(base) =>
+        {
+            Value::Near { base, is_by_word: true }
+        }
         (_, Value::Word { is_extended: true, is_indexed }) | (Value::Word { is_extended: true, is_indexed }, _) => {
             Value::Relative { is_indexed }
         }
         (_, Value::Entry32 { is_extended: true, .. }) | (Value::Entry32 { is_extended: true, .. }, _) => {
             Value::Relative { is_indexed: true }
         }
-        (Value::Address(base), _) | (_, Value::Address(base)) if is_code(base) => Value::Near { base },
+        (Value::Address(base), word) | (word, Value::Address(base)) if is_code(base) => {
+            Value::Near { base, is_by_word: matches!(word, Value::Entry64 { .. } | Value::Pointer) }
+        }
         _ => Value::Other,
     }
 }

@@ -88,7 +88,7 @@ pub(crate) struct Survey {
     pub(crate) has_indirect_calls: bool,
     /// Makes addresses of numbers of 64 bits, which no move could mend.
     pub(crate) is_large_model: bool,
-    /// Calls through a register, and reads 32-bit words that it may add to an address.
+    /// Calls through a register, and reads 32-bit words that it may add to an address, or takes an address of code.
     pub(crate) has_relative_calls: bool,
 }
 
@@ -193,7 +193,8 @@ impl Surveyor<'_> {
             !is_inside || !matches!(n.how, How::Jump | How::Branch | How::Loop)
         });
         survey.is_large_model = code_model.is_large;
-        survey.has_relative_calls = reads_words && calls_registers;
+        let takes_address = || survey.names.iter().any(|name| name.how == How::Address);
+        survey.has_relative_calls = calls_registers && (reads_words || takes_address());
         survey.problem = is_torn.then_some(PinReason::MidInstructionTarget);
         Some(survey)
     }

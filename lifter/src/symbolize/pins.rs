@@ -18,6 +18,7 @@ use crate::discover::unseen::Unseen;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::{PinReason, Relay, RelinkMode};
+use crate::symbolize::slots::is_rebuilt;
 
 /// Metadata that names code in ways that are not understood: relative to itself and without relocations, or as a whole stretch.
 const UNKNOWN_METADATA: [&str; 12] = [
@@ -169,6 +170,7 @@ impl PinContext<'_> {
         if jumps.iter().any(|(_, answer)| answer.has_relative_calls) {
             self.pin_relative_targets(pins);
         }
+        self.pin_by_distance(jumps, pins);
         self.pin_shared_labels(jumps, pins);
         if !jumps.iter().any(|(_, answer)| answer.is_open()) {
             return;
@@ -211,6 +213,35 @@ impl PinContext<'_> {
                     if let Some(unit) = unit.filter(|_| !self.names.at(target).is_empty()) {
                         pins.pin(self.clusters, unit, PinReason::MayBeTableTarget);
                     }
+                }
+            }
+        }
+    }
+
+    /// The unit that begins at an address.
+    fn unit_from(&self, va: Va) -> Option<Unit> {
+        unit_at(self.units, va).filter(|&unit| self.units[unit].start == va)
+    }
+
+    /// Data may tell functions by their distances from one of them, to which calls add them. Distances have no relocations, so each word of data is taken for one if it leads to where something
+    /// begins. (Where numbers may be addresses, a jump stays at each old one.)
+    fn pin_by_distance(&self, jumps: &[(Unit, ClusterJumps)], pins: &mut Pins) {
+        let bases = jumps.iter().flat_map(|(_, answer)| &answer.counted_from).copied();
+        let mut bases: Vec<Va> = bases.filter(|&base| self.unit_from(base).is_some()).collect();
+        bases.sort();
+        bases.dedup();
+        if bases.is_empty() || self.mode == RelinkMode::Guard {
+            return;
+        }
+        for (id, section) in self.image.sections.iter() {
+            if !section.is_alloc() || section.is_executable() || section.sh_type != elf::SHT_PROGBITS || is_rebuilt(section.name)
+            {
+                continue;
+            }
+            let bytes = self.image.section_bytes(id);
+            for distance in bytes.chunks_exact(4).map(signed_word) {
+                for unit in bases.iter().filter_map(|base| self.unit_from(base.offset(distance))) {
+                    pins.pin(self.clusters, unit, PinReason::MayBeTableTarget);
                 }
             }
         }

@@ -9,7 +9,7 @@ use crate::elf::Image;
 use crate::ir::{Evidence, Program, SlotData, SlotKind};
 
 /// Sections whose contents other parts of relift read and write anew.
-fn is_rebuilt(name: &str) -> bool {
+pub(crate) fn is_rebuilt(name: &str) -> bool {
     [".eh_frame", ".eh_frame_hdr", ".gcc_except_table"].contains(&name) || name.starts_with(".gcc_except_table.")
 }
 
