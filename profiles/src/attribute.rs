@@ -1,6 +1,6 @@
 //! A profile file's counts carried over to a program.
 //!
-//! Where the profile was made from the program at hand, functions correspond by position. A file of another build that outlines that
+//! Where the profile was made from the program at hand, functions correspond by position; where that was lifted otherwise, by address (`same_file`). A file of another build that outlines that
 //! build is carried over as `stale` does it. Of one that does not, functions are matched by name and
 //! content hash together, then by content hash alone; of several that are equal, the first with the first, and so on. Within a
 //! matched function, sites are found by their offsets. A function whose sites are not all found is not matched: half its
@@ -17,13 +17,14 @@ use crate::format::{block_offsets, identity, name_of};
 use crate::infer::infer;
 use crate::instrument::{Count, CounterPlan, CounterSite, Counts, derive};
 use crate::outline::Outline;
+use crate::same_file::carry_by_address;
 use crate::stale::{StaleQuality, carry_over};
 use crate::weights::{IndirectTargets, Weights};
 
 /// How much of a profile found its place.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quality {
-    /// Whether the profile was made from this very program.
+    /// Whether the profile was made from this very program, lifted as it is now.
     pub is_exact: bool,
     /// Of the functions with counts.
     pub functions_matched: usize,
@@ -46,8 +47,13 @@ pub struct Attribution {
 /// Carries a profile over to a program and makes its flow consistent.
 pub fn attribute(profile: &ProfileFile, image: &Image<'_>, program: &Program) -> Result<Attribution> {
     let funcs = &profile.descriptor.funcs;
-    let is_exact = profile.descriptor.identity == identity(image) && funcs.len() == program.funcs.len();
+    let is_same_file = profile.descriptor.identity == identity(image);
+    let is_exact = is_same_file && profile.descriptor.is_cut_like(program);
     if !is_exact && let Some(outline) = profile.descriptor.outline() {
+        if is_same_file && outline.is_placed() {
+            let (weights, quality) = carry_by_address(&outline, &solve(profile, &outline), program);
+            return Ok(Attribution::of_weights(weights, quality));
+        }
         return carry(profile, &outline, image, program);
     }
     let matches = match is_exact {
@@ -83,8 +89,16 @@ pub fn attribute(profile: &ProfileFile, image: &Image<'_>, program: &Program) ->
     Ok(Attribution { counts, weights, quality })
 }
 
-/// Carries over the profile of another build, which is solved on what the profile says of that build.
-fn carry(profile: &ProfileFile, outline: &Outline, image: &Image<'_>, program: &Program) -> Result<Attribution> {
+impl Attribution {
+    /// Where all that is known is already consistent.
+    fn of_weights(weights: Weights, quality: Quality) -> Self {
+        let known = |values: &[u64]| values.iter().map(|&v| Count::new(i64::try_from(v).unwrap_or(i64::MAX / 4))).collect();
+        Attribution { counts: Counts { blocks: known(&weights.blocks), edges: known(&weights.edges) }, weights, quality }
+    }
+}
+
+/// What a profile says of the program that it outlines.
+fn solve(profile: &ProfileFile, outline: &Outline) -> Weights {
     let old = outline.to_program();
     let mut plan = CounterPlan::default();
     let mut values = Vec::new();
@@ -101,11 +115,15 @@ fn carry(profile: &ProfileFile, outline: &Outline, image: &Image<'_>, program: &
     let mut weights = infer(&old, &derive(&old, &plan, &values));
     let all: Vec<Option<Func>> = old.funcs.keys().map(Some).collect();
     weights.indirect = indirect_targets(profile, &places, |_| u32::MAX, &all);
-    let (weights, stale) = carry_over(outline, &weights, &Outline::build(image, program), program);
+    weights
+}
+
+/// Carries over the profile of another build.
+fn carry(profile: &ProfileFile, outline: &Outline, image: &Image<'_>, program: &Program) -> Result<Attribution> {
+    let (weights, stale) = carry_over(outline, &solve(profile, outline), &Outline::build(image, program), program);
     if stale.functions_matched() == 0 && stale.functions_total != 0 {
         return Err(Error::AnotherBinary { functions: profile.descriptor.funcs.len() });
     }
-    let known = |values: &[u64]| values.iter().map(|&v| Count::new(i64::try_from(v).unwrap_or(i64::MAX / 4))).collect();
     let quality = Quality {
         is_exact: false,
         functions_matched: stale.functions_matched(),
@@ -114,7 +132,7 @@ fn carry(profile: &ProfileFile, outline: &Outline, image: &Image<'_>, program: &
         counts_total: stale.counts_total,
         stale: Some(stale),
     };
-    Ok(Attribution { counts: Counts { blocks: known(&weights.blocks), edges: known(&weights.edges) }, weights, quality })
+    Ok(Attribution::of_weights(weights, quality))
 }
 
 /// For each function of the descriptor, the one of the program with the same content.

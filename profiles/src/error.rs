@@ -6,7 +6,7 @@ use lifter::address::Va;
 pub enum Error {
     #[error("not a relift profile: {0}")]
     NotAProfile(&'static str),
-    #[error("the profile has version {found}; this relift reads version {expected}")]
+    #[error("the profile has version {found}; this relift reads versions up to {expected}")]
     Version { found: u32, expected: u32 },
     #[error("malformed profile: {what}: {why}")]
     Malformed { what: &'static str, why: String },

@@ -3,15 +3,16 @@
 //! ```text
 //! header      128 bytes: magic, version, sizes, what it was made from, hashes
 //! descriptor  functions by name and content, the site of each counter, recorded calls, entry addresses
-//!             and what each block of each function does, as hashes, with the edges and calls between them
+//!             and what each block of each function does, as hashes, with the edges and calls between them;
+//!             where the parts of functions are in the program (from version 2 on)
 //! counters    from a page boundary: one u64 for each counter
 //! calls       for each recorded call: 4 times {target, count}, then the count of all other targets
 //! ```
 //!
 //! All numbers are little-endian. The descriptor makes the file readable without the program, and lets it survive a rebuild:
-//! functions go by name and content hash, places in them by their offset from the function's start, never by address. The only
-//! addresses are the entries in the instrumented image, by which recorded targets are told apart. The magic number is what a
-//! process writes last when it creates the file, so a file without it is one that is being made.
+//! functions go by name and content hash, places in them by their offset from the function's start. By address go only the same code
+//! that is lifted otherwise, and recorded targets, by their entries in the instrumented image. The magic number is what a process
+//! writes last when it creates the file, so a file without it is one that is being made.
 //!
 //! Reading checks every size and index against the bytes that are there; what is allocated is bounded by the file's length. The
 //! file may be growing counts while it is read: each counter is then some value between those before and after.
@@ -25,7 +26,7 @@ mod varint;
 mod tests;
 
 pub use descriptor::{CallDescriptor, Descriptor, FuncDescriptor, Site, identity};
-pub(crate) use descriptor::{block_offsets, name_of};
+pub(crate) use descriptor::{block_offsets, name_of, parts_of};
 pub use header::{CALL_BYTES, HEADER_BYTES, Header, MAGIC, PAGE_BYTES, SLOTS_PER_CALL, VERSION};
 
 use crate::error::{Error, Result};

@@ -17,6 +17,7 @@ pub mod perf;
 pub mod preaggregated;
 pub mod records;
 pub mod runtime;
+pub mod same_file;
 pub mod sampled;
 pub mod samples;
 pub mod stale;
@@ -38,6 +39,7 @@ pub use instrument::{CallSite, Count, CounterPlan, CounterSite, Counts, derive, 
 pub use kind::{ProfileKind, sniff};
 pub use outline::Outline;
 pub use runtime::{RuntimeLayout, build_runtime, call_site_snippet, counter_snippet, runtime_len};
+pub use same_file::carry_by_address;
 pub use sampled::{SampleQuality, weigh};
 pub use samples::Samples;
 pub use stale::{StaleQuality, carry_over};

@@ -27,7 +27,7 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::flow::{ArcKind, FlowGraph};
-use crate::format::{block_offsets, name_of};
+use crate::format::{block_offsets, name_of, parts_of};
 
 /// What is kept of a block.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -64,6 +64,23 @@ pub struct FuncOutline {
     pub edges: Vec<EdgeOutline>,
     /// Block and called function, in the order of the code.
     pub calls: Vec<(u32, u32)>,
+    /// Where its parts are, in the order in which offsets run over them: address, and length in bytes. Empty where the profile does not say.
+    pub parts: Vec<(Va, u32)>,
+}
+
+impl FuncOutline {
+    /// The address of an offset, and the end of the part that it is in.
+    pub(crate) fn place(&self, offset: u32) -> Option<(Va, Va)> {
+        let mut before = 0u64;
+        for &(start, len) in &self.parts {
+            let within = u64::from(offset) - before;
+            if within < u64::from(len) {
+                return Some((Va(start.0.checked_add(within)?), Va(start.0.checked_add(u64::from(len))?)));
+            }
+            before += u64::from(len);
+        }
+        None
+    }
 }
 
 /// All functions of a program, by id.
@@ -86,6 +103,11 @@ impl Outline {
             outline
         };
         Outline { funcs: funcs.par_iter().map(outline).collect() }
+    }
+
+    /// Whether it says where everything is.
+    pub fn is_placed(&self) -> bool {
+        self.funcs.iter().all(|func| func.blocks.iter().all(|block| func.place(block.offset).is_some()))
     }
 
     /// A program with the same functions, blocks and edges and no code, as far as flow networks are concerned.
@@ -116,6 +138,7 @@ fn outline_func(image: &Image<'_>, program: &Program, func: Func) -> FuncOutline
         name: name_of(image, program, func).to_owned(),
         content_hash: data.content_hash,
         entry: data.entry.index().saturating_sub(first) as u32,
+        parts: parts_of(program, func),
         ..FuncOutline::default()
     };
     for ((number, block), offset) in (0..).zip(data.blocks.iter()).zip(block_offsets(program, func)) {

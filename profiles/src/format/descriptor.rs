@@ -8,11 +8,11 @@
 //! descriptor; so its length may not depend on them.
 
 use lifter::entity::{Block, EntityId, Func};
-use lifter::ir::{EdgeKind, Program};
+use lifter::ir::{CodeRange, EdgeKind, Program};
 use lifter::{Image, Va};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::header::{HAS_OUTLINES, HEADER_BYTES, Header};
+use super::header::{HAS_OUTLINES, HAS_PARTS, HEADER_BYTES, Header};
 use super::outline;
 use super::varint::{Reader, put, put_signed, put_string};
 use crate::error::{Error, Result};
@@ -75,25 +75,34 @@ pub fn identity(image: &Image<'_>) -> [u64; 2] {
     [digest as u64, (digest >> 64) as u64]
 }
 
-/// The offset of each block of a function from the function's start, by position in the function.
-pub(crate) fn block_offsets(program: &Program, func: Func) -> Vec<u32> {
+/// The parts of a function in the order in which offsets run over them: the primary first, the others ascending; address and length in bytes.
+pub(crate) fn parts_of(program: &Program, func: Func) -> Vec<(Va, u32)> {
+    ranges_of(program, func).map(|range| (range.start, (range.end - range.start) as u32)).collect()
+}
+
+fn ranges_of(program: &Program, func: Func) -> impl Iterator<Item = &CodeRange> {
     let data = &program.funcs[func];
     let primary = data.primary_range as usize;
-    let mut starts = vec![0u64; data.ranges.len()];
-    let first = data.ranges.as_usize().start;
-    let others = data.ranges.as_usize().filter(|&range| range != primary);
+    let others = data.ranges.as_usize().filter(move |&range| range != primary);
+    let first = std::iter::once(primary).filter(|range| data.ranges.as_usize().contains(range));
+    first.chain(others).map(|range| &program.ranges[range])
+}
+
+/// The offset of each block of a function from the function's start, by position in the function.
+pub(crate) fn block_offsets(program: &Program, func: Func) -> Vec<u32> {
+    let mut starts: Vec<(Va, u64)> = Vec::new();
     let mut next = 0;
-    for range in std::iter::once(primary).filter(|r| data.ranges.as_usize().contains(r)).chain(others) {
-        starts[range - first] = next;
-        next += program.ranges[range].end - program.ranges[range].start;
+    for range in ranges_of(program, func) {
+        starts.push((range.start, next));
+        next += range.end - range.start;
     }
     let offset_of = |block: Block| {
         let block = &program.blocks[block];
-        let range = block.range as usize;
-        let start = starts.get(range.wrapping_sub(first)).copied().unwrap_or(0);
-        (start + (block.start - program.ranges[range].start)) as u32
+        let range = program.ranges[block.range as usize].start;
+        let start = starts.iter().find(|part| part.0 == range).map_or(0, |part| part.1);
+        (start + (block.start - range)) as u32
     };
-    data.blocks.iter().map(offset_of).collect()
+    program.funcs[func].blocks.iter().map(offset_of).collect()
 }
 
 /// The name of a function, empty without a symbol.
@@ -160,6 +169,16 @@ impl Descriptor {
         funcs.iter().any(|f| !f.blocks.is_empty()).then_some(Outline { funcs })
     }
 
+    /// Whether functions were cut like those of a program, as far as it says.
+    pub(crate) fn is_cut_like(&self, program: &Program) -> bool {
+        let is_same = |(func, known): (Func, &FuncDescriptor)| {
+            known.outline.parts.is_empty()
+                || known.outline.parts == parts_of(program, func)
+                    && known.outline.blocks.len() == program.funcs[func].blocks.len()
+        };
+        self.funcs.len() == program.funcs.len() && program.funcs.keys().zip(&self.funcs).all(is_same)
+    }
+
     pub fn num_counters(&self) -> usize {
         self.funcs.iter().map(|f| f.sites.len()).sum()
     }
@@ -198,6 +217,8 @@ impl Descriptor {
             }
             outline::put(&mut bytes, &func.outline);
         }
+        let mut last = 0;
+        self.funcs.iter().for_each(|func| outline::put_parts(&mut bytes, &func.outline, &mut last));
         bytes
     }
 
@@ -215,6 +236,12 @@ impl Descriptor {
                 func.outline = outline::read(&mut reader, &func, num_funcs)?;
             }
             funcs.push(func);
+        }
+        if header.flags & HAS_PARTS != 0 {
+            let mut last = 0;
+            for func in &mut funcs {
+                outline::read_parts(&mut reader, &mut func.outline, &mut last)?;
+            }
         }
         let descriptor = Descriptor { identity: header.identity, funcs };
         let is_complete = reader.is_empty()

@@ -3,9 +3,13 @@
 use crate::error::{Error, Result};
 
 pub const MAGIC: [u8; 8] = *b"relift\x1ap";
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// The first version said nothing of where functions are.
+const VERSION_MIN: u32 = 1;
 /// The flag of a file whose descriptor outlines the functions.
 pub(super) const HAS_OUTLINES: u32 = 1;
+/// The flag of one that says where the parts of functions are.
+pub(super) const HAS_PARTS: u32 = 2;
 pub const HEADER_BYTES: u64 = 128;
 /// Counters begin at a multiple of this in the file, and the mapping's length is one.
 pub const PAGE_BYTES: u64 = 4096;
@@ -36,7 +40,7 @@ impl Header {
     pub fn new(identity: [u64; 2], plan_hash: u64, descriptor: &[u8], num_counters: u64, num_calls: u64) -> Self {
         let descriptor_len = descriptor.len() as u64;
         Header {
-            flags: HAS_OUTLINES,
+            flags: HAS_OUTLINES | HAS_PARTS,
             descriptor_offset: HEADER_BYTES,
             descriptor_len,
             counters_offset: (HEADER_BYTES + descriptor_len).next_multiple_of(PAGE_BYTES),
@@ -96,7 +100,7 @@ impl Header {
         }
         let word = |index: usize| u64::from_le_bytes(fixed[index * 8..index * 8 + 8].try_into().unwrap_or_default());
         let version = word(1) as u32;
-        if version != VERSION {
+        if !(VERSION_MIN..=VERSION).contains(&version) {
             return Err(Error::Version { found: version, expected: VERSION });
         }
         let header = Header {

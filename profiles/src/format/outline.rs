@@ -1,8 +1,9 @@
 //! A function's outline as bytes.
 //!
 //! Name and content hash are in the descriptor already. A block takes some fifteen bytes: its distance from the one before it, three
-//! hashes, its length, and two flags; an edge three, a call two. Numbers of blocks and functions are checked when they are read.
+//! hashes, its length, and two flags; an edge three, a call two. Where the parts of functions are follows behind all of them, some four bytes for each. Numbers of blocks and functions are checked when they are read.
 
+use lifter::Va;
 use lifter::ir::EdgeKind;
 
 use super::descriptor::FuncDescriptor;
@@ -84,6 +85,26 @@ pub(super) fn read(reader: &mut Reader<'_>, func: &FuncDescriptor, num_funcs: us
         outline.calls.push((block, numbered(reader.number()?, num_funcs)?));
     }
     Ok(outline)
+}
+
+/// A function's parts: how many, and of each the distance from the end of the last one in the file, and the length.
+pub(super) fn put_parts(bytes: &mut Vec<u8>, outline: &FuncOutline, last: &mut u64) {
+    varint::put(bytes, outline.parts.len() as u64);
+    for &(start, len) in &outline.parts {
+        put_signed(bytes, start.0.wrapping_sub(*last).cast_signed());
+        varint::put(bytes, u64::from(len));
+        *last = start.0.wrapping_add(u64::from(len));
+    }
+}
+
+pub(super) fn read_parts(reader: &mut Reader<'_>, outline: &mut FuncOutline, last: &mut u64) -> Result<()> {
+    for _ in 0..reader.count()? {
+        let start = last.wrapping_add_signed(reader.signed()?);
+        let len = reader.small()?;
+        outline.parts.push((Va(start), len));
+        *last = start.wrapping_add(u64::from(len));
+    }
+    Ok(())
 }
 
 fn read_block(reader: &mut Reader<'_>, last: i64) -> Result<BlockOutline> {

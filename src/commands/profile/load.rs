@@ -65,12 +65,11 @@ pub(crate) fn load(
     let bytes = files::read(binary)?;
     let old = driver::lift(binary, &bytes, false, timing)?;
     let (weights, mut quality) = load_fresh(paths, binary, &old, timing.progress())?;
-    if profiles::identity(&old.image) == profiles::identity(&lifted.image)
-        && old.program.blocks.len() == lifted.program.blocks.len()
-    {
-        return Ok((weights, quality));
+    let before = Outline::build(&old.image, &old.program);
+    if profiles::identity(&old.image) == profiles::identity(&lifted.image) {
+        return Ok((profiles::carry_by_address(&before, &weights, &lifted.program).0, quality));
     }
-    let (before, after) = (Outline::build(&old.image, &old.program), Outline::build(&lifted.image, &lifted.program));
+    let after = Outline::build(&lifted.image, &lifted.program);
     let (weights, stale) = profiles::carry_over(&before, &weights, &after, &lifted.program);
     require_share(binary, "executed instructions", stale.counts_matched, stale.counts_total)?;
     require_carried(binary, &stale)?;
