@@ -21,6 +21,7 @@
 
 mod entries;
 pub(crate) mod exclusive;
+mod in_vain;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::address::Va;
 use crate::cfg::body::Body;
 use crate::cfg::ranges::Ranges;
 use crate::cfg::tables::entries::{Readings, Shape};
+use crate::cfg::tables::in_vain::named_in_vain;
 use crate::cfg::thunks::Thunks;
 use crate::cfg::values::{Evaluator, Load, Numbers, Seen, VISITED_MAX, Value};
 use crate::discover::clusters::Clusters;
@@ -592,22 +594,6 @@ pub(crate) fn merge_tables(answers: &mut [(Unit, ClusterJumps)]) -> Vec<RawTable
     }
     tables.retain(|t| !torn.contains(&t.at));
     tables
-}
-
-/// Tables whose address an instruction makes that no jump was seen to use.
-fn named_in_vain<'t>(body: &Body, tables: &'t [Table]) -> impl Iterator<Item = &'t Table> {
-    let is_known = |table: &Table, ip: u64| table.raw.entry_size != 4 || table.raw.named_at.binary_search(&Va(ip)).is_ok();
-    let makes_address = |i: &&iced_x86::Instruction| i.mnemonic() == Mnemonic::Lea && i.is_ip_rel_memory_operand();
-    let in_vain = |instruction: &iced_x86::Instruction| {
-        let named = Va(instruction.ip_rel_memory_address());
-        let table = tables.binary_search_by_key(&named, |table| table.raw.at).ok()?;
-        (!is_known(&tables[table], instruction.ip())).then_some(table)
-    };
-    let named = if tables.is_empty() { &[][..] } else { &body.instructions };
-    let mut found: Vec<usize> = named.iter().filter(makes_address).filter_map(in_vain).collect();
-    found.sort_unstable();
-    found.dedup();
-    found.into_iter().map(|table| &tables[table])
 }
 
 /// Whether an instruction holds this address in a field of its own.
