@@ -8,10 +8,10 @@
 //!
 //! **Why this is enough.** A sum of an address and a distance is made somewhere. What is looked for is each address from an instruction of the function, on each way on which it is still one, up to the sum.
 //! Behind an indirect jump the search goes on at each place of the function to which one may lead: what tables and words of data name, and what neither runs on from anything nor is jumped to. (A place that is jumped to
-//! may be at a distance from a label besides. Then that label is counted with before.)
+//! may be at a distance from a label besides. Then that label is counted with before.) A jump through a register that holds the address leads to its place; where else it leads, the register holds something else.
 //!
 //! **What is taken for granted.** An address that leaves the function, by a call, a return, or memory other than the stack, is one that somebody jumps to, calls or compares: it is not counted with elsewhere. Slots of the stack are read as they
-//! were written, not by a pointer to them. A function that names its own entry says which function it is, as Gambit's do in each call; labels are not looked for there.
+//! were written, not by a pointer to them. Half of an address of position-independent code is none, and at a fixed address nobody shifts or multiplies it. A function that names its own entry says which function it is, as Gambit's do in each call; labels are not looked for there.
 //!
 //! **Terminates**: what is held at a place only grows, and there are at most [`STEPS_MAX`] steps.
 
@@ -84,20 +84,26 @@ fn led_to(walk: &Walk<'_, '_>, at: u64, inst: Inst) -> Vec<u64> {
 }
 
 /// What holds the address that is followed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Held {
+    /// Whether half of a register is too narrow for it.
+    is_wide: bool,
     registers: u16,
     /// Slots of the stack, by the register that names them and the distance from it.
     slots: Vec<(u8, u64)>,
 }
 
 impl Held {
+    fn nothing(is_wide: bool) -> Self {
+        Self { is_wide, registers: 0, slots: Vec::new() }
+    }
+
     fn is_nothing(&self) -> bool {
         self.registers == 0 && self.slots.is_empty()
     }
 
     fn has(&self, register: Reg) -> bool {
-        matches!(register, Reg::General(number, ..) if self.registers >> (number & 15) & 1 == 1)
+        matches!(register, Reg::General(number, width, _) if self.registers >> (number & 15) & 1 == 1 && (width == 64 || !self.is_wide))
     }
 
     fn operand_has(&self, operand: Operand) -> bool {
@@ -179,12 +185,15 @@ impl Follower<'_, '_, '_> {
         let side = self.walk.input;
         let mut known: FxHashMap<u64, Held> = FxHashMap::default();
         let mut work = vec![self.source];
-        known.insert(self.source, Held::default());
+        // Position-independent code is not loaded where addresses have 32 bits.
+        let is_wide = !self.walk.input.image.is_position_dependent();
+        let nothing = || Held::nothing(is_wide);
+        known.insert(self.source, nothing());
         let mut steps = 0;
         while let Some(at) = work.pop() {
             steps += 1;
             let Some(inst) = side.inst(at).filter(|_| steps < STEPS_MAX) else { return true };
-            let held = known.get(&at).cloned().unwrap_or_default();
+            let held = known.get(&at).cloned().unwrap_or_else(nothing);
             let after = match inst.kind {
                 Kind::Nop | Kind::EndBranch | Kind::Jump | Kind::Branch | Kind::Return | Kind::Stop | Kind::Trap => Some(held),
                 _ => {
@@ -199,13 +208,32 @@ impl Follower<'_, '_, '_> {
             if after.is_nothing() {
                 continue;
             }
+            if let Some(register) = self.jumped_through(at, inst, decoded).filter(|&register| after.has(register)) {
+                // Whichever way it holds the address, execution goes on there.
+                if known.entry(self.place).or_insert_with(nothing).add(&after) {
+                    work.push(self.place);
+                }
+                after.set(Operand::Reg(register), false);
+                if after.is_nothing() {
+                    continue;
+                }
+            }
             for next in self.successors(at, inst, leaders) {
-                if known.entry(next).or_default().add(&after) {
+                if known.entry(next).or_insert_with(nothing).add(&after) {
                     work.push(next);
                 }
             }
         }
         false
+    }
+
+    /// The register that says where an indirect jump goes.
+    fn jumped_through(&self, at: u64, inst: Inst, decoded: &FxHashMap<u64, Option<Decoded>>) -> Option<Reg> {
+        let jump = decoded.get(&at).filter(|_| inst.kind == Kind::IndirectJump)?.as_ref()?;
+        match jump.operands.first()?.0 {
+            Operand::Reg(register) => Some(register),
+            _ => None,
+        }
     }
 
     fn behind(&self, at: u64, decoded: &Decoded, held: &Held) -> Option<Held> {
@@ -268,7 +296,9 @@ fn behind(decoded: &Decoded, held: &Held) -> Option<Held> {
         return (!reads_code).then_some(after);
     }
     let is_copy = |memory: &Memory| name == "lea" && memory.index.is_none() && memory.displacement == 0 && memory.place.is_none();
-    let is_address = decoded.memory().is_some_and(|(memory, _)| held.names(&memory));
+    let is_narrow = matches!(decoded.operands.first(), Some((Operand::Reg(Reg::General(_, width, _)), _)) if *width < 64);
+    let is_sum_of_halves = name == "lea" && held.is_wide && is_narrow;
+    let is_address = !is_sum_of_halves && decoded.memory().is_some_and(|(memory, _)| held.names(&memory));
     if is_address && !decoded.memory().is_some_and(|(memory, _)| is_copy(&memory)) {
         return None;
     }
@@ -317,18 +347,24 @@ fn top() -> Operand {
     })
 }
 
+/// Operations that on 32 bits or less make no address of one: what they work on is a number of the program's, and what the register held before is dead.
+const HALVES: [&str; 9] = ["shl", "shr", "sar", "rol", "ror", "imul", "mul", "div", "idiv"];
+
 /// The same for an instruction of which only its operands are known.
 fn otherwise(decoded: &Decoded, held: &Held, mut after: Held) -> Option<Held> {
     let only_writes = writes_first_only(decoded);
     let is_vector = matches!(decoded.operands.first(), Some((Operand::Reg(Reg::Vector(..)), _)));
-    let reads = decoded.operands.iter().skip(usize::from(only_writes)).any(|&(operand, _)| held.operand_has(operand));
+    let is_half = |operand| matches!(operand, Operand::Reg(Reg::General(_, width, _)) if width < 64);
+    let is_number = |operand| is_half(operand) && HALVES.contains(&decoded.name.as_str());
+    let operands = decoded.operands.iter().skip(usize::from(only_writes)).map(|&(operand, _)| operand);
+    let reads = operands.filter(|&operand| !is_number(operand)).any(|operand| held.operand_has(operand));
     let is_store_of_all = matches!(decoded.name.as_str(), "stosq" | "movnti");
     let leaves = is_vector || is_store_of_all || decoded.name.starts_with("sys");
     if (reads || decoded.reads.iter().any(|&register| held.has(register))) && !leaves {
         return None;
     }
     let written: FxHashSet<u8> = decoded.writes.iter().filter_map(|&register| number_of(register)).collect();
-    if only_writes && let Some(&(first, _)) = decoded.operands.first() {
+    if let Some(&(first, _)) = decoded.operands.first().filter(|&&(first, _)| only_writes || is_number(first)) {
         after.set(first, false);
     }
     let first = decoded.operands.first().and_then(|&(operand, _)| match operand {
@@ -357,8 +393,11 @@ fn writes_first_only(decoded: &Decoded) -> bool {
     ];
     let name = decoded.name.as_str();
     let plain = name.strip_prefix('v').unwrap_or(name);
+    let is_vector = |&(operand, _): &(Operand, _)| matches!(operand, Operand::Reg(Reg::Vector(..)));
+    let moves_vector = plain.starts_with("mov") && decoded.operands.iter().any(is_vector);
     let from_vector = ["movmsk", "pmovmsk", "pextr", "cvt", "movd", "movq", "extractps", "set"];
     NAMES.contains(&name)
+        || moves_vector
         || from_vector.iter().any(|beginning| plain.starts_with(beginning))
         || name == "imul" && decoded.operands.len() == 3
 }

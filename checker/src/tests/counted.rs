@@ -92,6 +92,13 @@ fn a_label_is_followed_behind_jumps_through_tables() {
 }
 
 #[test]
+fn a_label_that_was_jumped_to_may_be_counted_with_there() {
+    let words = "    .long .Lone - .Lhere, .Ltwo - .Lhere\n";
+    let jump = format!("    lea .Lhere(%rip), %rdx\n    jmp *%rdx\n    ud2\n.Lhere:\n{LOAD}{ADD}");
+    assert_seen(words, |cases| counting(&jump, cases));
+}
+
+#[test]
 fn a_part_with_a_frame_description_of_its_own_stays_with_the_function_that_counts() {
     let part = |case: &str| {
         format!(
@@ -143,6 +150,17 @@ fn a_function_that_only_keeps_compares_and_jumps_to_its_labels_may_be_laid_out_a
         // The registers have something else when they are counted with.
         format!("{BOTH}    mov %rax, %rsi\n    mov %edi, %eax\n    movzbl %dil, %edx\n    add %rdx, %rax\n    jmp *%rsi\n"),
         format!("{BOTH}    cmp %rax, %rdi\n    je .Lbase\n    xor %eax, %eax\n    add $3, %rax\n    jmp *%rdx\n"),
+        // What nothing runs into may be led to by the jumps, but not with the register that says where they go.
+        format!(
+            "{BOTH}    test %edi, %edi\n    jne 1f\n    xor %edx, %edx\n    jmp *%rax\n1:  xor %eax, %eax\n    jmp *%rdx\n    add %rax, %rcx\n    add %rdx, %rcx\n    ret\n"
+        ),
+        // Half of an address is none, and a vector that is stored over one does not read it.
+        format!(
+            "{BOTH}    test %edi, %edi\n    cmovne %rdx, %rax\n    jmp *%rax\n    imul %edx, %ecx\n    lea 3(%rcx,%rdx), %eax\n    ret\n"
+        ),
+        format!(
+            "{BOTH}    mov %rax, -32(%rsp)\n    mov %rdx, -24(%rsp)\n    and $1, %edi\n    jmp *-32(%rsp,%rdi,8)\n    movups %xmm0, -32(%rsp)\n    movups %xmm0, -24(%rsp)\n    ret\n"
+        ),
         // It names itself to others.
         format!(
             "    lea classify(%rip), %rdi\n    call twice\n    add %rdi, %rax\n{BOTH}    test %edi, %edi\n    cmovne %rdx, %rax\n    jmp *%rax\n"
