@@ -78,6 +78,17 @@ pub(crate) struct Rewrite {
     pub(crate) debug: Option<DebugInformation>,
 }
 
+/// Debug information in a file of its own, which the program's `.gnu_debuglink` or its build id leads to.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Separate {
+    /// The separate debug file of INPUT: it is brought up to date too.
+    #[arg(long, value_name = "FILE", requires = "debug_file_output")]
+    pub(crate) debug_file: Option<PathBuf>,
+    /// The debug file to write for OUTPUT, which names it: debuggers look in the same folder, in .debug there, and below /usr/lib/debug.
+    #[arg(long, value_name = "FILE", requires = "debug_file")]
+    pub(crate) debug_file_output: Option<PathBuf>,
+}
+
 #[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DebugInformation {
     /// Line tables, scopes, variables and call sites are made true for the new code.
@@ -99,6 +110,8 @@ impl DebugInformation {
 pub(crate) struct Train {
     #[command(flatten)]
     pub(crate) rewrite: Rewrite,
+    #[command(flatten)]
+    pub(crate) separate: Separate,
     /// Keep the profile here.
     #[arg(long, value_name = "FILE")]
     pub(crate) profile: Option<PathBuf>,
@@ -113,6 +126,8 @@ pub(crate) struct Train {
 pub(crate) struct Optimize {
     #[command(flatten)]
     pub(crate) rewrite: Rewrite,
+    #[command(flatten)]
+    pub(crate) separate: Separate,
     /// A profile: relift's own, perf.data, or BOLT's fdata, YAML or pre-aggregated text. Several are added up; PROFILE:N counts N times.
     #[arg(short, long, value_name = "PROFILE")]
     pub(crate) profile: Vec<PathBuf>,
@@ -398,6 +413,12 @@ pub(crate) enum CriterionName {
 pub(crate) struct Check {
     pub(crate) input: PathBuf,
     pub(crate) output: PathBuf,
+    /// The separate debug file of INPUT.
+    #[arg(long, value_name = "FILE", requires = "debug_file_output")]
+    pub(crate) debug_file: Option<PathBuf>,
+    /// That of OUTPUT.
+    #[arg(long, value_name = "FILE", requires = "debug_file")]
+    pub(crate) debug_file_output: Option<PathBuf>,
     /// What the output was made under.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
     pub(crate) assume: Vec<Assumption>,

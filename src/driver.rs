@@ -98,10 +98,10 @@ pub(crate) fn rewrite(
     lifted: &Lifted<'_>,
     weights: &Weights,
     planned: (&LayoutPlan, &EditPlan),
-    debug: debug::Mode,
+    wanted: debug::Wanted<'_>,
     timing: &mut Timing,
 ) -> Result<Relinked> {
-    apply(path, lifted, weights, planned, (None, debug), timing)
+    apply(path, lifted, weights, planned, (None, wanted), timing)
 }
 
 /// The plan of all transforms that change code.
@@ -151,7 +151,7 @@ pub(crate) fn instrument(path: &Path, lifted: &Lifted<'_>, profile: &Path, timin
     let mut instrumentation =
         timing.phase("place counters", |_| instrument::Instrumentation::plan(image, program, profile)).map_err(fail)?;
     let edits = instrumentation.edits().map_err(fail)?;
-    apply(path, lifted, &Weights::default(), (&plan, &edits), (Some(&mut instrumentation), debug::Mode::Drop), timing)
+    apply(path, lifted, &Weights::default(), (&plan, &edits), (Some(&mut instrumentation), debug::Wanted::default()), timing)
 }
 
 fn apply(
@@ -159,7 +159,7 @@ fn apply(
     lifted: &Lifted<'_>,
     weights: &Weights,
     (plan, edits): (&LayoutPlan, &EditPlan),
-    (payload, debug): (Option<&mut dyn Payload>, debug::Mode),
+    (payload, wanted): (Option<&mut dyn Payload>, debug::Wanted<'_>),
     timing: &mut Timing,
 ) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
@@ -167,7 +167,7 @@ fn apply(
     let mut out = timing.phase("materialize", |_| materialize::materialize(program, weights, plan, edits)).map_err(fail)?;
     let codes = timing.phase("encode", |_| encode::encode(image, program, &out)).map_err(fail)?;
     out.forget_blocks();
-    timing.phase("relink", |_| relink::relink(image, program, &out, codes, payload, debug)).map_err(fail)
+    timing.phase("relink", |_| relink::relink(image, program, &out, codes, payload, wanted)).map_err(fail)
 }
 
 /// The independent checker, which reads the input once for all outputs.
@@ -176,15 +176,15 @@ pub(crate) struct Examiner<'a>(Option<checker::Original<'a>>);
 
 impl<'a> Examiner<'a> {
     /// What the checker finds, good or bad; if code differs, what was found by then may be enough.
-    pub(crate) fn examine(
+    pub(crate) fn examine<'f>(
         &mut self,
         output: &Path,
-        (before, after): (&'a [u8], &[u8]),
+        (before, after): (impl Into<checker::Files<'a>>, impl Into<checker::Files<'f>>),
         assumptions: checker::Assumptions,
         is_enough: &dyn Fn(&checker::Report) -> bool,
         timing: &mut Timing,
     ) -> Result<checker::Report> {
-        let mut check = || {
+        let check = || {
             let original = match self.0.take() {
                 Some(original) => original,
                 None => checker::Original::read(before)?,

@@ -39,6 +39,25 @@ pub(crate) fn from_lifter(path: &Path, error: &lifter::Error) -> Failure {
         WrongType(_) => "link it first: relift rewrites executables and shared objects",
         Malformed { .. } | MalformedUnwind { .. } => "the file is damaged or was made by an unusual tool",
         Unsupported(_) => "nothing was written",
+        BuildIdsDiffer { .. } | LayoutsDiffer { .. } | NoDebugInformation | SplitDebugInformation { .. } => {
+            return from_debug_file(path, error);
+        }
+    };
+    Failure::at(path, error).hint(hint)
+}
+
+/// What to do about a debug file that the lifter refuses.
+pub(crate) fn from_debug_file(path: &Path, error: &lifter::Error) -> Failure {
+    use lifter::Error::*;
+    let hint = match error {
+        NotElf(_) | WrongMachine(_) | WrongType(_) => {
+            "give the file that was split from the program, as `objcopy --only-keep-debug` makes it"
+        }
+        BuildIdsDiffer { .. } | LayoutsDiffer { .. } => "give the debug file that was made with this program",
+        NoDebugInformation => "nothing in it needs an update: leave --debug-file out",
+        SplitDebugInformation { .. } => "it can't be brought up to date: leave --debug-file out",
+        Malformed { .. } | MalformedUnwind { .. } => "the file is damaged or was made by an unusual tool",
+        Unsupported(_) => "leave --debug-file out",
     };
     Failure::at(path, error).hint(hint)
 }
@@ -50,6 +69,7 @@ pub(crate) fn from_rewriter(path: &Path, error: &rewriter::Error) -> Failure {
         TrailingPayload { .. } => "relinking would move what the program looks for behind its own end",
         NoProgramHeaderSlot => "link it with a spare program header, or with separate notes",
         UnwindTablesNamed => "link it with --eh-frame-hdr, so that its unwind tables may move",
+        DebugFile(_) => "nothing was written; without --debug-file the output has no debug information",
         NeverInitialized => "record a profile of it with perf, and give that to relift optimize -p",
         _ => "nothing was written; please report this with the file",
     };

@@ -33,6 +33,9 @@ pub(crate) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) profile: Option<ProfileQuality>,
     pub(crate) dropped_sections: Vec<String>,
+    /// The separate debug file of the output.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) debug_file: Option<DebugFile>,
     /// Where debug information was compared with the input's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) debug: Option<Told>,
@@ -183,6 +186,16 @@ impl ProfileQuality {
     }
 }
 
+/// A separate debug file that was written.
+#[derive(Debug, Serialize)]
+pub(crate) struct DebugFile {
+    pub(crate) path: String,
+    pub(crate) bytes: u64,
+    /// That of the output too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) build_id: Option<String>,
+}
+
 #[derive(Debug, Serialize)]
 pub(crate) struct PhaseTime {
     pub(crate) name: &'static str,
@@ -309,6 +322,10 @@ impl Report {
         if let Some(quality) = &self.profile {
             text.push_str(&quality.to_text());
         }
+        if let Some(file) = &self.debug_file {
+            let build_id = file.build_id.as_ref().map_or_else(String::new, |id| format!("; build id {id}"));
+            let _ = writeln!(text, "debug file {}, {} bytes{build_id}", file.path, group(file.bytes));
+        }
         if with_phases {
             text.push_str(&self.phases_text());
         }
@@ -399,11 +416,12 @@ pub(crate) fn about_differences(told: &checker::DebugReport) -> Option<String> {
 
 /// What the user is to know of debug information.
 pub(crate) fn about_debug_information(relinked: &Relinked) -> Option<String> {
-    match &relinked.debug {
-        Outcome::Nothing | Outcome::Updated { partial: 0 } => None,
-        Outcome::Updated { partial } => Some(format!(
-            "{partial} entries of debug information describe one part of their code only: there is no room in them for more"
-        )),
-        Outcome::NotUnderstood(error) => Some(format!("debug information is left out: {error}")),
-    }
+    let partial = match &relinked.debug {
+        Outcome::NotUnderstood(error) => return Some(format!("debug information is left out: {error}")),
+        Outcome::Updated { partial } => *partial,
+        Outcome::Nothing => 0,
+    };
+    let partial = partial + relinked.debug_file.as_ref().map_or(0, |file| file.partial);
+    let told = "entries of debug information describe one part of their code only: there is no room in them for more";
+    (partial > 0).then(|| format!("{partial} {told}"))
 }

@@ -25,24 +25,54 @@
 //! that lies gains nothing), and a key holds the entry's offset and all that is said. So no difference means that a debugger that looks up any compared
 //! address finds the same rows, entries and expressions in both files. It does not mean that the input was right.
 //!
+//! **A debug file of its own** ([`file`]) is compared with the input's in the same way, with the symbols in it. Besides, it must be the one that the output names, with the output's
+//! build id and loaded sections: else debuggers would not find it, or add what they should not.
+//!
 //! **Terminates**: sections are read once, and shared lists are bounded by the sections' size.
 
 mod compare;
 mod contents;
 mod facts;
+pub(crate) mod file;
 mod lookup;
 mod rows;
 mod timeline;
 mod unit;
 
+use std::cell::OnceCell;
+
+use contents::Source;
+use file::DebugFile;
+
+use crate::image::Image;
 use crate::report::DebugReport;
 use crate::walk::{Relation, Side};
 
-/// Compares what both files tell debuggers; `None` if one of them tells nothing.
-pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, relation: &Relation) -> Option<DebugReport> {
-    if !contents::has_any(&input.image) || !contents::has_any(&output.image) {
-        return None;
+/// Compares what both programs and their debug files, if there are any, tell debuggers; `None` if one side tells nothing.
+pub(crate) fn compare(
+    (input, from): (&Side<'_>, Option<&DebugFile<'_>>),
+    (output, to): (&Side<'_>, Option<&DebugFile<'_>>),
+    relation: &Relation,
+) -> Option<DebugReport> {
+    let comparison = OnceCell::new();
+    let comparison = || comparison.get_or_init(|| compare::Comparison::of(input, output, relation));
+    let unreadable = |message| DebugReport { compared: 0, different: 1, messages: vec![message] };
+    let mut report: Option<DebugReport> = None;
+    let mut add = |other| report.get_or_insert_default().add(other);
+    let own = (source(&input.image), source(&output.image));
+    if own.0.has_any() && own.1.has_any() {
+        add(comparison().run(own.0, own.1).unwrap_or_else(unreadable));
     }
-    let report = compare::Comparison::of(input, output, relation).run();
-    Some(report.unwrap_or_else(|unreadable| DebugReport { compared: 0, different: 1, messages: vec![unreadable] }))
+    if let (Some(from), Some(to)) = (from, to) {
+        if from.source().has_any() {
+            add(comparison().run(from.source(), to.source()).unwrap_or_else(unreadable));
+        }
+        add(comparison().run_names(&from.functions(), &to.functions()));
+        add(to.belonging_to(&output.image));
+    }
+    report
+}
+
+fn source<'s, 'a>(image: &'s Image<'a>) -> Source<'s, 'a> {
+    Source { bytes: image.bytes, sections: &image.sections }
 }

@@ -2,13 +2,17 @@
 
 use thiserror::Error;
 
-/// One of the two files cannot be read.
+/// One of the files cannot be read.
 #[derive(Debug, Error)]
 pub enum Error {
     #[error("the input cannot be read: {0}")]
     Input(FileError),
     #[error("the output cannot be read: {0}")]
     Output(FileError),
+    #[error("the input's debug file cannot be read: {0}")]
+    InputDebugFile(FileError),
+    #[error("the output's debug file cannot be read: {0}")]
+    OutputDebugFile(FileError),
 }
 
 /// Why a file cannot be read.

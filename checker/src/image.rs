@@ -6,16 +6,19 @@
 use std::ops::Range;
 
 use goblin::elf::dynamic::{DT_GNU_HASH, DT_HASH, DT_SYMTAB};
-use goblin::elf::header::EM_X86_64;
+use goblin::elf::header::{EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB, EM_X86_64, Header};
 use goblin::elf::program_header::{PF_X, PT_LOAD, PT_NOTE};
 use goblin::elf::section_header::{SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_RELA};
-use goblin::elf::{Elf, ProgramHeader, Reloc, reloc};
+use goblin::elf::{Elf, ProgramHeader, Reloc, SectionHeader, reloc};
+use goblin::strtab::Strtab;
 
 use crate::error::FileError;
 
 /// `DT_RELR`, `DT_RELRSZ` of the gABI.
 pub(crate) const DT_RELR: u64 = 36;
 pub(crate) const DT_RELRSZ: u64 = 35;
+/// The type of the note that is a build id.
+pub(crate) const NT_GNU_BUILD_ID: u32 = 3;
 /// Code is indexed with 32 bits, and one value is reserved.
 const CODE_SIZE_MAX: u64 = 0xffff_fff0;
 
@@ -68,6 +71,27 @@ impl Section<'_> {
     pub(crate) fn end(&self) -> u64 {
         self.address.saturating_add(self.size)
     }
+
+    /// Its bytes, none where they are not in the file.
+    pub(crate) fn bytes_in<'a>(&self, file: &'a [u8]) -> &'a [u8] {
+        if self.sh_type == SHT_NOBITS {
+            return &[];
+        }
+        slice(file, self.offset, self.size).unwrap_or(&[])
+    }
+}
+
+/// The sections that headers describe.
+pub(crate) fn sections<'a>(headers: &[SectionHeader], names: &Strtab<'a>) -> Vec<Section<'a>> {
+    let section = |header: &SectionHeader| Section {
+        name: names.get_at(header.sh_name).unwrap_or(""),
+        address: header.sh_addr,
+        size: header.sh_size,
+        offset: header.sh_offset,
+        flags: header.sh_flags,
+        sh_type: header.sh_type,
+    };
+    headers.iter().map(section).collect()
 }
 
 /// A parsed file.
@@ -85,9 +109,7 @@ pub(crate) struct Image<'a> {
 impl<'a> Image<'a> {
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, FileError> {
         let elf = Elf::parse(bytes)?;
-        if !elf.is_64 || !elf.little_endian || elf.header.e_machine != EM_X86_64 {
-            return Err(FileError::NotX86_64 { class: elf.header.e_ident[4], machine: elf.header.e_machine });
-        }
+        require_x86_64(&elf.header)?;
         let mut loads = Vec::new();
         for (index, header) in elf.program_headers.iter().enumerate().filter(|(_, header)| header.p_type == PT_LOAD) {
             let data = slice(bytes, header.p_offset, header.p_filesz).ok_or(FileError::SegmentOutsideFile { index })?;
@@ -97,18 +119,7 @@ impl<'a> Image<'a> {
             loads.push(Area { start: header.p_vaddr, bytes: data });
         }
         loads.sort_by_key(|area| area.start);
-        let sections: Vec<Section<'a>> = elf
-            .section_headers
-            .iter()
-            .map(|header| Section {
-                name: elf.shdr_strtab.get_at(header.sh_name).unwrap_or(""),
-                address: header.sh_addr,
-                size: header.sh_size,
-                offset: header.sh_offset,
-                flags: header.sh_flags,
-                sh_type: header.sh_type,
-            })
-            .collect();
+        let sections = sections(&elf.section_headers, &elf.shdr_strtab);
         let code = code_areas(bytes, &elf, &sections)?;
         let mut image = Self { bytes, elf, loads, sections, code, slots: Vec::new() };
         image.slots = image.collect_slots();
@@ -161,10 +172,7 @@ impl<'a> Image<'a> {
     }
 
     pub(crate) fn section_bytes(&self, section: &Section<'a>) -> &'a [u8] {
-        if section.sh_type == SHT_NOBITS {
-            return &[];
-        }
-        slice(self.bytes, section.offset, section.size).unwrap_or(&[])
+        section.bytes_in(self.bytes)
     }
 
     pub(crate) fn slot(&self, address: u64) -> Option<Slot> {
@@ -209,7 +217,6 @@ impl<'a> Image<'a> {
 
     /// Where the build-id's bytes are: new contents have a new one.
     pub(crate) fn build_id(&self) -> Option<Range<u64>> {
-        const NT_GNU_BUILD_ID: u32 = 3;
         let notes = self.elf.program_headers.iter().filter(|header| header.p_type == PT_NOTE);
         notes
             .flat_map(|header| self.notes(header))
@@ -220,18 +227,9 @@ impl<'a> Image<'a> {
     /// Type, name and place of the contents of each note of a segment.
     fn notes(&self, header: &ProgramHeader) -> impl Iterator<Item = (u32, &'a [u8], Range<u64>)> {
         let bytes = usize::try_from(header.p_filesz).ok().and_then(|size| self.at(header.p_vaddr, size)).unwrap_or(&[]);
-        let (start, align) = (header.p_vaddr, if header.p_align == 8 { 8 } else { 4 });
-        let mut at = 0usize;
-        std::iter::from_fn(move || {
-            let word = |offset: usize| Some(u32::from_le_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?));
-            let (name, contents, kind) = (word(at)? as usize, word(at + 4)? as usize, word(at + 8)?);
-            let name_end = (at + 12).checked_add(name)?;
-            let from = name_end.checked_next_multiple_of(align)?;
-            let to = from.checked_add(contents)?;
-            let note = (kind, bytes.get(at + 12..name_end)?, start + from as u64..start + to as u64);
-            at = to.checked_next_multiple_of(align)?;
-            Some(note)
-        })
+        let start = header.p_vaddr;
+        let place = move |contents: Range<usize>| start + contents.start as u64..start + contents.end as u64;
+        notes_of(bytes, header.p_align).map(move |(kind, name, contents)| (kind, name, place(contents)))
     }
 
     fn collect_slots(&self) -> Vec<(u64, Slot)> {
@@ -286,6 +284,30 @@ impl<'a> Image<'a> {
     }
 }
 
+/// Type, name and place of the contents of each note.
+pub(crate) fn notes_of(bytes: &[u8], align: u64) -> impl Iterator<Item = (u32, &[u8], Range<usize>)> {
+    let align = if align == 8 { 8 } else { 4 };
+    let mut at = 0usize;
+    std::iter::from_fn(move || {
+        let word = |offset: usize| Some(u32::from_le_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?));
+        let (name, contents, kind) = (word(at)? as usize, word(at + 4)? as usize, word(at + 8)?);
+        let name_end = (at + 12).checked_add(name)?;
+        let from = name_end.checked_next_multiple_of(align)?;
+        let to = from.checked_add(contents)?;
+        let note = (kind, bytes.get(at + 12..name_end)?, from..to);
+        at = to.checked_next_multiple_of(align)?;
+        Some(note)
+    })
+}
+
+pub(crate) fn require_x86_64(header: &Header) -> Result<(), FileError> {
+    let [class, data] = [header.e_ident[EI_CLASS], header.e_ident[EI_DATA]];
+    match class == ELFCLASS64 && data == ELFDATA2LSB && header.e_machine == EM_X86_64 {
+        true => Ok(()),
+        false => Err(FileError::NotX86_64 { class, machine: header.e_machine }),
+    }
+}
+
 fn code_areas<'a>(bytes: &'a [u8], elf: &Elf<'a>, sections: &[Section<'a>]) -> Result<Vec<Area<'a>>, FileError> {
     let mut areas: Vec<Area<'a>> = sections
         .iter()
@@ -317,7 +339,7 @@ fn code_areas<'a>(bytes: &'a [u8], elf: &Elf<'a>, sections: &[Section<'a>]) -> R
     Ok(areas)
 }
 
-fn slice(bytes: &[u8], offset: u64, size: u64) -> Option<&[u8]> {
+pub(crate) fn slice(bytes: &[u8], offset: u64, size: u64) -> Option<&[u8]> {
     let start = usize::try_from(offset).ok()?;
     let end = start.checked_add(usize::try_from(size).ok()?)?;
     bytes.get(start..end)

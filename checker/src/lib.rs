@@ -38,6 +38,7 @@ pub use report::{DebugReport, Report, Stats, Violation, ViolationKind};
 
 use std::sync::Arc;
 
+use debug::file::DebugFile;
 use decode::Memo;
 use image::Image;
 use prove::Liveness;
@@ -56,6 +57,19 @@ pub struct Assumptions {
     pub no_races: bool,
 }
 
+/// A program, and the file that holds its debug information if another does.
+#[derive(Copy, Clone, Debug)]
+pub struct Files<'a> {
+    pub program: &'a [u8],
+    pub debug_file: Option<&'a [u8]>,
+}
+
+impl<'a> From<&'a [u8]> for Files<'a> {
+    fn from(program: &'a [u8]) -> Self {
+        Self { program, debug_file: None }
+    }
+}
+
 /// Compares two ELF files. `Err` only if one of them cannot be read at all; everything else is collected in the report.
 ///
 /// # Errors
@@ -68,13 +82,18 @@ pub fn check(input: &[u8], output: &[u8]) -> Result<Report, Error> {
 ///
 /// # Errors
 /// As [`check`].
-pub fn check_assuming(input: &[u8], output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
+pub fn check_assuming<'a>(
+    input: impl Into<Files<'a>>,
+    output: impl Into<Files<'a>>,
+    assumptions: Assumptions,
+) -> Result<Report, Error> {
     Original::read(input)?.check(output, assumptions)
 }
 
 /// The program as it was, read once for all outputs that are compared with it.
 pub struct Original<'a> {
     known: Known<'a>,
+    debug_file: Option<DebugFile<'a>>,
     rows: Rows,
     memo: Arc<Memo>,
     liveness: Liveness,
@@ -91,18 +110,20 @@ impl<'a> Original<'a> {
     ///
     /// # Errors
     /// If it is not a 64-bit little-endian x86-64 ELF file with sane tables.
-    pub fn read(bytes: &'a [u8]) -> Result<Self, Error> {
-        let image = Image::parse(bytes).map_err(Error::Input)?;
+    pub fn read(files: impl Into<Files<'a>>) -> Result<Self, Error> {
+        let files = files.into();
+        let image = Image::parse(files.program).map_err(Error::Input)?;
+        let debug_file = files.debug_file.map(DebugFile::parse).transpose().map_err(Error::InputDebugFile)?;
         let (mut rows, memo) = (Rows::default(), Arc::new(Memo::new()));
         let side = Side::new(image, &mut rows, &memo).map_err(Error::Input)?;
-        Ok(Self { known: Known::of(side), rows, memo, liveness: Liveness::default() })
+        Ok(Self { known: Known::of(side), debug_file, rows, memo, liveness: Liveness::default() })
     }
 
     /// Compares an output with it. Nothing of an output is kept but numbers for unwind rules, so it makes no difference which ones were checked before.
     ///
     /// # Errors
     /// If the output is not a 64-bit little-endian x86-64 ELF file with sane tables.
-    pub fn check(&mut self, output: &[u8], assumptions: Assumptions) -> Result<Report, Error> {
+    pub fn check<'o>(&mut self, output: impl Into<Files<'o>>, assumptions: Assumptions) -> Result<Report, Error> {
         self.check_until(output, assumptions, &|_| false)
     }
 
@@ -110,13 +131,15 @@ impl<'a> Original<'a> {
     ///
     /// # Errors
     /// As [`Original::check`].
-    pub fn check_until(
+    pub fn check_until<'o>(
         &mut self,
-        output: &[u8],
+        output: impl Into<Files<'o>>,
         assumptions: Assumptions,
         is_enough: &dyn Fn(&Report) -> bool,
     ) -> Result<Report, Error> {
-        let output = Image::parse(output).map_err(Error::Output)?;
+        let files = output.into();
+        let output = Image::parse(files.program).map_err(Error::Output)?;
+        let debug_file = files.debug_file.map(DebugFile::parse).transpose().map_err(Error::OutputDebugFile)?;
         let output = Side::new(output, &mut self.rows, &self.memo).map_err(Error::Output)?;
         let mut copies = FxHashSet::default();
         let mut tries = 0;
@@ -147,7 +170,7 @@ impl<'a> Original<'a> {
         let relation = report.relation;
         let mut report = Report::new(report.violations, report.stats);
         if report.is_ok() {
-            report.debug = debug::compare(input, &output, &relation);
+            report.debug = debug::compare((input, self.debug_file.as_ref()), (&output, debug_file.as_ref()), &relation);
         }
         Ok(report)
     }

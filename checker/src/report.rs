@@ -163,6 +163,13 @@ pub struct DebugReport {
 impl DebugReport {
     pub const MESSAGES_MAX: usize = 50;
 
+    pub(crate) fn add(&mut self, other: Self) {
+        self.compared += other.compared;
+        self.different += other.different;
+        self.messages.extend(other.messages);
+        self.messages.truncate(Self::MESSAGES_MAX);
+    }
+
     /// The first difference, in words.
     #[must_use]
     pub fn first(&self) -> Option<&str> {

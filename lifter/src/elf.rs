@@ -3,11 +3,13 @@
 pub mod cfi;
 mod consistency;
 mod cursor;
+pub mod debug_file;
 pub mod eh_frame;
 pub mod image;
 mod implied;
 pub mod lsda;
 mod parse;
 
+pub use debug_file::DebugFile;
 pub use eh_frame::Unwind;
 pub use image::Image;

@@ -16,6 +16,14 @@ pub enum Error {
     MalformedUnwind { at: Va, why: String },
     #[error("unsupported file: {0}")]
     Unsupported(String),
+    #[error("a debug file of another program: its build id is {debug_file}, the program's is {program}")]
+    BuildIdsDiffer { program: String, debug_file: String },
+    #[error("a debug file of another program: {section} is not the same in both")]
+    LayoutsDiffer { section: String },
+    #[error("a debug file without debug information and symbols")]
+    NoDebugInformation,
+    #[error("split debug information: it has a section {section}")]
+    SplitDebugInformation { section: String },
 }
 
 impl Error {

@@ -11,6 +11,8 @@
 //! **What can't be said.** In a copy of a function's beginning that saves its registers late, variables are in other registers: there they have no location, but
 //! lines and scopes are true. Code that stands in the place of a call belongs to the call's line. Entries for code that is gone, or of which another function's stands for it, are left empty.
 //!
+//! **Where it is**: in the program, or in a file of its own ([`Separate`]), whose sections are read in the same way; what that file needs besides is in `relink::debug_file`.
+//!
 //! **What is dropped**: `.debug_frame`, for which `.eh_frame` does; all of it where units lie in other files (split DWARF), or where something is not understood.
 //!
 //! **Invariants.** Every entry keeps its offset. Nothing outside the sections of debug information is looked at or changed.
@@ -35,7 +37,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use gimli::{Dwarf, Encoding, SectionId, Unit};
-use lifter::Image;
+use lifter::elf::DebugFile;
+use lifter::elf::image::Sections;
 use lifter::entity::Section;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -81,6 +84,29 @@ pub enum Mode {
     Update,
 }
 
+/// A program's debug information in a file of its own.
+#[derive(Copy, Clone, Debug)]
+pub struct Separate<'d> {
+    pub file: &'d DebugFile<'d>,
+    /// By which the output is to name the new one.
+    pub name: &'d [u8],
+}
+
+/// What is wanted of all debug information.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct Wanted<'d> {
+    /// What becomes of the program's own.
+    pub mode: Mode,
+    /// It is brought up to date.
+    pub separate: Option<Separate<'d>>,
+}
+
+impl From<Mode> for Wanted<'_> {
+    fn from(mode: Mode) -> Self {
+        Self { mode, separate: None }
+    }
+}
+
 /// What became of it.
 #[derive(Debug, Default)]
 pub enum Outcome {
@@ -111,8 +137,8 @@ pub(crate) fn keeps(name: &str) -> bool {
 }
 
 /// Whether a file has debug information.
-pub(crate) fn is_in(image: &Image<'_>) -> bool {
-    image.section_named(".debug_info").is_some()
+pub(crate) fn is_in(sections: Sections<'_, '_>) -> bool {
+    sections.named(".debug_info").is_some()
 }
 
 /// The sections, read.
@@ -138,10 +164,10 @@ type Contents<'a> = FxHashMap<&'a str, (Section, Cow<'a, [u8]>)>;
 ///
 /// # Errors
 /// If it is damaged, or of a kind that is not understood.
-pub(crate) fn update(image: &Image<'_>, map: &CodeMap<'_>) -> Result<Updated, DebugError> {
+pub(crate) fn update(sections: Sections<'_, '_>, map: &CodeMap<'_>) -> Result<Updated, DebugError> {
     let mut contents = Contents::default();
-    for (id, section) in image.sections.iter().filter(|(_, s)| !s.is_alloc() && s.has_bytes() && keeps(s.name)) {
-        contents.insert(section.name, (id, contents::read(image, id)?));
+    for (id, section) in sections.data.iter().filter(|(_, s)| !s.is_alloc() && s.has_bytes() && keeps(s.name)) {
+        contents.insert(section.name, (id, contents::read(sections, id)?));
     }
     let bytes = |name: &str| contents.get(name).map_or(&[][..], |(_, bytes)| bytes);
     let mut dwarf = Dwarf::load(|id| Ok::<_, gimli::Error>(Slice::new(bytes(id.name()), gimli::LittleEndian)))?;
@@ -169,7 +195,7 @@ pub(crate) fn update(image: &Image<'_>, map: &CodeMap<'_>) -> Result<Updated, De
     if contents.contains_key(".gdb_index") {
         output.replace(".gdb_index", indexes::gdb_index(bytes(".gdb_index"), map).ok_or(DebugError::Index)?);
     }
-    output.finish(image)
+    output.finish(sections)
 }
 
 fn units<'a>(source: &Source<'a>) -> Result<Vec<Unit<Slice<'a>>>, DebugError> {
@@ -291,11 +317,11 @@ impl Output<'_, '_> {
         self.lines.get(&old).copied().ok_or(DebugError::Lines(old as usize))
     }
 
-    fn finish(self, image: &Image<'_>) -> Result<Updated, DebugError> {
+    fn finish(self, sections: Sections<'_, '_>) -> Result<Updated, DebugError> {
         let mut updated = Updated { partial: self.partial, ..Updated::default() };
         for (name, bytes) in self.new {
             match self.contents.get(name) {
-                Some(&(id, _)) if contents::is_compressed(image, id) => {
+                Some(&(id, _)) if contents::is_compressed(sections, id) => {
                     let bytes = contents::compress(&bytes).map_err(|_| DebugError::Compressed(name.to_owned()))?;
                     updated.contents.push((id, bytes));
                 }

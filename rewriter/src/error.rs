@@ -29,6 +29,8 @@ pub enum Error {
     Unwind(#[from] crate::relink::eh_frame::UnwindError),
     #[error("the program finds its unwind tables by their address, and they don't fit there any more")]
     UnwindTablesNamed,
+    #[error("the debug file: {0}")]
+    DebugFile(crate::debug::DebugError),
     #[error("instrumentation: {0}")]
     Instrument(String),
     #[error(

@@ -7,6 +7,7 @@
 //! **Invariants.** No data section moves. Every byte outside what this module places, patches by name or fills is the input's.
 
 pub mod addresses;
+mod debug_file;
 pub mod eh_frame;
 pub(crate) mod headers;
 pub mod lsda;
@@ -27,6 +28,7 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 pub use addresses::Addresses;
+pub use debug_file::NewDebugFile;
 
 use crate::clones::CloneId;
 use crate::debug::map::CodeMap;
@@ -81,16 +83,18 @@ pub struct Relinked {
     /// Bytes of the three unwind sections, before and after.
     pub unwind_bytes: (u64, u64),
     pub debug: Outcome,
+    /// The new separate debug file, where one is wanted.
+    pub debug_file: Option<NewDebugFile>,
 }
 
-/// Relinks. `codes` are the encoded fragments of `out`; `debug` says what becomes of debug information.
+/// Relinks. `codes` are the encoded fragments of `out`; `wanted` says what becomes of debug information.
 pub fn relink(
     image: &Image<'_>,
     program: &Program,
     out: &OutProgram,
     mut codes: Vec<FragmentCode>,
     payload: Option<&mut dyn Payload>,
-    debug: debug::Mode,
+    wanted: debug::Wanted<'_>,
 ) -> Result<Relinked> {
     let mut reserved = payload.as_ref().and_then(|p| Reserved::of(image, p.reserved()));
     let growth = reserved.map_or(0, |r| r.growth(image));
@@ -100,8 +104,10 @@ pub fn relink(
     let mut addresses = Addresses::new(program, out, &codes, &placement);
     // It may take more bytes than before, for which a payload leaves no room.
     let may_grow = payload_behind(image).is_none();
-    let updates = debug == debug::Mode::Update && may_grow && !out.fragments.is_empty() && debug::is_in(image);
-    let stretches = updates.then(|| debug::map::all_stretches(&codes, &placement.fragments));
+    let moves_code = !out.fragments.is_empty();
+    let updates = wanted.mode == debug::Mode::Update && may_grow && moves_code && debug::is_in(image.all_sections());
+    let has_map = updates || moves_code && wanted.separate.is_some();
+    let stretches = has_map.then(|| debug::map::all_stretches(&codes, &placement.fragments));
     let fragments = unwind::fragments(image, program, out, &mut codes, &placement);
     let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
     let mut tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
@@ -142,7 +148,6 @@ pub fn relink(
     // Beyond this line no address changes.
 
     let mut file = OutBytes::new(image, overflow);
-    let moves_code = !out.fragments.is_empty();
     for free in space::free_text(image, program).into_iter().filter(|_| moves_code) {
         file.slice_mut(free.start, free.len() as usize)?.fill(0xcc);
     }
@@ -181,7 +186,7 @@ pub fn relink(
     let segments = headers::build(image, &changes, &|va| file.offset_of(va));
     let moved_address =
         |va: Va| moved_head.filter(|&(start, end, _)| start <= va && va < end).map(|(start, _, to)| to + (va - start));
-    let added = overflow_sections(
+    let mut added = overflow_sections(
         image,
         program,
         (&placement, &places),
@@ -190,7 +195,9 @@ pub fn relink(
         reserved.as_ref(),
         &file,
     );
-    let updated = stretches.map(|all| debug::update(image, &CodeMap::new(image, program, &addresses, all)));
+    added.extend(wanted.separate.map(|separate| debug_file::link(separate.name)));
+    let map = stretches.map(|all| CodeMap::new(image, program, &addresses, all));
+    let updated = map.as_ref().filter(|_| updates).map(|map| debug::update(image.all_sections(), map));
     let (updated, debug) = match updated {
         None => (None, Outcome::Nothing),
         Some(Err(error)) => (None, Outcome::NotUnderstood(error)),
@@ -203,7 +210,8 @@ pub fn relink(
         edit_section(image, id, section, &places, &moved_address, reserved.as_ref(), &file);
     });
     let placed = symbols::Placed { program, out, codes: &codes, placement: &placement, addresses: &addresses };
-    symbols::rewrite(image, placed, &mut table, &moved_address);
+    let names = symbols::Names { sections: image.all_sections(), symbols: &image.symbols };
+    symbols::rewrite(image, names, placed, &mut table, &moved_address);
     rewrite_probes(image, &addresses, &mut table);
     patch::patch_dynamic(image, placed, &|va| table.section_of(va), &|shndx| table.remap(shndx), &moved_address, &mut file)?;
     let mut entry = program.block_at(image.e_entry).map_or(image.e_entry, |block| addresses.identity(block));
@@ -216,9 +224,15 @@ pub fn relink(
     let clones = clone_places(out, &codes, &placement.fragments);
     let blocks = block_places(program, out, &codes, &addresses);
     let build_id = image.build_id.map(|(offset, len)| (build_id_offset(image, offset, &moved_address, &file), len));
-    let mut bytes = finish(image, file.bytes, &segments, table, entry)?;
-    if let Some((offset, len)) = build_id {
-        renew_build_id(&mut bytes, offset, len);
+    let output = debug_file::Output { image, table: &table, file: &file, segments: &segments, entry, build_id };
+    let separate = wanted.separate.map(|separate| debug_file::build(separate, map.as_ref(), placed, &moved_address, output));
+    let mut debug_file = separate.transpose()?;
+    let (mut bytes, link) = finish(image, file.bytes, &segments, table, entry)?;
+    match (&mut debug_file, wanted.separate, link) {
+        (Some(debug_file), Some(separate), Some(link)) => {
+            debug_file::seal(&mut bytes, build_id, (link, separate.name), debug_file)?;
+        }
+        _ => build_id.into_iter().for_each(|(offset, len)| renew_build_id(&mut bytes, offset, len)),
     }
     let mut free = if moves_code { placement.space.rest() } else { Vec::new() };
     free.extend(places.free.iter().copied());
@@ -234,6 +248,7 @@ pub fn relink(
         clones,
         unwind_bytes: (old, new),
         debug,
+        debug_file,
     })
 }
 
@@ -464,14 +479,14 @@ fn build_id_offset(
     va.and_then(moved_address).map_or(offset, |va| file.offset_of(va))
 }
 
-/// Writes headers and what no loader reads.
+/// Writes headers and what no loader reads; gives the file, and where it links to a debug file.
 fn finish(
     image: &Image<'_>,
     mut bytes: Vec<u8>,
     segments: &[lifter::elf::image::Segment],
     table: SectionTable<'_>,
     entry: Va,
-) -> Result<Vec<u8>> {
+) -> Result<(Vec<u8>, Option<u64>)> {
     let headers = headers::encode(segments);
     let start = image.e_phoff.0 as usize;
     bytes
@@ -479,7 +494,7 @@ fn finish(
         .ok_or_else(|| Error::Inconsistent("the program headers are not in the loaded part of the file".into()))?
         .copy_from_slice(&headers);
     let payload = payload_behind(image);
-    let (e_shoff, e_shnum, e_shstrndx) = table.write(image, &mut bytes, payload.map(|(at, _)| at));
+    let written = table.write(&mut bytes, payload.map(|(at, _)| at));
     if let Some((at, payload)) = payload {
         if bytes.len() as u64 > at {
             return Err(Error::TrailingPayload { at, excess: bytes.len() as u64 - at });
@@ -488,11 +503,11 @@ fn finish(
         bytes.extend_from_slice(payload);
     }
     bytes[24..32].copy_from_slice(&entry.0.to_le_bytes());
-    bytes[40..48].copy_from_slice(&e_shoff.to_le_bytes());
+    bytes[40..48].copy_from_slice(&written.e_shoff.to_le_bytes());
     bytes[56..58].copy_from_slice(&(segments.len() as u16).to_le_bytes());
-    bytes[60..62].copy_from_slice(&e_shnum.to_le_bytes());
-    bytes[62..64].copy_from_slice(&e_shstrndx.to_le_bytes());
-    Ok(bytes)
+    bytes[60..62].copy_from_slice(&written.e_shnum.to_le_bytes());
+    bytes[62..64].copy_from_slice(&written.e_shstrndx.to_le_bytes());
+    Ok((bytes, written.link))
 }
 
 /// A build-id names the contents of a file, so new contents get a new one, of the same length: a hash of the output.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::{Style, instrument, optimize, print, profile};
-use crate::args::{CloneMode, DebugInformation, Instrument, Optimize, Rewrite, TextFormat, Transform, Transforms};
+use crate::args::{CloneMode, DebugInformation, Instrument, Optimize, Rewrite, Separate, TextFormat, Transform, Transforms};
 use crate::failure::{Failure, Result};
 use crate::timing::Timing;
 use options::Words;
@@ -85,8 +85,15 @@ pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Re
         assume: Vec::new(),
         without_contexts: false,
     };
-    let args =
-        Optimize { rewrite, profile: request.profiles, profile_binary: None, measure_by: Vec::new(), transforms, shuffle: None };
+    let args = Optimize {
+        rewrite,
+        separate: Separate::default(),
+        profile: request.profiles,
+        profile_binary: None,
+        measure_by: Vec::new(),
+        transforms,
+        shuffle: None,
+    };
     optimize::run(&args, style, timing)
 }
 

@@ -1,7 +1,10 @@
 //! `relift check`: exit status 0 where the checker finds nothing, in the programs or in what they tell debuggers, 1 with all that it finds.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
+
+use checker::Files;
 
 use super::{Style, print, print_json};
 use crate::args::{Assumption, Check};
@@ -14,10 +17,14 @@ use crate::timing::Timing;
 const SHOWN_MAX: usize = 50;
 
 pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<ExitCode> {
+    let read = |path: &Option<PathBuf>| path.as_deref().map(files::read).transpose();
     let (before, after) = (files::read(&args.input)?, files::read(&args.output)?);
+    let debug_files = (read(&args.debug_file)?, read(&args.debug_file_output)?);
+    let before = Files { program: &before, debug_file: debug_files.0.as_deref() };
+    let after = Files { program: &after, debug_file: debug_files.1.as_deref() };
     let assumptions = checker::Assumptions { no_races: args.assume.contains(&Assumption::NoRaces) };
     let report = timing
-        .phase("check", |_| checker::check_assuming(&before, &after, assumptions))
+        .phase("check", |_| checker::check_assuming(before, after, assumptions))
         .map_err(|e| Failure::new(format!("{} and {}: {e}", args.input.display(), args.output.display())))?;
     timing.finish();
     if style.json {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
 
 use super::{Style, print, train};
-use crate::args::{CloneMode, Demo, Rewrite, Train, Transforms};
+use crate::args::{CloneMode, Demo, Rewrite, Separate, Train, Transforms};
 use crate::failure::{Failure, Result};
 use crate::timing::Timing;
 
@@ -33,6 +33,7 @@ pub(crate) fn run(args: &Demo, style: Style, timing: &mut Timing) -> Result<Exit
     }
     let job = Train {
         rewrite: Rewrite { input: program.clone(), output: output.clone(), verify: true, no_check: false, debug: None },
+        separate: Separate::default(),
         profile: Some(folder.join("demo.rlp")),
         transforms: Transforms {
             only: Vec::new(),

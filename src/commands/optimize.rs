@@ -1,5 +1,6 @@
 //! `relift optimize`, and the part of `relift train` behind the training run.
 
+mod separate;
 mod unproven;
 
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{FuncData, PinReason, Program};
 use lifter::lift::{LiftOptions, Undescribed};
 use profiles::Weights;
+use rewriter::debug;
 use rewriter::dyno::{self, DynoStats};
 use rewriter::edit::EditPlan;
 use rewriter::fold::Folding;
@@ -19,7 +21,7 @@ use rewriter::specialize::emit::{Cloning, Dispatch, Form};
 use rewriter::transform::{self, schedule};
 
 use super::{Style, print, print_json, profile};
-use crate::args::{Assumption, CloneMode, DebugInformation, Optimize, Rewrite, Transform, Transforms};
+use crate::args::{Assumption, CloneMode, DebugInformation, Optimize, Rewrite, Separate, Transform, Transforms};
 use crate::driver::{self, Examiner, Lifted, Order};
 use crate::failure::{Failure, Result};
 use crate::files::{self, Draft};
@@ -34,6 +36,7 @@ pub(crate) fn run(args: &Optimize, style: Style, timing: &mut Timing) -> Result<
     };
     let job = Job {
         rewrite: &args.rewrite,
+        separate: &args.separate,
         profiles: &args.profile,
         profile_binary: args.profile_binary.as_deref(),
         measure_by: &args.measure_by,
@@ -97,6 +100,7 @@ pub(crate) fn edits(transforms: &Transforms) -> transform::Options {
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
     pub(crate) rewrite: &'a Rewrite,
+    pub(crate) separate: &'a Separate,
     pub(crate) profiles: &'a [PathBuf],
     /// The build that they are of, if another.
     pub(crate) profile_binary: Option<&'a Path>,
@@ -154,6 +158,7 @@ impl Done {
 pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     profile::keep_apart(&job.rewrite.output, job.profiles)?;
     profile::keep_apart(&job.rewrite.output, job.measure_by)?;
+    separate::keep_apart(job.separate, job.rewrite, job.profiles)?;
     let mut has_undescribed = false;
     let failure = match optimize_once(job, &mut has_undescribed, timing) {
         Err(failure) => failure,
@@ -189,10 +194,14 @@ fn moves_undescribed(program: &Program) -> bool {
 
 fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing) -> Result<Done> {
     let Rewrite { input, output, verify, no_check, debug } = job.rewrite;
-    let debug = debug.unwrap_or(DebugInformation::Update).mode();
+    let mode = debug.unwrap_or(DebugInformation::Update).mode();
     let bytes = files::read(input)?;
+    let debug_files = separate::Paths::open(job.separate)?;
     let options = LiftOptions { undescribed: job.undescribed, ..LiftOptions::default() };
     let mut lifted = driver::lift_with(input, &bytes, options, *verify, timing)?;
+    let debug_file = debug_files.as_ref().map(|paths| paths.parse(&lifted.image)).transpose()?;
+    let separate = debug_files.as_ref().zip(debug_file.as_ref()).map(|(paths, file)| paths.wanted(file)).transpose()?;
+    let wanted = debug::Wanted { mode, separate };
     *has_undescribed = moves_undescribed(&lifted.program);
     let mut warnings = Vec::new();
     let (weights, quality) = match job.profiles {
@@ -236,14 +245,15 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
             adjusted = edits.adjusted(&lifted.program, &weights);
         }
         rewriter::clones::place(&lifted.program, &adjusted, &edits, &mut plan);
-        let relinked = driver::rewrite(input, &lifted, &adjusted, (&plan, &edits), debug, timing)?;
+        let relinked = driver::rewrite(input, &lifted, &adjusted, (&plan, &edits), wanted, timing)?;
         if !no_check {
-            let files = (&*bytes, &*relinked.bytes);
+            let before = separate::files(&bytes, separate::bytes(debug_files.as_ref()));
+            let after = separate::files(&relinked.bytes, relinked.debug_file.as_ref().map(|file| &*file.bytes));
             // What differs may be a clone's fault, which is told at the end.
             let is_enough = |checked: &checker::Report| {
                 edits.clones.is_empty() && Unproven::are_about(&lifted.program, &edits, &relinked, checked)
             };
-            let checked = examiner.examine(output, files, job.assumptions(), &is_enough, timing)?;
+            let checked = examiner.examine(output, (before, after), job.assumptions(), &is_enough, timing)?;
             if unproven.find(&lifted.program, &edits, &relinked, &checked) {
                 continue;
             }
@@ -260,6 +270,12 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
     }
     let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
     warnings.extend(draft.warning());
+    let new_debug_file = debug_files.as_ref().zip(relinked.debug_file.as_ref());
+    if let Some((paths, new)) = new_debug_file {
+        let draft = timing.phase("write", |_| paths.write(new))?;
+        warnings.extend(draft.warning());
+        draft.put_in_place()?;
+    }
     draft.put_in_place()?;
 
     let judge = match job.measure_by {
@@ -306,6 +322,7 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
         dyno: None,
         profile: quality,
         dropped_sections: relinked.dropped_sections.clone(),
+        debug_file: new_debug_file.map(|(paths, new)| paths.report(new)),
         debug: told.map(|told| report::Told { compared: told.compared, different: told.different }),
         warnings,
         checked: !no_check,

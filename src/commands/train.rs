@@ -52,6 +52,7 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
     }
     let job = Job {
         rewrite: &args.rewrite,
+        separate: &args.separate,
         profiles: &[profile],
         profile_binary: None,
         measure_by: &[],

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::contents::Contents;
+use super::contents::{Contents, Source};
 use super::facts::{self, Facts, Role, Single};
 use super::timeline::{Interval, Timeline, mix};
 use crate::decode::{self, Inst};
@@ -109,12 +109,12 @@ impl<'c, 'a> Comparison<'c, 'a> {
         Self { input, output, relation, standings, sharing }
     }
 
-    /// Compares all; an error where something can't be read.
-    pub(super) fn run(&self) -> Result<DebugReport, String> {
+    /// Compares what two files say of the programs, which may be these themselves; an error where something can't be read.
+    pub(super) fn run(&self, from: Source<'_, '_>, to: Source<'_, '_>) -> Result<DebugReport, String> {
         let (input, output) = (&self.input.image, &self.output.image);
         let is_moved = self.standings.iter().any(|standing| standing.input != standing.output);
         let of_input = |error| format!("the input's {error}");
-        let contents = (Contents::read(input).map_err(of_input)?, Contents::read(output)?);
+        let contents = (Contents::read(from).map_err(of_input)?, Contents::read(to)?);
         if !contents.1.of(".debug_frame").is_empty() && is_moved {
             return Err(".debug_frame is there, but code has moved".to_owned());
         }
@@ -135,6 +135,20 @@ impl<'c, 'a> Comparison<'c, 'a> {
         self.compare_singles(&before.singles, &after.singles, &mut tally);
         self.compare_instructions(&before, &after, &mut tally);
         Ok(tally.0)
+    }
+
+    /// Compares where the functions are that have a name which no other has.
+    pub(super) fn run_names(&self, before: &[(&str, u64)], after: &[(&str, u64)]) -> DebugReport {
+        let mut tally = Tally::default();
+        let places: FxHashMap<&str, u64> = after.iter().copied().collect();
+        for &(name, place) in before.iter().filter(|&&(_, place)| self.input.image.in_code(place)) {
+            let other = places.get(name).copied();
+            tally.note(self.is_place(place, other), || {
+                let now = other.map_or_else(|| "nowhere".to_owned(), |other| format!("at {other:#x}"));
+                format!("{} is {now} by the debug file's symbols; the input has it at {place:#x}", name.escape_debug())
+            });
+        }
+        tally.0
     }
 
     /// What names no code.

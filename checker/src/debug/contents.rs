@@ -9,7 +9,7 @@ use flate2::read::ZlibDecoder;
 use goblin::elf::section_header::{SHF_COMPRESSED, SHT_NOBITS};
 use rustc_hash::FxHashMap;
 
-use crate::image::{Image, Section};
+use crate::image::Section;
 
 /// Sections whose contents name no code: they only must still be there.
 const WITHOUT_ADDRESSES: [&str; 8] = [
@@ -28,15 +28,29 @@ const ZLIB: u32 = 1;
 /// Zlib does not make less than one byte of so many.
 const RATIO_MAX: u64 = 1100;
 
+/// A file with sections for debuggers: a program, or its debug file.
+#[derive(Copy, Clone)]
+pub(super) struct Source<'s, 'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) sections: &'s [Section<'a>],
+}
+
+impl Source<'_, '_> {
+    /// Whether it has any.
+    pub(super) fn has_any(self) -> bool {
+        self.sections.iter().any(is_debug)
+    }
+}
+
 /// Bytes by section.
 pub(super) struct Contents<'a>(FxHashMap<&'a str, Cow<'a, [u8]>>);
 
 impl<'a> Contents<'a> {
     /// Reads all sections for debuggers; an error names one that can't be read.
-    pub(super) fn read(image: &Image<'a>) -> Result<Self, String> {
+    pub(super) fn read(file: Source<'_, 'a>) -> Result<Self, String> {
         let mut contents = FxHashMap::default();
-        for section in image.sections.iter().filter(|section| is_debug(section)) {
-            let bytes = bytes_of(image, section).ok_or_else(|| format!("{} can't be read", section.name))?;
+        for section in file.sections.iter().filter(|section| is_debug(section)) {
+            let bytes = bytes_of(file.bytes, section).ok_or_else(|| format!("{} can't be read", section.name))?;
             contents.insert(section.name, bytes);
         }
         Ok(Self(contents))
@@ -63,13 +77,8 @@ fn is_debug(section: &Section<'_>) -> bool {
     is_named && !section.is_alloc() && section.size > 0 && section.sh_type != SHT_NOBITS
 }
 
-/// Whether a file has sections for debuggers.
-pub(super) fn has_any(image: &Image<'_>) -> bool {
-    image.sections.iter().any(is_debug)
-}
-
-fn bytes_of<'a>(image: &Image<'a>, section: &Section<'a>) -> Option<Cow<'a, [u8]>> {
-    let bytes = image.section_bytes(section);
+fn bytes_of<'a>(file: &'a [u8], section: &Section<'a>) -> Option<Cow<'a, [u8]>> {
+    let bytes = section.bytes_in(file);
     if section.name.starts_with(".zdebug_") {
         return None;
     }

@@ -138,7 +138,7 @@ fn rewrite(image: &Image<'_>, program: &Program, job: Job) -> rewriter::error::R
         let edits = instrumentation.edits()?;
         let out = materialize::materialize(program, &weights, &layout::original(program), &edits)?;
         let codes = encode::encode(image, program, &out)?;
-        return relink::relink(image, program, &out, codes, Some(&mut instrumentation), Mode::Drop);
+        return relink::relink(image, program, &out, codes, Some(&mut instrumentation), Mode::Drop.into());
     }
     let plan = match job {
         Job::Original | Job::Instrument => layout::original(program),
@@ -161,7 +161,7 @@ pub(super) fn apply(
 ) -> rewriter::error::Result<Relinked> {
     let out = materialize::materialize(program, weights, plan, &EditPlan::default())?;
     let codes = encode::encode(image, program, &out)?;
-    relink::relink(image, program, &out, codes, None, Mode::Update)
+    relink::relink(image, program, &out, codes, None, Mode::Update.into())
 }
 
 /// Counts that a run could have left: every counter has a random value.

@@ -94,6 +94,29 @@ impl SectionData<'_> {
     }
 }
 
+/// The sections of a file, and the file.
+#[derive(Copy, Clone, Debug)]
+pub struct Sections<'s, 'a> {
+    pub bytes: &'a [u8],
+    pub data: &'s PrimaryMap<Section, SectionData<'a>>,
+}
+
+impl<'a> Sections<'_, 'a> {
+    pub fn named(&self, name: &str) -> Option<Section> {
+        self.data.iter().find(|(_, s)| s.name == name).map(|(id, _)| id)
+    }
+    /// The bytes of a section in the file; empty for `SHT_NOBITS`.
+    pub fn bytes_of(&self, section: Section) -> &'a [u8] {
+        let s = &self.data[section];
+        if !s.has_bytes() {
+            return &[];
+        }
+        // The reader has checked that the range lies in the file.
+        let start = s.sh_offset.0 as usize;
+        self.bytes.get(start..start + s.sh_size as usize).unwrap_or(&[])
+    }
+}
+
 /// A symbol of `.symtab` or `.dynsym`, as in the file.
 #[derive(Copy, Clone, Debug)]
 pub struct SymbolData<'a> {
@@ -229,18 +252,15 @@ impl<'a> Image<'a> {
         let contains = |s: &SectionData<'_>| s.is_alloc() && !s.is_tls_bss() && s.sh_addr <= va && va < s.end();
         self.sections.iter().find(|(_, s)| contains(s)).map(|(id, _)| id)
     }
+    pub fn all_sections(&self) -> Sections<'_, 'a> {
+        Sections { bytes: self.bytes, data: &self.sections }
+    }
     pub fn section_named(&self, name: &str) -> Option<Section> {
-        self.sections.iter().find(|(_, s)| s.name == name).map(|(id, _)| id)
+        self.all_sections().named(name)
     }
     /// The bytes of a section in the file; empty for `SHT_NOBITS`.
     pub fn section_bytes(&self, section: Section) -> &'a [u8] {
-        let s = &self.sections[section];
-        if !s.has_bytes() {
-            return &[];
-        }
-        // The reader has checked that the range lies in the file.
-        let start = s.sh_offset.0 as usize;
-        self.bytes.get(start..start + s.sh_size as usize).unwrap_or(&[])
+        self.all_sections().bytes_of(section)
     }
     /// The value of the first dynamic entry with this tag.
     pub fn dynamic_value(&self, d_tag: u32) -> Option<u64> {

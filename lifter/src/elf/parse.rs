@@ -12,7 +12,7 @@ use crate::elf::image::*;
 use crate::entity::{EntityId, PrimaryMap, Section, Symbol};
 use crate::error::{Error, Result};
 
-type Header = elf::FileHeader64<LittleEndian>;
+pub(super) type Header = elf::FileHeader64<LittleEndian>;
 const LE: LittleEndian = LittleEndian;
 
 /// Sections that a rewriter may add.
@@ -56,8 +56,8 @@ impl<'a> Image<'a> {
             image.parse_dynamic_relocs()?;
             image.imply_sections()?;
         }
-        image.symbols = image.parse_symbols(elf::SHT_SYMTAB)?.into_iter().collect();
-        image.dynamic_symbols = image.parse_symbols(elf::SHT_DYNSYM)?;
+        image.symbols = parse_symbols(image.all_sections(), elf::SHT_SYMTAB)?.into_iter().collect();
+        image.dynamic_symbols = parse_symbols(image.all_sections(), elf::SHT_DYNSYM)?;
         if has_section_headers {
             image.parse_dynamic_relocs()?;
         }
@@ -78,37 +78,6 @@ impl<'a> Image<'a> {
         self.dynamic =
             entries.iter().map(|d| (d.d_tag(LE), d.d_val(LE))).take_while(|(tag, _)| *tag != u64::from(elf::DT_NULL)).collect();
         Ok(())
-    }
-
-    fn parse_symbols(&self, sh_type: u32) -> Result<Vec<SymbolData<'a>>> {
-        let Some((id, section)) = self.sections.iter().find(|(_, s)| s.sh_type == sh_type) else { return Ok(Vec::new()) };
-        if section.sh_entsize != 24 {
-            return Err(Error::malformed(section.name, format!("entry size is {}, not 24", section.sh_entsize)));
-        }
-        let bytes = self.section_bytes(id);
-        let (entries, _) = object::slice_from_bytes::<elf::Sym64<LittleEndian>>(bytes, bytes.len() / 24)
-            .map_err(|()| Error::malformed(section.name, "unreadable"))?;
-        let strings = self
-            .sections
-            .get(section_id(section.sh_link))
-            .map(|_| self.section_bytes(section_id(section.sh_link)))
-            .ok_or_else(|| Error::malformed(section.name, "sh_link names no string table"))?;
-        entries
-            .iter()
-            .map(|s| {
-                let name = string_at(strings, s.st_name(LE))
-                    .ok_or_else(|| Error::malformed(section.name, "a name lies outside the string table"))?;
-                Ok(SymbolData {
-                    name,
-                    st_name: s.st_name(LE),
-                    st_info: s.st_info(),
-                    st_other: s.st_other(),
-                    st_shndx: s.st_shndx(LE),
-                    st_value: s.st_value(LE),
-                    st_size: s.st_size(LE),
-                })
-            })
-            .collect()
     }
 
     fn parse_dynamic_relocs(&mut self) -> Result<()> {
@@ -246,15 +215,47 @@ impl<'a> Image<'a> {
     }
 }
 
-struct Note<'a> {
-    n_type: u32,
-    name: &'a [u8],
-    desc: &'a [u8],
+/// The symbols of the first table of a type.
+pub(super) fn parse_symbols<'a>(sections: Sections<'_, 'a>, sh_type: u32) -> Result<Vec<SymbolData<'a>>> {
+    let Some((id, section)) = sections.data.iter().find(|(_, s)| s.sh_type == sh_type) else { return Ok(Vec::new()) };
+    if section.sh_entsize != 24 {
+        return Err(Error::malformed(section.name, format!("entry size is {}, not 24", section.sh_entsize)));
+    }
+    let bytes = sections.bytes_of(id);
+    let (entries, _) = object::slice_from_bytes::<elf::Sym64<LittleEndian>>(bytes, bytes.len() / 24)
+        .map_err(|()| Error::malformed(section.name, "unreadable"))?;
+    let strings = sections
+        .data
+        .get(section_id(section.sh_link))
+        .map(|_| sections.bytes_of(section_id(section.sh_link)))
+        .ok_or_else(|| Error::malformed(section.name, "sh_link names no string table"))?;
+    entries
+        .iter()
+        .map(|s| {
+            let name = string_at(strings, s.st_name(LE))
+                .ok_or_else(|| Error::malformed(section.name, "a name lies outside the string table"))?;
+            Ok(SymbolData {
+                name,
+                st_name: s.st_name(LE),
+                st_info: s.st_info(),
+                st_other: s.st_other(),
+                st_shndx: s.st_shndx(LE),
+                st_value: s.st_value(LE),
+                st_size: s.st_size(LE),
+            })
+        })
+        .collect()
+}
+
+pub(super) struct Note<'a> {
+    pub(super) n_type: u32,
+    pub(super) name: &'a [u8],
+    pub(super) desc: &'a [u8],
     desc_offset: usize,
 }
 
 /// The notes of a segment, up to the first one that does not fit.
-fn notes_of(bytes: &[u8], align: usize) -> impl Iterator<Item = Note<'_>> {
+pub(super) fn notes_of(bytes: &[u8], align: usize) -> impl Iterator<Item = Note<'_>> {
     let mut at = 0usize;
     std::iter::from_fn(move || {
         let word = |offset: usize| -> Option<usize> {
@@ -311,6 +312,13 @@ fn string_at(strings: &[u8], offset: u32) -> Option<&str> {
 }
 
 fn check_identity(bytes: &[u8]) -> Result<&Header> {
+    let header = check_machine(bytes)?;
+    check_type(header)?;
+    Ok(header)
+}
+
+/// Whether it is an ELF file for the machine, of any type.
+pub(super) fn check_machine(bytes: &[u8]) -> Result<&Header> {
     if bytes.is_empty() {
         return Err(Error::NotElf("the file is empty"));
     }
@@ -329,9 +337,12 @@ fn check_identity(bytes: &[u8]) -> Result<&Header> {
         elf::EM_AARCH64 => return Err(Error::WrongMachine("made for aarch64".into())),
         other => return Err(Error::WrongMachine(format!("e_machine is {other}"))),
     }
-    let header = Header::parse(bytes).map_err(|e| Error::malformed("ELF header", e))?;
+    Header::parse(bytes).map_err(|e| Error::malformed("ELF header", e))
+}
+
+pub(super) fn check_type(header: &Header) -> Result<()> {
     match header.e_type(LE) {
-        elf::ET_EXEC | elf::ET_DYN => Ok(header),
+        elf::ET_EXEC | elf::ET_DYN => Ok(()),
         other => Err(Error::WrongType(other)),
     }
 }
@@ -412,7 +423,7 @@ fn is_debug_information_only(sections: &PrimaryMap<Section, SectionData<'_>>) ->
     loaded.peek().is_some() && loaded.all(|section| !section.has_bytes())
 }
 
-fn parse_sections<'a>(header: &Header, bytes: &'a [u8]) -> Result<PrimaryMap<Section, SectionData<'a>>> {
+pub(super) fn parse_sections<'a>(header: &Header, bytes: &'a [u8]) -> Result<PrimaryMap<Section, SectionData<'a>>> {
     let raw = header.section_headers(LE, bytes).map_err(|e| Error::malformed("section headers", e))?;
     // Half-words index sections from here on only by way of tables that are not rewritten.
     if raw.len() >= usize::from(elf::SHN_LORESERVE) - ADDED_SECTIONS_MAX {

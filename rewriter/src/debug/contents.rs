@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::io::Write;
 
 use flate2::{Compression, write::ZlibEncoder};
-use lifter::Image;
+use lifter::elf::image::Sections;
 use lifter::entity::Section;
 use object::elf;
 use object::read::{CompressedData, CompressionFormat};
@@ -18,17 +18,17 @@ use super::DebugError;
 /// Bytes of the header of a compressed section.
 const HEADER: usize = 24;
 
-pub(super) fn is_compressed(image: &Image<'_>, id: Section) -> bool {
-    image.sections[id].sh_flags & u64::from(elf::SHF_COMPRESSED) != 0
+pub(super) fn is_compressed(sections: Sections<'_, '_>, id: Section) -> bool {
+    sections.data[id].sh_flags & u64::from(elf::SHF_COMPRESSED) != 0
 }
 
 /// The bytes of a section as readers see them.
-pub(super) fn read<'a>(image: &Image<'a>, id: Section) -> Result<Cow<'a, [u8]>, DebugError> {
-    let bytes = image.section_bytes(id);
-    if !is_compressed(image, id) {
+pub(super) fn read<'a>(sections: Sections<'_, 'a>, id: Section) -> Result<Cow<'a, [u8]>, DebugError> {
+    let bytes = sections.bytes_of(id);
+    if !is_compressed(sections, id) {
         return Ok(Cow::Borrowed(bytes));
     }
-    let name = || DebugError::Compressed(image.sections[id].name.to_owned());
+    let name = || DebugError::Compressed(sections.data[id].name.to_owned());
     let (header, data) = bytes.split_at_checked(HEADER).ok_or_else(name)?;
     let format = match u32::from_le_bytes([header[0], header[1], header[2], header[3]]) {
         elf::ELFCOMPRESS_ZLIB => CompressionFormat::Zlib,

@@ -16,6 +16,9 @@ use object::elf;
 
 use crate::debug::{self, Updated};
 
+/// The link to a separate debug file.
+pub(crate) const LINK: &str = ".gnu_debuglink";
+
 /// A section header to write.
 #[derive(Clone, Debug)]
 pub(crate) struct OutSection<'a> {
@@ -43,7 +46,7 @@ pub(crate) enum ContentPlace<'a> {
 
 impl OutSection<'_> {
     /// A section that the input does not have.
-    fn of_debug_information(name: &str, bytes: Vec<u8>) -> Self {
+    pub(crate) fn of_debug_information(name: &str, bytes: Vec<u8>) -> Self {
         OutSection {
             source: None,
             name: name.to_owned(),
@@ -59,7 +62,7 @@ impl OutSection<'_> {
         }
     }
 
-    fn is_alloc(&self) -> bool {
+    pub(crate) fn is_alloc(&self) -> bool {
         self.sh_flags & u64::from(elf::SHF_ALLOC) != 0
     }
 }
@@ -71,19 +74,32 @@ pub(crate) struct SectionTable<'a> {
     /// By input index: the output index, 0 for what was dropped. `None`: the file has no section headers, and an index in a symbol
     /// only says that it is defined.
     new_index: Option<Vec<u16>>,
+    /// The section that holds the names of sections.
+    names: Section,
     pub(crate) dropped: Vec<String>,
 }
 
+/// Where what no loader reads was written.
+#[derive(Copy, Clone, Debug, Default)]
+pub(crate) struct Written {
+    pub(crate) e_shoff: u64,
+    pub(crate) e_shnum: u16,
+    pub(crate) e_shstrndx: u16,
+    /// Where the link to a debug file is.
+    pub(crate) link: Option<u64>,
+}
+
 /// Whether a new file makes the section false; `moves_code` says whether code is elsewhere in it, `updated` what was done about debug information.
-fn is_made_false(section: &SectionData<'_>, moves_code: bool, updated: Option<&Updated>) -> bool {
+pub(crate) fn is_made_false(section: &SectionData<'_>, moves_code: bool, updated: Option<&Updated>) -> bool {
     if section.is_alloc() || updated.is_some() && debug::keeps(section.name) && section.sh_type == elf::SHT_PROGBITS {
         return false;
     }
-    const PREFIXES: [&str; 8] = [
+    const PREFIXES: [&str; 9] = [
         ".debug",
         ".zdebug",
         ".gnu_debuglink",
         ".gnu_debugaltlink",
+        ".gnu_debugdata",
         ".gdb_index",
         ".stab",
         ".gnu.build.attributes",
@@ -104,10 +120,15 @@ impl<'a> SectionTable<'a> {
     ) -> Self {
         let mut sections = Vec::new();
         let mut dropped = Vec::new();
+        let names = section_names_of(image.bytes);
         if !image.has_section_headers {
-            return SectionTable { sections, new_index: None, dropped };
+            return SectionTable { sections, new_index: None, names, dropped };
         }
+        let has_new_link = added.iter().any(|section| section.name == LINK);
         for (id, s) in image.sections.iter().skip(1) {
+            if s.name == LINK && has_new_link {
+                continue;
+            }
             if is_made_false(s, moves_code, updated.as_ref()) {
                 dropped.push(s.name.to_owned());
                 continue;
@@ -139,17 +160,23 @@ impl<'a> SectionTable<'a> {
         sections.extend(added);
         // Stable: sections at one address (`.tbss` and what follows) keep their order, and so do those with no address.
         sections.sort_by_key(|s| (!s.is_alloc(), if s.is_alloc() { s.sh_addr } else { Va(0) }));
-        let mut new_index = vec![0u16; image.sections.len()];
+        let mut table = SectionTable::of(sections, image.sections.len(), names);
+        table.dropped = dropped;
+        for (id, bytes) in updated.into_iter().flat_map(|updated| updated.contents) {
+            table.set_content(id, bytes, None);
+        }
+        table
+    }
+
+    /// Of sections in their final order, of a file with so many sections.
+    pub(crate) fn of(sections: Vec<OutSection<'a>>, num_sources: usize, names: Section) -> Self {
+        let mut new_index = vec![0u16; num_sources];
         for (index, section) in sections.iter().enumerate() {
             if let Some(source) = section.source {
                 new_index[source.index()] = (index + 1) as u16;
             }
         }
-        let mut table = SectionTable { sections, new_index: Some(new_index), dropped };
-        for (id, bytes) in updated.into_iter().flat_map(|updated| updated.contents) {
-            table.set_content(id, bytes, None);
-        }
-        table
+        SectionTable { sections, new_index: Some(new_index), names, dropped: Vec::new() }
     }
 
     /// The output index for a section index of the input; reserved indices stay.
@@ -175,20 +202,19 @@ impl<'a> SectionTable<'a> {
         }
     }
 
-    /// Appends all contents and the headers to the file; returns the values of `e_shoff`, `e_shnum` and `e_shstrndx`. The headers end
-    /// at `end`, if there is room.
-    pub(crate) fn write(mut self, image: &Image<'_>, file: &mut Vec<u8>, end: Option<u64>) -> (u64, u16, u16) {
-        if !image.has_section_headers {
-            return (0, 0, 0);
+    /// Appends all contents and the headers to the file. The headers end at `end`, if there is room.
+    pub(crate) fn write(mut self, file: &mut Vec<u8>, end: Option<u64>) -> Written {
+        let mut written = Written::default();
+        if self.new_index.is_none() {
+            return written;
         }
-        let names = self.name_table(image);
+        let names = self.name_table();
         let appended = |s: &OutSection<'_>| match &s.place {
             ContentPlace::Loaded(_) => 0,
             ContentPlace::Appended(bytes) => bytes.len() + s.sh_addralign.clamp(1, 4096) as usize,
         };
         file.reserve_exact(self.sections.iter().map(appended).sum::<usize>() + 64 * (self.sections.len() + 2));
         let mut headers = vec![0u8; 64];
-        let mut shstrndx = 0;
         for (index, section) in self.sections.iter().enumerate() {
             let sh_offset = match &section.place {
                 ContentPlace::Loaded(offset) => offset.0,
@@ -200,25 +226,27 @@ impl<'a> SectionTable<'a> {
                     at
                 }
             };
-            let is_names = section.source.is_some_and(|s| s == names.section);
-            if is_names {
-                shstrndx = (index + 1) as u16;
+            if section.source == Some(self.names) {
+                written.e_shstrndx = (index + 1) as u16;
             }
-            headers.extend(self.header(image, section, names.offsets[index], sh_offset));
+            if section.name == LINK {
+                written.link = Some(sh_offset);
+            }
+            headers.extend(self.header(section, names[index], sh_offset));
         }
         file.resize(file.len().next_multiple_of(8), 0);
         let start = end.and_then(|end| (end as usize).checked_sub(headers.len()));
         if let Some(start) = start.filter(|start| start.is_multiple_of(8) && *start > file.len()) {
             file.resize(start, 0);
         }
-        let e_shoff = file.len() as u64;
+        written.e_shoff = file.len() as u64;
+        written.e_shnum = (self.sections.len() + 1) as u16;
         file.extend_from_slice(&headers);
-        (e_shoff, (self.sections.len() + 1) as u16, shstrndx)
+        written
     }
 
-    /// Fills in the section-name string table.
-    fn name_table(&mut self, image: &Image<'_>) -> NameTable {
-        let section = section_names_of(image);
+    /// Fills in the section-name string table; gives where each name is in it.
+    fn name_table(&mut self) -> Vec<u32> {
         let mut strings = vec![0u8];
         let mut offsets = Vec::with_capacity(self.sections.len());
         for s in &self.sections {
@@ -226,14 +254,14 @@ impl<'a> SectionTable<'a> {
             strings.extend_from_slice(s.name.as_bytes());
             strings.push(0);
         }
-        self.set_content(section, strings, None);
-        NameTable { section, offsets }
+        self.set_content(self.names, strings, None);
+        offsets
     }
 
-    fn header(&self, image: &Image<'_>, section: &OutSection<'_>, sh_name: u32, sh_offset: u64) -> Vec<u8> {
+    fn header(&self, section: &OutSection<'_>, sh_name: u32, sh_offset: u64) -> Vec<u8> {
         let is_symbols = [elf::SHT_SYMTAB, elf::SHT_DYNSYM].contains(&section.sh_type);
         let info_is_section = section.sh_flags & u64::from(elf::SHF_INFO_LINK) != 0 && !is_symbols;
-        let links = (section.sh_link as usize) < image.sections.len();
+        let links = (section.sh_link as usize) < self.new_index.as_ref().map_or(0, Vec::len);
         let sh_link = if links { u32::from(self.remap(section.sh_link as u16)) } else { 0 };
         let sh_info = if info_is_section { u32::from(self.remap(section.sh_info as u16)) } else { section.sh_info };
         let mut bytes = Vec::with_capacity(64);
@@ -250,14 +278,9 @@ impl<'a> SectionTable<'a> {
     }
 }
 
-struct NameTable {
-    section: Section,
-    offsets: Vec<u32>,
-}
-
-/// The section that holds section names.
-fn section_names_of(image: &Image<'_>) -> Section {
-    // e_shstrndx is the last half-word of the ELF header; `Image::parse` has checked it.
-    let index = image.bytes.get(62..64).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]));
+/// The section that holds section names, of a file whose reader has checked that it is there.
+pub(crate) fn section_names_of(file: &[u8]) -> Section {
+    // e_shstrndx is the last half-word of the ELF header.
+    let index = file.get(62..64).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]));
     Section::new(usize::from(index))
 }

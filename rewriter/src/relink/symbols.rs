@@ -16,8 +16,8 @@ use std::fmt::Write;
 use lifter::Image;
 use lifter::address::Va;
 use lifter::address_index::AddressIndex;
-use lifter::elf::image::SymbolData;
-use lifter::entity::{Block, EntityId, Section};
+use lifter::elf::image::{Sections, SymbolData};
+use lifter::entity::{Block, EntityId, PrimaryMap, Section, Symbol};
 use lifter::ir::{BlockFlags, Program};
 use object::elf;
 use rayon::prelude::*;
@@ -60,22 +60,30 @@ impl RawSymbol {
     }
 }
 
+/// The names of a program: its own, or those in its debug file.
+#[derive(Copy, Clone)]
+pub(crate) struct Names<'s, 'a> {
+    pub(crate) sections: Sections<'s, 'a>,
+    pub(crate) symbols: &'s PrimaryMap<Symbol, SymbolData<'a>>,
+}
+
 /// Rewrites the symbol table and its strings. `moved_address` maps addresses of data that moved (notes behind the program headers).
 pub(crate) fn rewrite(
     image: &Image<'_>,
+    names: Names<'_, '_>,
     placed: Placed<'_>,
     table: &mut SectionTable<'_>,
     moved_address: &(dyn Fn(Va) -> Option<Va> + Sync),
 ) {
-    let Some((symtab, header)) = image.sections.iter().find(|(_, s)| s.sh_type == elf::SHT_SYMTAB) else { return };
+    let Some((symtab, header)) = names.sections.data.iter().find(|(_, s)| s.sh_type == elf::SHT_SYMTAB) else { return };
     let strtab: Section = EntityId::new(header.sh_link as usize);
-    let num_locals = (header.sh_info as usize).min(image.symbols.len());
-    let (strings, mut added) = (image.section_bytes(strtab), Vec::new());
+    let num_locals = (header.sh_info as usize).min(names.symbols.len());
+    let (strings, mut added) = (names.sections.bytes_of(strtab), Vec::new());
     let rewritten = |symbol: &SymbolData<'_>| rewritten(placed, table, moved_address, symbol);
-    let symbols: Vec<Option<RawSymbol>> = image.symbols.as_slice().par_iter().map(rewritten).collect();
+    let symbols: Vec<Option<RawSymbol>> = names.symbols.as_slice().par_iter().map(rewritten).collect();
     let mut bytes = Vec::with_capacity(24 * symbols.len());
     symbols[..num_locals].iter().flatten().for_each(|symbol| symbol.write(&mut bytes));
-    write_part_symbols(image, placed, table, (strings.len(), &mut added), &mut bytes);
+    write_part_symbols((image, names), placed, table, (strings.len(), &mut added), &mut bytes);
     let num_locals_now = (bytes.len() / 24) as u32;
     symbols[num_locals..].iter().flatten().for_each(|symbol| symbol.write(&mut bytes));
     table.set_content(symtab, bytes, Some(num_locals_now));
@@ -174,7 +182,7 @@ struct Part<'a> {
 
 /// Appends the symbols of parts, and their names to strings before which there are `num_known` bytes.
 fn write_part_symbols(
-    image: &Image<'_>,
+    (image, names): (&Image<'_>, Names<'_, '_>),
     placed: Placed<'_>,
     table: &SectionTable<'_>,
     (num_known, strings): (usize, &mut Vec<u8>),
@@ -182,11 +190,11 @@ fn write_part_symbols(
 ) {
     // The compiler may have named a part of the function so itself.
     let taken: FxHashSet<&str> =
-        image.symbols.as_slice().par_iter().map(|s| s.name).filter(|name| name.contains(SUFFIX)).collect();
+        names.symbols.as_slice().par_iter().map(|s| s.name).filter(|name| name.contains(SUFFIX)).collect();
     let mut counts = FxHashMap::<&str, u32>::default();
     let mut name = String::new();
-    let mut parts = parts(image, placed);
-    parts.extend(anchors(image, placed));
+    let mut parts = parts((image, names), placed);
+    parts.extend(anchors((image, names), placed));
     let clones = clone_names(&parts);
     for part in &parts {
         let (of, is_entry) = match part.clone {
@@ -245,8 +253,8 @@ fn is_function(symbol: &&SymbolData<'_>) -> bool {
 
 /// Fragments that do not begin where a symbol is, each by the function whose symbol covers its first block: one function of the program
 /// may be several that share code.
-fn parts<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> Vec<Part<'a>> {
-    let mut functions: Vec<&SymbolData<'_>> = image.symbols.values().filter(is_function).collect();
+fn parts<'a>((image, names): (&'a Image<'_>, Names<'a, 'a>), placed: Placed<'a>) -> Vec<Part<'a>> {
+    let mut functions: Vec<&SymbolData<'_>> = names.symbols.values().filter(is_function).collect();
     functions.par_sort_by_key(|s| s.st_value);
     // Apart from the symbols: a layout asks in an order of its own.
     let values: Vec<Va> = functions.iter().map(|s| Va(s.st_value)).collect();
@@ -270,7 +278,7 @@ fn parts<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> Vec<Part<'a>> {
 }
 
 /// The jumps at old entries that a symbol named.
-fn anchors<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> Vec<Part<'a>> {
+fn anchors<'a>((image, names): (&'a Image<'_>, Names<'a, 'a>), placed: Placed<'a>) -> Vec<Part<'a>> {
     let anchor = |symbol: &'a SymbolData<'_>| {
         let block = placed.program.block_at(Va(symbol.st_value))?;
         let data = &placed.program.blocks[block];
@@ -278,7 +286,7 @@ fn anchors<'a>(image: &'a Image<'_>, placed: Placed<'a>) -> Vec<Part<'a>> {
         let of = symbol.name.split(SUFFIX).next().unwrap_or(symbol.name);
         is_anchor.then(|| Part { of, at: data.start, size: data.anchor_len(image.has_ibt), clone: None })
     };
-    let mut anchors: Vec<Part<'a>> = image.symbols.as_slice().par_iter().filter(is_function).filter_map(anchor).collect();
+    let mut anchors: Vec<Part<'a>> = names.symbols.as_slice().par_iter().filter(is_function).filter_map(anchor).collect();
     let mut seen = FxHashSet::default();
     anchors.retain(|anchor| seen.insert(anchor.at));
     anchors

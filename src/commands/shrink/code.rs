@@ -54,7 +54,7 @@ impl Planned {
         self.plan.filling = filling;
         let debug = args.rewrite.debug.unwrap_or(DebugInformation::Drop).mode();
         let planned = (&self.plan, &EditPlan::default());
-        let rewritten = driver::rewrite(&args.rewrite.input, lifted, &self.weights, planned, debug, timing);
+        let rewritten = driver::rewrite(&args.rewrite.input, lifted, &self.weights, planned, debug.into(), timing);
         let relinked = rewritten.map_err(|failure| failure.to_string())?;
         if relinked.overflow_bytes > 0 {
             return Err("it would need a segment more".to_owned());
