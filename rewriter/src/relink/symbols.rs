@@ -129,7 +129,8 @@ fn is_inside(placed: Placed<'_>, symbol: &SymbolData<'_>) -> bool {
     let first = placed.out.origins[Out::new(fragment.blocks.start as usize)];
     let (first, data) = (&placed.program.blocks[first], &placed.program.blocks[block]);
     let is_entry = placed.program.funcs[first.func].entry == block || data.flags.contains(BlockFlags::ENTRY);
-    symbol.st_bind() == elf::STB_LOCAL && index != fragment.blocks.start && !is_entry && first.range != data.range
+    let is_part = symbol.st_bind() == elf::STB_LOCAL && symbol.name.contains(SUFFIX);
+    is_part && index != fragment.blocks.start && !is_entry && first.range != data.range
 }
 
 /// A name in `.symtab` belongs to the code that runs, so unlike an exported one it leaves the anchor.
