@@ -29,6 +29,7 @@ use crate::materialize::{Out, OutFragment, OutProgram};
 use crate::relink::addresses::Addresses;
 use crate::relink::place::Placement;
 use crate::relink::sections::SectionTable;
+use crate::relink::unwind;
 
 /// Everything placed, as far as symbols care.
 #[derive(Copy, Clone)]
@@ -79,7 +80,11 @@ pub(crate) fn rewrite(
     let strtab: Section = EntityId::new(header.sh_link as usize);
     let num_locals = (header.sh_info as usize).min(names.symbols.len());
     let (strings, mut added) = (names.sections.bytes_of(strtab), Vec::new());
-    let rewritten = |symbol: &SymbolData<'_>| rewritten(placed, table, moved_address, symbol);
+    let moved_address = |symbol: &SymbolData<'_>| {
+        let va = Va(symbol.st_value);
+        moved_address(va).or_else(|| in_unwind_tables(names.sections, table, symbol)).unwrap_or(va)
+    };
+    let rewritten = |symbol: &SymbolData<'_>| rewritten(placed, table, &moved_address, symbol);
     let symbols: Vec<Option<RawSymbol>> = names.symbols.as_slice().par_iter().map(rewritten).collect();
     let mut bytes = Vec::with_capacity(24 * symbols.len());
     symbols[..num_locals].iter().flatten().for_each(|symbol| symbol.write(&mut bytes));
@@ -90,11 +95,23 @@ pub(crate) fn rewrite(
     table.set_content(strtab, [strings, &added].concat(), None);
 }
 
+/// The new place of a name in the unwind tables: start-up code and linkers name where these begin and where they end.
+fn in_unwind_tables(sections: Sections<'_, '_>, table: &SectionTable<'_>, symbol: &SymbolData<'_>) -> Option<Va> {
+    let id: Section = EntityId::new(usize::from(symbol.st_shndx));
+    let old = sections.data.get(id).filter(|section| unwind::SECTIONS[..2].contains(&section.name))?;
+    let new = table.sections.iter().find(|section| section.source == Some(id))?;
+    let end = old.end().0.checked_sub(symbol.st_value)?;
+    match symbol.st_value == old.sh_addr.0 {
+        true => Some(new.sh_addr),
+        false => new.sh_size.checked_sub(end).filter(|_| end <= unwind::TERMINATOR).map(|distance| new.sh_addr + distance),
+    }
+}
+
 /// A symbol of the input as it is in the output, if it is there.
 fn rewritten(
     placed: Placed<'_>,
     table: &SectionTable<'_>,
-    moved_address: &(dyn Fn(Va) -> Option<Va> + Sync),
+    moved_address: &(dyn Fn(&SymbolData<'_>) -> Va + Sync),
     symbol: &SymbolData<'_>,
 ) -> Option<RawSymbol> {
     if symbol.has_address() && (is_dropped(placed, Va(symbol.st_value)) || is_inside(placed, symbol)) {
@@ -109,7 +126,7 @@ fn rewritten(
         st_size: symbol.st_size,
     };
     if symbol.has_address() {
-        relocate(placed, table, moved_address, &mut raw);
+        relocate(placed, table, || moved_address(symbol), &mut raw);
     }
     Some(raw)
 }
@@ -134,17 +151,12 @@ fn is_inside(placed: Placed<'_>, symbol: &SymbolData<'_>) -> bool {
 }
 
 /// A name in `.symtab` belongs to the code that runs, so unlike an exported one it leaves the anchor.
-fn relocate(
-    placed: Placed<'_>,
-    table: &SectionTable<'_>,
-    moved_address: &(dyn Fn(Va) -> Option<Va> + Sync),
-    raw: &mut RawSymbol,
-) {
+fn relocate(placed: Placed<'_>, table: &SectionTable<'_>, moved_address: impl Fn() -> Va, raw: &mut RawSymbol) {
     let old = Va(raw.st_value);
     let block = placed.program.block_at(old);
     let new = match block {
         Some(block) => placed.addresses.block(block),
-        None => moved_address(old).unwrap_or(old),
+        None => moved_address(),
     };
     if new == old {
         return;
