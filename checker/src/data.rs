@@ -346,8 +346,10 @@ fn explain_new_sections(a: &Image<'_>, b: &Image<'_>, explained: &[(u64, u64)], 
             explained[..after].last().is_some_and(|&(start, size)| place < start + size)
         };
         let bytes = b.section_bytes(section);
-        let strange =
-            bytes.iter().zip(section.address..).find(|&(&byte, place)| !matches!(byte, 0 | 0xcc) && !is_explained(place));
+        let strange = bytes
+            .iter()
+            .zip(section.address..=u64::MAX)
+            .find(|&(&byte, place)| !matches!(byte, 0 | 0xcc) && !is_explained(place));
         if let Some((_, place)) = strange {
             let message = format!("{} is new, and nothing in the input corresponds to its content", section.name);
             violations.push(Violation::new(ViolationKind::Unexplained, place, message));

@@ -163,7 +163,7 @@ pub(crate) fn write_anchors(program: &Program, has_ibt: bool, addresses: &Addres
         let Some(to) = addresses.moved(block) else { continue };
         let relay =
             program.relays.binary_search_by_key(&data.start, |relay| relay.anchor).ok().map(|index| program.relays[index].at);
-        let jump = relay.unwrap_or(data.start + (data.anchor_len(has_ibt) - Relay::LEN));
+        let jump = relay.unwrap_or_else(|| data.start + (data.anchor_len(has_ibt) - Relay::LEN));
         if let Some(relay) = relay {
             let distance = relay.0.wrapping_sub((data.start + data.anchor_len(has_ibt)).0) as i8;
             out.write(data.start, &[0xeb, distance as u8])?;
