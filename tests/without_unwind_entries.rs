@@ -213,3 +213,113 @@ fn a_case_that_begins_with_a_breakpoint_behind_all_others_still_crashes() {
         assert!(behaviors(&output) == expected, "seed {seed}");
     }
 }
+
+/// Switches of which the compiler knows that there are no other cases, so that it asks for none; one stands in a case of the other. And what only their cases call.
+const UNCHECKED_CASES: &str = r#"
+#include <stdio.h>
+#define APART __attribute__((noinline, noclone))
+#define TWICE(a) a a
+#define MUCH(k) TWICE(TWICE(TWICE(TWICE(x = x * 5 + k; x ^= x >> 3; x %= 99991;))))
+APART static int called_there(int x) { MUCH(11) return x; }
+APART static int inner(unsigned kind, int x) {
+    switch (kind) {
+        case 0: MUCH(1) return x; case 1: return called_there(x) - 1; case 2: MUCH(2) return -x; case 3: MUCH(3) return x / 3;
+        case 4: MUCH(4) return called_there(-x); case 5: MUCH(5) return x & 255; case 6: MUCH(6) return 1;
+        default: __builtin_unreachable();
+    }
+}
+APART static int outer(unsigned kind, int x) {
+    switch (kind) {
+        case 0: MUCH(21) return inner(x & 3, x); case 1: MUCH(22) return x + 1; case 2: return inner(4 + (x & 1), x) ^ 9; case 3: MUCH(23) return x;
+        case 4: x = inner(6, x); MUCH(24) return x; case 5: MUCH(25) return x * 2; case 6: MUCH(26) return 7;
+        default: __builtin_unreachable();
+    }
+}
+int main(int argc, char **argv) {
+    int x = argc;
+    for (unsigned i = 0; i < 300; i++) x = (x + outer(i % 7, x)) % 9973;
+    printf("%d\n", x);
+    return 42;
+}
+"#;
+
+#[test]
+fn cases_to_which_only_a_table_leads_that_nobody_checks_move() {
+    for compiler in ["gcc", "clang"] {
+        if !installed(compiler) {
+            skipped(&format!("there is no {compiler}"));
+            continue;
+        }
+        let folder = tempfile::tempdir().expect("a scratch folder can be made");
+        let (source, input) = (folder.path().join("input.c"), folder.path().join("input"));
+        std::fs::write(&source, UNCHECKED_CASES).expect("a file can be written");
+        support::compile(compiler, &[&PLAIN[..], FORMS[0].1].concat(), &[&source], &input)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let expected = run(&mut Command::new(&input), folder.path());
+        assert_eq!(expected.end, End::Exit(SUCCESS));
+        for seed in ["1", "2", "3", "4"] {
+            let output = folder.path().join(seed);
+            let report =
+                report(relift().args(["optimize", "--json", "--verify", "--shuffle", seed]).arg(&input).arg("-o").arg(&output));
+            assert!(moved(&report) >= 95, "{compiler}: {report:#}");
+            assert!(run(&mut Command::new(&output), folder.path()) == expected, "{compiler}, seed {seed}");
+        }
+    }
+}
+
+/// What clang leaves behind calls that do not return, and behind what crashes, for who reads the core.
+const TRAPS: &str = r#"
+#include <stdio.h>
+__asm__(".text\n.p2align 4, 0xcc\nchecked:\nmov %edi, %eax\n.rept 200\nadd $3, %eax\n.endr\ncmp $3, %edi\njne 1f\nsub $8, %rsp\nmov $5, %edi\n"
+    "call exit@plt\n.byte 0x67, 0x0f, 0xb9, 0x40, 0x01\n1: test %edi, %edi\njns 2f\nint3\nud2\n.byte 0x67, 0x0f, 0xb9, 0x40, 0x02\n2:\n"
+    ".rept 200\nxor $5, %eax\nadd $3, %eax\n.endr\nret\n.p2align 4, 0xcc\n");
+extern int checked(int);
+int main(int argc, char **argv) { printf("%d\n", checked(argc)); return 42; }
+"#;
+
+#[test]
+fn a_function_with_traps_that_nothing_comes_to_moves() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = compile_text(TRAPS, &[&PLAIN[..], FORMS[0].1].concat(), folder.path(), "input");
+    let behaviors = |program: &Path| {
+        [&[][..], &["?", "?"]].map(|arguments: &[&str]| run(Command::new(program).args(arguments), folder.path()))
+    };
+    let expected = behaviors(&input);
+    assert_eq!(expected.each_ref().map(|run| run.end), [End::Exit(SUCCESS), End::Exit(5)]);
+    for seed in ["1", "2", "3"] {
+        let output = folder.path().join(seed);
+        let report = report(relift().args(["optimize", "--json", "--shuffle", seed]).arg(&input).arg("-o").arg(&output));
+        assert!(moved(&report) >= 95, "{report:#}");
+        assert!(behaviors(&output) == expected, "seed {seed}");
+    }
+}
+
+/// Behind a call that does not return stands code that names the table of jumps, as that before the call does.
+const TABLE_BEHIND_AN_END: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((noinline, noreturn, used)) void die(void) { puts("end"); exit(5); }
+__asm__(".text\n.p2align 4, 0xcc\npick:\ncmp $3, %edi\nja 5f\nmov %edi, %eax\nlea cases(%rip), %rsi\njmp 6f\n5: sub $8, %rsp\ncall die\n"
+    "mov 16(%rsp), %rdx\nlea cases(%rip), %rsi\nadd $3, %rdx\njmp 6f\n.rept 300\nint3\n.endr\n6: movslq (%rsi,%rax,4), %rax\nadd %rsi, %rax\njmp *%rax\n"
+    "1: mov $10, %eax\nret\n2: mov $20, %eax\nret\n3: mov $30, %eax\nret\n4: mov $40, %eax\nret\n.p2align 4, 0xcc\n"
+    ".section .rodata\n.p2align 2\ncases: .long 1b - cases, 2b - cases, 3b - cases, 4b - cases\n.text\n");
+extern int pick(int);
+int main(int argc, char **argv) { printf("%d\n", pick(argc) + pick(0)); fflush(stdout); return argc > 2 ? pick(9) : 42; }
+"#;
+
+#[test]
+fn code_behind_a_call_that_does_not_return_may_name_a_table_that_moves() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = compile_text(TABLE_BEHIND_AN_END, &[&PLAIN[..], FORMS[0].1].concat(), folder.path(), "input");
+    let behaviors = |program: &Path| {
+        [&[][..], &["?", "?"]].map(|arguments: &[&str]| run(Command::new(program).args(arguments), folder.path()))
+    };
+    let expected = behaviors(&input);
+    assert_eq!(expected.each_ref().map(|run| run.end), [End::Exit(SUCCESS), End::Exit(5)]);
+    for seed in ["1", "2", "3"] {
+        let output = folder.path().join(seed);
+        let report = report(relift().args(["optimize", "--json", "--shuffle", seed]).arg(&input).arg("-o").arg(&output));
+        assert!(moved(&report) >= 90, "{report:#}");
+        assert!(behaviors(&output) == expected, "seed {seed}");
+    }
+}

@@ -247,7 +247,7 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
         tables::entry(self.walk.output, value, place, width).filter(|&target| self.leads_to_function(target))
     }
 
-    /// Whether an address of the output is a function's, or that of a jump to one: where functions went an old entry may keep that.
+    /// Whether an address of the output is a function's, or that of a jump to one: where functions went an old entry may keep that. Without frame descriptions it is if the walk came there.
     fn leads_to_function(&self, address: u64) -> bool {
         let side = self.walk.output;
         let is_jump = || side.inst(address).is_some_and(|inst| inst.kind == Kind::Jump);
@@ -255,7 +255,10 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
             Place::At(place) => Some(place),
             Place::Bad(_) | Place::Cycle => None,
         };
-        side.unwind.fde_at(address).is_some() || is_jump() && leads_to().is_some_and(|place| side.unwind.fde_at(place).is_some())
+        let is_reached = || leads_to().is_some_and(|place| self.reader(Of::Output).related(place).is_some());
+        side.unwind.fde_at(address).is_some()
+            || is_reached()
+            || is_jump() && leads_to().is_some_and(|place| side.unwind.fde_at(place).is_some())
     }
 }
 

@@ -101,6 +101,8 @@ pub(crate) struct ClusterJumps {
     pub(crate) open: Vec<Va>,
     /// Units that doubtful jumps may reach.
     pub(crate) candidates: Vec<Unit>,
+    /// Jumps through tables of differences whose end is in doubt, and the tables.
+    pub(crate) doubted: Vec<(Va, Va)>,
     /// Some call or jump goes through a table of differences at an unknown place.
     pub(crate) has_relative_calls: bool,
     /// Places in code to which calls and jumps add a word of data to come to where they go.
@@ -489,6 +491,7 @@ impl TableContext<'_> {
         let instead = if entry_size == 8 { Dispatch::Closed } else { Dispatch::Doubtful };
         for dispatch in result.dispatches.iter_mut().filter(|d| d.1 == Dispatch::Table(at)) {
             dispatch.1 = instead;
+            result.doubted.extend((entry_size == 4).then_some((dispatch.0, at)));
         }
         if entry_size == 4 {
             result.candidates.extend(self.candidates(Shape { at, base, entry_size }));

@@ -22,6 +22,7 @@
 //! Nothing unwinds through code without unwind entries, so it may move like any other; it has no unwind entry where it goes, either.
 //! Terminates: each step decodes an instruction that was not decoded before, or ends a trial; each seed is tried once.
 
+mod cases;
 mod region;
 
 use object::elf;
@@ -244,8 +245,25 @@ impl Explored<'_> {
 
     /// The same of labels at the end of what was reached so far: a case that never occurs leads to filler, but one that crashes may begin with a breakpoint, which looks alike.
     pub(crate) fn try_labels_behind(&mut self, edges: impl Iterator<Item = (Va, Va)>, stubs: &Stubs) -> bool {
-        let edges: Vec<(Va, Va)> = edges.filter(|edge| !self.is_filler(edge.1)).collect();
-        self.try_labels(edges.into_iter(), stubs)
+        let mut edges: Vec<(Va, Va)> = edges.collect();
+        let mut is_new = false;
+        edges.retain(|&(_, label)| {
+            let is_filler = self.is_filler(label);
+            is_new |= is_filler && self.take_breakpoint(label);
+            !is_filler
+        });
+        self.try_labels(edges.into_iter(), stubs) | is_new
+    }
+
+    /// Takes the breakpoint at an address for an instruction, whatever it is there for; says whether it is one, and was none before.
+    fn take_breakpoint(&mut self, va: Va) -> bool {
+        let Some(region) = region_at(&self.regions, va).map(|index| &mut self.regions[index]) else { return false };
+        let at = (va - region.start) as usize;
+        let is_new = region.bytes[at] == INT3 && region.states[at] == State::Unknown;
+        if is_new {
+            region.states[at] = State::Start(false);
+        }
+        is_new
     }
 
     /// Whether nothing but filler is at an address, up to something that was reached or the end.

@@ -6,12 +6,16 @@
 //! **Method.** What was reached so far is taken for all there is, its jumps are asked as those of any code are ([`tables`](crate::cfg::tables)), and what the tables lead to is followed. This
 //! goes on in rounds until a round finds nothing new. While it does, bytes that nothing reaches name nothing: what is found is asked again afterwards, with all doubts.
 //!
+//! Where compilers know which cases there are they leave out the check of bounds, and nothing says how long the table is. If nothing else leads to its first case either, its words are followed one by one
+//! ([`Explored::try_cases`]).
+//!
 //! At a fixed address any word of data may be the address of a function, or of a label in one: what words alone name is followed when tables lead to nothing more.
 //!
 //! Terminates: each round but the last reaches an instruction that was not reached before, or knows more functions that don't return than any round before it.
 
 use super::{Discovered, survey_again};
 use crate::address::Va;
+use crate::cfg::tables::ClusterJumps;
 use crate::cfg::thunks::Thunks;
 use crate::discover::clusters::join_by_flow;
 use crate::discover::names;
@@ -102,6 +106,17 @@ impl<'i> Explorer<'i> {
         let answers = context.resolve_jumps(&names, &mut clusters, |members| members.iter().any(is_reached));
         let is_reaching = explored.try_labels(answers.iter().flat_map(|(_, answer)| answer.edges()), self.stubs)
             | explored.try_labels_behind(answers.iter().flat_map(|(_, answer)| answer.edges_behind()), self.stubs);
+        let doubted: Vec<(Va, Va)> = answers.iter().flat_map(|(_, answer)| answer.doubted.iter().copied()).collect();
+        let is_reaching = explored.try_cases(image, &doubted, named_data(surveys, &answers), self.stubs) | is_reaching;
         explored.note_no_return(no_return) || is_reaching
     }
+}
+
+/// What code names outside of itself, and where tables begin. Ascending.
+fn named_data(surveys: &[Survey], answers: &[(Unit, ClusterJumps)]) -> Vec<Va> {
+    let named = surveys.iter().flat_map(|survey| survey.data_names.iter().map(|name| name.0));
+    let mut all: Vec<Va> = named.chain(answers.iter().flat_map(|(_, answer)| answer.seen.iter().copied())).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
 }

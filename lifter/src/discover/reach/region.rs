@@ -179,12 +179,31 @@ impl Region<'_> {
                 log.states.push((index, state));
             }
             if !goes_on {
+                self.take_traps(index, end, log);
                 return Ok(());
             }
             match flow {
                 Flow::Call(_) | Flow::IndirectCall => last_call = Some((at, end)),
                 _ if is_nop(&instruction) => {}
                 _ => last_call = None,
+            }
+            at = end;
+        }
+    }
+
+    /// Takes what crashes behind an end for a part of it: compilers leave it there, against processors that go on all the same, and to say why it ends.
+    fn take_traps(&mut self, index: usize, mut at: usize, log: &mut Log) {
+        let mut instruction = Instruction::default();
+        while self.states.get(at) == Some(&State::Unknown) {
+            Decoder::with_ip(64, &self.bytes[at..], self.start.0 + at as u64, DecoderOptions::NONE).decode_out(&mut instruction);
+            let end = at + instruction.len();
+            let is_free = self.states.get(at..end).is_some_and(|s| s.iter().all(|&s| s == State::Unknown));
+            if !matches!(instruction.mnemonic(), Mnemonic::Ud1 | Mnemonic::Ud2) || !is_free {
+                return;
+            }
+            for state in at..end {
+                self.states[state] = if state == at { State::Start(false) } else { State::Inside };
+                log.states.push((index, state));
             }
             at = end;
         }

@@ -1,0 +1,93 @@
+//! Cases of jump tables to which nothing but the table leads, where nothing says how long that is.
+//!
+//! **Method.** A table has at least one entry, so its first word leads to a case, and with what that leads to more of the code is known. So the words are followed one by one, of all such tables in turns. A word is none of
+//! a table's if something else begins there, which whatever was decoded names, or if it leads out of the function or into the middle of an instruction.
+//!
+//! That a word behind the end is taken for an entry needs a table that nothing names which was decoded so far, and a place in this very function that decodes like code and agrees with the rest. What jumps through a
+//! table may reach is not decided here: the jump is asked again when the cases are known.
+//!
+//! Terminates: each turn decodes something, or leaves out a table.
+
+use rustc_hash::FxHashSet;
+
+use super::region::State;
+use super::{Explored, region_at};
+use crate::address::Va;
+use crate::discover::stubs::Stubs;
+use crate::elf::Image;
+
+/// A table that is followed.
+struct Cases {
+    table: Va,
+    /// How many of its words were followed.
+    num_words: u64,
+    /// The function that jumps through it, as far as is known where functions begin.
+    function: (Va, Va),
+}
+
+/// What one turn found out.
+enum Turn {
+    Followed,
+    /// The next word is no entry.
+    Ended,
+}
+
+impl Explored<'_> {
+    /// Follows the words of tables through which jumps go, as `(jump, table)`; says whether anything is new. `named` is what else code names, ascending.
+    pub(crate) fn try_cases(&mut self, image: &Image<'_>, jumps: &[(Va, Va)], named: Vec<Va>, stubs: &Stubs) -> bool {
+        let mut tables: Vec<Cases> = jumps.iter().filter_map(|&(jump, table)| self.cases(jump, table)).collect();
+        let mut also_named: FxHashSet<Va> = FxHashSet::default();
+        let mut is_new = false;
+        while !tables.is_empty() {
+            tables.retain_mut(|cases| {
+                let turn = self.take_turn(image, cases, (&named, &mut also_named), stubs);
+                is_new |= matches!(turn, Turn::Followed);
+                matches!(turn, Turn::Followed)
+            });
+        }
+        is_new
+    }
+
+    fn cases(&self, jump: Va, table: Va) -> Option<Cases> {
+        let region = &self.regions[region_at(&self.regions, jump)?];
+        let before = region.entries.iter().copied().filter(|&entry| entry <= jump).max().unwrap_or(region.start);
+        let after = region.entries.iter().copied().filter(|&entry| entry > jump).min().unwrap_or(region.end());
+        Some(Cases { table, num_words: 0, function: (before, after) })
+    }
+
+    /// Follows words up to the first that leads to something new.
+    fn take_turn(
+        &mut self,
+        image: &Image<'_>,
+        cases: &mut Cases,
+        (named, also_named): (&[Va], &mut FxHashSet<Va>),
+        stubs: &Stubs,
+    ) -> Turn {
+        loop {
+            let word = cases.table + 4 * cases.num_words;
+            if cases.num_words > 0 && (named.binary_search(&word).is_ok() || also_named.contains(&word)) {
+                return Turn::Ended;
+            }
+            let Some(distance) = image.read_u32(word) else { return Turn::Ended };
+            let case = cases.table.offset(i64::from(distance as i32));
+            if case < cases.function.0 || case >= cases.function.1 {
+                return Turn::Ended;
+            }
+            let Some(region) = region_at(&self.regions, case) else { return Turn::Ended };
+            cases.num_words += 1;
+            match self.regions[region].state(case) {
+                State::Start(_) => {}
+                State::Inside => return Turn::Ended,
+                State::Unknown if self.is_filler(case) => {
+                    self.take_breakpoint(case);
+                }
+                State::Unknown => {
+                    let Ok(found) = self.follow(case, stubs) else { return Turn::Ended };
+                    also_named.extend(found.addresses.iter().copied());
+                    self.try_found(found, stubs);
+                    return Turn::Followed;
+                }
+            }
+        }
+    }
+}
