@@ -35,7 +35,12 @@ enum Turn {
 impl Explored<'_> {
     /// Follows the words of tables through which jumps go, as `(jump, table)`; says whether anything is new. `named` is what else code names, ascending.
     pub(crate) fn try_cases(&mut self, image: &Image<'_>, jumps: &[(Va, Va)], named: Vec<Va>, stubs: &Stubs) -> bool {
-        let mut tables: Vec<Cases> = jumps.iter().filter_map(|&(jump, table)| self.cases(jump, table)).collect();
+        if jumps.is_empty() {
+            return false;
+        }
+        let mut begins: Vec<Va> = self.regions.iter().flat_map(|region| region.entries.iter().copied()).collect();
+        begins.sort_unstable();
+        let mut tables: Vec<Cases> = jumps.iter().filter_map(|&(jump, table)| self.cases(jump, table, &begins)).collect();
         let mut also_named: FxHashSet<Va> = FxHashSet::default();
         let mut is_new = false;
         while !tables.is_empty() {
@@ -48,11 +53,13 @@ impl Explored<'_> {
         is_new
     }
 
-    fn cases(&self, jump: Va, table: Va) -> Option<Cases> {
+    /// `begins` are where functions begin, ascending.
+    fn cases(&self, jump: Va, table: Va, begins: &[Va]) -> Option<Cases> {
         let region = &self.regions[region_at(&self.regions, jump)?];
-        let before = region.entries.iter().copied().filter(|&entry| entry <= jump).max().unwrap_or(region.start);
-        let after = region.entries.iter().copied().filter(|&entry| entry > jump).min().unwrap_or(region.end());
-        Some(Cases { table, num_words: 0, function: (before, after) })
+        let next = begins.partition_point(|&entry| entry <= jump);
+        let start = next.checked_sub(1).map_or(region.start, |last| begins[last].max(region.start));
+        let end = begins.get(next).map_or(region.end(), |&entry| entry.min(region.end()));
+        Some(Cases { table, num_words: 0, function: (start, end) })
     }
 
     /// Follows words up to the first that leads to something new.
