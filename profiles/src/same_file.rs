@@ -18,22 +18,22 @@ use lifter::ir::{EdgeKind, Program};
 
 use crate::attribute::Quality;
 use crate::infer::infer;
-use crate::instrument::{Count, Counts};
+use crate::instrument::Counts;
 use crate::outline::{FuncOutline, Outline};
+use crate::stale::{first_blocks, signed};
 use crate::weights::{IndirectTargets, Weights};
 
 /// Weights of `program` from weights of the same code, which was cut as `old` says when it was counted; `old` has to be placed ([`Outline::is_placed`]).
 pub fn carry_by_address(old: &Outline, weights: &Weights, program: &Program) -> (Weights, Quality) {
     let places = Places::build(old, weights);
     let mut counts = Counts::unknown(program);
-    let count = |count: u64| Count::new(i64::try_from(count).unwrap_or(i64::MAX / 4));
     for (block, data) in program.blocks.iter() {
         let Some(before) = places.containing(data.start) else { continue };
-        counts.blocks[block.index()] = count(weights.blocks[before.number]);
+        counts.blocks[block.index()] = signed(weights.blocks[before.number]);
     }
     for (index, edge) in program.edges.iter().enumerate() {
         if let Some(known) = places.edge(program, edge.source, edge.target, edge.kind) {
-            counts.edges[index] = count(known);
+            counts.edges[index] = signed(known);
         }
     }
     let mut result = infer(program, &counts);
@@ -161,8 +161,7 @@ impl Places {
     /// Of what ran: functions whose entries begin something, and executions of instructions that are in something.
     fn quality(&self, old: &Outline, weights: &Weights, program: &Program) -> Quality {
         let mut quality = Quality::default();
-        let mut first = 0;
-        for (func, entry) in old.funcs.iter().zip(&self.entries) {
+        for ((func, entry), first) in old.funcs.iter().zip(&self.entries).zip(first_blocks(old)) {
             if is_hot(weights, first, func) {
                 quality.functions_total += 1;
                 quality.functions_matched += usize::from(entry.is_some_and(|entry| program.block_at(entry).is_some()));
@@ -174,7 +173,6 @@ impl Places {
                     }
                 }
             }
-            first += func.blocks.len();
         }
         quality
     }

@@ -112,7 +112,7 @@ fn recognized(counts: &[u64], matched: &[Option<(u32, Level)>]) -> bool {
 }
 
 /// By function the number of its first block, and the number of all blocks at the end.
-fn first_blocks(outline: &Outline) -> Vec<usize> {
+pub(crate) fn first_blocks(outline: &Outline) -> Vec<usize> {
     let mut next = 0;
     let mut starts: Vec<usize> = Vec::with_capacity(outline.funcs.len() + 1);
     for func in &outline.funcs {
@@ -191,7 +191,8 @@ impl Carrier<'_> {
     }
 }
 
-fn signed(count: u64) -> Count {
+/// As a count that may be added to others.
+pub(crate) fn signed(count: u64) -> Count {
     Count::new(i64::try_from(count).unwrap_or(i64::MAX / 4).min(i64::MAX / 4))
 }
 

@@ -255,10 +255,9 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
             Place::At(place) => Some(place),
             Place::Bad(_) | Place::Cycle => None,
         };
-        let is_reached = || leads_to().is_some_and(|place| self.reader(Of::Output).related(place).is_some());
-        side.unwind.fde_at(address).is_some()
-            || is_reached()
-            || is_jump() && leads_to().is_some_and(|place| side.unwind.fde_at(place).is_some())
+        let is_function =
+            |place| self.reader(Of::Output).related(place).is_some() || is_jump() && side.unwind.fde_at(place).is_some();
+        side.unwind.fde_at(address).is_some() || leads_to().is_some_and(is_function)
     }
 }
 

@@ -86,7 +86,7 @@ fn led_to(walk: &Walk<'_, '_>, at: u64, inst: Inst) -> Vec<u64> {
 /// What holds the address that is followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Held {
-    /// Whether half of a register is too narrow for it.
+    /// Whether half of a register is too narrow for it. To write less than half of one leaves the rest, and makes another address.
     is_wide: bool,
     registers: u16,
     /// Slots of the stack, by the register that names them and the distance from it.
@@ -103,7 +103,7 @@ impl Held {
     }
 
     fn has(&self, register: Reg) -> bool {
-        matches!(register, Reg::General(number, width, _) if self.registers >> (number & 15) & 1 == 1 && (width == 64 || !self.is_wide))
+        matches!(register, Reg::General(number, width, _) if self.registers >> (number & 15) & 1 == 1 && (width != HALF || !self.is_wide))
     }
 
     fn operand_has(&self, operand: Operand) -> bool {
@@ -296,8 +296,7 @@ fn behind(decoded: &Decoded, held: &Held) -> Option<Held> {
         return (!reads_code).then_some(after);
     }
     let is_copy = |memory: &Memory| name == "lea" && memory.index.is_none() && memory.displacement == 0 && memory.place.is_none();
-    let is_narrow = matches!(decoded.operands.first(), Some((Operand::Reg(Reg::General(_, width, _)), _)) if *width < 64);
-    let is_sum_of_halves = name == "lea" && held.is_wide && is_narrow;
+    let is_sum_of_halves = name == "lea" && held.is_wide && decoded.operands.first().is_some_and(|&(first, _)| is_half(first));
     let is_address = !is_sum_of_halves && decoded.memory().is_some_and(|(memory, _)| held.names(&memory));
     if is_address && !decoded.memory().is_some_and(|(memory, _)| is_copy(&memory)) {
         return None;
@@ -347,14 +346,20 @@ fn top() -> Operand {
     })
 }
 
-/// Operations that on 32 bits or less make no address of one: what they work on is a number of the program's, and what the register held before is dead.
+/// Bits of half a register; what is written there clears the other half.
+const HALF: u16 = 32;
+
+fn is_half(operand: Operand) -> bool {
+    matches!(operand, Operand::Reg(Reg::General(_, HALF, _)))
+}
+
+/// Operations that on half a register make no address of one: what they work on is a number of the program's, and what the register held before is dead.
 const HALVES: [&str; 9] = ["shl", "shr", "sar", "rol", "ror", "imul", "mul", "div", "idiv"];
 
 /// The same for an instruction of which only its operands are known.
 fn otherwise(decoded: &Decoded, held: &Held, mut after: Held) -> Option<Held> {
     let only_writes = writes_first_only(decoded);
     let is_vector = matches!(decoded.operands.first(), Some((Operand::Reg(Reg::Vector(..)), _)));
-    let is_half = |operand| matches!(operand, Operand::Reg(Reg::General(_, width, _)) if width < 64);
     let is_number = |operand| is_half(operand) && HALVES.contains(&decoded.name.as_str());
     let operands = decoded.operands.iter().skip(usize::from(only_writes)).map(|&(operand, _)| operand);
     let reads = operands.filter(|&operand| !is_number(operand)).any(|operand| held.operand_has(operand));

@@ -76,6 +76,9 @@ fn a_label_is_followed_to_where_it_is_counted_with() {
             "    mov %rbx, %r9\n    lea .Lbase(%rip), %rbx\n    call twice\n{LOAD}    add %rbx, %rax\n    mov %r9, %rbx\n    jmp *%rax\n"
         ),
         format!("{LOAD}{NAME}    add %rdx, %rax\n    push %rax\n    ret\n"),
+        // In its low bits.
+        format!("{LOAD}{NAME}    add %al, %dl\n    jmp *%rdx\n"),
+        format!("{LOAD}{NAME}    add %ax, %dx\n    jmp *%rdx\n"),
     ];
     for jump in ways {
         assert_seen(&table(".long"), |cases| counting(&jump, cases));

@@ -8,10 +8,9 @@
 //! Joining is always safe: a cluster is moved or pinned as one, and its units keep their own unwind entries. Terminates because each round but
 //! the last joins at least two clusters.
 
-use crate::address::Va;
 use crate::discover::names::{NamedBy, Names};
 use crate::discover::survey::{How, Survey};
-use crate::discover::units::{Unit, Units, unit_at};
+use crate::discover::units::{Unit, Units, unit_at, unit_starting_at};
 use crate::entity::EntityId;
 
 /// Disjoint sets of units; the smallest unit of a set represents it.
@@ -112,10 +111,6 @@ fn join_single_source(units: &Units, surveys: &[Survey], names: &Names, clusters
             break;
         }
     }
-}
-
-fn unit_starting_at(units: &Units, va: Va) -> Option<Unit> {
-    unit_at(units, va).filter(|&u| units[u].start == va)
 }
 
 #[cfg(test)]

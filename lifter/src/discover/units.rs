@@ -79,6 +79,11 @@ pub(crate) fn unit_at(units: &Units, va: Va) -> Option<Unit> {
     (va < all[index].end).then(|| Unit::new(index))
 }
 
+/// The unit that starts at an address.
+pub(crate) fn unit_starting_at(units: &Units, va: Va) -> Option<Unit> {
+    unit_at(units, va).filter(|&unit| units[unit].start == va)
+}
+
 /// Stubs that the linker makes: they hold no reference to code that moves, and nothing but calls and jumps names them.
 pub(crate) fn is_stub_section(name: &str) -> bool {
     [".plt", ".plt.got", ".plt.sec", ".plt.bnd", ".iplt"].contains(&name)

@@ -107,8 +107,8 @@ impl<'i> Explorer<'i> {
         let is_reaching = explored.try_labels(answers.iter().flat_map(|(_, answer)| answer.edges()), self.stubs)
             | explored.try_labels_behind(answers.iter().flat_map(|(_, answer)| answer.edges_behind()), self.stubs);
         let doubted: Vec<(Va, Va)> = answers.iter().flat_map(|(_, answer)| answer.doubted.iter().copied()).collect();
-        let is_reaching = explored.try_cases(image, &doubted, named_data(surveys, &answers), self.stubs) | is_reaching;
-        explored.note_no_return(no_return) || is_reaching
+        let has_cases = !doubted.is_empty() && explored.try_cases(image, &doubted, &named_data(surveys, &answers), self.stubs);
+        explored.note_no_return(no_return) || is_reaching || has_cases
     }
 }
 

@@ -13,7 +13,7 @@ use crate::cfg::tables::{ClusterJumps, Dispatch};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::{NamedBy, Names};
 use crate::discover::survey::{How, Survey};
-use crate::discover::units::{Bounds, Unit, Units, is_in, unit_at};
+use crate::discover::units::{Bounds, Unit, Units, is_in, unit_at, unit_starting_at};
 use crate::discover::unseen::Unseen;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
@@ -218,16 +218,11 @@ impl PinContext<'_> {
         }
     }
 
-    /// The unit that begins at an address.
-    fn unit_from(&self, va: Va) -> Option<Unit> {
-        unit_at(self.units, va).filter(|&unit| self.units[unit].start == va)
-    }
-
     /// Data may tell functions by their distances from one of them, to which calls add them. Distances have no relocations, so each word of data is taken for one if it leads to where something
     /// begins. (Where numbers may be addresses, a jump stays at each old one.)
     fn pin_by_distance(&self, jumps: &[(Unit, ClusterJumps)], pins: &mut Pins) {
         let bases = jumps.iter().flat_map(|(_, answer)| &answer.counted_from).copied();
-        let mut bases: Vec<Va> = bases.filter(|&base| self.unit_from(base).is_some()).collect();
+        let mut bases: Vec<Va> = bases.filter(|&base| unit_starting_at(self.units, base).is_some()).collect();
         bases.sort();
         bases.dedup();
         if bases.is_empty() || self.mode == RelinkMode::Guard {
@@ -240,7 +235,7 @@ impl PinContext<'_> {
             }
             let bytes = self.image.section_bytes(id);
             for distance in bytes.chunks_exact(4).map(signed_word) {
-                for unit in bases.iter().filter_map(|base| self.unit_from(base.offset(distance))) {
+                for unit in bases.iter().filter_map(|base| unit_starting_at(self.units, base.offset(distance))) {
                     pins.pin(self.clusters, unit, PinReason::MayBeTableTarget);
                 }
             }

@@ -25,19 +25,9 @@ struct Cases {
     function: (Va, Va),
 }
 
-/// What one turn found out.
-enum Turn {
-    Followed,
-    /// The next word is no entry.
-    Ended,
-}
-
 impl Explored<'_> {
     /// Follows the words of tables through which jumps go, as `(jump, table)`; says whether anything is new. `named` is what else code names, ascending.
-    pub(crate) fn try_cases(&mut self, image: &Image<'_>, jumps: &[(Va, Va)], named: Vec<Va>, stubs: &Stubs) -> bool {
-        if jumps.is_empty() {
-            return false;
-        }
+    pub(crate) fn try_cases(&mut self, image: &Image<'_>, jumps: &[(Va, Va)], named: &[Va], stubs: &Stubs) -> bool {
         let mut begins: Vec<Va> = self.regions.iter().flat_map(|region| region.entries.iter().copied()).collect();
         begins.sort_unstable();
         let mut tables: Vec<Cases> = jumps.iter().filter_map(|&(jump, table)| self.cases(jump, table, &begins)).collect();
@@ -45,9 +35,9 @@ impl Explored<'_> {
         let mut is_new = false;
         while !tables.is_empty() {
             tables.retain_mut(|cases| {
-                let turn = self.take_turn(image, cases, (&named, &mut also_named), stubs);
-                is_new |= matches!(turn, Turn::Followed);
-                matches!(turn, Turn::Followed)
+                let is_followed = self.take_turn(image, cases, (named, &mut also_named), stubs);
+                is_new |= is_followed;
+                is_followed
             });
         }
         is_new
@@ -62,37 +52,37 @@ impl Explored<'_> {
         Some(Cases { table, num_words: 0, function: (start, end) })
     }
 
-    /// Follows words up to the first that leads to something new.
+    /// Follows words up to the first that leads to something new; `false` if the table ends before.
     fn take_turn(
         &mut self,
         image: &Image<'_>,
         cases: &mut Cases,
         (named, also_named): (&[Va], &mut FxHashSet<Va>),
         stubs: &Stubs,
-    ) -> Turn {
+    ) -> bool {
         loop {
             let word = cases.table + 4 * cases.num_words;
             if cases.num_words > 0 && (named.binary_search(&word).is_ok() || also_named.contains(&word)) {
-                return Turn::Ended;
+                return false;
             }
-            let Some(distance) = image.read_u32(word) else { return Turn::Ended };
+            let Some(distance) = image.read_u32(word) else { return false };
             let case = cases.table.offset(i64::from(distance as i32));
             if case < cases.function.0 || case >= cases.function.1 {
-                return Turn::Ended;
+                return false;
             }
-            let Some(region) = region_at(&self.regions, case) else { return Turn::Ended };
+            let Some(region) = region_at(&self.regions, case) else { return false };
             cases.num_words += 1;
             match self.regions[region].state(case) {
                 State::Start(_) => {}
-                State::Inside => return Turn::Ended,
+                State::Inside => return false,
                 State::Unknown if self.is_filler(case) => {
                     self.take_breakpoint(case);
                 }
                 State::Unknown => {
-                    let Ok(found) = self.follow(case, stubs) else { return Turn::Ended };
+                    let Ok(found) = self.follow(case, stubs) else { return false };
                     also_named.extend(found.addresses.iter().copied());
                     self.try_found(found, stubs);
-                    return Turn::Followed;
+                    return true;
                 }
             }
         }

@@ -3,6 +3,8 @@
 //! **Pieces.** Instructions that run on into each other are a run. Runs side by side are one piece if jumps, branches or tables connect them, and a function begins where a call or a pointer
 //! leads. What a piece holds too little of is joined later, as any units are; what it held too much of would lie side by side for ever.
 
+use std::ops::Range;
+
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
 use rustc_hash::FxHashSet;
 
@@ -174,10 +176,7 @@ impl Region<'_> {
                     _ => {}
                 }
             }
-            for state in at..end {
-                self.states[state] = if state == at { State::Start(goes_on) } else { State::Inside };
-                log.states.push((index, state));
-            }
+            self.mark((index, at..end), goes_on, log);
             if !goes_on {
                 self.take_traps(index, end, log);
                 return Ok(());
@@ -191,6 +190,14 @@ impl Region<'_> {
         }
     }
 
+    /// Marks the bytes of an instruction.
+    fn mark(&mut self, (index, bytes): (usize, Range<usize>), goes_on: bool, log: &mut Log) {
+        for at in bytes.clone() {
+            self.states[at] = if at == bytes.start { State::Start(goes_on) } else { State::Inside };
+            log.states.push((index, at));
+        }
+    }
+
     /// Takes what crashes behind an end for a part of it: compilers leave it there, against processors that go on all the same, and to say why it ends.
     fn take_traps(&mut self, index: usize, mut at: usize, log: &mut Log) {
         let mut instruction = Instruction::default();
@@ -201,10 +208,7 @@ impl Region<'_> {
             if !matches!(instruction.mnemonic(), Mnemonic::Ud1 | Mnemonic::Ud2) || !is_free {
                 return;
             }
-            for state in at..end {
-                self.states[state] = if state == at { State::Start(false) } else { State::Inside };
-                log.states.push((index, state));
-            }
+            self.mark((index, at..end), false, log);
             at = end;
         }
     }
