@@ -9,6 +9,7 @@ mod inspect;
 mod instrument;
 mod optimize;
 mod profile;
+mod separate;
 mod shrink;
 mod train;
 

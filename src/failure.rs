@@ -5,26 +5,33 @@ use std::path::Path;
 
 /// A refusal or a failure. Exit status 1.
 #[derive(Debug)]
-pub(crate) struct Failure(String);
+pub(crate) struct Failure {
+    message: String,
+    /// It is the debug file's: to do less to the program helps nothing.
+    pub(crate) is_of_debug_file: bool,
+}
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Failure(message.into())
+        Failure { message: message.into(), is_of_debug_file: false }
     }
     /// A failure about a file.
     pub(crate) fn at(path: &Path, why: impl fmt::Display) -> Self {
-        Failure(format!("{}: {why}", path.display()))
+        Failure::new(format!("{}: {why}", path.display()))
     }
     /// Adds what the user can do.
     pub(crate) fn hint(self, hint: &str) -> Self {
-        Failure(format!("{} ({hint})", self.0))
+        Failure { message: format!("{} ({hint})", self.message), ..self }
+    }
+    pub(crate) fn of_debug_file(self) -> Self {
+        Failure { is_of_debug_file: true, ..self }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // One line, whatever a message of a library or a path holds.
-        f.write_str(&self.0.replace('\n', " "))
+        f.write_str(&self.message.replace('\n', " "))
     }
 }
 
@@ -59,7 +66,7 @@ pub(crate) fn from_debug_file(path: &Path, error: &lifter::Error) -> Failure {
         Malformed { .. } | MalformedUnwind { .. } => "the file is damaged or was made by an unusual tool",
         Unsupported(_) => "leave --debug-file out",
     };
-    Failure::at(path, error).hint(hint)
+    Failure::at(path, error).hint(hint).of_debug_file()
 }
 
 /// What to do about a relinker's refusal.
@@ -69,7 +76,11 @@ pub(crate) fn from_rewriter(path: &Path, error: &rewriter::Error) -> Failure {
         TrailingPayload { .. } => "relinking would move what the program looks for behind its own end",
         NoProgramHeaderSlot => "link it with a spare program header, or with separate notes",
         UnwindTablesNamed => "link it with --eh-frame-hdr, so that its unwind tables may move",
-        DebugFile(_) => "nothing was written; without --debug-file the output has no debug information",
+        DebugFile(_) => {
+            return Failure::at(path, error)
+                .hint("nothing was written; without --debug-file the output has no debug information")
+                .of_debug_file();
+        }
         NeverInitialized => "record a profile of it with perf, and give that to relift optimize -p",
         _ => "nothing was written; please report this with the file",
     };

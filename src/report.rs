@@ -196,6 +196,14 @@ pub(crate) struct DebugFile {
     pub(crate) build_id: Option<String>,
 }
 
+impl DebugFile {
+    /// For people.
+    fn line(&self) -> String {
+        let build_id = self.build_id.as_ref().map_or_else(String::new, |id| format!("; build id {id}"));
+        format!("debug file {}, {} bytes{build_id}", self.path, group(self.bytes))
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub(crate) struct PhaseTime {
     pub(crate) name: &'static str,
@@ -323,8 +331,7 @@ impl Report {
             text.push_str(&quality.to_text());
         }
         if let Some(file) = &self.debug_file {
-            let build_id = file.build_id.as_ref().map_or_else(String::new, |id| format!("; build id {id}"));
-            let _ = writeln!(text, "debug file {}, {} bytes{build_id}", file.path, group(file.bytes));
+            let _ = writeln!(text, "{}", file.line());
         }
         if with_phases {
             text.push_str(&self.phases_text());
@@ -403,6 +410,12 @@ mod tests {
 pub(crate) struct Told {
     pub(crate) compared: u64,
     pub(crate) different: u64,
+}
+
+impl From<&checker::DebugReport> for Told {
+    fn from(told: &checker::DebugReport) -> Self {
+        Self { compared: told.compared, different: told.different }
+    }
 }
 
 /// What the user is to know of what the checker found in it: a program with wrong debug information still does what it should.

@@ -7,7 +7,7 @@
 //! **Invariants.** No data section moves. Every byte outside what this module places, patches by name or fills is the input's.
 
 pub mod addresses;
-mod debug_file;
+pub(crate) mod debug_file;
 pub mod eh_frame;
 pub(crate) mod headers;
 pub mod lsda;
@@ -28,7 +28,8 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 pub use addresses::Addresses;
-pub use debug_file::NewDebugFile;
+pub use debug_file::{NewDebugFile, settle};
+pub(crate) use sections::LINK;
 
 use crate::clones::CloneId;
 use crate::debug::map::CodeMap;
@@ -224,7 +225,8 @@ pub fn relink(
     let clones = clone_places(out, &codes, &placement.fragments);
     let blocks = block_places(program, out, &codes, &addresses);
     let build_id = image.build_id.map(|(offset, len)| (build_id_offset(image, offset, &moved_address, &file), len));
-    let output = debug_file::Output { image, table: &table, file: &file, segments: &segments, entry, build_id };
+    let output =
+        debug_file::Output { image, sections: &table.sections, bytes: &file.bytes, segments: &segments, entry, build_id };
     let separate = wanted.separate.map(|separate| debug_file::build(separate, map.as_ref(), placed, &moved_address, output));
     let mut debug_file = separate.transpose()?;
     let (mut bytes, link) = finish(image, file.bytes, &segments, table, entry)?;

@@ -4,12 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::Rewrite;
+use super::{Rewrite, Separate};
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Shrink {
     #[command(flatten)]
     pub(crate) rewrite: Rewrite,
+    #[command(flatten)]
+    pub(crate) separate: Separate,
     /// A profile, as for `optimize`: what it says runs is laid out for speed.
     #[arg(short, long, value_name = "PROFILE")]
     pub(crate) profile: Vec<PathBuf>,
@@ -26,7 +28,8 @@ pub(crate) struct Shrink {
     /// Pack relative relocations, which glibc 2.36, musl 1.2.4 and later read; `auto` does so if this machine's C library reads them.
     #[arg(long, value_enum, default_value_t = Relr::Auto)]
     pub(crate) relr: Relr,
-    /// Leave out what no loader reads: symbols, comments, and the section headers that debuggers and `strip` need.
+    /// Leave out what no loader reads: symbols, comments, and the section headers that debuggers and `strip` need. With a debug file these headers stay,
+    /// and the link to it.
     #[arg(long)]
     pub(crate) strip: bool,
 }
@@ -34,6 +37,11 @@ pub(crate) struct Shrink {
 impl Shrink {
     pub(crate) fn is_on(&self, technique: Technique) -> bool {
         (self.only.is_empty() || self.only.contains(&technique)) && !self.skip.contains(&technique)
+    }
+
+    /// Whether the headers of sections go.
+    pub(crate) fn strips_headers(&self) -> bool {
+        self.strip && self.separate.debug_file.is_none()
     }
 }
 

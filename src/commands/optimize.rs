@@ -1,6 +1,5 @@
 //! `relift optimize`, and the part of `relift train` behind the training run.
 
-mod separate;
 mod unproven;
 
 use std::path::{Path, PathBuf};
@@ -20,11 +19,11 @@ use rewriter::relink::Relinked;
 use rewriter::specialize::emit::{Cloning, Dispatch, Form};
 use rewriter::transform::{self, schedule};
 
-use super::{Style, print, print_json, profile};
+use super::{Style, print, print_json, profile, separate};
 use crate::args::{Assumption, CloneMode, DebugInformation, Optimize, Rewrite, Separate, Transform, Transforms};
 use crate::driver::{self, Examiner, Lifted, Order};
 use crate::failure::{Failure, Result};
-use crate::files::{self, Draft};
+use crate::files;
 use crate::report::{self, Report};
 use crate::timing::Timing;
 use unproven::Unproven;
@@ -268,15 +267,8 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
     if unproven.num_clones() == 0 {
         warnings.extend(nothing_cloned(&lifted, &weights, job.edits.cloning, &edits));
     }
-    let draft = timing.phase("write", |_| Draft::write(output, &relinked.bytes, input))?;
-    warnings.extend(draft.warning());
     let new_debug_file = debug_files.as_ref().zip(relinked.debug_file.as_ref());
-    if let Some((paths, new)) = new_debug_file {
-        let draft = timing.phase("write", |_| paths.write(new))?;
-        warnings.extend(draft.warning());
-        draft.put_in_place()?;
-    }
-    draft.put_in_place()?;
+    warnings.extend(timing.phase("write", |_| separate::write(job.rewrite, &relinked.bytes, new_debug_file))?);
 
     let judge = match job.measure_by {
         [] => None,
@@ -323,7 +315,7 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
         profile: quality,
         dropped_sections: relinked.dropped_sections.clone(),
         debug_file: new_debug_file.map(|(paths, new)| paths.report(new)),
-        debug: told.map(|told| report::Told { compared: told.compared, different: told.different }),
+        debug: told.as_ref().map(report::Told::from),
         warnings,
         checked: !no_check,
         phases: Vec::new(),

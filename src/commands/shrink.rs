@@ -5,13 +5,16 @@ mod finish;
 
 use std::process::ExitCode;
 
+use rewriter::debug;
 use rewriter::plan::Filling;
 
+use super::separate::{self, Paths};
 use super::{Style, print, print_json, profile};
+use crate::args::DebugInformation;
 use crate::args::shrink::{Shrink, Technique};
 use crate::driver::{self, Examiner, Lifted};
 use crate::failure::Result;
-use crate::files::{self, Draft};
+use crate::files;
 use crate::memory;
 use crate::report::{self, shrink::Report};
 use crate::timing::Timing;
@@ -20,7 +23,9 @@ use finish::{Finished, Known};
 
 pub(crate) fn run(args: &Shrink, style: Style, timing: &mut Timing) -> Result<ExitCode> {
     profile::keep_apart(&args.rewrite.output, &args.profile)?;
-    let mut report = shrink_or_less(args, timing)?;
+    separate::keep_apart(&args.separate, &args.rewrite, &args.profile)?;
+    let debug_files = Paths::open(&args.separate)?;
+    let mut report = shrink_or_less(args, debug_files.as_ref(), timing)?;
     timing.finish();
     report.set_timing(timing);
     for warning in &report.warnings {
@@ -35,8 +40,8 @@ pub(crate) fn run(args: &Shrink, style: Style, timing: &mut Timing) -> Result<Ex
 }
 
 /// Where the checker can't follow all techniques (it finds less than was known, or relift is wrong), those that change most are left out.
-fn shrink_or_less(args: &Shrink, timing: &mut Timing) -> Result<Report> {
-    let mut result = shrink(args, timing);
+fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut Timing) -> Result<Report> {
+    let mut result = shrink(args, debug_files, timing);
     if result.is_err() {
         // Without a file, or with one that is no program, nothing else would do.
         let input = &args.rewrite.input;
@@ -45,12 +50,12 @@ fn shrink_or_less(args: &Shrink, timing: &mut Timing) -> Result<Report> {
     let mut args = args.clone();
     for less in [Less::Stripping, Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries] {
         let failure = match result {
-            Err(failure) => failure,
+            Err(failure) if !failure.is_of_debug_file => failure,
             result => return result,
         };
         result = match less.leave_out(&mut args) {
             false => Err(failure),
-            true => shrink(&args, timing).map(|mut report| {
+            true => shrink(&args, debug_files, timing).map(|mut report| {
                 report.warnings.push(format!("{}: {failure}", less.consequence()));
                 report
             }),
@@ -85,7 +90,7 @@ impl Less {
         match self {
             Less::Tails => "blocks that go on alike keep a copy each",
             Less::Folding => "functions that do the same keep a body each",
-            Less::Stripping => "section headers stay",
+            Less::Stripping => "nothing is stripped",
             Less::Code => "code stays as it is",
             Less::UnwindEntries => "unwind tables stay as they are",
         }
@@ -98,22 +103,37 @@ fn skip(args: &mut Shrink, techniques: &[Technique]) -> bool {
     is_less
 }
 
-fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
+/// What is to be made smaller, and how.
+#[derive(Copy, Clone)]
+struct Job<'j> {
+    args: &'j Shrink,
+    /// The input; where it is to have a debug file, with the link to it.
+    unchanged: &'j [u8],
+    wanted: debug::Wanted<'j>,
+}
+
+fn shrink(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut Timing) -> Result<Report> {
     let input = &args.rewrite.input;
     let bytes = files::read(input)?;
     let mut report = Report::new(&args.rewrite, bytes.len() as u64);
     // Fails for what is no program at all.
-    driver::read(input, &bytes)?;
-    let finished = match driver::lift_to_shrink(input, &bytes, args.rewrite.verify, timing) {
+    let image = driver::read(input, &bytes)?;
+    let debug_file = debug_files.map(|paths| paths.parse(&image)).transpose()?;
+    drop(image);
+    let separate = debug_files.zip(debug_file.as_ref()).map(|(paths, file)| paths.wanted(file)).transpose()?;
+    let linked = debug_files.map(|paths| paths.linked(&args.rewrite, &bytes)).transpose()?;
+    let mode = args.rewrite.debug.unwrap_or(DebugInformation::Drop).mode();
+    let job = Job { args, unchanged: linked.as_deref().unwrap_or(&bytes), wanted: debug::Wanted { mode, separate } };
+    let mut finished = match driver::lift_to_shrink(input, &bytes, args.rewrite.verify, timing) {
         Ok(mut lifted) => {
             memory::give_back();
-            let finished = shrink_program(args, &bytes, &mut lifted, timing, &mut report.warnings)?;
+            let finished = shrink_program(job, &mut lifted, timing, &mut report.warnings)?;
             report.set_coverage(&lifted.program);
             finished
         }
         Err(failure) => {
             report.warnings.push(format!("code stays as it is: {failure}"));
-            finish::finish(args, &bytes, None, &Known::default(), timing)?
+            finish::finish(job, None, &Known::default(), timing)?
         }
     };
     if !finished.is_packed && args.is_on(Technique::Holes) {
@@ -121,68 +141,86 @@ fn shrink(args: &Shrink, timing: &mut Timing) -> Result<Report> {
             .warnings
             .push("file offsets stay: something counts on them (bytes behind the ELF file, or unusual headers)".to_owned());
     }
-    (report.cuts, report.cut_bytes) = (finished.num_cuts, finished.cut_bytes);
-    if finished.bytes.len() >= bytes.len() {
-        report.warnings.push("nothing makes this file smaller: the output is the input".to_owned());
-        report.warnings.extend(write(args, &bytes, &bytes, timing)?);
-        return Ok(report);
+    if finished.bytes.len() >= job.unchanged.len() {
+        let but = if linked.is_some() { ", but for what names its debug file" } else { "" };
+        report.warnings.push(format!("nothing makes this file smaller: the output is the input{but}"));
+        finished = Finished::unchanged(job);
+        report.output_bytes = finished.bytes.len() as u64;
+    } else {
+        (report.cuts, report.cut_bytes) = (finished.num_cuts, finished.cut_bytes);
+        report.set_savings(&finished.savings, finished.bytes.len() as u64);
     }
-    report.set_savings(&finished.savings, finished.bytes.len() as u64);
     if !finished.dropped_sections.is_empty() {
         let names = finished.dropped_sections.join(", ");
         report.warnings.push(format!("dropped sections that describe the old code: {names}"));
     }
-    report.dropped_sections = finished.dropped_sections;
-    report.warnings.extend(write(args, &bytes, &finished.bytes, timing)?);
-    Ok(report)
+    if args.strip && !args.strips_headers() {
+        report.warnings.push("section headers stay: without them debuggers don't find the debug file".to_owned());
+    }
+    report.dropped_sections = std::mem::take(&mut finished.dropped_sections);
+    write(args, &bytes, debug_files, finished, &mut report, timing).map(|()| report)
 }
 
 /// What is left of the file if as much of its code goes as can.
-fn shrink_program(
-    args: &Shrink,
-    bytes: &[u8],
-    lifted: &mut Lifted<'_>,
-    timing: &mut Timing,
-    warnings: &mut Vec<String>,
-) -> Result<Finished> {
+fn shrink_program(job: Job<'_>, lifted: &mut Lifted<'_>, timing: &mut Timing, warnings: &mut Vec<String>) -> Result<Finished> {
+    let args = job.args;
     let known = Known::of(lifted);
     let Some(mut planned) = code::plan(args, lifted, timing, warnings)? else {
-        return finish::finish(args, bytes, None, &known, timing);
+        return finish::finish(job, None, &known, timing);
     };
     memory::give_back();
     let may_cut =
         args.is_on(Technique::Cuts) && args.is_on(Technique::Holes) && !planned.weights.has_counts() && !planned.is_in_place;
-    let from_end = if may_cut { planned.rewrite(args, lifted, Filling::FromEnd, timing).ok() } else { None };
-    let code = from_end.map_or_else(|| planned.rewrite(args, lifted, Filling::FromStart, timing), Ok);
-    let code = code.map_err(|reason| warnings.push(format!("code stays as it is: {reason}"))).ok();
+    let from_end = if may_cut { planned.rewrite(job, lifted, Filling::FromEnd, timing).ok() } else { None };
+    let code = match from_end.map_or_else(|| planned.rewrite(job, lifted, Filling::FromStart, timing), Ok) {
+        Ok(code) => Some(code),
+        Err(failure) if failure.is_of_debug_file => return Err(failure),
+        Err(failure) => {
+            warnings.push(format!("code stays as it is: {failure}"));
+            None
+        }
+    };
     memory::give_back();
     warnings.extend(code.as_ref().and_then(|code| report::about_debug_information(&code.relinked)));
     let has_code = code.is_some();
-    let finished = finish::finish(args, bytes, code, &known, timing)?;
-    if !may_cut || !has_code || finished.lost(bytes) < LOST_MIN {
+    let finished = finish::finish(job, code, &known, timing)?;
+    if !may_cut || !has_code || finished.lost(job.unchanged) < LOST_MIN {
         return Ok(finished);
     }
-    let Ok(code) = planned.rewrite(args, lifted, Filling::AroundHole, timing) else { return Ok(finished) };
-    let other = finish::finish(args, bytes, Some(code), &known, timing)?;
+    let Ok(code) = planned.rewrite(job, lifted, Filling::AroundHole, timing) else { return Ok(finished) };
+    let other = finish::finish(job, Some(code), &known, timing)?;
     Ok(if other.bytes.len() < finished.bytes.len() { other } else { finished })
 }
 
 /// What has to stay in the file of all that is free for another order of the code to be tried: a page more or less is for chance to decide.
 const LOST_MIN: i64 = 8192;
 
-/// Gives what the user is to be warned of.
-fn write(args: &Shrink, before: &[u8], after: &[u8], timing: &mut Timing) -> Result<Vec<String>> {
-    let mut warnings = Vec::new();
-    let output = &args.rewrite.output;
+/// Checks and writes the output, and its debug file with it.
+fn write(
+    args: &Shrink,
+    before: &[u8],
+    debug_files: Option<&Paths<'_>>,
+    mut finished: Finished,
+    report: &mut Report,
+    timing: &mut Timing,
+) -> Result<()> {
+    let Finished { bytes: after, debug_file, .. } = &mut finished;
+    let new = debug_files.map(|paths| paths.settle(&args.rewrite, after, debug_file.as_ref())).transpose()?;
+    *debug_file = None;
     // First: what is stopped while it checks leaves no half-made file behind.
     if !args.rewrite.no_check {
         memory::give_back();
+        let before = separate::files(before, separate::bytes(debug_files));
+        let after = separate::files(after, new.as_ref().map(|new| &*new.bytes));
+        let output = &args.rewrite.output;
         // Where code differs, less is tried next: what else is wrong does not matter then.
         let checked = Examiner::default().examine(output, (before, after), checker::Assumptions::default(), &|_| true, timing)?;
         driver::require_no_violations(output, &checked)?;
-        warnings.extend(checked.debug.as_ref().and_then(report::about_differences));
+        report.warnings.extend(checked.debug.as_ref().and_then(report::about_differences));
+        report.debug = checked.debug.as_ref().map(report::Told::from);
     }
-    let draft = timing.phase("write", |_| Draft::write(output, after, &args.rewrite.input))?;
-    warnings.extend(draft.warning());
-    draft.put_in_place().map(|()| warnings)
+    let written = debug_files.zip(new.as_ref());
+    report.warnings.extend(timing.phase("write", |_| separate::write(&args.rewrite, after, written))?);
+    report.debug_file = written.map(|(paths, new)| paths.report(new));
+    Ok(())
 }

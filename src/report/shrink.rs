@@ -6,7 +6,7 @@ use std::fmt::Write;
 use lifter::ir::Program;
 use serde::Serialize;
 
-use super::{Functions, TextBytes, coverage, group, mode_name};
+use super::{DebugFile, Functions, TextBytes, Told, coverage, group, mode_name};
 use crate::args::Rewrite;
 use crate::timing::{Timing, peak_rss_bytes};
 
@@ -29,6 +29,12 @@ pub(crate) struct Report {
     pub(crate) cuts: u64,
     pub(crate) cut_bytes: u64,
     pub(crate) dropped_sections: Vec<String>,
+    /// The separate debug file of the output.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) debug_file: Option<DebugFile>,
+    /// Where debug information was compared with the input's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) debug: Option<Told>,
     pub(crate) warnings: Vec<String>,
     pub(crate) checked: bool,
     pub(crate) phases: BTreeMap<&'static str, f64>,
@@ -68,6 +74,8 @@ impl Report {
             cuts: 0,
             cut_bytes: 0,
             dropped_sections: Vec::new(),
+            debug_file: None,
+            debug: None,
             warnings: Vec::new(),
             checked: !rewrite.no_check,
             phases: BTreeMap::new(),
@@ -124,6 +132,9 @@ impl Report {
         if self.cuts > 0 {
             let bytes = group(self.cut_bytes);
             let _ = writeln!(text, "{} segments more, without which {bytes} of these bytes had to stay", self.cuts);
+        }
+        if let Some(file) = &self.debug_file {
+            let _ = writeln!(text, "{}", file.line());
         }
         let _ = writeln!(text, "{:.2} s, {} MB at most, {} threads", self.seconds, self.peak_rss_bytes / 1_000_000, self.threads);
         text

@@ -33,6 +33,16 @@ impl<'a> DebugFile<'a> {
         if !program.has_section_headers {
             return Err(Error::Unsupported("the program has no section headers, so it can't name a debug file".into()));
         }
+        let file = Self::read(bytes)?;
+        file.require_belongs(program)?;
+        Ok(file)
+    }
+
+    /// Reads a debug file, whatever program it is of.
+    ///
+    /// # Errors
+    /// If it is no ELF file, damaged, or without debug information.
+    pub fn read(bytes: &'a [u8]) -> Result<Self> {
         let header = parse::check_machine(bytes)?;
         let sections = parse::parse_sections(header, bytes)?;
         if let Some(split) = sections.values().find(|section| section.name.ends_with(".dwo")) {
@@ -45,9 +55,7 @@ impl<'a> DebugFile<'a> {
         }
         let all = Sections { bytes, data: &sections };
         let symbols = parse::parse_symbols(all, elf::SHT_SYMTAB)?.into_iter().collect();
-        let file = DebugFile { bytes, sections, symbols };
-        file.require_belongs(program)?;
-        Ok(file)
+        Ok(DebugFile { bytes, sections, symbols })
     }
 
     pub fn all_sections(&self) -> Sections<'_, 'a> {

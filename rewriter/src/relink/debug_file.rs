@@ -12,6 +12,9 @@
 //!
 //! Source: GDB's manual, "Debugging Information in Separate Files"; gABI chapter 4.
 
+mod head;
+mod settle;
+
 use std::borrow::Cow;
 
 use flate2::Crc;
@@ -22,17 +25,15 @@ use lifter::elf::image::{SectionData, Segment};
 use lifter::entity::Section;
 use object::elf;
 
-use super::patch::OutBytes;
+use super::renew_build_id;
 use super::sections::{ContentPlace, LINK, OutSection, SectionTable, is_made_false, section_names_of};
 use super::symbols::{self, Names, Placed};
-use super::{headers, renew_build_id};
 use crate::debug::map::CodeMap;
 use crate::debug::{self, Separate, Updated};
 use crate::error::{Error, Result};
+use head::Head;
 
-const FILE_HEADER: usize = 64;
-/// Notes that lie no further behind the headers keep their offsets.
-const GAP_MAX: u64 = 1 << 16;
+pub use settle::settle;
 
 /// The debug file of an output.
 #[derive(Debug)]
@@ -49,19 +50,29 @@ pub struct NewDebugFile {
 /// What the debug file has to agree with.
 #[derive(Copy, Clone)]
 pub(super) struct Output<'o, 'a> {
+    /// What its sections have their numbers of.
     pub(super) image: &'o Image<'a>,
-    pub(super) table: &'o SectionTable<'a>,
-    pub(super) file: &'o OutBytes,
+    pub(super) sections: &'o [OutSection<'a>],
+    /// As far as they are loaded.
+    pub(super) bytes: &'o [u8],
     pub(super) segments: &'o [Segment],
     pub(super) entry: Va,
     pub(super) build_id: Option<(FileOffset, usize)>,
 }
 
-/// The section of the output that names the debug file; the checksum is filled in by [`seal`].
+/// The section of the output that names the debug file.
 pub(super) fn link(name: &[u8]) -> OutSection<'static> {
+    OutSection { sh_addralign: LINK_ALIGN, ..OutSection::of_debug_information(LINK, link_bytes(name)) }
+}
+
+/// Of the link, which holds a word.
+pub(crate) const LINK_ALIGN: u64 = 4;
+
+/// The link to a debug file; the checksum is filled in by [`seal`].
+pub(crate) fn link_bytes(name: &[u8]) -> Vec<u8> {
     let mut bytes = name.to_vec();
     bytes.resize(checksum_at(name) + 4, 0);
-    OutSection { sh_addralign: 4, ..OutSection::of_debug_information(LINK, bytes) }
+    bytes
 }
 
 /// Where the checksum is in the section: behind the name and its zero.
@@ -84,6 +95,11 @@ pub(super) fn build(
     let mut table = table(file, output, &head, updated.unwrap_or_default(), map.is_some());
     let names = Names { sections: file.all_sections(), symbols: &file.symbols };
     symbols::rewrite(output.image, names, placed, &mut table, moved_address);
+    Ok(NewDebugFile { partial, ..write(head, table, output) })
+}
+
+/// The file, before it has a build id.
+fn write(head: Head, table: SectionTable<'_>, output: Output<'_, '_>) -> NewDebugFile {
     let build_id_at = output.build_id.and_then(|(at, len)| head.place_of(at, len));
     let mut bytes = head.bytes;
     let written = table.write(&mut bytes, None);
@@ -94,7 +110,7 @@ pub(super) fn build(
     if let (Some(at), Some((_, len))) = (build_id_at, output.build_id) {
         bytes[at..at + len].fill(0);
     }
-    Ok(NewDebugFile { bytes, partial, build_id: None, build_id_at })
+    NewDebugFile { bytes, partial: 0, build_id: None, build_id_at }
 }
 
 /// Gives both files their names of each other: the output's link is at `link`.
@@ -124,89 +140,6 @@ pub(super) fn seal(
     Ok(())
 }
 
-/// What a debug file begins with: headers and notes.
-struct Head {
-    bytes: Vec<u8>,
-    notes: Vec<Note>,
-    segments: Vec<Segment>,
-}
-
-/// A section of notes.
-#[derive(Copy, Clone)]
-struct Note {
-    address: Va,
-    size: u64,
-    /// In the output, and in the debug file.
-    from: u64,
-    to: u64,
-}
-
-impl Note {
-    fn end(&self) -> Va {
-        self.address + self.size
-    }
-}
-
-impl Head {
-    fn of(output: Output<'_, '_>) -> Self {
-        let mut bytes = vec![0; FILE_HEADER + headers::encode(output.segments).len()];
-        let notes = output.table.sections.iter().filter(|s| s.is_alloc() && s.sh_type == elf::SHT_NOTE && s.sh_size > 0);
-        let notes = notes.filter_map(|section| copy_note(section, &output.file.bytes, &mut bytes)).collect();
-        let mut head = Head { bytes, notes, segments: Vec::new() };
-        head.segments = output.segments.iter().map(|segment| head.segment(segment)).collect();
-        let encoded = headers::encode(&head.segments);
-        head.bytes[..FILE_HEADER].copy_from_slice(&output.image.bytes[..FILE_HEADER]);
-        head.bytes[32..40].copy_from_slice(&(FILE_HEADER as u64).to_le_bytes());
-        head.bytes[56..58].copy_from_slice(&(head.segments.len() as u16).to_le_bytes());
-        head.bytes[FILE_HEADER..FILE_HEADER + encoded.len()].copy_from_slice(&encoded);
-        head
-    }
-
-    /// A program header of the output, as far as there are bytes for it.
-    fn segment(&self, segment: &Segment) -> Segment {
-        let within = |note: &&Note| segment.p_vaddr <= note.address && note.end() <= segment.end();
-        let mut notes = self.notes.iter().filter(within).peekable();
-        let (first, last) = (notes.peek().copied(), notes.last());
-        let without = Segment {
-            p_offset: FileOffset(segment.p_vaddr.0.checked_rem(segment.p_align).unwrap_or(0)),
-            p_filesz: 0,
-            ..*segment
-        };
-        match (segment.p_type, first, last) {
-            (elf::PT_PHDR, ..) => Segment { p_offset: FileOffset(FILE_HEADER as u64), ..*segment },
-            // The headers are part of it.
-            (elf::PT_LOAD, _, Some(last)) if last.to == last.from && segment.p_offset.0 == 0 => {
-                Segment { p_filesz: last.to + last.size, ..*segment }
-            }
-            (elf::PT_NOTE | elf::PT_GNU_PROPERTY, Some(first), Some(last))
-                if first.address == segment.p_vaddr && last.to - first.to == last.address - first.address =>
-            {
-                let size = last.end() - first.address;
-                Segment { p_offset: FileOffset(first.to), p_filesz: size, p_memsz: size, ..*segment }
-            }
-            _ => without,
-        }
-    }
-
-    /// Where a piece of notes is in the debug file.
-    fn place_of(&self, offset: FileOffset, len: usize) -> Option<usize> {
-        let holds = |note: &&Note| note.from <= offset.0 && offset.0 + len as u64 <= note.from + note.size;
-        self.notes.iter().find(holds).map(|note| (note.to + (offset.0 - note.from)) as usize)
-    }
-}
-
-/// Appends a section of notes, at the offset that it has in the output if that is near.
-fn copy_note(section: &OutSection<'_>, file: &[u8], bytes: &mut Vec<u8>) -> Option<Note> {
-    let ContentPlace::Loaded(FileOffset(from)) = section.place else { return None };
-    let contents = file.get(from as usize..from.checked_add(section.sh_size)? as usize)?;
-    let end = bytes.len() as u64;
-    let is_near = end <= from && from - end < GAP_MAX;
-    let to = if is_near { from } else { end.next_multiple_of(section.sh_addralign.clamp(1, 16)) };
-    bytes.resize(to as usize, 0);
-    bytes.extend_from_slice(contents);
-    Some(Note { address: section.sh_addr, size: section.sh_size, from, to })
-}
-
 /// The sections: loaded ones are the output's, all others the debug file's.
 fn table<'a>(
     file: &DebugFile<'a>,
@@ -215,7 +148,7 @@ fn table<'a>(
     mut updated: Updated,
     moves_code: bool,
 ) -> SectionTable<'a> {
-    let loaded = output.table.sections.iter().filter(|section| section.is_alloc());
+    let loaded = output.sections.iter().filter(|section| section.is_alloc());
     let mut sections: Vec<OutSection<'a>> = loaded.map(|section| without_bytes(file, output.image, head, section)).collect();
     for (id, section) in file.sections.iter().skip(1).filter(|(_, section)| !section.is_alloc()) {
         if section.name == LINK || is_made_false(section, moves_code, Some(&updated)) {
@@ -240,7 +173,7 @@ fn table<'a>(
 
 /// Notes that name code, which the output has too.
 fn probes_of<'o>(output: Output<'o, '_>, section: &SectionData<'_>) -> Option<&'o [u8]> {
-    let same = output.table.sections.iter().find(|s| s.name == section.name && s.name == ".note.stapsdt")?;
+    let same = output.sections.iter().find(|s| s.name == section.name && s.name == ".note.stapsdt")?;
     match &same.place {
         ContentPlace::Appended(bytes) if bytes.len() as u64 == section.sh_size => Some(bytes),
         _ => None,

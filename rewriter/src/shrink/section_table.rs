@@ -30,6 +30,9 @@ fn write_word(header: &mut [u8], at: usize, value: u64) {
 }
 
 impl<'a, 'b> SectionEdit<'a, 'b> {
+    /// What each section takes besides its contents.
+    pub(super) const HEADER_BYTES: u64 = HEADER as u64;
+
     pub(super) fn new(image: &'a Image<'b>, bytes: &[u8]) -> Option<Self> {
         let table = u64::from_le_bytes(bytes.get(40..48)?.try_into().ok()?) as usize;
         let header = |id: Section| Some((Some(id), bytes.get(table + HEADER * id.index()..)?.get(..HEADER)?.to_vec()));
@@ -37,6 +40,11 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
         let names_section = Section::new(usize::from(u16::from_le_bytes([*bytes.get(62)?, *bytes.get(63)?])));
         image.sections.get(names_section)?;
         Some(Self { image, headers, rests: Vec::new(), names: image.section_bytes(names_section).to_vec(), names_section })
+    }
+
+    /// Whether it holds the names of all.
+    pub(super) fn is_names(&self, id: Section) -> bool {
+        id == self.names_section
     }
 
     fn header(&mut self, id: Section) -> Option<&mut Vec<u8>> {
@@ -79,11 +87,28 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
         Some(())
     }
 
-    /// A section for packed relocations, behind another one.
-    pub(super) fn add_relr(&mut self, behind: Section, at: Va, offset: u64, size: u64) {
-        const NAME: &[u8] = b".relr.dyn\0";
+    /// The header of a new section, with nothing but a name.
+    fn named(&mut self, name: &str) -> Vec<u8> {
         let mut header = vec![0; HEADER];
         header[..4].copy_from_slice(&(self.names.len() as u32).to_le_bytes());
+        self.names.extend_from_slice(name.as_bytes());
+        self.names.push(0);
+        header
+    }
+
+    /// A section that is not loaded.
+    pub(super) fn add_unloaded(&mut self, name: &str, align: u64, offset: u64, size: u64) {
+        let mut header = self.named(name);
+        header[4..8].copy_from_slice(&elf::SHT_PROGBITS.to_le_bytes());
+        write_word(&mut header, 24, offset);
+        write_word(&mut header, 32, size);
+        write_word(&mut header, 48, align);
+        self.headers.push((None, header));
+    }
+
+    /// A section for packed relocations, behind another one.
+    pub(super) fn add_relr(&mut self, behind: Section, at: Va, offset: u64, size: u64) {
+        let mut header = self.named(".relr.dyn");
         header[4..8].copy_from_slice(&elf::SHT_RELR.to_le_bytes());
         write_word(&mut header, 8, u64::from(elf::SHF_ALLOC));
         write_word(&mut header, 16, at.0);
@@ -91,7 +116,6 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
         write_word(&mut header, 32, size);
         write_word(&mut header, 48, 8);
         write_word(&mut header, 56, 8);
-        self.names.extend_from_slice(NAME);
         let index = self.headers.iter().position(|(source, _)| *source == Some(behind)).map_or(self.headers.len(), |i| i + 1);
         self.headers.insert(index, (None, header));
     }
@@ -121,8 +145,9 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
             if ![elf::SHT_SYMTAB, elf::SHT_DYNSYM].contains(&section.sh_type) {
                 continue;
             }
-            // The table may have moved.
-            let offset = self.header(id)?.get(24..32)?.try_into().ok().map(u64::from_le_bytes)? as usize;
+            // The table may have moved, or be gone.
+            let Some(header) = self.header(id) else { continue };
+            let offset = header.get(24..32)?.try_into().ok().map(u64::from_le_bytes)? as usize;
             let table = out.get_mut(offset..offset + section.sh_size as usize)?;
             for symbol in table.chunks_exact_mut(SYMBOL) {
                 let value = Va(symbol[8..16].try_into().map_or(0, u64::from_le_bytes));

@@ -17,10 +17,10 @@ use rewriter::shrink::dead;
 use rewriter::transform::reached::reached;
 
 use super::super::profile;
-use crate::args::DebugInformation;
+use super::Job;
 use crate::args::shrink::{Shrink, Technique};
 use crate::driver::{self, Lifted};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::report::shrink::Saving;
 use crate::timing::Timing;
 
@@ -44,20 +44,12 @@ pub(super) struct Planned {
 
 impl Planned {
     /// Relinks; `Err` says why that is not to be had.
-    pub(super) fn rewrite(
-        &mut self,
-        args: &Shrink,
-        lifted: &Lifted<'_>,
-        filling: Filling,
-        timing: &mut Timing,
-    ) -> std::result::Result<Code, String> {
+    pub(super) fn rewrite(&mut self, job: Job<'_>, lifted: &Lifted<'_>, filling: Filling, timing: &mut Timing) -> Result<Code> {
         self.plan.filling = filling;
-        let debug = args.rewrite.debug.unwrap_or(DebugInformation::Drop).mode();
         let planned = (&self.plan, &EditPlan::default());
-        let rewritten = driver::rewrite(&args.rewrite.input, lifted, &self.weights, planned, debug.into(), timing);
-        let relinked = rewritten.map_err(|failure| failure.to_string())?;
+        let relinked = driver::rewrite(&job.args.rewrite.input, lifted, &self.weights, planned, job.wanted, timing)?;
         if relinked.overflow_bytes > 0 {
-            return Err("it would need a segment more".to_owned());
+            return Err(Failure::new("it would need a segment more"));
         }
         let savings = match self.is_in_place {
             true => vec![unwind_saving(&relinked)],

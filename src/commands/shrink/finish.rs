@@ -6,8 +6,10 @@ use std::path::Path;
 use lifter::Image;
 use lifter::address::Va;
 use lifter::ir::RefTarget;
-use rewriter::shrink::{cuts, own_loader, pack, spread, tables};
+use rewriter::relink::NewDebugFile;
+use rewriter::shrink::{cuts, debug_link, own_loader, pack, spread, tables};
 
+use super::Job;
 use super::code::Code;
 use crate::args::shrink::{Pack, Relr, Shrink, Technique};
 use crate::driver::Lifted;
@@ -37,6 +39,8 @@ pub(super) struct Finished {
     pub(super) bytes: Vec<u8>,
     pub(super) savings: Vec<Saving>,
     pub(super) dropped_sections: Vec<String>,
+    /// What is true of the code; its headers are those of a file before this one. `None` where the input's debug file is true.
+    pub(super) debug_file: Option<NewDebugFile>,
     /// Whether offsets could change.
     pub(super) is_packed: bool,
     pub(super) num_cuts: u64,
@@ -44,6 +48,13 @@ pub(super) struct Finished {
 }
 
 impl Finished {
+    /// Where nothing pays.
+    pub(super) fn unchanged(job: Job<'_>) -> Self {
+        let (savings, dropped_sections) = (Vec::new(), Vec::new());
+        let bytes = job.unchanged.to_vec();
+        Self { bytes, savings, dropped_sections, debug_file: None, is_packed: false, num_cuts: 0, cut_bytes: 0 }
+    }
+
     /// Bytes that nothing needs and that are in the file all the same, less what holes gave back.
     pub(super) fn lost(&self, input: &[u8]) -> i64 {
         let freed: i64 = self.savings.iter().map(|saving| saving.bytes).sum();
@@ -52,11 +63,14 @@ impl Finished {
 }
 
 /// Makes the file of what became of its code, or of the file as it was. Each step reads the file that the one before has made, which then goes.
-pub(super) fn finish(args: &Shrink, bytes: &[u8], code: Option<Code>, known: &Known, timing: &mut Timing) -> Result<Finished> {
-    let relinked = code.map(|Code { relinked, savings }| (relinked.bytes, relinked.free, savings, relinked.dropped_sections));
-    let (changed, mut free, mut savings, dropped_sections) =
-        relinked.map_or_else(Default::default, |(bytes, free, savings, dropped)| (Some(bytes), free, savings, dropped));
-    let mut changed: Cow<'_, [u8]> = changed.map_or(Cow::Borrowed(bytes), Cow::Owned);
+pub(super) fn finish(job: Job<'_>, code: Option<Code>, known: &Known, timing: &mut Timing) -> Result<Finished> {
+    let Job { args, unchanged, .. } = job;
+    let (mut changed, mut free, mut savings, dropped_sections, debug_file) = match code {
+        Some(Code { relinked, savings }) => {
+            (Cow::Owned(relinked.bytes), relinked.free, savings, relinked.dropped_sections, relinked.debug_file)
+        }
+        None => (Cow::Borrowed(unchanged), Vec::new(), Vec::new(), Vec::new(), None),
+    };
     let wants_holes = args.is_on(Technique::Holes);
     let split = if args.is_on(Technique::Cuts) && wants_holes { cuts::split_sections(&changed, &free) } else { None };
     changed = split.map_or(changed, Cow::Owned);
@@ -79,7 +93,7 @@ pub(super) fn finish(args: &Shrink, bytes: &[u8], code: Option<Code>, known: &Kn
         (changed, free) = (Cow::Owned(bytes), rest);
     }
     if args.strip && wants_holes {
-        savings.push(unloaded(&changed));
+        changed = strip(args, changed, &mut savings);
     }
     let packed =
         if wants_holes { timing.phase("pack the file", |_| pack::pack(&changed, &free, options(args))) } else { Ok(None) };
@@ -87,7 +101,7 @@ pub(super) fn finish(args: &Shrink, bytes: &[u8], code: Option<Code>, known: &Kn
     let (num_cuts, cut_bytes) = packed.as_ref().map_or((0, 0), |packed| (packed.num_cuts as u64, packed.cut_bytes));
     let is_packed = packed.is_some();
     let bytes = packed.map_or_else(|| changed.into_owned(), |packed| packed.bytes);
-    Ok(Finished { bytes, savings, dropped_sections, is_packed, num_cuts, cut_bytes })
+    Ok(Finished { bytes, savings, dropped_sections, debug_file, is_packed, num_cuts, cut_bytes })
 }
 
 /// Addresses that code or a relocated word holds, ascending.
@@ -126,7 +140,18 @@ fn system_reads_relr() -> bool {
     bytes.is_some_and(|bytes| memchr::memmem::find(&bytes, b"\0GLIBC_ABI_DT_RELR\0").is_some())
 }
 
-/// What `--strip` leaves out: sections that no loader reads, and the headers of all.
+/// Leaves out what `--strip` does, as far as that is not left to the packer: section headers go last.
+fn strip<'b>(args: &Shrink, bytes: Cow<'b, [u8]>, savings: &mut Vec<Saving>) -> Cow<'b, [u8]> {
+    if args.strips_headers() {
+        savings.push(unloaded(&bytes));
+        return bytes;
+    }
+    let Some(stripped) = debug_link::strip(&bytes) else { return bytes };
+    savings.push(Saving::new("strip", "sections", stripped.num_sections, stripped.num_bytes as i64));
+    Cow::Owned(stripped.bytes)
+}
+
+/// Sections that no loader reads, and the headers of all.
 fn unloaded(bytes: &[u8]) -> Saving {
     let Ok(image) = Image::parse(bytes) else { return Saving::new("strip", "bytes", 0, 0) };
     let has_headers = image.has_section_headers;
@@ -138,5 +163,5 @@ fn unloaded(bytes: &[u8]) -> Saving {
 
 fn options(args: &Shrink) -> pack::Options {
     let sharing = if args.pack == Pack::Tight { pack::Sharing::Tight } else { pack::Sharing::Safe };
-    pack::Options { sharing, strip: args.strip, cuts: args.is_on(Technique::Cuts) }
+    pack::Options { sharing, strip: args.strips_headers(), cuts: args.is_on(Technique::Cuts) }
 }
