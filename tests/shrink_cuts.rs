@@ -6,25 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{End, SUCCESS, installed, relift, relift_succeeds, run, size, skipped};
-
-/// Thousands of relocated words, so that packing them frees pages before the code, which is in the same segment.
-const RELOCATED: &str = r#"
-#include <stdio.h>
-#include <stdlib.h>
-#define A(n) "a" #n, "b" #n, "c" #n, "d" #n, "e" #n, "f" #n, "g" #n, "h" #n
-#define B(n) A(n##0), A(n##1), A(n##2), A(n##3), A(n##4), A(n##5), A(n##6), A(n##7)
-#define C(n) B(n##0), B(n##1), B(n##2), B(n##3), B(n##4), B(n##5), B(n##6), B(n##7)
-static const char *volatile names[] = { C(1), C(2), C(3), C(4) };
-static int order(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
-int main(int argc, char **argv) {
-    int sum = 0, numbers[4] = { 3, 1, argc, 2 };
-    qsort(numbers, 4, sizeof *numbers, order);
-    for (unsigned i = 0; i < sizeof names / sizeof *names; i++) sum += names[i][0] * (int)(i % 7) + names[i][1];
-    printf("%d %d\n", sum, numbers[0]);
-    return 42;
-}
-"#;
+use support::{End, RELOCATED, SUCCESS, installed, relift, relift_succeeds, run, size, skipped};
 
 fn build(flags: &[&str], folder: &Path) -> PathBuf {
     support::compile_text(

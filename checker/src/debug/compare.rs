@@ -242,6 +242,10 @@ impl<'c, 'a> Comparison<'c, 'a> {
         if ends.zip(other).is_some_and(|(ends, other)| ends.contains(&other) || self.is_only_proven(other)) {
             return true;
         }
+        // Whose call it is nobody could tell who stops behind it.
+        if other.is_none() && self.ends_shared(place) {
+            return true;
+        }
         if self.ends_rewritten_call(place) {
             return other.is_none() || self.is_place(place, other);
         }
@@ -278,6 +282,15 @@ impl<'c, 'a> Comparison<'c, 'a> {
         self.output.code.index(address).is_some_and(is_covered) && !(1..15).any(reaches)
     }
 
+    /// Whether an instruction of the input ends at an address that shares its place in the output with others.
+    fn ends_shared(&self, end: u64) -> bool {
+        (1..=15).any(|size| {
+            let start = end.wrapping_sub(size);
+            let ends_here = self.input.inst(start).is_some_and(|inst| u64::from(inst.len) == size);
+            ends_here && self.input.code.index(start).is_some_and(|index| self.sharing.contains(&index))
+        })
+    }
+
     /// Whether a call of the input ends at an address that the output makes otherwise, or not at all.
     fn ends_rewritten_call(&self, end: u64) -> bool {
         (1..=15).any(|size| {
@@ -300,6 +313,8 @@ impl<'c, 'a> Comparison<'c, 'a> {
             })
         };
         let from = target(self.input, end).and_then(|at| self.input.code.index(at))?;
+        // Nobody can tell where what the walk did not come to is.
+        self.relation.output_of(from)?;
         let Some(other) = other else { return Some(may_follow) };
         let following = || leads_to(self.output, other).filter(|_| may_follow);
         let to = target(self.output, other).or_else(following).and_then(|at| self.output.code.index(at));

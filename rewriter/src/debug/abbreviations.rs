@@ -17,7 +17,7 @@ use super::unit::is_origin;
 use crate::relink::lsda::{push_sleb, push_uleb};
 
 /// An attribute that no reader knows, in the range for vendors (DWARF 5 §7.5.4): its bytes are only there.
-const NOTHING: DwAt = DwAt(0x3e51);
+pub(super) const NOTHING: DwAt = DwAt(0x3e51);
 
 /// How a pair of bounds makes room for the offset of a list.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use gimli::{Abbreviation, Attribute, AttributeValue, DwAt, Dwarf, EndianSlice, L
 use rustc_hash::FxHashMap;
 
 use super::DebugError;
-use super::abbreviations::{Conversion, conversion};
+use super::abbreviations::{Conversion, NOTHING, conversion};
 
 pub(super) type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
@@ -314,7 +314,8 @@ impl<'a> Reader<'_, 'a> {
                 self.items.has_numbered_ranges = true;
                 return Ok(());
             }
-            (gimli::DW_AT_GNU_locviews, _) => return Ok(()),
+            // And what an update before this one left of them.
+            (gimli::DW_AT_GNU_locviews | NOTHING, _) => return Ok(()),
             (_, AttributeValue::SecOffset(_)) => return Err(DebugError::Form(field.at)),
             (_, AttributeValue::LocationListsRef(list)) => Item::Locations { field, list: list.0 as u64 },
             (_, AttributeValue::DebugLocListsIndex(_)) => {

@@ -156,7 +156,8 @@ fn relocate(placed: Placed<'_>, table: &SectionTable<'_>, moved_address: impl Fn
     let block = placed.program.block_at(old);
     let new = match block {
         Some(block) => placed.addresses.block(block),
-        None => moved_address(),
+        // What was laid out before may run into a function: then a name stands inside a block.
+        None => placed.addresses.translate(old).unwrap_or_else(moved_address),
     };
     if new == old {
         return;
