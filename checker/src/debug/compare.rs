@@ -313,12 +313,12 @@ impl<'c, 'a> Comparison<'c, 'a> {
             })
         };
         let from = target(self.input, end).and_then(|at| self.input.code.index(at))?;
-        // Nobody can tell where what the walk did not come to is.
-        self.relation.output_of(from)?;
         let Some(other) = other else { return Some(may_follow) };
         let following = || leads_to(self.output, other).filter(|_| may_follow);
         let to = target(self.output, other).or_else(following).and_then(|at| self.output.code.index(at));
-        Some(to.is_some_and(|to| self.relation.is_for(to, from)))
+        let is_there = to.is_some_and(|to| self.relation.is_for(to, from));
+        // Where a place is that the walk did not come to nobody can tell.
+        (is_there || self.relation.output_of(from).is_some()).then_some(is_there)
     }
 
     /// Rows, ranges and locations of each instruction.
