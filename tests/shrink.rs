@@ -312,3 +312,19 @@ fn relocations_of_the_code_pin_nothing_that_moves_without_them() {
     let (output, _) = shrink(&input, &[], "output", folder.path());
     assert_eq!(run(&mut Command::new(&output), folder.path()), expected);
 }
+
+#[test]
+fn bytes_behind_the_file_stay_the_last_ones_at_their_place() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = build(&["-fPIE", "-pie", "-s", "-Wl,--hash-style=both"], folder.path());
+    let mut bytes = fs::read(&input).expect("it was built");
+    bytes.extend_from_slice(&b"an archive that the program finds by its end".repeat(40));
+    fs::write(&input, &bytes).expect("the scratch folder can be written");
+    for options in [&[][..], &["--strip"], &["--relr", "on"], &["--only", "relr,hash,holes"]] {
+        let (output, _) = shrink(&input, options, "output", folder.path());
+        let after = fs::read(&output).expect("it was written");
+        let at = bytes.len() - 40 * 44;
+        assert_eq!(after.len(), bytes.len(), "{options:?}");
+        assert!(after[at..] == bytes[at..], "{options:?}");
+    }
+}

@@ -189,6 +189,27 @@ fn a_program_that_named_no_debug_file_names_the_new_one() {
 }
 
 #[test]
+fn bytes_behind_a_program_stay_and_a_link_that_would_move_them_is_refused() {
+    let Some(split) = split("cold_paths", "gcc", &[]) else { return };
+    let mut bytes = fs::read(&split.program).expect("it is there");
+    bytes.extend_from_slice(&b"an archive that the program finds by its end".repeat(40));
+    fs::write(&split.program, &bytes).expect("the scratch folder can be written");
+    // The old link has room for a name of twelve to fifteen letters, not for more.
+    report(&split, &[]);
+    assert!(fs::read(split.path("output")).expect("it was written").ends_with(&bytes[bytes.len() - 40 * 44..]));
+    split.name_each_other();
+    same_when_run(&split);
+    assert_eq!(split.told(&split.debug_file)["different"], 0);
+    fs::remove_file(split.path("output")).expect("it was written");
+    let mut command = relift();
+    command.arg("shrink").arg(&split.program).arg("-o").arg(split.path("output")).arg("--debug-file").arg(&split.debug_file);
+    let said = run(command.arg("--debug-file-output").arg(split.path("a.longer.name.debug")), split.folder.path());
+    assert_eq!(said.end, End::Exit(1), "{said:?}");
+    assert!(only_line(&said).contains("bytes follow the ELF file"), "{said:?}");
+    assert!(!split.path("output").exists());
+}
+
+#[test]
 fn strip_leaves_the_link_and_the_headers_by_which_debuggers_find_it() {
     let Some(split) = split("cold_paths", "gcc", &[]) else { return };
     // One that has symbols still.

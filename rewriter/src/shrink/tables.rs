@@ -22,7 +22,7 @@ use object::elf;
 
 use super::section_table::SectionEdit;
 use super::versions::{self, Asked, DT_RELR_VERSION};
-use super::{cuts, relr};
+use super::{cuts, pack, relr};
 use crate::relink::headers;
 
 /// Dynamic tags of the gABI.
@@ -96,7 +96,8 @@ fn headers_wanted(bytes: &[u8], free: &[(Va, Va)], packed: Option<&Repacked>) ->
 
 /// As `repack`, with room for so many program headers behind their table.
 fn repack_with_room(bytes: &[u8], named: &[Va], options: Options, num_headers: usize) -> Option<Repacked> {
-    let image = Image::parse(bytes).ok()?;
+    // What is written behind the file hides bytes that were there before.
+    let image = Image::parse(bytes).ok().filter(pack::may_move)?;
     let run = Run::find(&image, named)?;
     let head = if num_headers > 0 { Some(Head::find(&image, &run, named, num_headers)?) } else { None };
     let (contents, dynamic) = (BTreeMap::new(), image.dynamic.clone());
