@@ -49,6 +49,42 @@ fn functions_whose_calls_return_where_a_table_says_stay() {
     }
 }
 
+/// Two functions of which each happens to have a return address that data name (of a call that does not come back, where the next function begins), and many between them.
+#[test]
+fn what_lies_between_two_functions_with_return_addresses_by_chance_moves() {
+    const PROGRAM: &str = r#"
+#include <stdlib.h>
+#include <stdio.h>
+#define APART __attribute__((noinline, noclone, no_icf))
+#define LEAF(n) APART int leaf##n(int x) { return x * (n + 3) ^ n; }
+APART int leave(int x) { if (x > 1000000) exit(9); return x + 1; }
+int before(int x), behind(int x);
+__asm__(".text\n.globl before\n.type before, @function\nbefore: .cfi_startproc\nsub $8, %rsp\n.cfi_def_cfa_offset 16\ncall leave\n1: add $8, %rsp\n.cfi_def_cfa_offset 8\nret\n.cfi_endproc\n.size before, .-before\n"
+        ".section .data.rel.ro, \"aw\"\n.balign 8\n.globl held\nheld: .quad 1b, 7, 2f\n.text\n");
+LEAF(0) LEAF(1) LEAF(2) LEAF(3) LEAF(4) LEAF(5) LEAF(6) LEAF(7) LEAF(8) LEAF(9) LEAF(10) LEAF(11) LEAF(12) LEAF(13) LEAF(14) LEAF(15) LEAF(16) LEAF(17) LEAF(18) LEAF(19)
+__asm__(".text\n.globl behind\n.type behind, @function\nbehind: .cfi_startproc\nsub $8, %rsp\n.cfi_def_cfa_offset 16\ncall leave\n2: add $8, %rsp\n.cfi_def_cfa_offset 8\nret\n.cfi_endproc\n.size behind, .-behind\n");
+extern const unsigned char *const held[3];
+typedef int function(int);
+function *volatile all[] = { leaf0, leaf1, leaf2, leaf3, leaf4, leaf5, leaf6, leaf7, leaf8, leaf9, leaf10, leaf11, leaf12, leaf13, leaf14, leaf15, leaf16, leaf17, leaf18, leaf19, before, behind };
+int main(void) {
+    int x = 1;
+    for (int i = 0; i < 22 * 50; i++) x = all[i % 22](x) & 0xffff;
+    printf("%d %d\n", x, *held[0] == *held[2]);
+    return 0;
+}
+"#;
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let options = ["-O2", "-pie", "-fPIE", "-fno-toplevel-reorder"];
+    let program = support::compile_text(PROGRAM, &options, scratch.path(), "between");
+    let mut stay = that_stay(&program, "replace", scratch.path());
+    stay.retain(|function| function.1 == NAMED);
+    let names: Vec<&str> = stay.iter().map(|function| function.0.as_str()).collect();
+    assert_eq!(names, ["before", "behind"]);
+}
+
 /// Position-independent code, in which all words that hold addresses are known.
 #[test]
 fn functions_whose_calls_return_where_a_relocated_table_says_stay() {

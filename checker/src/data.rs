@@ -415,7 +415,7 @@ fn compare_segments(input: &Side<'_>, output: &Side<'_>, explained: &[(u64, u64)
 }
 
 /// What a program header or the dynamic section names, as starts and ends, and the file's own headers.
-fn by_meaning(side: &Side<'_>, output: &Side<'_>) -> Vec<(u64, u64)> {
+pub(crate) fn by_meaning(side: &Side<'_>, output: &Side<'_>) -> Vec<(u64, u64)> {
     let image = &side.image;
     let mut places: Vec<(u64, u64)> = side.metadata().into_iter().map(|(start, end)| (start, end - start)).collect();
     // The output may have one program header more.

@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use goblin::elf::program_header::PT_GNU_EH_FRAME;
 
+use crate::data::by_meaning;
 use crate::decode::{Inst, Kind, Shape};
 use crate::image::{Image, Slot};
 use crate::leftover::each_instruction;
@@ -40,11 +41,15 @@ pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<Vi
     let is_inside = |address: u64| start <= address && address < end && (address > start || !has_search_table(input));
     let mut named = BTreeSet::new();
     each_instruction(input, |address, inst| named.extend(held(input, address, inst).filter(|&value| is_inside(value))));
+    let begins = |side: &Side<'_>| -> BTreeSet<u64> { unwind::entries(&side.image).into_iter().collect() };
+    let before = begins(input);
+    if !has_search_table(input) {
+        each_in_data(input, |value| named.extend(Some(value).filter(|value| before.contains(value))));
+    }
     if named.is_empty() {
         return;
     }
-    let begins = |side: &Side<'_>| -> BTreeSet<u64> { unwind::entries(&side.image).into_iter().collect() };
-    let (before, after) = (begins(input), begins(output));
+    let after = begins(output);
     let is_wanted = |value: u64| named.contains(&value) && before.contains(&value) || value == new_start;
     let (old, new) = (Holders::of(input, is_wanted), Holders::of(output, is_wanted));
     for address in named.intersection(&before).copied() {
@@ -114,15 +119,30 @@ fn is_in_code(side: &Side<'_>, address: u64) -> bool {
     wanted.is_some_and(holds)
 }
 
-/// Whether a word of data holds an address, or the loader writes it into one. The unwind tables themselves say the same wherever they are.
+/// Whether a word of data holds an address, or the loader writes it into one.
 fn is_in_data(side: &Side<'_>, address: u64) -> bool {
+    let mut is_held = false;
+    each_in_data(side, |value| is_held |= value == address);
+    is_held
+}
+
+/// What words of data hold, at any byte, and what the loader writes into them. Headers and what these name, the unwind tables too, say the same wherever they are.
+fn each_in_data(side: &Side<'_>, mut visit: impl FnMut(u64)) {
     let image: &Image<'_> = &side.image;
-    let wanted = address.to_le_bytes();
-    let tables = side.metadata();
+    let tables = by_meaning(side, side);
     let is_table = |at: u64| tables.iter().any(|&(start, end)| start <= at && at < end);
-    let holds = |start: u64, bytes: &[u8]| (start..).zip(bytes.windows(8)).any(|(at, word)| word == wanted && !is_table(at));
-    image.loads.iter().any(|area| !image.in_code(area.start) && holds(area.start, area.bytes))
-        || image.slots.iter().any(|&(_, slot)| matches!(slot, Slot::Relative(target) if target == address))
+    for area in image.loads.iter().filter(|area| !image.in_code(area.start)) {
+        for (at, word) in (area.start..).zip(area.bytes.windows(8)) {
+            if let Some(value) = word.try_into().ok().map(u64::from_le_bytes).filter(|_| !is_table(at)) {
+                visit(value);
+            }
+        }
+    }
+    for &(_, slot) in &image.slots {
+        if let Slot::Relative(target) = slot {
+            visit(target);
+        }
+    }
 }
 
 /// Whether two instructions with the same bytes outside of a field register the unwind table, each its own program's.

@@ -33,7 +33,7 @@ const WAY_MAX: usize = 32;
 /// What holds addresses in `.eh_frame`.
 #[derive(Debug, Default)]
 pub(crate) struct NamesInUnwind {
-    /// The addresses. Ascending.
+    /// The addresses. Ascending. Without a search table, entries that words of data may name are among them.
     pub(crate) all: Vec<Va>,
     /// The one of them that only operands hold that register it, and those, ascending.
     pub(crate) registered: Option<(Va, Vec<Va>)>,
@@ -47,13 +47,16 @@ impl NamesInUnwind {
     }
 
     pub(crate) fn find(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Self {
+        let begins = entry_starts(image);
         let mut holders = holders(image, units, surveys);
+        if !image.has_search_table() {
+            holders.extend(entries_in_data(image, &begins).map(|va| (va, None)));
+        }
         holders.sort();
         holders.dedup();
         let mut all: Vec<Va> = holders.iter().map(|holder| holder.0).collect();
         all.dedup();
         let code = Decoded { image, units, surveys };
-        let begins = entry_starts(image);
         let is_entry = |va: Va| begins.binary_search(&va).is_ok() && image.read_u32(va).is_some_and(|length| length != 0);
         // Others are numbers, or do not matter to an unwinder.
         let mut of_entries = holders.into_iter().filter(|holder| is_entry(holder.0)).peekable();
@@ -89,15 +92,32 @@ fn holders(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> Vec<(Va, Opt
     surveys.iter().flat_map(named).chain(relocated.chain(raw).filter(is_within)).collect()
 }
 
-/// Whether a word of data may hold an address, at any byte, or the loader writes it into one. The unwind tables themselves are made anew.
+/// Whether a word of data may hold an address, at any byte, or the loader writes it into one.
 fn is_in_data(image: &Image<'_>, va: Va) -> bool {
     let word = va.0.to_le_bytes();
     let finder = memchr::memmem::Finder::new(&word);
+    data(image).any(|bytes| finder.find(bytes).is_some()) || relocated(image).any(|target| target == va)
+}
+
+/// Entries whose addresses words of data may hold, at any byte, or the loader writes into one. `begins` are ascending.
+fn entries_in_data<'i>(image: &'i Image<'_>, begins: &'i [Va]) -> impl Iterator<Item = Va> + use<'i> {
+    let (first, last) = (begins.first().copied(), begins.last().copied());
+    let words = data(image).flat_map(|bytes| bytes.windows(8)).filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
+    let is_near = move |va: &Va| Some(*va) >= first && Some(*va) <= last;
+    words.map(Va).chain(relocated(image)).filter(is_near).filter(|va| begins.binary_search(va).is_ok())
+}
+
+/// The bytes of data. The unwind tables are no part of it: they are made anew.
+fn data<'i>(image: &'i Image<'_>) -> impl Iterator<Item = &'i [u8]> + use<'i> {
     let is_data = |name: &str| ![".eh_frame", ".eh_frame_hdr"].contains(&name);
-    let data = image.sections.iter().filter(|(_, s)| s.is_alloc() && s.has_bytes() && !s.is_executable() && is_data(s.name));
-    let mut bytes = data.map(|(id, _)| image.section_bytes(id));
-    bytes.any(|bytes| finder.find(bytes).is_some())
-        || image.dynamic_relocs.iter().any(|reloc| reloc.symbol == 0 && reloc.addend as u64 == va.0)
+    let sections =
+        image.sections.iter().filter(move |(_, s)| s.is_alloc() && s.has_bytes() && !s.is_executable() && is_data(s.name));
+    sections.map(|(id, _)| image.section_bytes(id))
+}
+
+/// The addresses that the loader writes, without symbols.
+fn relocated(image: &Image<'_>) -> impl Iterator<Item = Va> {
+    image.dynamic_relocs.iter().filter(|reloc| reloc.symbol == 0).map(|reloc| Va(reloc.addend as u64))
 }
 
 /// Where an argument is on the way to who reads it.

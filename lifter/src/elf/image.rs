@@ -258,6 +258,10 @@ impl<'a> Image<'a> {
     pub fn section_named(&self, name: &str) -> Option<Section> {
         self.all_sections().named(name)
     }
+    /// Whether an unwinder finds the unwind entries by `PT_GNU_EH_FRAME`.
+    pub fn has_search_table(&self) -> bool {
+        self.segments.iter().any(|segment| segment.p_type == object::elf::PT_GNU_EH_FRAME)
+    }
     /// The bytes of a section in the file; empty for `SHT_NOBITS`.
     pub fn section_bytes(&self, section: Section) -> &'a [u8] {
         self.all_sections().bytes_of(section)

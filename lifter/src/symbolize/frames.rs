@@ -33,6 +33,9 @@ use crate::x86::{Flow, MAX_INSTRUCTION_LEN, flow_of};
 /// Functions between two that look up return addresses, at most, if they are to be of the same part of the program.
 const LEAVES_MAX: usize = 256;
 
+/// The same for each function with named return addresses in that part: two in all the program may be two by chance, such as those whose first call does not return and has the next function behind it.
+const LEAVES_EACH: usize = 8;
+
 /// Where this many of a function's calls have no named return address for one that has, the word is one of many constants that happens to look like a return address, or a label in a
 /// table that is not understood: in long functions that is common. OCaml's functions that call little but C's, of which nothing is named, stand among others.
 const UNLIKELY_BY_CHANCE: usize = 8;
@@ -67,9 +70,12 @@ impl PinContext<'_> {
         }
         let framed: Vec<Unit> =
             named.iter().filter(|function| function.is_named_in_one_of(2)).map(|function| function.unit).collect();
-        let gaps = framed.windows(2).map(|pair| pair[0].index() + 1..pair[1].index());
-        for unit in gaps.filter(|gap| gap.len() <= LEAVES_MAX).flatten().map(Unit::new) {
-            pins.pin(self.clusters, unit, PinReason::ReturnAddressNamed);
+        for part in framed.chunk_by(|a, b| b.index() - a.index() <= LEAVES_MAX + 1) {
+            let leaves_max = LEAVES_MAX.min(part.len() * LEAVES_EACH);
+            let gaps = part.windows(2).map(|pair| pair[0].index() + 1..pair[1].index());
+            for unit in gaps.filter(|gap| gap.len() <= leaves_max).flatten().map(Unit::new) {
+                pins.pin(self.clusters, unit, PinReason::ReturnAddressNamed);
+            }
         }
     }
 

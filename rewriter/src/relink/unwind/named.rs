@@ -8,6 +8,8 @@
 //!
 //! Where the input has a terminator, nothing is registered, and nothing is in the output.
 //!
+//! Where nothing at all holds the address of an entry and there is no search table, nobody finds the table at run time, and it may lie anywhere: C's programs by musl, which have no unwinder.
+//!
 //! Otherwise, without a search table all entries have to come behind such a place. Where they don't fit, the table moves, if the lifter has shown of every number with that address that it is
 //! registered: these are references then, and name where the table begins. What lay before the registered part in the input is found by the unwinder too then.
 
@@ -15,7 +17,6 @@ use lifter::Image;
 use lifter::address::Va;
 use lifter::elf::eh_frame::entry_starts;
 use lifter::ir::{Program, RefTarget};
-use object::elf;
 
 use crate::error::{Error, Result};
 use crate::relink::space::Interval;
@@ -44,19 +45,12 @@ pub(crate) fn named(image: &Image<'_>, program: &Program, has_clones: bool) -> N
         program.refs.iter().any(|r| r.target == RefTarget::Fixed(section.sh_addr))
     });
     let mut entries = program.names_in_unwind.clone();
-    if !entries.is_empty() || !has_search_table(image) {
+    if !entries.is_empty() {
         let starts = entry_starts(image);
         entries.retain(|va| starts.binary_search(va).is_ok());
-        if entries.is_empty() && !has_search_table(image) {
-            entries.extend(starts.first());
-        }
     }
     let may_move = !has_clones && program.registered_table.is_some_and(|table| entries == [table]);
     Named { sections, entries, may_move }
-}
-
-fn has_search_table(image: &Image<'_>) -> bool {
-    image.segments.iter().any(|s| s.p_type == elf::PT_GNU_EH_FRAME)
 }
 
 /// Keeps a section whose start code names where it is, if it fits. If not, the old address must do for whoever uses it, as the end of the
@@ -82,7 +76,7 @@ pub(super) fn keep_entries(
     let size = sizes.sections[ENTRIES];
     let section = image.section_named(SECTIONS[ENTRIES]).map(|id| image.sections[id].sh_addr);
     let entries = named.entries.as_slice();
-    let is_kept = match (has_search_table(image), entries) {
+    let is_kept = match (image.has_search_table(), entries) {
         (false, []) => true,
         (false, [only]) if image.read_u32(*only) == Some(0) => take_terminator(*only, regions, places),
         (has_search_table, [only]) if (!has_search_table || Some(*only) == section) && take_at(*only, size, regions, places) => {
