@@ -287,6 +287,7 @@ behaviors! {
     hardened_loads,
     ifunc,
     inline_asm,
+    interrupted_entries,
     interrupted_exports,
     interrupted_places,
     label_differences,

@@ -12,7 +12,7 @@
 //! the function either, so it needs what the psABI says. Functions that are not understood may return to code that needs everything. A call through a pointer or a stub reads the registers of arguments and keeps what the psABI
 //! says (§3.2.3), because who made it could not see through it either; but for two kinds that compilers know by other rules: the descriptors of thread-local storage
 //! (`call *(%rax)`), which keep everything; and the profiling calls at the beginning of functions: of a file with these, nothing is claimed. An exception may
-//! arrive at each landing pad of a block's call sites from anywhere in the block.
+//! arrive at each landing pad of a block's call sites from anywhere in the block. Where a handler of signals may find the program by an address that code names, it may go on elsewhere, with what the function was given.
 //!
 //! **What counts as a write** is what surely replaces the whole register: 32 bits of a general one, and not less; all of a vector register's lower half, where the upper half
 //! is a location of its own, because an SSE instruction leaves it.

@@ -19,6 +19,7 @@ mod debug;
 mod decode;
 mod dynamic;
 mod error;
+mod faults;
 mod functions;
 mod image;
 mod leftover;

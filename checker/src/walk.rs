@@ -28,9 +28,12 @@ mod relation;
 mod settle;
 mod side;
 
+use std::cell::OnceCell;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::decode::{Inst, Kind};
+use crate::faults::Held;
 use crate::noreturn::NoReturn;
 use crate::prove::Liveness;
 use crate::report::{Stats, Violation, ViolationKind};
@@ -144,6 +147,8 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) survey: &'w Survey,
     /// Places in the input's code where the linker put an absolute address.
     absolute_fields: &'w FxHashSet<u64>,
+    /// Looked for when the first body stands in the place of a call.
+    held: &'w OnceCell<Held>,
     /// Whether code addresses in the input are plain numbers.
     has_numbers: bool,
     noreturn: &'w NoReturn,
@@ -180,6 +185,7 @@ pub(crate) struct Known<'a> {
     pub(crate) side: Side<'a>,
     survey: Survey,
     absolute_fields: FxHashSet<u64>,
+    held: OnceCell<Held>,
     has_numbers: bool,
     noreturn: NoReturn,
     has_ibt: bool,
@@ -191,6 +197,7 @@ impl<'a> Known<'a> {
         Self {
             survey: Survey::of(&side, &absolute_fields),
             absolute_fields,
+            held: OnceCell::new(),
             has_numbers: crate::data::has_numbers(&side.image),
             noreturn: NoReturn::compute(&side),
             has_ibt: crate::structure::claims_ibt(&side.image),
@@ -242,6 +249,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             entered: Bits::new(output.code.size()),
             survey: &known.survey,
             absolute_fields: &known.absolute_fields,
+            held: &known.held,
             has_numbers: known.has_numbers,
             noreturn: &known.noreturn,
             stack_use: StackUse::default(),

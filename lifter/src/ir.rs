@@ -196,6 +196,8 @@ bitflags::bitflags! {
         const RELAYED = 1 << 9;
         /// Ends in an indirect jump that reads its target from where the program put it when it ran: words for labels may have become addresses of code that was made then.
         const LED_BY_POINTER = 1 << 10;
+        /// A handler of faults may know by the block's address what its first instruction does: that one stays the first, and the only one.
+        const KNOWN_BY_FAULT = 1 << 11;
     }
 }
 

@@ -157,6 +157,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     }
     pin_context.pin_unseen(&unseen, &jumps, &mut pins);
     let relays = pin_context.spread(&unseen.anchors, &mut pins);
+    let known_by_fault = pin_context.entries_known_by_faults();
     for part in &mut parts {
         part.pin = pins.of(&clusters, part.members[0]);
     }
@@ -180,6 +181,9 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     }
     for block in relays.iter().filter_map(|relay| program.block_at(relay.anchor)).collect::<Vec<_>>() {
         program.blocks[block].flags.insert(BlockFlags::RELAYED);
+    }
+    for block in known_by_fault.into_iter().filter_map(|va| program.block_at(va)).collect::<Vec<_>>() {
+        program.blocks[block].flags.insert(BlockFlags::KNOWN_BY_FAULT);
     }
     program.relays = relays;
     program.mode = Some(mode);

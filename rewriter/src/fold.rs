@@ -229,7 +229,7 @@ impl Candidate {
         let Context { image, program, .. } = *context;
         let data = &program.blocks[block];
         let has_table = matches!(data.terminator, Terminator::Stop(StopKind::TableJump(_) | StopKind::Unknown));
-        if has_table || data.flags.contains(BlockFlags::TABLE_TARGET) {
+        if has_table || data.flags.intersects(BlockFlags::TABLE_TARGET | BlockFlags::KNOWN_BY_FAULT) {
             return None;
         }
         let mut bytes = block_bytes(image, program, block).ok()?.get(..data.body_len as usize)?.to_vec();

@@ -1,6 +1,6 @@
 //! Instrumentation as edits and a payload: what `profiles` plans, put into the output.
 //!
-//! **Method.** Counters become insertions at block starts (behind an `endbr64`) and on edges; recorded calls become insertions before the call.
+//! **Method.** Counters become insertions at block starts (behind an `endbr64`, and behind the first instruction of a function that is known by its faults) and on edges; recorded calls become insertions before the call.
 //! Where the flags that an increment writes are live they are saved around it. The payload behind the image holds the start-up stub, the recording
 //! routine, the path of the profile file and the descriptor that makes the file self-contained; the counters themselves lie in zero-filled
 //! memory behind the data, which the stub replaces by the mapped file.
@@ -20,6 +20,7 @@ use analysis::flags::FlagLiveness;
 use lifter::Image;
 use lifter::address::Va;
 use lifter::elf::image::FileKind;
+use lifter::entity::Block;
 use lifter::ir::{BlockFlags, Program, RefTarget};
 use lifter::x86::decode_block;
 use object::elf;
@@ -132,10 +133,8 @@ impl<'a> Instrumentation<'a> {
             let index = index as u32;
             match site {
                 CounterSite::Block(block) => {
-                    let preserve_flags = self.flags.live_at_block_start(block);
-                    let begins_with_endbr = self.program.blocks[block].flags.contains(BlockFlags::ENDBR);
-                    let offset = if begins_with_endbr { ENDBR_LEN } else { 0 };
-                    let (len, snippet) = counter(index, preserve_flags);
+                    let (offset, uses_flags) = self.offset_of_counter(block);
+                    let (len, snippet) = counter(index, uses_flags || self.flags.live_at_block_start(block));
                     edits.blocks.push(BlockInsertion { block, offset, len, snippet });
                 }
                 CounterSite::Edge(edge) => {
@@ -159,6 +158,19 @@ impl<'a> Instrumentation<'a> {
         edits.blocks.sort_by_key(|i| (i.block, i.offset));
         edits.edges.sort_by_key(|i| i.edge);
         Ok(edits)
+    }
+
+    /// Where in a block its executions are counted, and whether what comes before that may have left flags behind.
+    fn offset_of_counter(&self, block: Block) -> (u32, bool) {
+        let data = &self.program.blocks[block];
+        let offset = if data.flags.contains(BlockFlags::ENDBR) { ENDBR_LEN } else { 0 };
+        if !data.flags.contains(BlockFlags::KNOWN_BY_FAULT) {
+            return (offset, false);
+        }
+        let first =
+            decode_block(self.image, self.program, block).into_iter().find(|i| i.ip() == data.start.0 + u64::from(offset));
+        let first = first.filter(|first| first.next_ip() < data.start.0 + u64::from(data.body_len));
+        first.map_or((offset, false), |first| (offset + first.len() as u32, first.rflags_modified() != 0))
     }
 }
 

@@ -33,6 +33,8 @@ pub enum Uncopied {
     /// It takes the address of a place inside.
     NamesItself,
     Stays,
+    /// A handler of faults may know its first instruction by its place.
+    KnownByFault,
     /// A constant is an address of code of which it is not known what it names.
     CodeAddress,
 }

@@ -2,7 +2,7 @@
 
 use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, OpAccess, Register};
 use lifter::entity::{Block, EntityId, Func};
-use lifter::ir::{BlockFlags, CodeTarget, Program, StopKind, Terminator};
+use lifter::ir::{BlockFlags, CodeTarget, PinReason, Program, StopKind, Terminator};
 use lifter::x86::decode_block_into;
 use lifter::{Image, Va};
 use rayon::prelude::*;
@@ -97,7 +97,10 @@ impl<'p> Solver<'p> {
     }
 
     fn look_again(&mut self, block: Block, waiting: &mut [u64]) {
-        let grown = self.passage(block).union(self.passages[block.index()]);
+        let mut grown = self.passage(block).union(self.passages[block.index()]);
+        if is_interrupted(self.program, block) {
+            grown = grown.union(Passage::BOUNDARY);
+        }
         if grown == self.passages[block.index()] {
             return;
         }
@@ -196,6 +199,12 @@ impl<'p> Solver<'p> {
         });
         RegisterLiveness { at_pads: at_pads.collect(), passages: self.passages, calls: self.calls, at_return: self.at_return }
     }
+}
+
+/// Whether a handler of signals may know that a block runs by its place, and go on elsewhere with what it was given.
+fn is_interrupted(program: &Program, block: Block) -> bool {
+    let data = &program.blocks[block];
+    data.flags.contains(BlockFlags::KNOWN_BY_FAULT) || program.funcs[data.func].pin == Some(PinReason::PlaceNamed)
 }
 
 /// What an instruction does to liveness, its call included.

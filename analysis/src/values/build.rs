@@ -114,6 +114,7 @@ pub fn build(around: &Surroundings<'_>, procedure: Procedure) -> ProcedureCode {
             is_opaque: {
                 let has_unwind_entry = has_unwind_entry(program, data.entry);
                 program.funcs[data.func].pin.is_some_and(|reason| makes_opaque(reason, has_unwind_entry))
+                    || program.blocks[data.entry].flags.contains(BlockFlags::KNOWN_BY_FAULT)
             },
             has_unknown_landings: false,
         },

@@ -436,7 +436,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     fn check_within(&self, call: u64, at: u64, inst: Inst) -> Step<()> {
         let is_plain = matches!(inst.kind, Kind::Plain | Kind::Lea | Kind::Branch);
         let is_free = || self.walk.is_free_of_stack(at, inst);
-        if is_plain && is_free() && self.walk.input.unwind.is_as_at_entry(at) {
+        if is_plain && is_free() && self.walk.input.unwind.is_as_at_entry(at) && !self.walk.is_known_by_fault(at, inst) {
             return Ok(());
         }
         self.fail(at, format!("the input's instruction cannot stand in the place of the call at {call:#x}"))

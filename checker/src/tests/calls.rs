@@ -142,6 +142,21 @@ fn a_call_past_what_does_more_than_jump_through_a_slot_is_seen() {
 }
 
 #[test]
+fn a_load_that_code_knows_by_its_place_in_the_place_of_a_call_is_seen() {
+    let with = |leaf: &str, caller: &str| {
+        let input = program("call stub", &format!("{caller}\n    call leaf"), leaf, STUB)?;
+        let output = program("call stub", &format!("{caller}\n    movzbl (%rdi), %eax"), leaf, STUB)?;
+        Some(check(&input, &output).unwrap())
+    };
+    for leaf in ["movzbl (%rdi), %eax\n    ret", "endbr64\n    movzbl (%rdi), %eax\n    ret"] {
+        let Some(report) = with(leaf, "lea message(%rip), %rsi") else { return };
+        assert!(report.is_ok(), "{leaf}: {}", report.summary(10));
+        let Some(report) = with(leaf, "lea leaf(%rip), %rsi") else { return };
+        assert_eq!(found(&report), [ViolationKind::InstructionMismatch], "{leaf}: {}", report.summary(10));
+    }
+}
+
+#[test]
 fn a_body_in_the_place_of_its_call_corresponds() {
     let Some(report) = inlined(BODY, LEAF) else { return };
     assert!(report.is_ok(), "{}", report.summary(10));

@@ -206,6 +206,9 @@ impl Walk<'_, '_> {
         if !self.stack_use.is_free(self.input.code.bytes(i, a), i) {
             return fail(ViolationKind::InstructionMismatch, "uses the stack of a call that is no more made");
         }
+        if self.is_known_by_fault(i, a) {
+            return fail(ViolationKind::InstructionMismatch, "a handler may know this instruction's faults by its place");
+        }
         if !self.input.unwind.is_as_at_entry(i) {
             return fail(ViolationKind::UnwindRow, "the callee is not as at its entry here");
         }

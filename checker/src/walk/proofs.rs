@@ -12,6 +12,7 @@ use super::contexts::explain;
 use super::relation::Recorded;
 use super::{Canonical, Pair, Reach, Walk};
 use crate::decode::{Inst, Kind};
+use crate::faults::{Held, may_fault};
 use crate::prove::{Effect, Liveness, Proof, Prover};
 use crate::report::{Stats, Violation, ViolationKind};
 
@@ -286,6 +287,12 @@ impl Walk<'_, '_> {
     /// Whether an instruction of the input neither uses the stack pointer nor leaves.
     pub(crate) fn is_free_of_stack(&self, address: u64, inst: Inst) -> bool {
         self.stack_use.is_free(self.input.code.bytes(address, inst), address)
+    }
+
+    /// Whether a handler may know a fault of an instruction of the input by its place.
+    pub(crate) fn is_known_by_fault(&self, address: u64, inst: Inst) -> bool {
+        let held = || self.held.get_or_init(|| Held::of(self.input, self.absolute_fields));
+        may_fault(self.input.code.bytes(address, inst), inst.kind) && held().has_first(self.input, address)
     }
 
     /// Whether nothing follows a call of the input.

@@ -74,6 +74,8 @@ pub(crate) struct Body {
     /// Whether an address in the frame is put anywhere but into `rsp` and `rbp`.
     pub(crate) frame_escapes: bool,
     leaders: Vec<Va>,
+    /// Where the cluster's instructions are without a hole, as starts and ends, ascending.
+    stretches: Vec<(Va, Va)>,
     /// By block of the cluster, its address.
     block_starts: Vec<Va>,
     /// Ascending by call; of each the instructions of the callee.
@@ -112,6 +114,8 @@ impl Body {
         let leaves = instructions.iter().map(leaves).collect();
         let has_frame_pointer = instructions.iter().any(sets_frame_pointer);
         let frame_escapes = instructions.iter().any(|i| leaks_frame(i, has_frame_pointer));
+        let without_hole = instructions.chunk_by(|a, b| a.next_ip() == b.ip());
+        let stretches = without_hole.map(|stretch| (Va(stretch[0].ip()), Va(stretch[stretch.len() - 1].next_ip()))).collect();
         let mut body = Body {
             num_own: instructions.len(),
             instructions,
@@ -123,6 +127,7 @@ impl Body {
             has_frame_pointer,
             frame_escapes,
             leaders,
+            stretches,
             block_starts: Vec::new(),
             followed: Vec::new(),
             returned_to: Vec::new(),
@@ -281,15 +286,16 @@ impl Body {
 
     /// Execution comes to a landing pad from the calls of its call sites, with callee-saved registers as they were there.
     fn connect_landing_pads(&mut self, unwind: &Unwind) {
-        let own = &self.instructions[..self.num_own];
-        let (Some(first), Some(last)) = (own.first(), own.last()) else { return };
-        let (low, high) = (Va(first.ip()), Va(last.next_ip()));
         if !self.blocks.iter().any(|b| b.named_by.contains(NamedBy::LANDING_PAD)) {
             return;
         }
-        let fdes = unwind.fdes.as_slice();
-        let from = fdes.partition_point(|f| f.start < low);
-        for fde in fdes[from..].iter().take_while(|f| f.start < high) {
+        // The parts of a function may lie at both ends of the program: what is between them is none of it.
+        let fdes = self.stretches.iter().flat_map(|&(low, high)| {
+            let fdes = unwind.fdes.as_slice();
+            let from = fdes.partition_point(|f| f.start < low);
+            fdes[from..].iter().take_while(move |f| f.start < high)
+        });
+        for fde in fdes {
             let Some(lsda) = fde.lsda.and_then(|index| unwind.lsdas.get(index as usize)) else { continue };
             for site in &lsda.call_sites {
                 let Some(pad) = site.landing_pad.and_then(|pad| self.block_at(pad)) else { continue };

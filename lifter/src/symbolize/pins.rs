@@ -85,6 +85,7 @@ impl PinContext<'_> {
         self.pin_by_return_address(&mut pins);
         self.pin_by_computed_return(&mut pins);
         self.pin_by_named_place(&mut pins);
+        self.pin_by_fault(&mut pins);
         self.pin_by_jump(jumps, &mut pins);
         for &va in relative_words.iter().flatten() {
             self.pin_at(va, PinReason::UnknownMetadata, &mut pins);

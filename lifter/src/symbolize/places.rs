@@ -58,7 +58,7 @@ impl PinContext<'_> {
     }
 
     /// What the words of the global offset table name: addresses in this file, whoever else may define such a symbol too.
-    fn named_through_got(&self) -> Vec<Va> {
+    pub(super) fn named_through_got(&self) -> Vec<Va> {
         let image = self.image;
         let Some(id) = image.section_named(".got") else { return Vec::new() };
         let got = &image.sections[id];

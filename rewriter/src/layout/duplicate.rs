@@ -15,7 +15,7 @@
 //! (Mueller and Whalley, "Avoiding unconditional jumps by code replication", PLDI 1992.)
 
 use lifter::entity::Block;
-use lifter::ir::{CodeTarget, Program, StopKind, Terminator};
+use lifter::ir::{BlockFlags, CodeTarget, Program, StopKind, Terminator};
 use profiles::Weights;
 
 use super::copies::{Budget, by_savings, execution_before};
@@ -98,8 +98,9 @@ fn chain(program: &Program, weights: &Weights, from: Block, target: Block, mut c
         let data = &program.blocks[block];
         bytes += data.len;
         let is_elsewhere = data.func != func || class_of(block) != class_of(from);
+        let is_only_one = data.flags.contains(BlockFlags::KNOWN_BY_FAULT);
         let comes_back = block == from || chain.iter().any(|&(known, _)| known == block);
-        if is_elsewhere || comes_back || bytes > CHAIN_BYTES_MAX || chain.len() == CHAIN_BLOCKS_MAX {
+        if is_elsewhere || is_only_one || comes_back || bytes > CHAIN_BYTES_MAX || chain.len() == CHAIN_BLOCKS_MAX {
             return None;
         }
         chain.push((block, count));

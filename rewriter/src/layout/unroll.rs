@@ -16,7 +16,7 @@
 //! Davidson and Jinturkar, "Aggressive loop unrolling in a retargetable, optimizing compiler", CC 1996; no counters are merged.)
 
 use lifter::entity::{Block, Func};
-use lifter::ir::{CodeTarget, Program, Terminator};
+use lifter::ir::{BlockFlags, CodeTarget, Program, Terminator};
 use profiles::Weights;
 use rustc_hash::FxHashMap;
 
@@ -101,7 +101,8 @@ fn loops<'a>(
         }
         let body = run_through(program, &blocks[first..=last])?;
         let once: u32 = body.iter().map(|&block| program.blocks[block].len).sum();
-        if once == 0 || once > LOOP_BYTES_MAX || entered_within(program, weights, blocks, first, last) {
+        let is_only_one = body.iter().any(|&block| program.blocks[block].flags.contains(BlockFlags::KNOWN_BY_FAULT));
+        if once == 0 || once > LOOP_BYTES_MAX || is_only_one || entered_within(program, weights, blocks, first, last) {
             return None;
         }
         let copies = (UNROLLED_BYTES_MAX / once).saturating_sub(1).clamp(1, COPIES_MAX);

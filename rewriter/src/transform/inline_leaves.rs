@@ -15,7 +15,7 @@
 //!
 //! For an unwinder (a handler of `SIGSEGV` in the copy, a profiler, an exception through a call that the copy makes) the copy has, in both parts, the row and the call
 //! site of the call: the callee's own row must be that of an entry in all that is copied, and it has no exception table, so to unwind out of it was to
-//! arrive at the call. A callee that begins with a no-op is left alone: it may be there to be patched. A call through a stub is left alone too,
+//! arrive at the call. A callee that begins with a no-op is left alone: it may be there to be patched; so is one that is known by its faults. A call through a stub is left alone too,
 //! because another file may interpose.
 //!
 //! **Profit.** A call and a return less where the copy returns, the jump of a tail call where it leaves by one, nothing where it calls the rest; at
@@ -27,7 +27,7 @@ mod region;
 
 use iced_x86::{Code, Instruction};
 use lifter::entity::Block;
-use lifter::ir::{RefData, RefRole, RefTarget, Terminator};
+use lifter::ir::{BlockFlags, RefData, RefRole, RefTarget, Terminator};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -92,7 +92,7 @@ fn sites_in(context: &Context<'_>, block: Block) -> Vec<Site> {
     let data = &program.blocks[block];
     let is_entry = |callee: Block| {
         let func = &program.funcs[program.func_of(callee)];
-        func.entry == callee && func.is_movable()
+        func.entry == callee && func.is_movable() && !program.blocks[callee].flags.contains(BlockFlags::KNOWN_BY_FAULT)
     };
     let is_call = |r: &RefData| r.role == RefRole::Call && matches!(r.target, RefTarget::Block(callee) if is_entry(callee));
     let site = |(offset, call, reference): (u32, Instruction, RefData)| {

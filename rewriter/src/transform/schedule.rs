@@ -29,7 +29,7 @@ use analysis::values::Surroundings;
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic};
 use lifter::address::Va;
 use lifter::entity::{Block, Func};
-use lifter::ir::{RefData, Terminator};
+use lifter::ir::{BlockFlags, RefData, Terminator};
 use rayon::prelude::*;
 
 use self::effects::Effects;
@@ -60,7 +60,8 @@ pub(super) fn plan(context: &Context<'_>, options: Options, edits: &mut EditPlan
     let counts = Counts::new(program, &summaries.around.procedures, &summaries.graph, weights, HOT_SHARE);
     let criterion = if options.is_insensitive { Criterion::Insensitive } else { Criterion::Relevance { theta: 1.0 } };
     let contexts = Contexts::compute(&summaries, Partition::by(criterion, &summaries, &counts));
-    let is_hot = |&block: &Block| context.everywhere || counts.is_hot(block);
+    let may_change = |block: Block| !program.blocks[block].flags.contains(BlockFlags::KNOWN_BY_FAULT);
+    let is_hot = |&block: &Block| may_change(block) && (context.everywhere || counts.is_hot(block));
     let blocks: Vec<Block> = context.hot_blocks().into_iter().filter(is_hot).collect();
     let by_function: Vec<&[Block]> = blocks.chunk_by(|&a, &b| program.func_of(a) == program.func_of(b)).collect();
     let sites: Vec<Vec<Site>> = by_function

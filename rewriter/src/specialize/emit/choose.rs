@@ -6,6 +6,7 @@
 use analysis::constants::{Case, ContextId, Exploration, Outcome, Simplified, Uncopied};
 use analysis::procedures::Procedure;
 use lifter::entity::EntityId;
+use lifter::ir::BlockFlags;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Cloning, Form, Tally, is_unknown_code};
@@ -91,6 +92,7 @@ impl Wanted {
             Err(Uncopied::JumpTable) => ("contexts without: jump table", "saving without: jump table"),
             Err(Uncopied::NamesItself) => ("contexts without: names itself", "saving without: names itself"),
             Err(Uncopied::Stays) => ("contexts without: stays in place", "saving without: stays in place"),
+            Err(Uncopied::KnownByFault) => ("contexts without: known by its faults", "saving without: known by its faults"),
             Err(Uncopied::CodeAddress) => ("contexts without: address of code", "saving without: address of code"),
         };
         *self.tally.entry(contexts).or_default() += 1;
@@ -146,6 +148,9 @@ pub(super) fn outcome_of(
     let func = around.procedures.all[procedure].func;
     if !context.program.funcs[func].is_movable() || context.is_folded(func) {
         return Err(Uncopied::Stays);
+    }
+    if context.program.blocks[context.program.funcs[func].entry].flags.contains(BlockFlags::KNOWN_BY_FAULT) {
+        return Err(Uncopied::KnownByFault);
     }
     let outcome = Outcome::of(around, procedure, simplified)?;
     match outcome.constants.iter().any(|&(_, _, constant)| is_unknown_code(context, constant)) {
