@@ -139,7 +139,7 @@ impl<'s, 'a> Ways<'s, 'a> {
                 side.inst(at).filter(|inst| u64::from(inst.len) == size).map(|inst| (at, index, inst))
             })?;
             let is_led_to = || self.entered.contains(index) || self.jumps.binary_search_by_key(&at, |jump| jump.0).is_ok();
-            if inst.kind != Kind::Trap || is_led_to() {
+            if !matches!(inst.kind, Kind::Trap | Kind::Nop) || is_led_to() {
                 return Some((at, inst));
             }
             address = at;

@@ -76,13 +76,16 @@ fn each_way_to_a_jump_may_use_a_copy_of_its_own_where_what_is_added_is_what_the_
 #[test]
 fn filler_that_nothing_runs_into_stands_before_a_jump_and_changes_nothing() {
     const READ: &str = "    movslq (%rdx,%rdi,4), %rax\n";
-    let (apart, tables) = ("    jmp 3f\n    int3\n    int3\n3:  jmp *%rax\n", ["table", "copy"]);
-    assert_same(
-        &ways(["table"; 2], READ, "    add %rdx, %rax\n    jmp *%rax\n"),
-        &ways(tables, READ, &format!("    add %rdx, %rax\n{apart}")),
-    );
-    let wrong = |jump: &str| format!("    lea table(%rip), %rdx\n    add %rdx, %rax\n{jump}");
-    assert_different(&ways(["table"; 2], READ, &wrong("    jmp *%rax\n")), &ways(tables, READ, &wrong(apart)));
+    let tables = ["table", "copy"];
+    for filler in ["int3\n    int3", "nopl 0(%rax)", "nop\n    int3\n    nopl 0(%rax)"] {
+        let apart = format!("    jmp 3f\n    {filler}\n3:  jmp *%rax\n");
+        assert_same(
+            &ways(["table"; 2], READ, "    add %rdx, %rax\n    jmp *%rax\n"),
+            &ways(tables, READ, &format!("    add %rdx, %rax\n{apart}")),
+        );
+        let wrong = |jump: &str| format!("    lea table(%rip), %rdx\n    add %rdx, %rax\n{jump}");
+        assert_different(&ways(["table"; 2], READ, &wrong("    jmp *%rax\n")), &ways(tables, READ, &wrong(&apart)));
+    }
 }
 
 #[test]
