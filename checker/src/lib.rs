@@ -31,6 +31,7 @@ mod report;
 mod stack;
 mod structure;
 mod tables;
+mod text_relocations;
 mod unwind;
 mod walk;
 
@@ -169,6 +170,7 @@ impl<'a> Original<'a> {
         registered::check(input, &output, &mut report.violations);
         self.liveness = report.liveness;
         let relation = report.relation;
+        text_relocations::check(input, &output, &relation, &mut report.violations);
         let mut report = Report::new(report.violations, report.stats);
         if report.is_ok() {
             report.debug = debug::compare((input, self.debug_file.as_ref()), (&output, debug_file.as_ref()), &relation);

@@ -23,6 +23,7 @@ mod registered;
 mod rows;
 mod stays;
 mod tails;
+mod text_relocations;
 mod tracking;
 mod undescribed;
 mod witness;

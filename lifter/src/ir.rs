@@ -55,6 +55,8 @@ pub enum PinReason {
     SignalTrampoline,
     /// A metadata section that is not understood names addresses in it.
     UnknownMetadata,
+    /// The loader writes into it.
+    TextRelocation,
     /// Its unwind or exception tables are not understood.
     UnwindNotUnderstood,
     /// Data name the return address of one of its calls, as OCaml's table of frames does.
@@ -83,6 +85,7 @@ impl PinReason {
             PinReason::ShortReach => "short-reach",
             PinReason::SignalTrampoline => "signal-trampoline",
             PinReason::UnknownMetadata => "unknown-metadata",
+            PinReason::TextRelocation => "text-relocation",
             PinReason::UnwindNotUnderstood => "unwind-not-understood",
             PinReason::ReturnAddressNamed => "return-address-named",
             PinReason::PlaceNamed => "place-named",

@@ -87,6 +87,8 @@ fn makes_opaque(reason: PinReason, has_unwind_entry: bool) -> bool {
         | PinReason::SignalTrampoline
         | PinReason::UnknownMetadata
         | PinReason::UnwindNotUnderstood
+        // What the loader writes there is not in the file.
+        | PinReason::TextRelocation
         // Who looks the frame up may change what is in it.
         | PinReason::ReturnAddressNamed
         // Who finds the program interrupted there may do so too.

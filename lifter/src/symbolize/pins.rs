@@ -39,6 +39,9 @@ const UNKNOWN_METADATA: [&str; 12] = [
     "__rseq_cs_ptr_array",
 ];
 
+/// Bytes that a relocation writes, at most.
+const RELOCATED_LEN: i64 = 8;
+
 const SFRAME: &str = ".sframe";
 /// The segment of the same, which is there without section headers too.
 const PT_GNU_SFRAME: u32 = 0x6474_e554;
@@ -86,11 +89,23 @@ impl PinContext<'_> {
         self.pin_by_computed_return(&mut pins);
         self.pin_by_named_place(&mut pins);
         self.pin_by_fault(&mut pins);
+        self.pin_by_text_relocation(&mut pins);
         self.pin_by_jump(jumps, &mut pins);
         for &va in relative_words.iter().flatten() {
             self.pin_at(va, PinReason::UnknownMetadata, &mut pins);
         }
         pins
+    }
+
+    /// Code into which the loader writes (`DT_TEXTREL`: position-dependent code in what may lie anywhere), and what it writes the address of: a relocation names a place, not an instruction, and
+    /// instructions with some can't be taken apart or put elsewhere.
+    fn pin_by_text_relocation(&self, pins: &mut Pins) {
+        for reloc in self.image.dynamic_relocs.iter().filter(|reloc| self.image.is_executable(reloc.slot)) {
+            let named = (reloc.symbol == 0).then_some(Va(reloc.addend as u64));
+            for va in [reloc.slot, reloc.slot.offset(RELOCATED_LEN - 1)].into_iter().chain(named) {
+                self.pin_at(va, PinReason::TextRelocation, pins);
+            }
+        }
     }
 
     /// Pins what contains an address, if anything does.
