@@ -4,6 +4,8 @@
 //! operation, whatever the disassembler calls it.
 
 use super::decoded::{Decoded, Operand, Reg};
+use super::expr::Flag;
+use super::machine::FLAGS;
 
 /// Beginnings of names of pure instructions on vectors, without the `v` of the newer encoding.
 const VECTOR: [&str; 73] = [
@@ -17,33 +19,39 @@ const VECTOR: [&str; 73] = [
 /// The same in the newer encoding only.
 const VECTOR_NEW: [&str; 9] =
     ["vfmadd", "vfmsub", "vfnmadd", "vfnmsub", "vbroadcast", "vpbroadcast", "vperm", "vextract", "vinsert"];
+/// Flags that are results on every processor; the rest may be what they were, or anything.
+const CARRY: &[Flag] = &[Flag::Carry];
+const ZERO: &[Flag] = &[Flag::Zero];
+pub(super) const PRODUCT: &[Flag] = &[Flag::Carry, Flag::Overflow];
+const FIELD: &[Flag] = &[Flag::Carry, Flag::Zero, Flag::Overflow];
+const LOGIC: &[Flag] = &[Flag::Carry, Flag::Zero, Flag::Sign, Flag::Overflow];
 /// Pure instructions on integers, and whether some flags stay as they were, or are inputs.
 const INTEGER: [(&str, Effect); 30] = [
-    ("bsf", Effect::Some),
-    ("bsr", Effect::Some),
-    ("bt", Effect::Some),
-    ("bts", Effect::Some),
-    ("btr", Effect::Some),
-    ("btc", Effect::Some),
+    ("bsf", Effect::Some(ZERO)),
+    ("bsr", Effect::Some(ZERO)),
+    ("bt", Effect::Some(CARRY)),
+    ("bts", Effect::Some(CARRY)),
+    ("btr", Effect::Some(CARRY)),
+    ("btc", Effect::Some(CARRY)),
     ("bswap", Effect::None),
     ("popcnt", Effect::All),
-    ("lzcnt", Effect::Some),
-    ("tzcnt", Effect::Some),
-    ("adc", Effect::Reads),
-    ("sbb", Effect::Reads),
-    ("rol", Effect::Some),
-    ("ror", Effect::Some),
-    ("rcl", Effect::Reads),
-    ("rcr", Effect::Reads),
-    ("shld", Effect::Some),
-    ("shrd", Effect::Some),
-    ("mul", Effect::Some),
-    ("imul", Effect::Some),
-    ("div", Effect::Some),
-    ("idiv", Effect::Some),
-    ("andn", Effect::Some),
-    ("bextr", Effect::Some),
-    ("bzhi", Effect::Some),
+    ("lzcnt", Effect::Some(ZERO)),
+    ("tzcnt", Effect::Some(ZERO)),
+    ("adc", Effect::Reads(&FLAGS)),
+    ("sbb", Effect::Reads(&FLAGS)),
+    ("rol", Effect::Some(&[])),
+    ("ror", Effect::Some(&[])),
+    ("rcl", Effect::Reads(&[])),
+    ("rcr", Effect::Reads(&[])),
+    ("shld", Effect::Some(&[])),
+    ("shrd", Effect::Some(&[])),
+    ("mul", Effect::Some(PRODUCT)),
+    ("imul", Effect::Some(PRODUCT)),
+    ("div", Effect::Some(&[])),
+    ("idiv", Effect::Some(&[])),
+    ("andn", Effect::Some(LOGIC)),
+    ("bextr", Effect::Some(FIELD)),
+    ("bzhi", Effect::Some(LOGIC)),
     ("rorx", Effect::None),
     ("sarx", Effect::None),
     ("shlx", Effect::None),
@@ -56,10 +64,10 @@ const INTEGER: [(&str, Effect); 30] = [
 pub(super) enum Effect {
     None,
     All,
-    /// Some may stay as they were.
-    Some,
-    /// Results depend on them too.
-    Reads,
+    /// Some may stay as they were, but not these.
+    Some(&'static [Flag]),
+    /// The same where results depend on them too.
+    Reads(&'static [Flag]),
 }
 
 /// How an instruction is followed.

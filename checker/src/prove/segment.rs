@@ -337,7 +337,14 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         if cursor.lets_out {
             return Ok(false);
         }
-        let Some(inst) = self.pass(true, cursor)? else { return Ok(false) };
+        let Some(inst) = self.pass(true, cursor)? else {
+            // A stub of the callee's last call begins with a jump.
+            let jumps = self.walk.input.inst(cursor.at).is_some_and(|inst| inst.kind == Kind::IndirectJump);
+            if cursor.within.is_some() && jumps && cursor.marks.last().is_none_or(|mark| mark.at != cursor.at) {
+                cursor.marks.push(Mark::of(cursor));
+            }
+            return Ok(false);
+        };
         let decoded = match self.prover.decode(true, self.walk.input, cursor.at, inst) {
             Some(decoded) if decoded.class() != Class::Opaque => decoded,
             _ => return Ok(false),

@@ -8,7 +8,7 @@
 //! that the disassembler lists. An instruction of integers writes all flags unless it is listed as writing none; those that leave some flags as they were
 //! have the old flags among the inputs.
 
-use super::class::{Class, Effect, effect_of, is_exclusive_or, is_vector_move, plain};
+use super::class::{Class, Effect, PRODUCT, effect_of, is_exclusive_or, is_vector_move, plain};
 use super::decoded::{Decoded, Memory, Operand, Reg};
 use super::expr::{Flag, FlagOf, Id, Node, Op, Pool};
 use super::machine::{FLAGS, Machine, Privacy, Trouble};
@@ -152,7 +152,7 @@ impl Machine {
                 let (last, _) = operand(inst.operands.len() - 1)?;
                 let y = self.read(context, (last, size))?;
                 let value = context.pool.multiply(x, y);
-                self.other_flags(context, b"imul", &[x, y], true);
+                self.other_flags(context, b"imul", &[x, y], PRODUCT);
                 self.write(context, to, value)
             }
             "push" => {
@@ -267,13 +267,13 @@ impl Machine {
         }
     }
 
-    /// All flags as functions of what an instruction read, and of the old ones if it may leave some.
-    fn other_flags(&mut self, context: &mut Context<'_, '_>, key: &[u8], args: &[Id], keeps_some: bool) {
+    /// All flags as functions of what an instruction read, and those that are no results of the old ones too, which it may leave.
+    fn other_flags(&mut self, context: &mut Context<'_, '_>, key: &[u8], args: &[Id], results: &[Flag]) {
         let key = context.keys.number(key);
         let old = self.flags;
         for (at, flag) in FLAGS.into_iter().enumerate() {
             let mut args = args.to_vec();
-            if keeps_some {
+            if !results.contains(&flag) {
                 args.push(old[at]);
             }
             self.flags[at] = context.pool.flag(flag, FlagOf::Other(key), &args);
@@ -327,13 +327,13 @@ impl Machine {
         match pool.as_const(count) {
             Some(0) => {}
             Some(_) => {
-                self.other_flags(context, format!("{op:?}").as_bytes(), &[x, count], true);
+                self.other_flags(context, format!("{op:?}").as_bytes(), &[x, count], &[]);
                 self.result_flags(context.pool, value);
                 if let Some(carry) = context.pool.carry_of_shift(op, x, count) {
                     self.flags[0] = carry;
                 }
             }
-            None => self.other_flags(context, format!("{op:?}").as_bytes(), &[x, count], true),
+            None => self.other_flags(context, format!("{op:?}").as_bytes(), &[x, count], &[]),
         }
         self.write(context, to, value)
     }
@@ -462,7 +462,7 @@ impl Machine {
         for &(number, width) in read.iter().chain(&written) {
             args.push(if width == 0 { self.general[usize::from(number & 15)] } else { self.vectors[usize::from(number & 31)] });
         }
-        if effect == Some(Effect::Reads) {
+        if matches!(effect, Some(Effect::Reads(_))) {
             args.push(self.flags[0]);
         }
         if args.iter().any(|&arg| context.pool.is_of_frame(arg)) {
@@ -511,12 +511,14 @@ impl Machine {
                 self.vectors[usize::from(number & 31)] = out(context.pool, 512);
             }
         }
-        let writes_flags = match effect {
-            Some(effect) => effect != Effect::None,
-            None => is_comparison || inst.writes.contains(&Reg::Flags),
+        let results = match effect {
+            Some(Effect::None) => None,
+            Some(Effect::Some(results) | Effect::Reads(results)) => Some(results),
+            Some(Effect::All) => Some(&FLAGS[..]),
+            None => (is_comparison || inst.writes.contains(&Reg::Flags)).then_some(&FLAGS[..]),
         };
-        if writes_flags {
-            self.other_flags(context, &key, &args, matches!(effect, Some(Effect::Some | Effect::Reads)));
+        if let Some(results) = results {
+            self.other_flags(context, &key, &args, results);
         }
         Ok(())
     }
