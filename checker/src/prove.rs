@@ -40,6 +40,7 @@ mod liveness;
 mod machine;
 mod segment;
 mod semantics;
+mod table_uses;
 
 use std::rc::Rc;
 
@@ -61,6 +62,7 @@ pub(crate) use liveness::Liveness;
 use machine::{BASE, Privacy, STACK};
 pub(crate) use segment::{Effect, Local};
 use segment::{Ends, Failure, Run, Segment};
+pub(crate) use table_uses::{TableUses, Tables};
 
 /// Segments of one proof.
 const SEGMENTS_MAX: usize = 200_000;

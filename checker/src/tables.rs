@@ -19,7 +19,7 @@ use crate::decode::{Inst, Kind, Shape};
 use crate::image::Slot;
 use crate::report::ViolationKind;
 use crate::walk::{Bits, Displaced, Pair, Reach, Side, Walk};
-pub(crate) use copies::{Copies, report_mixed};
+pub(crate) use copies::{Copies, report_mixed, report_other_uses};
 
 /// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
 const BOUND_WINDOW: usize = 8;
@@ -408,6 +408,15 @@ pub(crate) fn certain_pairs(walk: &Walk<'_, '_>, table: TableReference) -> Optio
     (!pairs.is_empty()).then_some(pairs)
 }
 
+/// Where a jump of the input leads through a table, as far as entries must correspond: what is compared before the jump may say how many there are.
+pub(crate) fn certain_targets(walk: &Walk<'_, '_>, table: TableReference, jump: u64) -> Vec<u64> {
+    let entries = input_entries(walk, table);
+    let (extent, guessed_from) = extent(walk, table, &entries);
+    let count = bound(walk, jump).unwrap_or(guessed_from).min(extent);
+    let target = |entry: &Entry| if let Entry::To(target) = *entry { Some(target) } else { None };
+    entries.iter().take(count).filter_map(target).collect()
+}
+
 /// Explains the entries of a table that proofs have followed.
 pub(crate) fn read_followed(walk: &mut Walk<'_, '_>, table: TableReference) {
     note_copy(walk, table, true);
@@ -671,7 +680,7 @@ fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
 }
 
 /// The instruction that ends where another begins, as linear decoding meets it.
-fn instruction_before(walk: &Walk<'_, '_>, address: u64) -> Option<(u64, Inst)> {
+pub(crate) fn instruction_before(walk: &Walk<'_, '_>, address: u64) -> Option<(u64, Inst)> {
     let side = walk.input;
     (1..=15).find_map(|size| {
         let before = address.checked_sub(size)?;

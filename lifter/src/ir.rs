@@ -55,6 +55,8 @@ pub enum PinReason {
     SignalTrampoline,
     /// A metadata section that is not understood names addresses in it.
     UnknownMetadata,
+    /// By the address of a jump table that can't be changed where it is, code reads other things as well.
+    TableAddressUsed,
     /// The loader writes into it.
     TextRelocation,
     /// Its unwind or exception tables are not understood.
@@ -85,6 +87,7 @@ impl PinReason {
             PinReason::ShortReach => "short-reach",
             PinReason::SignalTrampoline => "signal-trampoline",
             PinReason::UnknownMetadata => "unknown-metadata",
+            PinReason::TableAddressUsed => "table-address-used",
             PinReason::TextRelocation => "text-relocation",
             PinReason::UnwindNotUnderstood => "unwind-not-understood",
             PinReason::ReturnAddressNamed => "return-address-named",

@@ -143,6 +143,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     };
     let words = if use_static_relocs { slots::relative_words(image, |word| is_in_table(&tables, word)) } else { Vec::new() };
     let mut pins = pin_context.compute(&jumps, &words);
+    pin_context.pin_by_table_address(&tables, &mut pins);
     // Many calls count with entries of one run, which is looked for once.
     let mut last_of_run = None;
     for va in context.misused_addresses(&names, &clusters, &jumps) {

@@ -76,6 +76,7 @@ fn makes_opaque(reason: PinReason, has_unwind_entry: bool) -> bool {
         | PinReason::ShortReach
         | PinReason::UnprovenPointers
         | PinReason::NotWorthMoving
+        | PinReason::TableAddressUsed
         | PinReason::AddressArithmetic => false,
         // It may be that only a gap between procedures is without one.
         PinReason::NoBounds => !has_unwind_entry,

@@ -17,7 +17,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::TableReference;
 use crate::decode::Kind;
 use crate::leftover::each_instruction;
-use crate::prove::Ways;
+use crate::prove::{TableUses, Tables, Ways};
 use crate::report::ViolationKind;
 use crate::walk::{Side, Stands, Walk};
 
@@ -35,8 +35,10 @@ struct Reference {
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     references: FxHashSet<Reference>,
-    /// Tables of offsets, with the groups that read them as such.
-    tables: FxHashSet<(u64, u32)>,
+    /// Tables of offsets, with the groups that read them as such, and a reference of each.
+    tables: FxHashMap<(u64, u32), TableReference>,
+    /// References to tables that became references to copies.
+    moved: Vec<(TableReference, u32)>,
 }
 
 impl Copies {
@@ -45,16 +47,20 @@ impl Copies {
         if reference.width == 4 {
             self.references.insert(Reference { input: reference.input, output: reference.output, group, is_in_part });
             if is_table {
-                self.tables.insert((reference.input, group));
+                self.tables.insert((reference.input, group), reference);
+                if reference.input != reference.output {
+                    self.moved.push((reference, group));
+                }
             }
         }
     }
 
     /// The groups that name a table with several copies. Where a table begins, something empty may lie as well, and other functions name that: to them it is no table.
     fn groups(&self) -> FxHashSet<u32> {
-        let tables: FxHashSet<u64> = self.tables.iter().map(|table| table.0).collect();
+        let tables: FxHashSet<u64> = self.tables.keys().map(|table| table.0).collect();
         let is_table = |reference: &&Reference| {
-            self.tables.contains(&(reference.input, reference.group)) || reference.is_in_part && tables.contains(&reference.input)
+            self.tables.contains_key(&(reference.input, reference.group))
+                || reference.is_in_part && tables.contains(&reference.input)
         };
         let (mut first, mut several) = (FxHashMap::default(), FxHashSet::default());
         for reference in self.references.iter().filter(is_table) {
@@ -88,6 +94,32 @@ pub(crate) fn report_mixed(walk: &mut Walk<'_, '_>) {
             at,
             "goes through a thunk, in a function of which a table has several copies (address of the input)",
         );
+    }
+}
+
+/// Reports instructions that name a copy of a table where the input reads something else by the address too.
+pub(crate) fn report_other_uses(walk: &mut Walk<'_, '_>) {
+    let mut moved = std::mem::take(&mut walk.copies.moved);
+    moved.sort_unstable_by_key(|(reference, _)| (reference.from, reference.origin));
+    moved.dedup_by_key(|(reference, _)| reference.from);
+    let mut tables: FxHashMap<u32, Vec<TableReference>> = FxHashMap::default();
+    for (&(_, group), &table) in &walk.copies.tables {
+        tables.entry(group).or_default().push(table);
+    }
+    let mut found = Vec::new();
+    if !moved.is_empty() {
+        let mut prover = walk.take_prover();
+        let mut uses = TableUses::new(walk, &mut prover);
+        for (reference, group) in moved {
+            let (own, others) = tables.get(&group).into_iter().flatten().partition(|table| table.input == reference.input);
+            found.extend(uses.other_use(reference.from, &Tables { own, others }).map(|at| (reference, at)));
+        }
+        walk.give_back(prover);
+    }
+    for (TableReference { input, origin, .. }, at) in found {
+        let message =
+            format!("names a copy of the table at {input:#x}, by whose address the input reads something else at {at:#x}");
+        walk.report(ViolationKind::JumpTable, origin, message);
     }
 }
 

@@ -203,3 +203,43 @@ fn another_width_scale_or_bound_of_a_table_is_seen() {
         assert!(!report.is_ok(), "{to} instead of {from}");
     }
 }
+
+#[test]
+fn what_is_read_beside_a_table_by_its_address_is_seen_where_a_copy_is_named() {
+    const USE: &str = "    lea @TABLE@(%rip), %rdx\n@BEFORE@    movslq (%rdx,%rdi,4), %rax\n";
+    const JUMP: &str = "    add %rdx, %rax\n    jmp *%rax\n";
+    let named = |table: &str, before: &str, jump: &str| switch(&USE.replace("@TABLE@", table).replace("@BEFORE@", before), jump);
+    // Moves, the frame, parts of a register, what is forgotten, and calls that overwrite it.
+    let own = [
+        "",
+        "    mov %rdx, %rsi\n    mov %rsi, %rdx\n",
+        "    mov %rdx, -16(%rsp)\n    mov $5, %edx\n    mov -16(%rsp), %rdx\n",
+        "    push %rdx\n    pop %rdx\n",
+        "    mov %rdx, %rsi\n    xor %rsi, %rsi\n    nopl 8(%rdx)\n",
+        "    mov %rdx, %rsi\n    mov %esi, -16(%rsp)\n",
+    ];
+    for before in own {
+        let Some(report) = compare_with_copy(&named("table", before, JUMP), &named("copy", before, JUMP)) else { return };
+        assert!(report.is_ok(), "{before}\n{}", report.summary(10));
+    }
+    let others = [
+        "    mov -8(%rdx), %esi\n",
+        "    mov 16(%rdx), %rsi\n",
+        "    mov %rdx, %rsi\n    movups 32(%rsi), %xmm1\n",
+        "    lea 16(%rdx), %rsi\n",
+        "    mov %rdx, -16(%rsp)\n    mov -16(%rsp), %rsi\n    mov (%rsi), %rsi\n",
+        "    push %rdx\n    pop %rsi\n    mov (%rsi), %rsi\n",
+        "    mov (%rdx,%rsi,2), %esi\n",
+        "    mov %rdx, message(%rip)\n",
+        "    cmp %rdx, %rsi\n",
+        "    vpgatherdd %ymm1, (%rdx,%ymm2,4), %ymm3\n",
+    ];
+    for before in others {
+        let Some(report) = compare_with_copy(&named("table", before, JUMP), &named("copy", before, JUMP)) else { return };
+        assert!(kinds(&report).contains(&ViolationKind::JumpTable), "{before}\n{}", report.summary(10));
+    }
+    // Where the table leads to, the address is still there.
+    let used_behind = |table: &str| named(table, "", JUMP).replacen("mov $20, %eax", "mov 16(%rdx), %eax", 1);
+    let report = compare_with_copy(&used_behind("table"), &used_behind("copy")).unwrap();
+    assert!(kinds(&report).contains(&ViolationKind::JumpTable), "{}", report.summary(10));
+}

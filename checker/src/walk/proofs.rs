@@ -179,11 +179,11 @@ impl Walk<'_, '_> {
         }
     }
 
-    pub(super) fn take_prover(&mut self) -> Box<Prover> {
+    pub(crate) fn take_prover(&mut self) -> Box<Prover> {
         self.proofs.prover.take().unwrap_or_else(|| Box::new(Prover::with(Liveness::default())))
     }
 
-    pub(super) fn give_back(&mut self, prover: Box<Prover>) {
+    pub(crate) fn give_back(&mut self, prover: Box<Prover>) {
         self.proofs.prover = Some(prover);
     }
 

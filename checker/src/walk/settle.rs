@@ -199,6 +199,7 @@ impl Walk<'_, '_> {
         self.settle_all(true);
         self.judge_contexts();
         tables::report_mixed(&mut self);
+        tables::report_other_uses(&mut self);
         let copies = if self.violations.is_empty() { FxHashSet::default() } else { self.copies_to_try() };
         let mut unmoved = std::mem::take(&mut self.unmoved);
         unmoved.sort_by_key(|reference| (reference.address, reference.origin));

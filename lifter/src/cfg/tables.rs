@@ -22,6 +22,7 @@
 mod entries;
 pub(crate) mod exclusive;
 mod in_vain;
+mod other_uses;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -65,6 +66,8 @@ pub(crate) struct RawTable {
     pub(crate) named_at: Vec<Va>,
     /// Nothing else names its bytes.
     pub(crate) is_exclusive: bool,
+    /// By its address code reads other things as well, so that what names the table can't name a copy of it.
+    pub(crate) has_other_uses: bool,
 }
 
 impl RawTable {
@@ -187,6 +190,8 @@ struct Table {
     joins: Vec<Unit>,
     is_doubtful: bool,
     loads: Vec<Load>,
+    /// The instructions by which the jumps through it were understood, ascending.
+    uses: Vec<usize>,
 }
 
 impl TableContext<'_> {
@@ -204,7 +209,7 @@ impl TableContext<'_> {
             let changed = body.changed_arrivals(&before);
             drop(before);
             self.ask(&body, &sites, &changed, &mut learned.answers);
-            let (next, tables) = self.round(&body, &mut learned);
+            let (next, mut tables) = self.round(&body, &mut learned);
             let is_stable = next == result;
             result = next;
             // Code that only a call's return reaches shows that it returns, or that the compiler thought so.
@@ -222,6 +227,10 @@ impl TableContext<'_> {
             // Something empty may lie where a table begins. Which of the two an instruction means can't be told.
             for table in named_in_vain(&body, &tables) {
                 self.distrust(table, &mut result);
+            }
+            let other_uses: Vec<bool> = tables.iter().map(|table| self.has_other_uses(&body, table)).collect();
+            for (table, has_any) in tables.iter_mut().zip(other_uses) {
+                table.raw.has_other_uses = has_any;
             }
             self.settle(tables, &bounds, &mut result);
             return result;
@@ -384,6 +393,9 @@ impl TableContext<'_> {
             known.raw.named_at.sort();
             known.raw.named_at.dedup();
             known.loads.extend(loads);
+            known.uses.extend(&answer.trace);
+            known.uses.sort_unstable();
+            known.uses.dedup();
             return true;
         }
         let cluster = self.cluster_of(body);
@@ -408,9 +420,10 @@ impl TableContext<'_> {
             behind: reading.behind,
             named_at,
             is_exclusive: false,
+            has_other_uses: false,
         };
-        let loads = loads.copied().collect();
-        tables.push(Table { raw, joins: reading.joins, is_doubtful: reading.is_doubtful, loads });
+        let (loads, uses) = (loads.copied().collect(), answer.trace.clone());
+        tables.push(Table { raw, joins: reading.joins, is_doubtful: reading.is_doubtful, loads, uses });
         true
     }
 
@@ -578,6 +591,7 @@ pub(crate) fn merge_tables(answers: &mut [(Unit, ClusterJumps)]) -> Vec<RawTable
             if next.bound == TableBound::Scanned {
                 kept.bound = TableBound::Scanned;
             }
+            kept.has_other_uses |= next.has_other_uses;
             if next.targets.len() > kept.targets.len() {
                 std::mem::swap(&mut kept.targets, &mut next.targets);
                 std::mem::swap(&mut kept.distinct, &mut next.distinct);

@@ -9,7 +9,7 @@ use object::elf;
 use rayon::prelude::*;
 
 use crate::address::Va;
-use crate::cfg::tables::{ClusterJumps, Dispatch};
+use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::{NamedBy, Names};
 use crate::discover::survey::{How, Survey};
@@ -172,6 +172,15 @@ impl PinContext<'_> {
             }
             if by.contains(NamedBy::PERHAPS) {
                 pin(PinReason::Undecodable);
+            }
+        }
+    }
+
+    /// Jumps through tables of which only a copy can be changed, where code would read other things beside the copy.
+    pub(crate) fn pin_by_table_address(&self, tables: &[RawTable], pins: &mut Pins) {
+        for table in tables.iter().filter(|table| table.has_other_uses && !table.is_exclusive) {
+            for &va in &table.named_at {
+                self.pin_at(va, PinReason::TableAddressUsed, pins);
             }
         }
     }

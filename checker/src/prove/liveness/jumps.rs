@@ -34,7 +34,7 @@ const STEPS_MAX: usize = 500_000;
 pub(in super::super) struct Targets {
     pub(in super::super) places: Vec<u64>,
     /// It goes through a jump table, and nowhere else.
-    pub(super) is_table: bool,
+    pub(in super::super) is_table: bool,
 }
 
 /// What a table is known by.

@@ -1,0 +1,421 @@
+//! What the input does with the address of a table that has a copy in the output.
+//!
+//! **Problem.** Where an instruction names a copy instead of the table, all that is read by the address it makes is read beside the copy. Hand-written code keeps constants beside its tables.
+//!
+//! **Method.** From the instruction that makes the address the input is followed forward, by registers and slots of the frame that hold the address. Its own uses are a load of 32 bits with an index, a sum
+//! with what such a load read, and moves; whatever else reads all of such a register, or memory by it, is another use. Calls keep what the psABI says; calls of code without a frame
+//! description, which need not follow the psABI, are followed into it up to its next call.
+//!
+//! **Terminates**: what is known at an address only grows, and at most [`STEPS_MAX`] instructions are looked at; if that is not enough, it counts as another use.
+
+use std::rc::Rc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::Prover;
+use super::decoded::{Decoded, Memory, Operand, Reg};
+use super::liveness::{Use, use_of};
+use crate::decode::{Inst, Kind, Shape};
+use crate::tables::{TableReference, certain_targets, instruction_before};
+use crate::walk::Walk;
+
+const STEPS_MAX: usize = 1_000_000;
+/// Instructions between the one that names a table and the jump through it.
+const BEFORE_MAX: usize = 8;
+const SLOTS_MAX: usize = 63;
+/// In [`Holding::slots`]: something that was pushed.
+const PUSHED: u64 = 1 << SLOTS_MAX;
+/// `rax` and `rdx`.
+const RETURNED: u16 = 1 | 1 << 2;
+/// What calls need not keep, by the psABI: `rax`, `rcx`, `rdx`, `rsi`, `rdi`, `r8` to `r11`.
+const LOST: u16 = 0x0fc7;
+const STACK: [u8; 2] = [4, 5];
+/// Instructions that leave their first operand as it is.
+const ONLY_READ: [&str; 8] = ["cmp", "test", "push", "bt", "mul", "div", "imul", "idiv"];
+
+/// Which registers and slots hold the table's address, which registers may hold entries, and which a sum of the two.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+struct Holding {
+    registers: u16,
+    slots: u64,
+    entries: u16,
+    sums: u16,
+}
+
+/// The tables through which the indirect jumps of a function go: those that are asked about, and the others.
+#[derive(Default)]
+pub(crate) struct Tables {
+    pub(crate) own: Vec<TableReference>,
+    pub(crate) others: Vec<TableReference>,
+}
+
+impl Holding {
+    fn is_empty(self) -> bool {
+        self.registers == 0 && self.slots == 0
+    }
+
+    fn union(self, other: Self) -> Self {
+        Self {
+            registers: self.registers | other.registers,
+            slots: self.slots | other.slots,
+            entries: self.entries | other.entries,
+            sums: self.sums | other.sums,
+        }
+    }
+
+    fn has(self, register: u8) -> bool {
+        self.registers >> register & 1 == 1
+    }
+
+    fn set(&mut self, register: u8, is_held: bool) {
+        self.registers = self.registers & !(1 << register) | u16::from(is_held) << register;
+        self.entries &= !(1 << register);
+        self.sums &= !(1 << register);
+    }
+
+    /// The same as another register.
+    fn copy(&mut self, to: u8, from: u8) {
+        let Self { registers, entries, sums, .. } = *self;
+        let bit = |set: u16| (set >> from & 1) << to;
+        self.set(to, false);
+        self.registers |= bit(registers);
+        self.entries |= bit(entries);
+        self.sums |= bit(sums);
+    }
+}
+
+pub(crate) struct TableUses<'s, 'w, 'a> {
+    walk: &'s Walk<'w, 'a>,
+    prover: &'s mut Prover,
+    /// What is called where a frame description ends: it hardly returns elsewhere.
+    last_called: FxHashSet<u64>,
+    /// Where a jump leads by a table.
+    places: FxHashMap<(u64, u64), Vec<u64>>,
+}
+
+/// Where control is: an address, and whether a call led there.
+type At = (u64, bool);
+
+/// The search from one instruction.
+#[derive(Default)]
+struct Search {
+    held: FxHashMap<At, Holding>,
+    work: Vec<At>,
+    slots: Vec<(u8, u64)>,
+}
+
+impl Search {
+    fn come(&mut self, at: At, holding: Holding) {
+        if holding.is_empty() {
+            return;
+        }
+        let known = self.held.entry(at).or_default();
+        let union = known.union(holding);
+        if union != *known {
+            *known = union;
+            self.work.push(at);
+        }
+    }
+
+    fn slot(&self, place: (u8, u64)) -> Option<usize> {
+        self.slots.iter().position(|&slot| slot == place)
+    }
+}
+
+impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
+    pub(crate) fn new(walk: &'s Walk<'w, 'a>, prover: &'s mut Prover) -> Self {
+        let side = walk.input;
+        let ends = side.unwind.fdes.iter().filter_map(|fde| instruction_before(walk, fde.end));
+        let calls = ends.filter(|(_, inst)| inst.kind == Kind::Call);
+        let last_called = calls.map(|(at, inst)| side.target(at, inst)).collect();
+        Self { walk, prover, last_called, places: FxHashMap::default() }
+    }
+
+    /// An instruction of the input that uses the address made at `from` for something else than the jumps through the table.
+    pub(crate) fn other_use(&mut self, from: u64, tables: &Tables) -> Option<u64> {
+        let inst = self.walk.input.inst(from)?;
+        let made = self.decode(from, inst)?;
+        let (Operand::Reg(Reg::General(register, 32 | 64, false)), "lea" | "mov" | "movabs") =
+            (made.operands.first()?.0, &*made.name)
+        else {
+            return None;
+        };
+        if made.memory().is_some() && made.name != "lea" {
+            return None;
+        }
+        let mut search = Search::default();
+        // An entry may have been loaded before, by the same address in another register.
+        let start = Holding { registers: 1 << register, entries: !(1 << register), ..Holding::default() };
+        search.come((from + u64::from(inst.len), false), start);
+        let mut steps = 0;
+        while let Some(at) = search.work.pop() {
+            steps += 1;
+            let holding = search.held.get(&at).copied().unwrap_or_default();
+            let Some(inst) = self.walk.input.inst(at.0) else { continue };
+            let Some(after) = self.step(at.0, inst, holding, &mut search).filter(|_| steps <= STEPS_MAX) else {
+                return Some(at.0);
+            };
+            // The table's address again, whatever was there before.
+            let after = if at.0 == from { Holding { registers: after.registers | 1 << register, ..after } } else { after };
+            self.go_on(at, inst, after, tables, &mut search);
+        }
+        None
+    }
+
+    fn decode(&mut self, at: u64, inst: Inst) -> Option<Rc<Decoded>> {
+        self.prover.decode(true, self.walk.input, at, inst)
+    }
+
+    fn go_on(&mut self, at: At, inst: Inst, holding: Holding, tables: &Tables, search: &mut Search) {
+        let side = self.walk.input;
+        let (address, is_called) = at;
+        let next = (address + u64::from(inst.len), is_called);
+        match inst.kind {
+            Kind::Jump => self.jump((side.target(address, inst), is_called), holding, search),
+            Kind::Branch | Kind::Loop => {
+                self.jump((side.target(address, inst), is_called), holding, search);
+                self.jump(next, holding, search);
+            }
+            // What another file has, by a stub or in place of it.
+            Kind::IndirectJump if side.slot_of_stub(address).is_some() => {}
+            Kind::IndirectJump => {
+                let walk = self.walk;
+                let may_lead = |place: &u64| is_outside_of_frame(walk, *place) == is_outside_of_frame(walk, address);
+                for place in self.led_to(address, inst, holding, tables).into_iter().filter(may_lead) {
+                    search.come((place, is_called), holding);
+                }
+            }
+            Kind::Call | Kind::IndirectCall if self.walk.call_never_returns(address, inst) => {}
+            Kind::Call if self.last_called.contains(&side.target(address, inst)) => {}
+            Kind::Call => {
+                let target = side.target(address, inst);
+                if !is_called && side.unwind.fde_at(target).is_none() && side.slot_of_stub(target).is_none() {
+                    search.come((target, true), holding);
+                }
+                // Behind a call in what was called, convention is believed in.
+                if !is_called {
+                    self.jump(next, holding, search);
+                }
+            }
+            Kind::Return | Kind::Stop | Kind::Trap => {}
+            _ => self.jump(next, holding, search),
+        }
+    }
+
+    /// Where an indirect jump may lead.
+    fn led_to(&mut self, address: u64, inst: Inst, holding: Holding, tables: &Tables) -> Vec<u64> {
+        let walk = self.walk;
+        let through = self.decode(address, inst).and_then(|decoded| Some(decoded.operands.first()?.0));
+        let is_own = matches!(through, Some(Operand::Reg(Reg::General(register, ..))) if holding.sums >> register & 1 == 1);
+        let named = self.table_before(address);
+        let mut places = |tables: &mut dyn Iterator<Item = &TableReference>| {
+            let mut all = Vec::new();
+            for &table in tables {
+                let known = self.places.entry((table.input, address));
+                all.extend(known.or_insert_with(|| certain_targets(walk, table, address)).iter().copied());
+            }
+            all
+        };
+        if is_own {
+            return places(&mut tables.own.iter());
+        }
+        if let Some(table) = tables.others.iter().find(|table| named == Some(table.input)) {
+            return places(&mut std::iter::once(table));
+        }
+        if let Some(known) = self.prover.targets_of(walk, address).filter(|known| known.is_table) {
+            return known.places;
+        }
+        // A table that was named long before is one of those that the function names.
+        let function = walk.input.function_at(address);
+        places(&mut tables.others.iter().filter(|table| walk.input.function_at(table.from) == function))
+    }
+
+    /// The data that an instruction right before a jump names.
+    fn table_before(&self, mut address: u64) -> Option<u64> {
+        let side = self.walk.input;
+        for _ in 0..BEFORE_MAX {
+            let (at, inst) = instruction_before(self.walk, address)?;
+            match inst.kind {
+                Kind::Lea if inst.disp != 0 => return Some(side.operand(at, inst)),
+                Kind::Plain | Kind::Lea | Kind::Nop => address = at,
+                _ => return None,
+            }
+        }
+        None
+    }
+
+    /// A jump to what has a frame description of its own, and the frame of a function's entry, is a call.
+    fn jump(&self, at: At, holding: Holding, search: &mut Search) {
+        let unwind = &self.walk.input.unwind;
+        let is_entry = unwind.fde_at(at.0).is_some_and(|fde| unwind.fdes[fde as usize].start == at.0);
+        if !(is_entry && unwind.is_as_at_entry(at.0)) {
+            search.come(at, holding);
+        }
+    }
+
+    /// What is held behind an instruction; `None` if it is another use.
+    fn step(&mut self, at: u64, inst: Inst, mut holding: Holding, search: &mut Search) -> Option<Holding> {
+        match inst.kind {
+            Kind::Nop | Kind::Jump | Kind::Branch | Kind::EndBranch | Kind::Return | Kind::Stop | Kind::Trap => {
+                return Some(holding);
+            }
+            Kind::Call => {
+                let has_frame = self.walk.input.unwind.fde_at(self.walk.input.target(at, inst)).is_some();
+                holding.registers &= !if has_frame { LOST } else { RETURNED };
+                // What the callee read for its caller, as outlined code does.
+                holding.entries = !holding.registers;
+                return Some(holding);
+            }
+            _ => {}
+        }
+        let Some(decoded) = self.decode(at, inst) else {
+            let bytes = self.walk.input.code.bytes(at, inst);
+            let used = Shape::of(bytes).registers(bytes).unwrap_or_default();
+            let is_read = used[1..].iter().flatten().any(|&register| holding.has(register));
+            return (!is_read).then_some(holding);
+        };
+        if let Some(holding) = moved(&decoded, holding, search) {
+            return holding;
+        }
+        let loaded = entry_loaded(&decoded, holding);
+        let is_sum = adds_entry(&decoded, holding);
+        let held = holding;
+        for register in (0..16).filter(|&register| held.has(register)) {
+            match use_of(&decoded, register, false) {
+                Use::Reads if loaded.is_none() && !is_sum && reads_whole(&decoded, register) => return None,
+                Use::Reads if writes_unnamed(&decoded, register) => holding.registers &= !(1 << register),
+                Use::Reads | Use::Passes => {}
+                Use::Writes | Use::WritesLow => holding.registers &= !(1 << register),
+            }
+        }
+        if let Some((Operand::Reg(Reg::General(written, ..)), _)) = decoded.operands.first()
+            && !ONLY_READ.contains(&&*decoded.name)
+            && !matches!(inst.kind, Kind::IndirectJump | Kind::IndirectCall)
+        {
+            let extended = decoded.name == "movsxd"
+                && matches!(decoded.operands.get(1), Some(&(Operand::Reg(Reg::General(from, ..)), _)) if holding.entries >> from & 1 == 1);
+            holding.set(*written, false);
+            holding.entries |= u16::from(loaded == Some(*written) || extended) << written;
+            holding.sums |= u16::from(is_sum) << written;
+        }
+        if decoded.name == "cdqe" && holding.has(0) {
+            holding.registers &= !1;
+        }
+        if inst.kind == Kind::IndirectCall {
+            holding.registers &= !LOST;
+        }
+        Some(holding)
+    }
+}
+
+/// Whether nothing of a frame is there but the return address: a jump behind the end of a frame is a call, and leads to nothing inside of it.
+fn is_outside_of_frame(walk: &Walk<'_, '_>, address: u64) -> bool {
+    let row = walk.input.unwind.locate(address).row;
+    let frame = walk.rows.and_then(|rows| rows.frame_of(row)).and_then(|frame| frame.address);
+    frame == Some((7, 8))
+}
+
+/// What is held behind an instruction that only moves all of something; the inner `None` if it goes where it is not followed.
+fn moved(decoded: &Decoded, mut holding: Holding, search: &mut Search) -> Option<Option<Holding>> {
+    let general = |operand: Operand| match operand {
+        Operand::Reg(Reg::General(register, 64, _)) => Some(register),
+        _ => None,
+    };
+    match (&*decoded.name, &*decoded.operands) {
+        ("push", &[(operand, _)]) => {
+            let is_held = general(operand).map(|register| holding.has(register))?;
+            holding.slots |= if is_held { PUSHED } else { 0 };
+        }
+        ("pop", &[(operand, _)]) => holding.set(general(operand)?, holding.slots & PUSHED != 0),
+        ("mov", &[(to, 64), (from, 64)]) => match (to, from) {
+            (Operand::Reg(_), Operand::Reg(_)) => {
+                let (to, from) = (general(to)?, general(from)?);
+                holding.copy(to, from);
+            }
+            (Operand::Reg(_), Operand::Memory(memory)) => {
+                let slot = search.slot(slot_of(&memory)?);
+                holding.set(general(to)?, slot.is_some_and(|slot| holding.slots >> slot & 1 == 1));
+            }
+            (Operand::Memory(memory), Operand::Reg(_)) => {
+                let (place, is_held) = (slot_of(&memory)?, holding.has(general(from)?));
+                let slot = match search.slot(place) {
+                    None if is_held && search.slots.len() == SLOTS_MAX => return Some(None),
+                    None if is_held => {
+                        search.slots.push(place);
+                        search.slots.len() - 1
+                    }
+                    None => return Some(Some(holding)),
+                    Some(slot) => slot,
+                };
+                holding.slots = holding.slots & !(1 << slot) | u64::from(is_held) << slot;
+            }
+            _ => return None,
+        },
+        _ => return None,
+    }
+    Some(Some(holding))
+}
+
+fn slot_of(memory: &Memory) -> Option<(u8, u64)> {
+    match (memory.base, memory.index, memory.segment) {
+        (Some(Reg::General(base, 64, _)), None, 0) if STACK.contains(&base) => Some((base, memory.displacement)),
+        _ => None,
+    }
+}
+
+/// The register into which an entry is loaded by the table's address, and an index.
+fn entry_loaded(decoded: &Decoded, holding: Holding) -> Option<u8> {
+    let [(Operand::Reg(Reg::General(to, ..)), _), (Operand::Memory(memory), 32)] = *decoded.operands else { return None };
+    let is_held = |register: Option<Reg>| matches!(register, Some(Reg::General(register, 64, _)) if holding.has(register));
+    let is_indexed = match (is_held(memory.base), is_held(memory.index)) {
+        (true, _) => memory.index.is_some() && matches!(memory.scale, 1 | 4),
+        (false, true) => memory.base.is_some() && memory.scale == 1,
+        (false, false) => false,
+    };
+    (matches!(&*decoded.name, "mov" | "movsxd") && is_indexed && memory.segment == 0).then_some(to)
+}
+
+/// Whether an instruction adds an entry and the table's address.
+fn adds_entry(decoded: &Decoded, holding: Holding) -> bool {
+    let is_pair = |one: u8, other: u8| {
+        let is_entry = |register: u8| holding.entries >> register & 1 == 1;
+        holding.has(one) && is_entry(other) || holding.has(other) && is_entry(one)
+    };
+    match (&*decoded.name, &*decoded.operands) {
+        ("add", &[(Operand::Reg(Reg::General(one, 64, _)), _), (Operand::Reg(Reg::General(other, 64, _)), _)]) => {
+            is_pair(one, other)
+        }
+        ("lea", &[_, (Operand::Memory(Memory { base, index, scale: 1, displacement: 0, .. }), _)]) => match (base, index) {
+            (Some(Reg::General(one, 64, _)), Some(Reg::General(other, 64, _))) => is_pair(one, other),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// Whether an instruction writes a register that it does not name.
+fn writes_unnamed(decoded: &Decoded, register: u8) -> bool {
+    let is_product = matches!(&*decoded.name, "mul" | "imul" | "div" | "idiv") && decoded.operands.len() == 1;
+    is_product && matches!(register, 0 | 2)
+        || decoded.writes.iter().any(|&found| matches!(found, Reg::General(number, ..) if number == register))
+}
+
+/// Whether all of a register is an operand, or memory is named by it; what forgets it reads nothing.
+fn reads_whole(decoded: &Decoded, register: u8) -> bool {
+    let is_it = |found: Reg| matches!(found, Reg::General(number, 64, _) if number == register);
+    let operand = |operand: &Operand| match *operand {
+        Operand::Reg(found) => is_it(found),
+        Operand::Memory(memory) => [memory.base, memory.index].into_iter().flatten().any(is_it),
+        Operand::Immediate(_) => false,
+    };
+    let forgets = match &*decoded.operands {
+        [(one, _), (other, _)] if one == other => matches!(&*decoded.name, "xor" | "sub" | "sbb" | "test"),
+        [_, (Operand::Immediate(0), _)] => decoded.name == "and",
+        [_, (Operand::Immediate(u64::MAX), _)] => decoded.name == "or",
+        _ => false,
+    };
+    // Of the first operand these only write all, or what is left of it is used nowhere.
+    let only_writes = matches!(&*decoded.name, "bsf" | "bsr") || decoded.name.contains("cvt") || decoded.computes_on_vectors();
+    let first = usize::from(only_writes && matches!(decoded.operands.first(), Some((Operand::Reg(_), _))));
+    !forgets && decoded.operands.iter().skip(first).any(|(found, _)| operand(found))
+}

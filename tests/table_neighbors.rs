@@ -1,0 +1,103 @@
+//! Constants beside a jump table that code reads by the table's address, as hand-written code does (dav1d's film grain): what names the table can't name a copy of it.
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+
+use support::{End, compile_text, installed, relift, relift_succeeds, run, skipped};
+
+/// `PLACE`: where the constants are, counted from the table. `CHECK`: a comparison that says how many entries there are. `EARLY`: the constants are read before the jump too. `SIZE`: the table has a
+/// symbol, so that not only the jump may know it. `KEEP`: the address is kept in the frame meanwhile.
+const PROGRAM: &str = r#"
+#include <stdio.h>
+#define STRING(x) #x
+#define TEXT(x) STRING(x)
+#ifdef CHECK
+#define COMPARE "cmp $3, %edi\nja 5f\n"
+#else
+#define COMPARE ""
+#endif
+#ifdef EARLY
+#define READ "mov " TEXT(PLACE) "(%r8), %eax\nmov " TEXT(PLACE) "+4(%r8), %edx\n"
+#else
+#define READ "mov $1, %eax\nmov $2, %edx\n"
+#endif
+#ifdef SIZE
+#define SIZED ".type cases, @object\n.size cases, 16\n"
+#else
+#define SIZED ""
+#endif
+#ifdef KEEP
+#define AWAY "mov %r8, -16(%rsp)\nxor %r8d, %r8d\nmov -16(%rsp), %r10\nmov %r10, %r8\n"
+#else
+#define AWAY ""
+#endif
+__asm__(".section .rodata\n.balign 64\n.long 11, 22, 33, 44\n" SIZED "cases: .long 1f-cases, 2f-cases, 3f-cases, 4f-cases\n.long 11, 22, 33, 44\n"
+    ".text\n.globl choose\n.type choose, @function\n.balign 16\nchoose:\n.cfi_startproc\n"
+    "lea cases(%rip), %r8\n" AWAY READ COMPARE "movslq %edi, %r9\nmovslq (%r8,%r9,4), %r9\n"
+    "0: add %edx, %eax\ndec %esi\njg 0b\nadd %r8, %r9\njmp *%r9\n"
+    "1: add " TEXT(PLACE) "+8(%r8), %eax\nret\n2: add " TEXT(PLACE) "+12(%r8), %eax\nret\n3: add $7, %eax\nret\n"
+    "4: mov $5, %eax\nret\n5: mov $6, %eax\nret\n.cfi_endproc\n.size choose, . - choose\n");
+int choose(int number, int rounds);
+int main(int argc, char **argv) {
+    for (int number = 0; number < 4; number++)
+        for (int rounds = 1; rounds < 4; rounds++) printf("%d ", choose(number, rounds));
+    puts("");
+    return 0;
+}
+"#;
+
+const VARIANTS: [&[&str]; 8] = [
+    &["-DPLACE=-16", "-DEARLY"],
+    &["-DPLACE=-16"],
+    &["-DPLACE=16", "-DEARLY"],
+    &["-DPLACE=16"],
+    &["-DPLACE=-16", "-DEARLY", "-DCHECK"],
+    &["-DPLACE=-16", "-DEARLY", "-DCHECK", "-DSIZE"],
+    &["-DPLACE=-16", "-DKEEP"],
+    &["-DPLACE=16", "-DKEEP", "-DCHECK", "-DSIZE"],
+];
+
+fn does_the_same(program: &Path, form: &[&str], folder: &Path) {
+    let output = folder.join("output");
+    let expected = run(&mut Command::new(program), folder);
+    assert_eq!(expected.end, End::Exit(0), "{expected:?}");
+    relift_succeeds(relift().args(form).arg(program).arg("-o").arg(&output), folder);
+    assert_eq!(run(&mut Command::new(&output), folder), expected, "{form:?}");
+}
+
+#[test]
+fn constants_beside_a_table_are_found_by_its_address_in_every_form() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    for variant in VARIANTS {
+        let program = compile_text(PROGRAM, &[&["-O2"], variant].concat(), folder, "program");
+        let profile = folder.join("profile").display().to_string();
+        does_the_same(&program, &["instrument", "--profile", &profile], folder);
+        does_the_same(&program, &["optimize", "-p", &profile], folder);
+        does_the_same(&program, &["shrink"], folder);
+        for seed in ["1", "2", "3"] {
+            does_the_same(&program, &["optimize", "--shuffle", seed], folder);
+        }
+    }
+}
+
+#[test]
+fn a_function_whose_table_only_a_copy_could_replace_is_pinned_for_that_reason() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let told = |variant: &[&str]| {
+        let program = compile_text(PROGRAM, &[&["-O2"], variant].concat(), folder, "program");
+        relift_succeeds(relift().arg("inspect").arg(&program), folder).stdout_text()
+    };
+    assert!(told(VARIANTS[0]).contains("pinned: table-address-used"));
+    // Where the table may be changed in place, nothing has to stay.
+    assert!(!told(VARIANTS[4]).contains("pinned: table-address-used"));
+}
