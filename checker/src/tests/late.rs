@@ -305,3 +305,42 @@ fn of_two_ways_to_pair_a_call_that_is_taken_where_all_is_the_same() {
         assert!(!report.is_ok(), "{from} became {to}");
     }
 }
+
+#[test]
+fn a_flag_that_is_a_result_does_not_depend_on_what_flags_were_and_others_do() {
+    let rest = "    call other\n    bt %eax, %ebx\n    jb 2f\n    add %rbx, %rax\n2:\n";
+    let (early, late) = early_and_late("    mov %rdi, %rbx\n", "", rest);
+    let Some(report) = report_of((&early, OTHER), (&late, OTHER)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    for (from, to) in [("bt %eax, %ebx", "bt %eax, %ebp"), ("jb 2f", "jae 2f"), ("bt %eax", "bt %ecx")] {
+        assert!(late.contains(from));
+        let report = report_of((&early, OTHER), (&late.replacen(from, to, 1), OTHER)).unwrap();
+        assert!(!report.is_ok(), "{from} became {to}");
+    }
+    // What it was behind the call may be another flag in each program.
+    let left = |text: &str| text.replace("jb 2f", "jo 2f");
+    assert!(!report_of((&left(&early), OTHER), (&left(&late), OTHER)).unwrap().is_ok());
+    for (name, jump) in [("bsr", "je"), ("mul", "jo"), ("sbb", "js")] {
+        let text = if name == "mul" { "mul %ebx".to_string() } else { format!("{name} %ebx, %ecx") };
+        let with = |body: &str| body.replace("bt %eax, %ebx", &text).replace("jb 2f", &format!("{jump} 2f"));
+        let is_known = name != "sbb";
+        let report = report_of((&with(&early), OTHER), (&with(&late), OTHER)).unwrap();
+        assert_eq!(report.is_ok(), is_known, "{name}: {}", report.summary(10));
+    }
+}
+
+#[test]
+fn behind_a_late_frame_the_last_call_of_what_was_called_may_go_through_a_stub() {
+    let rest = "    mov %rdi, %rbx\n    call other\n    add %rbx, %rax\n";
+    let (early, late) = early_and_late("", "", rest);
+    let other = "    test %rdi, %rdi\n    je 3f\n    jmp 4f\n3:\n    ret\n4:\n    jmp *shared(%rip)\n6:\n    jmp *shared+8(%rip)";
+    let begun = |text: &str| late.replacen("    call other\n", text, 1);
+    let right = "    test %rdi, %rdi\n    je 5f\n    call 4f\n5:\n";
+    let Some(report) = report_of((&early, other), (&begun(right), other)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    for (from, to) in [("call 4f", "call 6f"), ("je 5f", "jne 5f"), ("call 4f", "mov %rbx, %rdi\n    add $1, %rdi\n    call 4f")]
+    {
+        let report = report_of((&early, other), (&begun(&right.replacen(from, to, 1)), other)).unwrap();
+        assert!(!report.is_ok(), "{from} became {to}");
+    }
+}
