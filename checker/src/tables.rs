@@ -366,7 +366,7 @@ pub(crate) fn may_be_moved(walk: &Walk<'_, '_>, table: TableReference) -> bool {
 /// Reads a table in both files, and asks for the pairs of its entries.
 pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     let entries = input_entries(walk, table);
-    note_copy(walk, table, !entries.is_empty());
+    note_copy(walk, table, !entries.is_empty(), false);
     if entries.is_empty() {
         if table.input != table.output {
             walk.displaced.push(Displaced { input: table.input, output: table.output, origin: table.origin });
@@ -388,9 +388,12 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     read_entries(walk, table, &entries, false);
 }
 
-fn note_copy(walk: &mut Walk<'_, '_>, table: TableReference, is_table: bool) {
+fn note_copy(walk: &mut Walk<'_, '_>, table: TableReference, is_table: bool, is_followed: bool) {
     if let Some(function) = walk.input.function_at(table.from) {
         walk.copies.note(table, walk.survey.find(function), walk.survey.is_orphan(function), is_table);
+        if is_table && !is_followed {
+            walk.copies.note_moved(table, walk.survey.find(function));
+        }
     }
 }
 
@@ -419,7 +422,7 @@ pub(crate) fn certain_targets(walk: &Walk<'_, '_>, table: TableReference, jump: 
 
 /// Explains the entries of a table that proofs have followed.
 pub(crate) fn read_followed(walk: &mut Walk<'_, '_>, table: TableReference) {
-    note_copy(walk, table, true);
+    note_copy(walk, table, true, true);
     if walk.tables_followed.insert((table.input, table.output)) {
         let entries = input_entries(walk, table);
         read_entries(walk, table, &entries, true);

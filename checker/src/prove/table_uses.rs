@@ -131,35 +131,47 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         Self { walk, prover, last_called, places: FxHashMap::default() }
     }
 
-    /// An instruction of the input that uses the address made at `from` for something else than the jumps through the table.
-    pub(crate) fn other_use(&mut self, from: u64, tables: &Tables) -> Option<u64> {
-        let inst = self.walk.input.inst(from)?;
-        let made = self.decode(from, inst)?;
-        let (Operand::Reg(Reg::General(register, 32 | 64, false)), "lea" | "mov" | "movabs") =
-            (made.operands.first()?.0, &*made.name)
-        else {
-            return None;
-        };
-        if made.memory().is_some() && made.name != "lea" {
-            return None;
-        }
+    /// An instruction of the input that uses the address of a table, made by some instructions, for something else than the jumps through the table.
+    pub(crate) fn other_use(&mut self, made_at: &[u64], tables: &Tables) -> Option<u64> {
+        let makes: FxHashMap<u64, u8> = made_at.iter().filter_map(|&at| Some((at, self.made(at)?))).collect();
         let mut search = Search::default();
-        // An entry may have been loaded before, by the same address in another register.
-        let start = Holding { registers: 1 << register, entries: !(1 << register), ..Holding::default() };
-        search.come((from + u64::from(inst.len), false), start);
+        for (&at, &register) in &makes {
+            let Some(inst) = self.walk.input.inst(at) else { continue };
+            // An entry may have been loaded before, by the same address in another register.
+            let start = Holding { registers: 1 << register, entries: !(1 << register), ..Holding::default() };
+            search.come((at + u64::from(inst.len), false), start);
+        }
         let mut steps = 0;
         while let Some(at) = search.work.pop() {
             steps += 1;
+            if steps > STEPS_MAX {
+                return Some(at.0);
+            }
             let holding = search.held.get(&at).copied().unwrap_or_default();
             let Some(inst) = self.walk.input.inst(at.0) else { continue };
-            let Some(after) = self.step(at.0, inst, holding, &mut search).filter(|_| steps <= STEPS_MAX) else {
-                return Some(at.0);
-            };
+            let (mut after, _) = self.step(at.0, inst, holding, &mut search);
             // The table's address again, whatever was there before.
-            let after = if at.0 == from { Holding { registers: after.registers | 1 << register, ..after } } else { after };
+            after.registers |= makes.get(&at.0).map_or(0, |register| 1 << register);
             self.go_on(at, inst, after, tables, &mut search);
         }
-        None
+        // Only now all is known that holds the address.
+        let mut held: Vec<(At, Holding)> = search.held.iter().map(|(&at, &holding)| (at, holding)).collect();
+        held.sort_unstable_by_key(|&(at, _)| at);
+        let is_other = |&(at, holding): &(At, Holding)| {
+            let inst = self.walk.input.inst(at.0)?;
+            self.step(at.0, inst, holding, &mut search).1.then_some(at.0)
+        };
+        held.iter().find_map(is_other)
+    }
+
+    /// The register into which an instruction puts an address that it names.
+    fn made(&mut self, at: u64) -> Option<u8> {
+        let made = self.decode(at, self.walk.input.inst(at)?)?;
+        match (made.operands.first()?.0, &*made.name) {
+            (Operand::Reg(Reg::General(register, 32 | 64, false)), "lea") => Some(register),
+            (Operand::Reg(Reg::General(register, 32 | 64, false)), "mov" | "movabs") if made.memory().is_none() => Some(register),
+            _ => None,
+        }
     }
 
     fn decode(&mut self, at: u64, inst: Inst) -> Option<Rc<Decoded>> {
@@ -253,18 +265,18 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         }
     }
 
-    /// What is held behind an instruction; `None` if it is another use.
-    fn step(&mut self, at: u64, inst: Inst, mut holding: Holding, search: &mut Search) -> Option<Holding> {
+    /// What is held behind an instruction, and whether it is another use.
+    fn step(&mut self, at: u64, inst: Inst, mut holding: Holding, search: &mut Search) -> (Holding, bool) {
         match inst.kind {
             Kind::Nop | Kind::Jump | Kind::Branch | Kind::EndBranch | Kind::Return | Kind::Stop | Kind::Trap => {
-                return Some(holding);
+                return (holding, false);
             }
             Kind::Call => {
                 let has_frame = self.walk.input.unwind.fde_at(self.walk.input.target(at, inst)).is_some();
                 holding.registers &= !if has_frame { LOST } else { RETURNED };
                 // What the callee read for its caller, as outlined code does.
                 holding.entries = !holding.registers;
-                return Some(holding);
+                return (holding, false);
             }
             _ => {}
         }
@@ -272,17 +284,17 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
             let bytes = self.walk.input.code.bytes(at, inst);
             let used = Shape::of(bytes).registers(bytes).unwrap_or_default();
             let is_read = used[1..].iter().flatten().any(|&register| holding.has(register));
-            return (!is_read).then_some(holding);
+            return (holding, is_read);
         };
-        if let Some(holding) = moved(&decoded, holding, search) {
-            return holding;
+        if let Some(moved) = moved(&decoded, holding, search) {
+            return moved.map_or((holding, true), |holding| (holding, false));
         }
         let loaded = entry_loaded(&decoded, holding);
         let is_sum = adds_entry(&decoded, holding);
-        let held = holding;
+        let (held, mut is_other) = (holding, false);
         for register in (0..16).filter(|&register| held.has(register)) {
             match use_of(&decoded, register, false) {
-                Use::Reads if loaded.is_none() && !is_sum && reads_whole(&decoded, register) => return None,
+                Use::Reads if loaded.is_none() && !is_sum && reads_whole(&decoded, register) => is_other = true,
                 Use::Reads if writes_unnamed(&decoded, register) => holding.registers &= !(1 << register),
                 Use::Reads | Use::Passes => {}
                 Use::Writes | Use::WritesLow => holding.registers &= !(1 << register),
@@ -304,7 +316,7 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         if inst.kind == Kind::IndirectCall {
             holding.registers &= !LOST;
         }
-        Some(holding)
+        (holding, is_other)
     }
 }
 

@@ -48,10 +48,14 @@ impl Copies {
             self.references.insert(Reference { input: reference.input, output: reference.output, group, is_in_part });
             if is_table {
                 self.tables.insert((reference.input, group), reference);
-                if reference.input != reference.output {
-                    self.moved.push((reference, group));
-                }
             }
+        }
+    }
+
+    /// Notes a reference to a table that may be one to a copy, if no proof has followed it: proofs know what becomes of the address.
+    pub(super) fn note_moved(&mut self, reference: TableReference, group: u32) {
+        if reference.width == 4 && reference.input != reference.output {
+            self.moved.push((reference, group));
         }
     }
 
@@ -100,7 +104,7 @@ pub(crate) fn report_mixed(walk: &mut Walk<'_, '_>) {
 /// Reports instructions that name a copy of a table where the input reads something else by the address too.
 pub(crate) fn report_other_uses(walk: &mut Walk<'_, '_>) {
     let mut moved = std::mem::take(&mut walk.copies.moved);
-    moved.sort_unstable_by_key(|(reference, _)| (reference.from, reference.origin));
+    moved.sort_unstable_by_key(|(reference, group)| (reference.input, *group, reference.from, reference.origin));
     moved.dedup_by_key(|(reference, _)| reference.from);
     let mut tables: FxHashMap<u32, Vec<TableReference>> = FxHashMap::default();
     for (&(_, group), &table) in &walk.copies.tables {
@@ -110,9 +114,10 @@ pub(crate) fn report_other_uses(walk: &mut Walk<'_, '_>) {
     if !moved.is_empty() {
         let mut prover = walk.take_prover();
         let mut uses = TableUses::new(walk, &mut prover);
-        for (reference, group) in moved {
+        for same in moved.chunk_by(|(one, group), (other, of)| (one.input, group) == (other.input, of)) {
+            let ((reference, group), made_at) = (same[0], same.iter().map(|(reference, _)| reference.from).collect::<Vec<u64>>());
             let (own, others) = tables.get(&group).into_iter().flatten().partition(|table| table.input == reference.input);
-            found.extend(uses.other_use(reference.from, &Tables { own, others }).map(|at| (reference, at)));
+            found.extend(uses.other_use(&made_at, &Tables { own, others }).map(|at| (reference, at)));
         }
         walk.give_back(prover);
     }

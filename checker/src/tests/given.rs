@@ -226,3 +226,11 @@ fn a_call_through_a_table_follows_none_of_its_entries() {
     assert_right(&code("xor %eax, %eax"));
     assert_given_away(&code("call *%rax"));
 }
+
+#[test]
+fn what_is_read_beside_a_table_is_not_what_is_read_beside_its_copy() {
+    for read in ["mov -8(%rdx), %ecx", "mov 64(%rdx), %rcx", "mov -16(%rdx,%rsi,4), %ecx"] {
+        let code = format!("lea #(%rip), %rdx; {read}; mov %rcx, -8(%rsp); mov -8(%rsp), %ecx; add %ecx, %esi; {JUMP}");
+        assert_ne!(is_right((&code, &code), FOR_5, ("", ""), "nop"), Some(true), "{read}");
+    }
+}
