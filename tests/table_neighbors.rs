@@ -2,10 +2,7 @@
 
 mod support;
 
-use std::path::Path;
-use std::process::Command;
-
-use support::{End, compile_text, installed, relift, relift_succeeds, run, skipped};
+use support::{compile_text, installed, relift, relift_succeeds, rewritten_does_the_same, skipped};
 
 /// `PLACE`: where the constants are, counted from the table. `CHECK`: a comparison that says how many entries there are. `EARLY`: the constants are read before the jump too. `SIZE`: the table has a
 /// symbol, so that not only the jump may know it. `KEEP`: the address is kept in the frame meanwhile.
@@ -59,14 +56,6 @@ const VARIANTS: [&[&str]; 8] = [
     &["-DPLACE=16", "-DKEEP", "-DCHECK", "-DSIZE"],
 ];
 
-fn does_the_same(program: &Path, form: &[&str], folder: &Path) {
-    let output = folder.join("output");
-    let expected = run(&mut Command::new(program), folder);
-    assert_eq!(expected.end, End::Exit(0), "{expected:?}");
-    relift_succeeds(relift().args(form).arg(program).arg("-o").arg(&output), folder);
-    assert_eq!(run(&mut Command::new(&output), folder), expected, "{form:?}");
-}
-
 #[test]
 fn constants_beside_a_table_are_found_by_its_address_in_every_form() {
     if !installed("gcc") {
@@ -77,11 +66,11 @@ fn constants_beside_a_table_are_found_by_its_address_in_every_form() {
     for variant in VARIANTS {
         let program = compile_text(PROGRAM, &[&["-O2"], variant].concat(), folder, "program");
         let profile = folder.join("profile").display().to_string();
-        does_the_same(&program, &["instrument", "--profile", &profile], folder);
-        does_the_same(&program, &["optimize", "-p", &profile], folder);
-        does_the_same(&program, &["shrink"], folder);
+        rewritten_does_the_same(&program, &["instrument", "--profile", &profile], folder);
+        rewritten_does_the_same(&program, &["optimize", "-p", &profile], folder);
+        rewritten_does_the_same(&program, &["shrink"], folder);
         for seed in ["1", "2", "3"] {
-            does_the_same(&program, &["optimize", "--shuffle", seed], folder);
+            rewritten_does_the_same(&program, &["optimize", "--shuffle", seed], folder);
         }
     }
 }

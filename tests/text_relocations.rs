@@ -3,10 +3,8 @@
 mod support;
 
 use std::fs;
-use std::path::Path;
-use std::process::Command;
 
-use support::{End, compile, compile_text, installed, relift, relift_succeeds, run, skipped};
+use support::{compile, compile_text, installed, relift, relift_succeeds, rewritten_does_the_same, skipped};
 
 /// Constants that are addresses of data and of code, in functions of which one has two ways.
 const PROGRAM: &str = r#"
@@ -40,15 +38,6 @@ int main(int argc, char **argv) {
 
 const LINKS: [&[&str]; 4] = [&[], &["-Wl,--emit-relocs"], &["-fuse-ld=lld"], &["-fuse-ld=lld", "-Wl,--emit-relocs"]];
 
-/// Rewrites `program` in `form`, and holds that the output does what it did.
-fn does_the_same(program: &Path, form: &[&str], folder: &Path) {
-    let output = folder.join("output");
-    let expected = run(&mut Command::new(program), folder);
-    assert_eq!(expected.end, End::Exit(5), "{expected:?}");
-    relift_succeeds(relift().args(form).arg(program).arg("-o").arg(&output), folder);
-    assert_eq!(run(&mut Command::new(&output), folder), expected, "{form:?}");
-}
-
 #[test]
 fn programs_into_whose_code_the_loader_writes_do_the_same_in_every_form() {
     if !installed("gcc") {
@@ -67,11 +56,11 @@ fn programs_into_whose_code_the_loader_writes_do_the_same_in_every_form() {
             continue;
         }
         let profile = folder.join("profile").display().to_string();
-        does_the_same(&program, &["instrument", "--profile", &profile], folder);
-        does_the_same(&program, &["optimize", "-p", &profile], folder);
-        does_the_same(&program, &["shrink"], folder);
+        rewritten_does_the_same(&program, &["instrument", "--profile", &profile], folder);
+        rewritten_does_the_same(&program, &["optimize", "-p", &profile], folder);
+        rewritten_does_the_same(&program, &["shrink"], folder);
         for seed in ["1", "2", "3", "4"] {
-            does_the_same(&program, &["optimize", "--shuffle", seed], folder);
+            rewritten_does_the_same(&program, &["optimize", "--shuffle", seed], folder);
         }
     }
 }

@@ -120,6 +120,15 @@ pub fn relift_succeeds(command: &mut Command, scratch: &Path) -> Run {
     run
 }
 
+/// Rewrites `program` in a form, and holds that the output does what it does: output, and how it ends.
+pub fn rewritten_does_the_same(program: &Path, form: &[&str], folder: &Path) {
+    let output = folder.join("output");
+    let expected = run(&mut Command::new(program), folder);
+    assert!(matches!(expected.end, End::Exit(_)), "{expected:?}");
+    relift_succeeds(relift().args(form).arg(program).arg("-o").arg(&output), folder);
+    assert_eq!(run(&mut Command::new(&output), folder), expected, "{form:?}");
+}
+
 /// Whether `program` is on the search path.
 pub fn installed(program: &str) -> bool {
     let Some(path) = std::env::var_os("PATH") else { return false };
