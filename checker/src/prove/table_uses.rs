@@ -220,26 +220,48 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         let through = self.decode(address, inst).and_then(|decoded| Some(decoded.operands.first()?.0));
         let is_own = matches!(through, Some(Operand::Reg(Reg::General(register, ..))) if holding.sums >> register & 1 == 1);
         let named = self.table_before(address);
-        let mut places = |tables: &mut dyn Iterator<Item = &TableReference>| {
-            let mut all = Vec::new();
-            for &table in tables {
-                let known = self.places.entry((table.input, address));
-                all.extend(known.or_insert_with(|| certain_targets(walk, table, address)).iter().copied());
-            }
-            all
-        };
         if is_own {
-            return places(&mut tables.own.iter());
+            return self.places_of(tables.own.iter(), address);
         }
         if let Some(table) = tables.others.iter().find(|table| named == Some(table.input)) {
-            return places(&mut std::iter::once(table));
+            return self.places_of(std::iter::once(table), address);
         }
         if let Some(known) = self.prover.targets_of(walk, address).filter(|known| known.is_table) {
             return known.places;
         }
         // A table that was named long before is one of those that the function names.
         let function = walk.input.function_at(address);
-        places(&mut tables.others.iter().filter(|table| walk.input.function_at(table.from) == function))
+        let base = self.base_before(address, through);
+        let width = if matches!(through, Some(Operand::Memory(_))) { 8 } else { 4 };
+        let is_possible = |table: &&TableReference| table.width == width && walk.input.function_at(table.from) == function;
+        let possible: Vec<&TableReference> = tables.others.iter().filter(is_possible).collect();
+        let (by_base, rest): (Vec<_>, Vec<_>) =
+            possible.into_iter().partition(|table| base.is_some() && self.made(table.from) == base);
+        let likely = if by_base.is_empty() { rest } else { by_base };
+        self.places_of(likely.into_iter(), address)
+    }
+
+    /// Where a jump leads by some tables.
+    fn places_of<'t>(&mut self, tables: impl Iterator<Item = &'t TableReference>, address: u64) -> Vec<u64> {
+        let mut all = Vec::new();
+        for &table in tables {
+            let known = self.places.entry((table.input, address));
+            all.extend(known.or_insert_with(|| certain_targets(self.walk, table, address)).iter().copied());
+        }
+        all
+    }
+
+    /// What is added to an entry right before a jump.
+    fn base_before(&mut self, address: u64, through: Option<Operand>) -> Option<u8> {
+        let (at, inst) = instruction_before(self.walk, address)?;
+        match (&*self.decode(at, inst)?.operands, through?) {
+            (&[(sum, 64), (Operand::Reg(Reg::General(base, 64, _)), _)], through)
+                if sum == through && inst.kind == Kind::Plain =>
+            {
+                Some(base)
+            }
+            _ => None,
+        }
     }
 
     /// The data that an instruction right before a jump names.
