@@ -221,11 +221,9 @@ impl Body {
                 self.add_edge(source, target);
             }
         }
-        for &jump in computed {
-            let Some(source) = self.block_containing(jump) else { continue };
-            for block in self.blocks.iter_mut().filter(|b| is_label(b.named_by)) {
-                block.preds.push(source as u32);
-            }
+        let computed: Vec<u32> = computed.iter().filter_map(|&jump| Some(self.block_containing(jump)? as u32)).collect();
+        for block in self.blocks.iter_mut().filter(|b| is_label(b.named_by)) {
+            block.preds.extend_from_slice(&computed);
         }
         self.connect_landing_pads(unwind);
         self.mark_entries();
@@ -341,6 +339,11 @@ impl Body {
         self.returned_to.sort();
         self.returned_to.dedup();
         self.returned_to.len() > before
+    }
+
+    /// The blocks whose address is taken: each computed jump leads to all of them.
+    pub(crate) fn num_labels(&self) -> usize {
+        self.blocks.iter().filter(|block| is_label(block.named_by)).count()
     }
 
     fn add_edge(&mut self, source: usize, target: Va) {

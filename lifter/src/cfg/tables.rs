@@ -112,6 +112,8 @@ pub(crate) struct ClusterJumps {
     pub(crate) counted_from: Vec<Va>,
     /// Some jump goes where a register said when control arrived from another cluster by a jump or a branch: at a function, or at a part of this one.
     pub(crate) is_led_in: bool,
+    /// More than [`JUMPS_MAX`] or [`COMPUTED_EDGES_MAX`], so that nothing was found out.
+    pub(crate) is_too_large: bool,
 }
 
 /// What all clusters share.
@@ -132,6 +134,13 @@ pub(crate) struct TableContext<'i> {
 
 /// Rounds over one cluster; each adds a table, so this bounds the depth of nested switches, not their number.
 const MAX_ROUNDS: usize = 40;
+
+/// How many indirect jumps a cluster may have. An interpreter has thousands. Where code has no unwind entries and each function goes on by a jump, as GHC's, most of a program
+/// is one cluster, with some 100,000.
+const JUMPS_MAX: usize = 1 << 14;
+
+/// How many edges may lead from jumps to labels that something else names, every jump to every label. Interpreters have up to 16 million of them.
+const COMPUTED_EDGES_MAX: usize = 1 << 26;
 
 /// How many bytes from a table's start a load may count its index from.
 const BIAS_MAX: u64 = 1 << 16;
@@ -200,12 +209,20 @@ impl TableContext<'_> {
         body.follow_calls(self.image, self.units);
         let sites = self.sites(&body);
         let mut result = ClusterJumps::default();
+        if sites.iter().filter(|site| site.1 == Site::Jump).count() > JUMPS_MAX {
+            return ClusterJumps { dispatches: unresolved(&body, &sites), is_too_large: true, ..result };
+        }
         let mut learned = Learned { readings: Readings::of(self, members), ..Learned::default() };
         for _ in 0..MAX_ROUNDS {
             let edges = result.edges();
             let targets: Vec<Va> = edges.iter().map(|e| e.1).collect();
             let before = body.cut(&targets, self.names);
-            body.connect(self.stubs, self.unwind, &edges, &result.closed_jumps());
+            let computed = result.closed_jumps();
+            if computed.len() * body.num_labels() > COMPUTED_EDGES_MAX {
+                result.is_too_large = true;
+                break;
+            }
+            body.connect(self.stubs, self.unwind, &edges, &computed);
             let changed = body.changed_arrivals(&before);
             drop(before);
             self.ask(&body, &sites, &changed, &mut learned.answers);
@@ -520,6 +537,12 @@ enum Site {
     Call(Register),
     /// A jump to such a thunk.
     ThunkJump(Register),
+}
+
+/// The jumps among sites, as if nothing were known of any.
+fn unresolved(body: &Body, sites: &[(usize, Site)]) -> Vec<(Va, Dispatch)> {
+    let jumps = sites.iter().filter(|(_, site)| !matches!(site, Site::Call(_)));
+    jumps.map(|&(index, _)| (Va(body.instructions[index].ip()), Dispatch::Unresolved)).collect()
 }
 
 fn answer(body: &Body, mut evaluator: Evaluator<'_>, index: usize, site: Site) -> Asked {

@@ -317,6 +317,20 @@ impl Explored<'_> {
         std::mem::replace(&mut self.most_no_return, most) < most
     }
 
+    /// Gives up the regions that these places are in; says whether there are any.
+    pub(crate) fn give_up(&mut self, places: impl Iterator<Item = Va>) -> bool {
+        let mut is_any = false;
+        for index in places.filter_map(|va| region_at(&self.regions, va)).collect::<Vec<_>>() {
+            self.regions[index].is_given_up = true;
+            is_any = true;
+        }
+        is_any
+    }
+
+    pub(crate) fn give_up_all(&mut self) {
+        self.regions.iter_mut().for_each(|region| region.is_given_up = true);
+    }
+
     fn add_entry(&mut self, va: Va) {
         if let Some(index) = region_at(&self.regions, va) {
             self.regions[index].entries.push(va);

@@ -11,6 +11,9 @@
 //!
 //! At a fixed address any word of data may be the address of a function, or of a label in one: what words alone name is followed when tables lead to nothing more.
 //!
+//! **What is given up.** All of GHC's code is like this, in pieces that go on by jumps to places that are computed. In a large program 100,000 of these are one cluster, or some hundred rounds of seconds each find one
+//! piece more: more than [`UNITS_MAX`], or a cluster that is too large for [`tables`](crate::cfg::tables), and the regions are given up. What such jumps reach would stay in any case.
+//!
 //! Terminates: each round but the last reaches an instruction that was not reached before, or knows more functions that don't return than any round before it.
 
 use super::{Discovered, survey_again};
@@ -27,6 +30,9 @@ use crate::discover::units::{Bounds, Unit, Units, find_units};
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::RelinkMode;
+
+/// How many units all rounds look at together. A million bytes without unwind entries are some thousand units, and some ten rounds.
+const UNITS_MAX: usize = 1 << 22;
 
 /// What the search goes by.
 #[derive(Copy, Clone)]
@@ -63,12 +69,20 @@ impl<'i> Explorer<'i> {
         mut units: Units,
         mut surveys: Vec<Survey>,
     ) -> (Units, Vec<Survey>) {
+        let mut looked_at = 0;
         while explored.has_left_over() {
             let found = find_units(self.image, self.unwind, &[], &explored.so_far());
             surveys = survey_again(Surveyor { left_over: LeftOver::Nothing, ..self.surveyor(&found) }, &units, surveys);
             units = found;
-            if !self.follow_round(explored, &units, &surveys) && !explored.try_numbers(self.stubs) {
+            looked_at += units.len();
+            if looked_at > UNITS_MAX {
+                explored.give_up_all();
                 break;
+            }
+            match self.follow_round(explored, &units, &surveys) {
+                Round::Reached => {}
+                Round::ReachedNothing if explored.try_numbers(self.stubs) => {}
+                Round::ReachedNothing | Round::TooLarge => break,
             }
         }
         (units, surveys)
@@ -87,12 +101,11 @@ impl<'i> Explorer<'i> {
         (found, surveys)
     }
 
-    /// One round; says whether it found anything.
-    fn follow_round(&self, explored: &mut Explored<'_>, units: &Units, surveys: &[Survey]) -> bool {
+    fn follow_round(&self, explored: &mut Explored<'_>, units: &Units, surveys: &[Survey]) -> Round {
         let &Self { image, unwind, use_static_relocs, mode, .. } = self;
         let is_reached = |&unit: &Unit| units[unit].bounds == Bounds::Reached;
         if !units.keys().any(|unit| is_reached(&unit) && surveys[unit.index()].has_indirect_jumps) {
-            return false;
+            return Round::ReachedNothing;
         }
         let names = names::collect(image, unwind, units, surveys);
         let mut clusters = join_by_flow(units, surveys, &names);
@@ -104,12 +117,27 @@ impl<'i> Explorer<'i> {
         let thunks = Thunks::find(image, units);
         let context = Discovered { image, unwind, units, surveys, stubs: &stubs, thunks: &thunks, use_static_relocs, mode };
         let answers = context.resolve_jumps(&names, &mut clusters, |members| members.iter().any(is_reached));
+        let too_large = answers.iter().filter(|(_, answer)| answer.is_too_large).map(|&(unit, _)| units[unit].start);
+        if explored.give_up(too_large) {
+            return Round::TooLarge;
+        }
         let is_reaching = explored.try_labels(answers.iter().flat_map(|(_, answer)| answer.edges()), self.stubs)
             | explored.try_labels_behind(answers.iter().flat_map(|(_, answer)| answer.edges_behind()), self.stubs);
         let doubted: Vec<(Va, Va)> = answers.iter().flat_map(|(_, answer)| answer.doubted.iter().copied()).collect();
         let has_cases = !doubted.is_empty() && explored.try_cases(image, &doubted, &named_data(surveys, &answers), self.stubs);
-        explored.note_no_return(no_return) || is_reaching || has_cases
+        match explored.note_no_return(no_return) || is_reaching || has_cases {
+            true => Round::Reached,
+            false => Round::ReachedNothing,
+        }
     }
+}
+
+/// What came of a round.
+enum Round {
+    Reached,
+    ReachedNothing,
+    /// Jumps and labels are too many to be followed.
+    TooLarge,
 }
 
 /// What code names outside of itself, and where tables begin. Ascending.
