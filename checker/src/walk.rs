@@ -27,6 +27,7 @@ mod proofs;
 mod relation;
 mod settle;
 mod side;
+mod split_stack;
 
 use std::cell::OnceCell;
 
@@ -536,7 +537,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                     let (input, output) = (self.input.target(i, a), self.output.target(o, b));
                     self.called(i, Pair::new(input, output, o, Reach::Call));
                 }
-                if self.noreturn.ends_at(self.input, i, a) {
+                if self.noreturn.ends_at(self.input, i, a) && !self.goes_on_behind_return(after_i) {
                     self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));
                     return Ok(None);
                 }
@@ -545,6 +546,10 @@ impl<'w, 'a> Walk<'w, 'a> {
             }
             Kind::Trap => {
                 self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));
+                Ok(None)
+            }
+            Kind::Return if self.goes_on_behind_return(i) => {
+                self.queue.push(Pair::new(after_i, after_o, o, Reach::Name));
                 Ok(None)
             }
             Kind::IndirectJump | Kind::Return | Kind::Stop => Ok(None),

@@ -13,6 +13,7 @@ use crate::cfg::tables::Dispatch;
 use crate::discover::clusters::following;
 use crate::discover::names::Names;
 use crate::discover::registered::NamesInUnwind;
+use crate::discover::split_stack::Growth;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::Survey;
 use crate::discover::units::{Unit, UnitData, Units, unit_at};
@@ -151,8 +152,17 @@ impl Builder<'_> {
         leaders.sort_unstable();
         leaders.dedup();
         let relocs = if self.use_static_relocs { self.image.static_relocs_in(data.start, data.end) } else { &[] };
-        let mut cutter =
-            Cutter { builder: self, unit, data, relocs, open: None, trailing_nops: (0, 0), ends_in_breakpoint: false, draft };
+        let mut cutter = Cutter {
+            builder: self,
+            unit,
+            data,
+            relocs,
+            open: None,
+            trailing_nops: (0, 0),
+            ends_in_breakpoint: false,
+            growth: Growth::default(),
+            draft,
+        };
         let mut leaders = leaders.into_iter().peekable();
         let mut push = |instruction: Instruction, offsets: ConstantOffsets| {
             let at = Va(instruction.ip());
@@ -234,6 +244,7 @@ struct Cutter<'b, 'i> {
     trailing_nops: (u32, u32),
     /// Nothing but breakpoints and no-ops stand at its end, and at least one breakpoint.
     ends_in_breakpoint: bool,
+    growth: Growth,
     draft: &'b mut Draft,
 }
 
@@ -271,6 +282,7 @@ impl Cutter<'_, '_> {
     }
 
     fn push(&mut self, instruction: &Instruction, offsets: &ConstantOffsets) {
+        let goes_on = self.growth.goes_on_behind(instruction);
         let is_padding = is_nop(instruction);
         if self.open.is_none() {
             // Nothing names it: where nothing falls into it either, a breakpoint fills a gap as a no-op does.
@@ -310,6 +322,7 @@ impl Cutter<'_, '_> {
                 self.draft.is_broken |= unit_at(self.builder.units, target).is_none();
                 (DraftEnd::Loop(target, next), len)
             }
+            Flow::Return if goes_on && !is_last => return,
             Flow::Return => (DraftEnd::Stop(StopKind::Return), 0),
             Flow::Trap => (DraftEnd::Stop(StopKind::Trap), 0),
             Flow::IndirectJump => (self.builder.stop_kind(instruction), 0),

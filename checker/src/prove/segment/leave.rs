@@ -186,6 +186,10 @@ impl Run<'_, '_, '_> {
                 if input.machine.stack_offset(&self.pool).is_some() {
                     self.compare_slots(input, output, 0)?;
                 }
+                if self.walk.goes_on_behind_return(i) {
+                    self.compare_registers(input, output)?;
+                    self.segment.effects.push(Effect::Walk(Pair::new(after_i, after_o, o, Reach::Name)));
+                }
                 self.compare_returned(input, output)
             }
             (Kind::Stop, Kind::Stop) => {

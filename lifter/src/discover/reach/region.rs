@@ -10,6 +10,7 @@ use rustc_hash::FxHashSet;
 
 use crate::address::Va;
 use crate::cfg::thunks::begins_without_return_address;
+use crate::discover::split_stack::Growth;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{NumberRole, numbers};
 use crate::x86::{Flow, flow_of, is_nop, nop_len, padding_len};
@@ -124,6 +125,7 @@ impl Region<'_> {
         let mut instruction = Instruction::default();
         // A call, and where it ends, if nothing but no-ops was met since: where no code follows those, it does not come back.
         let mut last_call: Option<(usize, usize)> = None;
+        let mut growth = Growth::default();
         loop {
             match self.states.get(at) {
                 Some(State::Start(_)) => return Ok(()),
@@ -137,6 +139,7 @@ impl Region<'_> {
                 return self.end_behind(last_call, at);
             }
             let flow = flow_of(&instruction);
+            let goes_on_behind = growth.goes_on_behind(&instruction);
             let goes_on = match flow {
                 Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) => {
                     pending.push(target);
@@ -153,7 +156,8 @@ impl Region<'_> {
                     self.calls.push((end, target));
                     !stubs.is_no_return(target)
                 }
-                Flow::IndirectJump | Flow::Return | Flow::Trap => false,
+                Flow::Return => goes_on_behind,
+                Flow::IndirectJump | Flow::Trap => false,
                 Flow::IndirectCall | Flow::Next => true,
             };
             if instruction.is_ip_rel_memory_operand() {
