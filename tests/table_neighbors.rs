@@ -136,3 +136,33 @@ fn a_jump_by_a_table_that_was_named_long_before_leads_to_no_other_table_s_cases(
         }
     }
 }
+
+/// A switch one way to which knows its index: there, the entry is loaded by an address of its own.
+const KNOWN_INDEX: &str = r#"
+#include <stdio.h>
+__asm__(".section .rodata\n.balign 4\ncases: .long 1f-cases, 2f-cases, 3f-cases\n"
+    ".text\n.globl choose\n.type choose, @function\n.balign 16\nchoose:\n.cfi_startproc\n"
+    "lea cases(%rip), %rdx\ntest %esi, %esi\njne 0f\nmov %edi, %edi\nmovslq (%rdx,%rdi,4), %rax\nadd %rdx, %rax\njmp *%rax\n"
+    "0: movslq cases(%rip), %rax\nadd %rdx, %rax\njmp *%rax\n"
+    "1: mov $1, %eax\nret\n2: mov $10, %eax\nret\n3: mov $100, %eax\nret\n.cfi_endproc\n.size choose, . - choose\n");
+int choose(int number, int is_first);
+int main(void) {
+    for (int number = 0; number < 3; number++) printf("%d %d ", choose(number, 0), choose(number, 1));
+    puts("");
+    return 0;
+}
+"#;
+
+#[test]
+fn an_entry_that_is_loaded_by_an_address_of_its_own_is_one_of_the_copy() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let program = compile_text(KNOWN_INDEX, &["-O2"], folder, "program");
+    rewritten_does_the_same(&program, &["optimize"], folder);
+    for seed in ["1", "2", "3"] {
+        rewritten_does_the_same(&program, &["optimize", "--shuffle", seed], folder);
+    }
+}

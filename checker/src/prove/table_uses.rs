@@ -102,6 +102,8 @@ struct Search {
     held: FxHashMap<At, Holding>,
     work: Vec<At>,
     slots: Vec<(u8, u64)>,
+    /// The table, and its copies.
+    copies: Vec<(u64, u64)>,
 }
 
 impl Search {
@@ -134,7 +136,9 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
     /// An instruction of the input that uses the address of a table, made by some instructions, for something else than the jumps through the table.
     pub(crate) fn other_use(&mut self, made_at: &[u64], tables: &Tables) -> Option<u64> {
         let makes: FxHashMap<u64, u8> = made_at.iter().filter_map(|&at| Some((at, self.made(at)?))).collect();
-        let mut search = Search::default();
+        let is_copy = |table: &&TableReference| table.input != table.output;
+        let copies = tables.own.iter().filter(is_copy).map(|table| (table.input, table.output)).collect();
+        let mut search = Search { copies, ..Search::default() };
         for (&at, &register) in &makes {
             let Some(inst) = self.walk.input.inst(at) else { continue };
             // An entry may have been loaded before, by the same address in another register.
@@ -172,6 +176,18 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
             (Operand::Reg(Reg::General(register, 32 | 64, false)), "mov" | "movabs") if made.memory().is_none() => Some(register),
             _ => None,
         }
+    }
+
+    /// The register into which an instruction loads an entry from where it names, as where the index is known to be 0: in the output it names the copy.
+    fn loaded_by_name(&self, at: u64, inst: Inst, decoded: &Decoded, copies: &[(u64, u64)]) -> Option<u8> {
+        let (input, output) = (self.walk.input, self.walk.output);
+        let [(Operand::Reg(Reg::General(to, ..)), _), (Operand::Memory(_), 32)] = *decoded.operands else { return None };
+        if inst.disp == 0 || !matches!(&*decoded.name, "mov" | "movsxd") {
+            return None;
+        }
+        let moved = output.code.address(self.walk.relation.output_of(input.code.index(at)?)?);
+        let named = (input.operand(at, inst), output.operand(moved, output.inst(moved).filter(|inst| inst.disp != 0)?));
+        copies.contains(&named).then_some(to)
     }
 
     fn decode(&mut self, at: u64, inst: Inst) -> Option<Rc<Decoded>> {
@@ -311,7 +327,7 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         if let Some(moved) = moved(&decoded, holding, search) {
             return moved.map_or((holding, true), |holding| (holding, false));
         }
-        let loaded = entry_loaded(&decoded, holding);
+        let loaded = self.loaded_by_name(at, inst, &decoded, &search.copies).or_else(|| entry_loaded(&decoded, holding));
         let is_sum = adds_entry(&decoded, holding);
         let (held, mut is_other) = (holding, false);
         for register in (0..16).filter(|&register| held.has(register)) {
