@@ -138,6 +138,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         clusters: &clusters,
         arrays: &reached.arrays,
         words: &unseen.words,
+        unaligned_words: &unseen.unaligned_words,
         mode,
         use_static_relocs,
     };

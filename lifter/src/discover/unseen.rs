@@ -43,6 +43,8 @@ pub(crate) struct Unseen {
     pub(crate) anchors: Vec<Va>,
     /// Aligned words of data, 64 bits wide, and the starts of instructions that they hold. Ascending by place.
     pub(crate) words: Vec<(Va, Va)>,
+    /// The same of words that are not aligned.
+    pub(crate) unaligned_words: Vec<(Va, Va)>,
     /// Places inside instructions. Ascending.
     pub(crate) torn: Vec<Va>,
     /// Places that instructions read or write by an absolute address. Ascending.
@@ -65,8 +67,8 @@ struct Found {
     target: Va,
     /// An instruction starts there.
     is_start: bool,
-    /// The number is 64 bits wide and aligned.
-    is_word: bool,
+    /// The number is 64 bits wide.
+    is_wide: bool,
 }
 
 /// Tags of pointers take the bits that alignment leaves.
@@ -130,7 +132,8 @@ impl Search<'_> {
         let words = data_sections(self.image).flat_map(|s| self.scan(s.sh_addr, s.end()).into_iter());
         for found in words.filter(|f| !is_in(&claimed, f.at)) {
             if found.is_start { &mut unseen.anchors } else { &mut unseen.torn }.push(found.target);
-            unseen.words.extend((found.is_start && found.is_word).then_some((found.at, found.target)));
+            let words = if found.at.0.is_multiple_of(8) { &mut unseen.words } else { &mut unseen.unaligned_words };
+            words.extend((found.is_start && found.is_wide).then_some((found.at, found.target)));
         }
         let raw = self.units.as_slice().iter().enumerate().filter(|(index, unit)| self.is_raw(*index, unit));
         let raw = raw.flat_map(|(_, unit)| self.scan(unit.start, unit.end));
@@ -184,11 +187,11 @@ impl Search<'_> {
                 let is_word = is_wide && place.0.is_multiple_of(8);
                 if !self.start_at(target)? {
                     let function = target - self.units[unit_at(self.units, target)?].start;
-                    return (is_word && function <= TAG_MAX).then_some(Found { at: place, target, is_start: false, is_word });
+                    return (is_word && function <= TAG_MAX).then_some(Found { at: place, target, is_start: false, is_wide });
                 }
                 let is_function = unit_at(self.units, target).is_some_and(|u| self.units[u].start == target);
                 let is_in_run = || place.0.is_multiple_of(4) && (is_label(Some(at + 4)) || is_label(at.checked_sub(4)));
-                (is_wide || is_function || is_in_run()).then_some(Found { at: place, target, is_start: true, is_word })
+                (is_wide || is_function || is_in_run()).then_some(Found { at: place, target, is_start: true, is_wide })
             })
         };
         (0..bytes.len().div_ceil(CHUNK)).into_par_iter().flat_map_iter(|index| chunk(index * CHUNK)).collect()

@@ -155,7 +155,7 @@ impl PinContext<'_> {
     }
 
     /// Words of data that hold addresses of code, or may, and these. Ascending by place, each once.
-    fn words_to_code(&self) -> Vec<(Va, Va)> {
+    pub(super) fn words_to_code(&self) -> Vec<(Va, Va)> {
         let relocated = dynamic_code_slots(self.image, self.units);
         let mut words: Vec<(Va, Va)> = relocated.map(|(index, va)| (self.image.dynamic_relocs[index].slot, va)).collect();
         words.extend_from_slice(self.words);

@@ -75,6 +75,8 @@ pub(crate) struct PinContext<'i> {
     pub(crate) arrays: &'i [(Va, Va)],
     /// *Guard* mode: words of data that may hold addresses of code, and these. Ascending by place.
     pub(crate) words: &'i [(Va, Va)],
+    /// The same of words that are not aligned.
+    pub(crate) unaligned_words: &'i [(Va, Va)],
     pub(crate) mode: RelinkMode,
     pub(crate) use_static_relocs: bool,
 }
@@ -88,6 +90,7 @@ impl PinContext<'_> {
         self.pin_by_return_address(&mut pins);
         self.pin_by_computed_return(&mut pins);
         self.pin_by_named_place(&mut pins);
+        self.pin_by_places_side_by_side(&mut pins);
         self.pin_by_fault(&mut pins);
         self.pin_by_text_relocation(&mut pins);
         self.pin_by_jump(jumps, &mut pins);

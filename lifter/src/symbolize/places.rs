@@ -12,9 +12,15 @@
 //! A label that other files could name too is named through a word of `.got` in position-independent code. All code of the file may read that, so of what such a word names nothing is known but
 //! that somebody does.
 //!
-//! **Marks.** Words of data that name places are the tables of computed `goto`s, in all but a few files, and say nothing. But a pointer may be marked in its low bits before the program runs
+//! **Side by side.** A handler may know the places from words of data instead (Valgrind's, around the system calls that it makes for its client; tables of instructions that may fault, each with where to go on).
+//! Such words stand side by side, in whatever alignment, and name places of a function that has no indirect jump, nor have its parts: labels of a computed `goto` are of no use there. Where two
+//! words or more do, the function stays.
+//!
+//! **Marks.** Other words of data that name places are tables of computed `goto`s, in all but a few files, and say nothing. But a pointer may be marked in its low bits before the program runs
 //! (`(char *)function + 1` is a constant in C), and where the first instruction is as short as that, it names the second one. Who takes the mark off again comes to where
 //! the first one was. So a function stays if a word of data names an instruction in its first bytes, unless that is in a table of labels: a function's cold part may begin with some.
+
+use rustc_hash::FxHashSet;
 
 use super::pins::{PinContext, Pins};
 use crate::address::Va;
@@ -22,10 +28,19 @@ use crate::discover::names::{NamedBy, relocated_addresses};
 use crate::discover::survey::{How, NumberRole};
 use crate::discover::units::{Unit, unit_at};
 use crate::entity::EntityId;
-use crate::ir::PinReason;
+use crate::ir::{PinReason, RelinkMode};
 
 /// Pointers to functions that are aligned to this have bits to mark them by.
 const TAGS_END: u64 = 8;
+
+/// Bytes of an address.
+const WORD: u64 = 8;
+
+/// Arrays of flags and other small numbers look like addresses behind 0x1000000: so far goes what is none.
+const SMALL_END: u8 = 16;
+
+/// Other numbers look like addresses that are multiples of this, from a byte before where they are.
+const SHIFTED: u64 = 256;
 
 impl PinContext<'_> {
     pub(super) fn pin_by_named_place(&self, pins: &mut Pins) {
@@ -54,6 +69,31 @@ impl PinContext<'_> {
             if let Some(unit) = unit_at(self.units, va).filter(|&unit| (1..TAGS_END).contains(&(va - self.units[unit].start))) {
                 pins.pin(self.clusters, unit, PinReason::PlaceNamed);
             }
+        }
+    }
+
+    /// Functions without indirect jumps of which words side by side name several places.
+    pub(super) fn pin_by_places_side_by_side(&self, pins: &mut Pins) {
+        let jumping = self.units.iter().filter(|(unit, _)| self.surveys[unit.index()].has_indirect_jumps);
+        let jumping: FxHashSet<Unit> = jumping.map(|(unit, _)| self.clusters.find(unit)).collect();
+        let is_marked = self.mode == RelinkMode::Replace;
+        let is_number = |va: Va| va.0.is_multiple_of(SHIFTED) || va.0.to_le_bytes().iter().all(|&byte| byte < SMALL_END);
+        let place = |(at, va): (Va, Va)| {
+            if !is_marked && is_number(va) {
+                return None;
+            }
+            let unit = unit_at(self.units, va).filter(|&unit| self.units[unit].start != va)?;
+            let cluster = self.clusters.find(self.unit_with_place(va)?);
+            (!jumping.contains(&cluster)).then_some((at, va, unit, cluster))
+        };
+        let aligned = self.words_to_code();
+        let mut words: Vec<(Va, Va, Unit, Unit)> =
+            aligned.into_iter().chain(self.unaligned_words.iter().copied()).filter_map(place).collect();
+        // Words at one distance from multiples of eight can stand side by side.
+        words.sort_unstable_by_key(|&(at, va, ..)| (at.0 % WORD, at, va));
+        let is_next = |one: &(Va, Va, Unit, Unit), next: &(Va, Va, Unit, Unit)| next.0 == one.0 + WORD && next.3 == one.3;
+        for pair in words.windows(2).filter(|pair| is_next(&pair[0], &pair[1]) && pair[0].1 != pair[1].1) {
+            pins.pin(self.clusters, pair[0].2, PinReason::PlaceNamed);
         }
     }
 

@@ -1,0 +1,61 @@
+//! Places in a function that words of data name, for a handler of signals to ask where the program was interrupted (Valgrind, around its client's system calls).
+
+mod support;
+
+use support::{compile_text, installed, relift, relift_succeeds, rewritten_does_the_same, skipped};
+
+/// The words are not aligned, as in Valgrind.
+const PROGRAM: &str = r#"
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdio.h>
+#include <ucontext.h>
+#include <unistd.h>
+__asm__(".text\n.globl send\n.type send, @function\nsend:\n.cfi_startproc\n"
+    "push %rbx\n.cfi_def_cfa_offset 16\n.cfi_offset 3, -16\nmov %edx, %ebx\nmov $62, %eax\n1: syscall\n2: test %rax, %rax\njs 3f\nlea 5(%rbx), %eax\n"
+    "pop %rbx\n.cfi_remember_state\n.cfi_def_cfa_offset 8\nret\n3: .cfi_restore_state\nneg %rax\npop %rbx\n.cfi_def_cfa_offset 8\nret\n"
+    ".cfi_endproc\n.size send, . - send\n"
+    ".section .data.rel.ro, \"aw\"\n.byte 0\n.globl from, to\nfrom: .quad 1b\nto: .quad 2b\n.text\n");
+extern const unsigned long from, to;
+long send(long process, long signal, long number);
+static volatile int inside, outside;
+static void interrupted(int signal, siginfo_t *info, void *context) {
+    unsigned long at = ((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+    if (from <= at && at <= to) inside++;
+    else outside++;
+}
+int main(void) {
+    struct sigaction action = {.sa_sigaction = interrupted, .sa_flags = SA_SIGINFO};
+    sigaction(SIGUSR1, &action, 0);
+    long sum = 0;
+    for (int i = 0; i < 5; i++) sum += send(getpid(), SIGUSR1, i);
+    printf("%ld, in the call %d, elsewhere %d\n", sum, inside, outside);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_handler_that_reads_places_from_words_side_by_side_finds_the_program_there() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    for flags in [
+        &["-no-pie"][..],
+        &["-static"],
+        &["-pie", "-fPIE"],
+        &["-pie", "-fPIE", "-Wl,--emit-relocs"],
+        &["-no-pie", "-Wl,--emit-relocs"],
+    ] {
+        let program = compile_text(PROGRAM, &[&["-O1"], flags].concat(), folder, "program");
+        let told = relift_succeeds(relift().arg("inspect").arg(&program), folder).stdout_text();
+        assert!(told.contains("pinned: place-named"), "{flags:?}: {told}");
+        let profile = folder.join("profile").display().to_string();
+        rewritten_does_the_same(&program, &["instrument", "--profile", &profile], folder);
+        rewritten_does_the_same(&program, &["optimize", "-p", &profile], folder);
+        for seed in ["1", "2", "3"] {
+            rewritten_does_the_same(&program, &["optimize", "--shuffle", seed], folder);
+        }
+    }
+}
