@@ -92,12 +92,28 @@ fn seed_numbers(walk: &mut Walk<'_, '_>) {
 
 /// The aligned words of data that are read as such, with their places.
 pub(crate) fn words<'i>(image: &'i Image<'_>) -> impl Iterator<Item = (u64, u64)> + use<'i> {
-    let is_read = |section: &&Section<'_>| {
-        let is_content = matches!(section.sh_type, SHT_PROGBITS | SHT_INIT_ARRAY | SHT_FINI_ARRAY | SHT_PREINIT_ARRAY);
-        section.is_alloc() && !section.is_code() && is_content && !BY_MEANING.contains(&section.name)
-    };
-    let places = image.sections.iter().filter(is_read).flat_map(|section| words_of(image, section));
+    let places = image.sections.iter().filter(|section| is_read(section)).flat_map(|section| words_of(image, section));
     places.filter_map(|place| Some((place, image.u64_at(place)?)))
+}
+
+/// The words at every byte of the same data whose value is wanted, with their places.
+pub(crate) fn unaligned_words(image: &Image<'_>, is_wanted: impl Fn(u64) -> bool) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    for section in image.sections.iter().filter(|section| is_read(section)) {
+        let bytes = image.at(section.address, section.size as usize).unwrap_or(&[]);
+        let words = bytes
+            .windows(8)
+            .zip(section.address..)
+            .filter_map(|(bytes, place)| Some((place, u64::from_le_bytes(bytes.try_into().ok()?))));
+        found.extend(words.filter(|&(_, value)| is_wanted(value)));
+    }
+    found
+}
+
+/// Whether a section has words that are read as such.
+fn is_read(section: &Section<'_>) -> bool {
+    let is_content = matches!(section.sh_type, SHT_PROGBITS | SHT_INIT_ARRAY | SHT_FINI_ARRAY | SHT_PREINIT_ARRAY);
+    section.is_alloc() && !section.is_code() && is_content && !BY_MEANING.contains(&section.name)
 }
 
 fn seed_slots(walk: &mut Walk<'_, '_>) {

@@ -45,6 +45,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     }
     crate::tables::read_arguments(walk);
     walk.find_counted();
+    walk.find_places_side_by_side();
     walk.walk_kept_whole();
     let mut roots = Roots::of(walk);
     let tables = graph::tables_named(walk, false);

@@ -13,6 +13,9 @@
 //! The same holds for functions of which a word that the loader relocates names an instruction in the first eight bytes, other than the first: it may be a pointer that was marked in its low bits when the
 //! program was linked, and from which the mark is taken before it is called. What an address in data is, apart from that, no walk sees: to it, it is the second instruction.
 //!
+//! The same holds where words side by side name two places of a function, if neither it nor its parts have an indirect jump, which labels of a computed `goto` are for. At a fixed address small numbers, and what
+//! lies a byte before a number, are no such words.
+//!
 //! The same holds for functions that count with the address of a place of their own ([`crate::prove::counted_with`]), and for their parts with frame descriptions of their own: what lies at a distance from a label in
 //! data is then what lay there. Nothing but such a distance need lead to it, so what no pair reached of functions that have to stay is walked at its own address, and must correspond there; by its content alone, it
 //! could have changed places with its like.
@@ -23,14 +26,17 @@
 //! address of the output lies in the function exactly if that of the input does, and is the same address then. A label and a distance make the same sum in both, and
 //! instructions that correspond stand there, if it is in the function or its parts.
 //!
-//! **What is taken for granted.** Labels that only words of data name are those of computed `goto`s. Who compares with the entry alone asks which function it is, not which part of it. Distances from a label lead into
+//! **What is taken for granted.** Labels that only words of data name, and none beside these, are those of computed `goto`s. Who compares with the entry alone asks which function it is, not which part of it. Distances from a label lead into
 //! the function of the label, or into a part of it that jumps there, or to which it does.
 
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
+
 use super::{Pair, Reach, Walk};
+use crate::data::unaligned_words;
 use crate::decode::Kind;
-use crate::image::Section;
+use crate::image::{Section, Slot};
 use crate::report::{Violation, ViolationKind};
 
 /// Descriptions of frames in a form of GNU's assembler that no other rule reads.
@@ -39,6 +45,13 @@ const PT_GNU_SFRAME: u32 = 0x6474_e554;
 
 /// Pointers to functions that are aligned to this have bits to mark them by.
 const TAGS_END: u64 = 8;
+
+/// Bytes of an address.
+const WORD: u64 = 8;
+
+/// Numbers of bytes below this, and multiples of that, look like addresses of large programs.
+const SMALL_END: u8 = 16;
+const SHIFTED: u64 = 256;
 
 impl Walk<'_, '_> {
     /// Notes an address that a word of data holds, and that the loader relocates. At a fixed address such a word may be in a table of jumps.
@@ -51,6 +64,54 @@ impl Walk<'_, '_> {
         if (1..TAGS_END).contains(&(address - start)) && unwind.has_no_frame(start) {
             self.words_with_places.push((word, fde));
         }
+    }
+
+    /// Notes functions without indirect jumps of which words side by side name several places.
+    pub(crate) fn find_places_side_by_side(&mut self) {
+        let (input, survey) = (self.input, &self.survey);
+        let is_number = |value: u64| value.is_multiple_of(SHIFTED) || value.to_le_bytes().iter().all(|&byte| byte < SMALL_END);
+        let function = |value: u64| {
+            let is_boundary = input.code.index(value).is_some_and(|index| survey.is_boundary(index));
+            input.unwind.fde_at(value).filter(|&fde| is_boundary && input.unwind.fdes[fde as usize].start != value)
+        };
+        let relocated = input.image.slots.iter().filter_map(|&(at, slot)| match slot {
+            Slot::Relative(value) => Some((at, value)),
+            _ => None,
+        });
+        let mut words: Vec<(u64, u64)> = relocated.collect();
+        if self.keeps_old_text() {
+            words.extend(unaligned_words(&input.image, |value| input.image.in_code(value) && !is_number(value)));
+        }
+        let mut words: Vec<(u64, u64, u32)> =
+            words.into_iter().filter_map(|(at, value)| Some((at, value, function(value)?))).collect();
+        words.sort_unstable_by_key(|&(at, value, _)| (at % WORD, at, value));
+        let mut jumping: FxHashMap<u32, bool> = FxHashMap::default();
+        let mut found = Vec::new();
+        for pair in words.windows(2) {
+            let [(at, value, fde), (next, other, beside)] = [pair[0], pair[1]];
+            let is_pair = next == at + WORD && value != other && survey.group_of(fde) == survey.group_of(beside);
+            if is_pair && !*jumping.entry(survey.group_of(fde)).or_insert_with(|| self.has_indirect_jump(fde)) {
+                found.extend([(at, fde), (next, beside)]);
+            }
+        }
+        self.words_with_places.extend(found);
+    }
+
+    /// Whether a function has an indirect jump, or a part of it.
+    fn has_indirect_jump(&self, fde: u32) -> bool {
+        let (input, survey) = (self.input, &self.survey);
+        let group = survey.group_of(fde);
+        let same = (0..input.unwind.fdes.len() as u32).filter(|&other| survey.group_of(other) == group).map(|other| (0, other));
+        survey.with_parts(same.collect()).into_iter().any(|(_, part)| {
+            let (mut at, end) = (input.unwind.fdes[part as usize].start, input.unwind.fdes[part as usize].end);
+            while let Some(inst) = input.inst(at).filter(|_| at < end) {
+                if inst.kind == Kind::IndirectJump {
+                    return true;
+                }
+                at += u64::from(inst.len);
+            }
+            false
+        })
     }
 
     /// Notes an address that a word holds through which code names what other files could name too.
