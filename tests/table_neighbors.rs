@@ -144,7 +144,7 @@ __asm__(".section .rodata\n.balign 4\ncases: .long 1f-cases, 2f-cases, 3f-cases\
     ".text\n.globl choose\n.type choose, @function\n.balign 16\nchoose:\n.cfi_startproc\n"
     "lea cases(%rip), %rdx\ntest %esi, %esi\njne 0f\nmov %edi, %edi\nmovslq (%rdx,%rdi,4), %rax\nadd %rdx, %rax\njmp *%rax\n"
     "0: movslq cases(%rip), %rax\nadd %rdx, %rax\njmp *%rax\n"
-    "1: mov $1, %eax\nret\n2: mov $10, %eax\nret\n3: mov $100, %eax\nret\n.cfi_endproc\n.size choose, . - choose\n");
+    "1: mov $1, %eax\ntest %esi, %esi\njs 4f\nret\n4: blsr %rax, %rdx\nandn %rax, %rdx, %rax\nret\n2: mov $10, %eax\nret\n3: mov $100, %eax\nret\n.cfi_endproc\n.size choose, . - choose\n");
 int choose(int number, int is_first);
 int main(void) {
     for (int number = 0; number < 3; number++) printf("%d %d ", choose(number, 0), choose(number, 1));

@@ -30,6 +30,11 @@ const RETURNED: u16 = 1 | 1 << 2;
 /// What calls need not keep, by the psABI: `rax`, `rcx`, `rdx`, `rsi`, `rdi`, `r8` to `r11`.
 const LOST: u16 = 0x0fc7;
 const STACK: [u8; 2] = [4, 5];
+/// Instructions on bits that only write their first operand.
+const ONLY_WRITTEN: [&str; 17] = [
+    "bsf", "bsr", "tzcnt", "lzcnt", "popcnt", "blsr", "blsi", "blsmsk", "andn", "bextr", "bzhi", "pdep", "pext", "rorx", "sarx",
+    "shlx", "shrx",
+];
 /// Instructions that leave their first operand as it is.
 const ONLY_READ: [&str; 8] = ["cmp", "test", "push", "bt", "mul", "div", "imul", "idiv"];
 
@@ -465,7 +470,7 @@ fn reads_whole(decoded: &Decoded, register: u8) -> bool {
         _ => false,
     };
     // Of the first operand these only write all, or what is left of it is used nowhere.
-    let only_writes = matches!(&*decoded.name, "bsf" | "bsr") || decoded.name.contains("cvt") || decoded.computes_on_vectors();
+    let only_writes = ONLY_WRITTEN.contains(&&*decoded.name) || decoded.name.contains("cvt") || decoded.computes_on_vectors();
     let first = usize::from(only_writes && matches!(decoded.operands.first(), Some((Operand::Reg(_), _))));
     !forgets && decoded.operands.iter().skip(first).any(|(found, _)| operand(found))
 }
