@@ -20,7 +20,7 @@ impl Walk<'_, '_> {
     /// Whether what stands behind a return of the input is executed as well.
     pub(crate) fn goes_on_behind_return(&self, address: u64) -> bool {
         let code = &self.input.code;
-        if !self.input.inst(address).is_some_and(|inst| code.bytes(address, inst) == RETURN) {
+        if self.input.inst(address).is_none_or(|inst| code.bytes(address, inst) != RETURN) {
             return false;
         }
         let Some((mut at, _)) =
