@@ -240,10 +240,11 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         let walk = self.walk;
         let through = self.decode(address, inst).and_then(|decoded| Some(decoded.operands.first()?.0));
         let is_own = matches!(through, Some(Operand::Reg(Reg::General(register, ..))) if holding.sums >> register & 1 == 1);
-        let named = self.table_before(address);
         if is_own {
             return self.places_of(tables.own.iter(), address);
         }
+        let base = self.base_before(address, through);
+        let named = self.table_before(address, base);
         if let Some(table) = tables.others.iter().find(|table| named == Some(table.input)) {
             return self.places_of(std::iter::once(table), address);
         }
@@ -252,7 +253,6 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         }
         // A table that was named long before is one of those that the function names.
         let function = walk.input.function_at(address);
-        let base = self.base_before(address, through);
         let width = if matches!(through, Some(Operand::Memory(_))) { 8 } else { 4 };
         let is_possible = |table: &&TableReference| table.width == width && walk.input.function_at(table.from) == function;
         let possible: Vec<&TableReference> = tables.others.iter().filter(is_possible).collect();
@@ -272,26 +272,33 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         all
     }
 
-    /// What is added to an entry right before a jump.
-    fn base_before(&mut self, address: u64, through: Option<Operand>) -> Option<u8> {
-        let (at, inst) = instruction_before(self.walk, address)?;
-        match (&*self.decode(at, inst)?.operands, through?) {
-            (&[(sum, 64), (Operand::Reg(Reg::General(base, 64, _)), _)], through)
-                if sum == through && inst.kind == Kind::Plain =>
-            {
-                Some(base)
+    /// The register that is added to an entry right before a jump.
+    fn base_before(&mut self, mut address: u64, through: Option<Operand>) -> Option<u8> {
+        for _ in 0..BEFORE_MAX {
+            let (at, inst) = instruction_before(self.walk, address)?;
+            if !matches!(inst.kind, Kind::Plain | Kind::Lea | Kind::Nop) {
+                return None;
             }
-            _ => None,
+            let decoded = self.decode(at, inst)?;
+            if decoded.operands.first().is_some_and(|first| Some(first.0) == through) {
+                return match *decoded.operands {
+                    [(_, 64), (Operand::Reg(Reg::General(base, 64, _)), _)] if decoded.name == "add" => Some(base),
+                    _ => None,
+                };
+            }
+            address = at;
         }
+        None
     }
 
-    /// The data that an instruction right before a jump names.
-    fn table_before(&self, mut address: u64) -> Option<u64> {
-        let side = self.walk.input;
+    /// The data that an instruction right before a jump names, by the register that is added to an entry if that is known.
+    fn table_before(&mut self, mut address: u64, base: Option<u8>) -> Option<u64> {
         for _ in 0..BEFORE_MAX {
             let (at, inst) = instruction_before(self.walk, address)?;
             match inst.kind {
-                Kind::Lea if inst.disp != 0 => return Some(side.operand(at, inst)),
+                Kind::Lea if inst.disp != 0 && (base.is_none() || self.made(at) == base) => {
+                    return Some(self.walk.input.operand(at, inst));
+                }
                 Kind::Plain | Kind::Lea | Kind::Nop => address = at,
                 _ => return None,
             }
