@@ -35,8 +35,8 @@ struct Reference {
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     references: FxHashSet<Reference>,
-    /// Tables of offsets, with the groups that read them as such, and a reference of each.
-    tables: FxHashMap<(u64, u32), TableReference>,
+    /// Tables of offsets, with the groups that read them as such, and the references of each.
+    tables: FxHashMap<(u64, u32), Vec<TableReference>>,
     /// References to tables that became references to copies.
     moved: Vec<(TableReference, u32)>,
 }
@@ -47,7 +47,10 @@ impl Copies {
         if reference.width == 4 {
             self.references.insert(Reference { input: reference.input, output: reference.output, group, is_in_part });
             if is_table {
-                self.tables.insert((reference.input, group), reference);
+                let known = self.tables.entry((reference.input, group)).or_default();
+                if !known.iter().any(|other| (other.from, other.output) == (reference.from, reference.output)) {
+                    known.push(reference);
+                }
             }
         }
     }
@@ -107,8 +110,8 @@ pub(crate) fn report_other_uses(walk: &mut Walk<'_, '_>) {
     moved.sort_unstable_by_key(|(reference, group)| (reference.input, *group, reference.from, reference.origin));
     moved.dedup_by_key(|(reference, _)| reference.from);
     let mut tables: FxHashMap<u32, Vec<TableReference>> = FxHashMap::default();
-    for (&(_, group), &table) in &walk.copies.tables {
-        tables.entry(group).or_default().push(table);
+    for (&(_, group), references) in &walk.copies.tables {
+        tables.entry(group).or_default().extend(references);
     }
     let mut found = Vec::new();
     if !moved.is_empty() {
