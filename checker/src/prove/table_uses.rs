@@ -6,8 +6,8 @@
 //! with what such a load read, and moves; whatever else reads all of such a register, or memory by it, is another use. Calls keep what the psABI says; calls of code without a frame
 //! description, which need not follow the psABI, are followed into it up to its next call.
 //!
-//! **Where a jump leads** is known by the register that is added to the entry: if it holds the table's own address, if a `lea` right before the jump names another table, or if a proof knows. Else it is guessed: of the
-//! tables that the function puts into this register, the one that was named last before the jump, by address. A wrong guess looks for other uses in the wrong place; what moves the table looks for them too.
+//! **Where a jump leads** is known by the register that is added to the entry: if it holds the table's own address, if a `lea` right before the jump names another table, or if a proof knows. Behind other jumps nothing
+//! is looked for: a guess among the tables that the function names would find uses on ways that it does not go.
 //!
 //! **Terminates**: what is known at an address only grows, and at most [`STEPS_MAX`] instructions are looked at; if that is not enough, it counts as another use.
 
@@ -251,22 +251,7 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         if let Some(table) = tables.others.iter().find(|table| named == Some(table.input)) {
             return self.places_of(std::iter::once(table), address);
         }
-        if let Some(known) = self.prover.targets_of(walk, address).filter(|known| known.is_table) {
-            return known.places;
-        }
-        // A table that was named long before is one of those that the function names.
-        let function = walk.input.function_at(address);
-        let width = if matches!(through, Some(Operand::Memory(_))) { 8 } else { 4 };
-        let is_possible = |table: &&TableReference| table.width == width && walk.input.function_at(table.from) == function;
-        let possible: Vec<&TableReference> = tables.others.iter().filter(is_possible).collect();
-        let (by_base, rest): (Vec<&TableReference>, Vec<&TableReference>) =
-            possible.into_iter().partition(|table| base.is_some() && self.made(table.from) == base);
-        // Loops that were laid out one behind the other name theirs by the same register.
-        let last = by_base.iter().filter(|table| table.from < address).max_by_key(|table| table.from).map(|table| table.input);
-        let is_likely = |table: &&TableReference| last.is_none_or(|last| table.input == last);
-        let likely: Vec<&TableReference> =
-            if by_base.is_empty() { rest } else { by_base.into_iter().filter(is_likely).collect() };
-        self.places_of(likely.into_iter(), address)
+        self.prover.targets_of(walk, address).filter(|known| known.is_table).map_or_else(Vec::new, |known| known.places)
     }
 
     /// Where a jump leads by some tables.
