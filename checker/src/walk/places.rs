@@ -13,7 +13,7 @@
 //! The same holds for functions of which a word that the loader relocates names an instruction in the first eight bytes, other than the first: it may be a pointer that was marked in its low bits when the
 //! program was linked, and from which the mark is taken before it is called. What an address in data is, apart from that, no walk sees: to it, it is the second instruction.
 //!
-//! The same holds where words side by side name two places of a function, if neither it nor its parts have an indirect jump, which labels of a computed `goto` are for. At a fixed address small numbers, and what
+//! The same holds where words side by side name two places of a function, if neither it nor its parts have an indirect jump, which labels of a computed `goto` are for, and something is pushed at these places, so that they are no entries. At a fixed address small numbers, and what
 //! lies a byte before a number, are no such words.
 //!
 //! The same holds for functions that count with the address of a place of their own ([`crate::prove::counted_with`]), and for their parts with frame descriptions of their own: what lies at a distance from a label in
@@ -46,6 +46,9 @@ const PT_GNU_SFRAME: u32 = 0x6474_e554;
 /// Pointers to functions that are aligned to this have bits to mark them by.
 const TAGS_END: u64 = 8;
 
+/// Where the frame is at a function's entry: 8 bytes above `rsp`.
+const AT_ENTRY: (u64, i64) = (7, 8);
+
 /// Bytes of an address.
 const WORD: u64 = 8;
 
@@ -72,7 +75,10 @@ impl Walk<'_, '_> {
         let is_number = |value: u64| value.is_multiple_of(SHIFTED) || value.to_le_bytes().iter().all(|&byte| byte < SMALL_END);
         let function = |value: u64| {
             let is_boundary = input.code.index(value).is_some_and(|index| survey.is_boundary(index));
-            input.unwind.fde_at(value).filter(|&fde| is_boundary && input.unwind.fdes[fde as usize].start != value)
+            let row = input.unwind.locate(value).row;
+            let frame = self.rows.and_then(|rows| rows.frame_of(row)).and_then(|frame| frame.address);
+            let is_in_frame = frame.is_some_and(|address| address != AT_ENTRY);
+            input.unwind.fde_at(value).filter(|_| is_boundary && is_in_frame)
         };
         let relocated = input.image.slots.iter().filter_map(|&(at, slot)| match slot {
             Slot::Relative(value) => Some((at, value)),

@@ -13,7 +13,7 @@
 //! that somebody does.
 //!
 //! **Side by side.** A handler may know the places from words of data instead (Valgrind's, around the system calls that it makes for its client; tables of instructions that may fault, each with where to go on).
-//! Such words stand side by side, in whatever alignment, and name places of a function that has no indirect jump, nor have its parts: labels of a computed `goto` are of no use there. Where two
+//! Such words stand side by side, in whatever alignment, and name places of a function that has no indirect jump, nor have its parts: labels of a computed `goto` are of no use there. Something is pushed at these places, or they may be entries. Where two
 //! words or more do, the function stays.
 //!
 //! **Marks.** Other words of data that name places are tables of computed `goto`s, in all but a few files, and say nothing. But a pointer may be marked in its low bits before the program runs
@@ -27,11 +27,15 @@ use crate::address::Va;
 use crate::discover::names::{NamedBy, relocated_addresses};
 use crate::discover::survey::{How, NumberRole};
 use crate::discover::units::{Unit, unit_at};
+use crate::elf::cfi;
 use crate::entity::EntityId;
 use crate::ir::{PinReason, RelinkMode};
 
 /// Pointers to functions that are aligned to this have bits to mark them by.
 const TAGS_END: u64 = 8;
+
+/// Where the frame is at a function's entry: 8 bytes above `rsp`.
+const AT_ENTRY: Option<(u64, i64)> = Some((7, 8));
 
 /// Bytes of an address.
 const WORD: u64 = 8;
@@ -84,7 +88,7 @@ impl PinContext<'_> {
             }
             let unit = unit_at(self.units, va).filter(|&unit| self.units[unit].start != va)?;
             let cluster = self.clusters.find(self.unit_with_place(va)?);
-            (!jumping.contains(&cluster)).then_some((at, va, unit, cluster))
+            (!jumping.contains(&cluster) && self.is_in_frame(va)).then_some((at, va, unit, cluster))
         };
         let aligned = self.words_to_code();
         let mut words: Vec<(Va, Va, Unit, Unit)> =
@@ -95,6 +99,24 @@ impl PinContext<'_> {
         for pair in words.windows(2).filter(|pair| is_next(&pair[0], &pair[1]) && pair[0].1 != pair[1].1) {
             pins.pin(self.clusters, pair[0].2, PinReason::PlaceNamed);
         }
+    }
+
+    /// Whether something is pushed at an address, by what unwinds from there: no call leads to it.
+    fn is_in_frame(&self, va: Va) -> bool {
+        let Some(fde) = self.unwind.fde_containing(va) else { return false };
+        let (mut frame, mut remembered) = (AT_ENTRY, Vec::new());
+        for op in self.unwind.fdes[fde].ops.iter().take_while(|op| op.at <= va) {
+            match cfi::Instruction::decode(&op.bytes, 1) {
+                Some((cfi::Instruction::DefCfa { register, offset }, _)) => frame = Some((register, offset)),
+                Some((cfi::Instruction::DefCfaOffset(offset), _)) => frame = frame.map(|(register, _)| (register, offset)),
+                Some((cfi::Instruction::DefCfaRegister(register), _)) => frame = frame.map(|(_, offset)| (register, offset)),
+                Some((cfi::Instruction::RememberState, _)) => remembered.push(frame),
+                Some((cfi::Instruction::RestoreState, _)) => frame = remembered.pop().flatten(),
+                Some((cfi::Instruction::DefCfaExpression(_), _)) => frame = None,
+                _ => {}
+            }
+        }
+        frame != AT_ENTRY
     }
 
     /// What the words of the global offset table name: addresses in this file, whoever else may define such a symbol too.
