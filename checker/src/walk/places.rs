@@ -78,7 +78,8 @@ impl Walk<'_, '_> {
             let row = input.unwind.locate(value).row;
             let frame = self.rows.and_then(|rows| rows.frame_of(row)).and_then(|frame| frame.address);
             let is_in_frame = frame.is_some_and(|address| address != AT_ENTRY);
-            input.unwind.fde_at(value).filter(|_| is_boundary && is_in_frame)
+            let is_place = |fde: &u32| input.unwind.fdes[*fde as usize].start != value;
+            input.unwind.fde_at(value).filter(is_place).filter(|_| is_boundary && is_in_frame)
         };
         let relocated = input.image.slots.iter().filter_map(|&(at, slot)| match slot {
             Slot::Relative(value) => Some((at, value)),
