@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{compile_text, installed, relift, relift_succeeds, rewritten_does_the_same, skipped};
+use support::{compile_text, every_form_does_the_same, installed, relift, relift_succeeds, skipped};
 
 /// The words are not aligned, as in Valgrind.
 const PROGRAM: &str = r#"
@@ -51,11 +51,6 @@ fn a_handler_that_reads_places_from_words_side_by_side_finds_the_program_there()
         let program = compile_text(PROGRAM, &[&["-O1"], flags].concat(), folder, "program");
         let told = relift_succeeds(relift().arg("inspect").arg(&program), folder).stdout_text();
         assert!(told.contains("pinned: place-named"), "{flags:?}: {told}");
-        let profile = folder.join("profile").display().to_string();
-        rewritten_does_the_same(&program, &["instrument", "--profile", &profile], folder);
-        rewritten_does_the_same(&program, &["optimize", "-p", &profile], folder);
-        for seed in ["1", "2", "3"] {
-            rewritten_does_the_same(&program, &["optimize", "--shuffle", seed], folder);
-        }
+        every_form_does_the_same(&program, &["1", "2", "3"], folder);
     }
 }

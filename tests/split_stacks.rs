@@ -4,7 +4,7 @@ mod support;
 
 use std::fs;
 
-use support::{compile, compile_text, installed, relift, relift_succeeds, rewritten_does_the_same, skipped};
+use support::{compile, compile_text, every_form_does_the_same, installed, relift, relift_succeeds, skipped};
 
 /// Frames of 3,000 bytes, 5,000 of them: each piece of the stack is too small for long.
 const PROGRAM: &str = r#"
@@ -45,13 +45,7 @@ fn functions_whose_stack_grows_are_found_behind_their_return_in_every_form() {
             skipped(&format!("{flags:?}: {why}"));
             continue;
         }
-        let profile = folder.join("profile").display().to_string();
-        rewritten_does_the_same(&program, &["instrument", "--profile", &profile], folder);
-        rewritten_does_the_same(&program, &["optimize", "-p", &profile], folder);
-        rewritten_does_the_same(&program, &["shrink"], folder);
-        for seed in ["1", "2", "3", "4"] {
-            rewritten_does_the_same(&program, &["optimize", "--shuffle", seed], folder);
-        }
+        every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
     }
 }
 

@@ -2,7 +2,10 @@
 
 mod support;
 
-use support::{compile_text, installed, relift, relift_succeeds, rewritten_does_the_same, skipped};
+use support::{
+    compile_text, every_form_does_the_same, installed, relift, relift_succeeds, rewritten_does_the_same, shuffled_does_the_same,
+    skipped,
+};
 
 /// `PLACE`: where the constants are, counted from the table. `CHECK`: a comparison that says how many entries there are. `EARLY`: the constants are read before the jump too. `SIZE`: the table has a
 /// symbol, so that not only the jump may know it. `KEEP`: the address is kept in the frame meanwhile.
@@ -65,13 +68,7 @@ fn constants_beside_a_table_are_found_by_its_address_in_every_form() {
     let folder = scratch.path();
     for variant in VARIANTS {
         let program = compile_text(PROGRAM, &[&["-O2"], variant].concat(), folder, "program");
-        let profile = folder.join("profile").display().to_string();
-        rewritten_does_the_same(&program, &["instrument", "--profile", &profile], folder);
-        rewritten_does_the_same(&program, &["optimize", "-p", &profile], folder);
-        rewritten_does_the_same(&program, &["shrink"], folder);
-        for seed in ["1", "2", "3"] {
-            rewritten_does_the_same(&program, &["optimize", "--shuffle", seed], folder);
-        }
+        every_form_does_the_same(&program, &["1", "2", "3"], folder);
     }
 }
 
@@ -131,9 +128,7 @@ fn a_jump_by_a_table_that_was_named_long_before_leads_to_no_other_table_s_cases(
         let program = compile_text(INTERPRETER, variant, folder, "program");
         let told = relift_succeeds(relift().arg("inspect").arg(&program), folder).stdout_text();
         assert!(!told.contains("pinned: table-address-used"));
-        for seed in ["1", "2", "3"] {
-            rewritten_does_the_same(&program, &["optimize", "--shuffle", seed], folder);
-        }
+        shuffled_does_the_same(&program, &["1", "2", "3"], folder);
     }
 }
 
@@ -162,7 +157,5 @@ fn an_entry_that_is_loaded_by_an_address_of_its_own_is_one_of_the_copy() {
     let folder = scratch.path();
     let program = compile_text(KNOWN_INDEX, &["-O2"], folder, "program");
     rewritten_does_the_same(&program, &["optimize"], folder);
-    for seed in ["1", "2", "3"] {
-        rewritten_does_the_same(&program, &["optimize", "--shuffle", seed], folder);
-    }
+    shuffled_does_the_same(&program, &["1", "2", "3"], folder);
 }

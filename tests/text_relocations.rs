@@ -4,7 +4,7 @@ mod support;
 
 use std::fs;
 
-use support::{compile, compile_text, installed, relift, relift_succeeds, rewritten_does_the_same, skipped};
+use support::{compile, compile_text, every_form_does_the_same, installed, relift, relift_succeeds, skipped};
 
 /// Constants that are addresses of data and of code, in functions of which one has two ways.
 const PROGRAM: &str = r#"
@@ -55,13 +55,7 @@ fn programs_into_whose_code_the_loader_writes_do_the_same_in_every_form() {
             skipped(&format!("{link:?}: {why}"));
             continue;
         }
-        let profile = folder.join("profile").display().to_string();
-        rewritten_does_the_same(&program, &["instrument", "--profile", &profile], folder);
-        rewritten_does_the_same(&program, &["optimize", "-p", &profile], folder);
-        rewritten_does_the_same(&program, &["shrink"], folder);
-        for seed in ["1", "2", "3", "4"] {
-            rewritten_does_the_same(&program, &["optimize", "--shuffle", seed], folder);
-        }
+        every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
     }
 }
 

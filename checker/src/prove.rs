@@ -401,10 +401,7 @@ impl Prover {
         };
         let Some(met) = known.facts.meet(&facts) else { return Ok(()) };
         // What was known to be an address of the frame must stay so. Where addresses of the frame may be anywhere, `rbp` is like any other register, if the frame is not found by it.
-        let is_of_base = |side: &Side<'_>, address| {
-            let rule = walk.rows.and_then(|rows| rows.frame_of(side.unwind.locate(address).row)).and_then(|frame| frame.address);
-            !matches!(rule, Some((7, _)))
-        };
+        let is_of_base = |side: &Side<'_>, address| !matches!(walk.frame_address(side, address), Some((7, _)));
         let counts_from_base = || is_of_base(walk.input, node.0.input) || is_of_base(walk.output, node.0.output);
         let has_base = has_any && (*privacy == Privacy::Frame || counts_from_base());
         for place in [Some(STACK), Some(BASE).filter(|_| has_base)].into_iter().flatten() {

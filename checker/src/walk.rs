@@ -46,6 +46,7 @@ pub(crate) use compare::Reference;
 pub(crate) use compare::{condition, prefixes};
 use contexts::Contexts;
 pub use contexts::NOTHING_LEADS;
+pub(crate) use frames::AT_RETURN_ADDRESS;
 use proofs::Proofs;
 use relation::Recorded;
 pub(crate) use relation::{Bits, Relation, Stands};

@@ -129,6 +129,22 @@ pub fn rewritten_does_the_same(program: &Path, form: &[&str], folder: &Path) {
     assert_eq!(run(&mut Command::new(&output), folder), expected, "{form:?}");
 }
 
+/// Holds the same for layouts at random.
+pub fn shuffled_does_the_same(program: &Path, seeds: &[&str], folder: &Path) {
+    for seed in seeds {
+        rewritten_does_the_same(program, &["optimize", "--shuffle", seed], folder);
+    }
+}
+
+/// Holds the same for the instrumented program, by its profile, cut, and laid out at random.
+pub fn every_form_does_the_same(program: &Path, seeds: &[&str], folder: &Path) {
+    let profile = folder.join("profile").display().to_string();
+    rewritten_does_the_same(program, &["instrument", "--profile", &profile], folder);
+    rewritten_does_the_same(program, &["optimize", "-p", &profile], folder);
+    rewritten_does_the_same(program, &["shrink"], folder);
+    shuffled_does_the_same(program, seeds, folder);
+}
+
 /// Whether `program` is on the search path.
 pub fn installed(program: &str) -> bool {
     let Some(path) = std::env::var_os("PATH") else { return false };

@@ -20,7 +20,7 @@ use super::decoded::{Decoded, Memory, Operand, Reg};
 use super::liveness::{Use, use_of};
 use crate::decode::{Inst, Kind, Shape};
 use crate::tables::{TableReference, certain_targets, instruction_before};
-use crate::walk::Walk;
+use crate::walk::{AT_RETURN_ADDRESS, Walk};
 
 const STEPS_MAX: usize = 1_000_000;
 /// Instructions between the one that names a table and the jump through it.
@@ -216,7 +216,9 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
             Kind::IndirectJump if side.slot_of_stub(address).is_some() => {}
             Kind::IndirectJump => {
                 let walk = self.walk;
-                let may_lead = |place: &u64| is_outside_of_frame(walk, *place) == is_outside_of_frame(walk, address);
+                // A jump behind the end of a frame is a call, and leads to nothing inside of it.
+                let is_outside = |place| walk.frame_address(side, place) == Some(AT_RETURN_ADDRESS);
+                let may_lead = |place: &u64| is_outside(*place) == is_outside(address);
                 for place in self.led_to(address, inst, holding, tables).into_iter().filter(may_lead) {
                     search.come((place, is_called), holding);
                 }
@@ -360,13 +362,6 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         }
         (holding, is_other)
     }
-}
-
-/// Whether nothing of a frame is there but the return address: a jump behind the end of a frame is a call, and leads to nothing inside of it.
-fn is_outside_of_frame(walk: &Walk<'_, '_>, address: u64) -> bool {
-    let row = walk.input.unwind.locate(address).row;
-    let frame = walk.rows.and_then(|rows| rows.frame_of(row)).and_then(|frame| frame.address);
-    frame == Some((7, 8))
 }
 
 /// What is held behind an instruction that only moves all of something; the inner `None` if it goes where it is not followed.

@@ -35,7 +35,7 @@ struct Reference {
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     references: FxHashSet<Reference>,
-    /// Tables of offsets, with the groups that read them as such, and the references of each.
+    /// Tables of offsets, with the groups that read them as such, and a reference to each place where the output has it.
     tables: FxHashMap<(u64, u32), Vec<TableReference>>,
     /// References to tables that became references to copies.
     moved: Vec<(TableReference, u32)>,
@@ -48,7 +48,7 @@ impl Copies {
             self.references.insert(Reference { input: reference.input, output: reference.output, group, is_in_part });
             if is_table {
                 let known = self.tables.entry((reference.input, group)).or_default();
-                if !known.iter().any(|other| (other.from, other.output) == (reference.from, reference.output)) {
+                if known.iter().all(|other| other.output != reference.output) {
                     known.push(reference);
                 }
             }

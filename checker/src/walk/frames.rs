@@ -8,7 +8,15 @@ use crate::decode::Kind;
 use crate::report::{Violation, ViolationKind};
 use crate::unwind::Located;
 
+/// A frame address of `rsp` plus 8, in DWARF's numbers: nothing is there but the return address, as at a function's entry.
+pub(crate) const AT_RETURN_ADDRESS: (u64, i64) = (7, 8);
+
 impl Walk<'_, '_> {
+    /// What the frame is counted from at an address, and how far, if its rules are that simple.
+    pub(crate) fn frame_address(&self, side: &Side<'_>, address: u64) -> Option<(u64, i64)> {
+        self.rows?.frame_of(side.unwind.locate(address).row)?.address
+    }
+
     /// An indirect branch may come here: where the program runs with tracking, an `endbr64` must stand here itself, not behind a jump.
     ///
     /// The rest of it follows from the walk: `endbr64` is an instruction like any other, which only the same one stands for, and the prefix

@@ -33,7 +33,7 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use super::{Pair, Reach, Walk};
+use super::{AT_RETURN_ADDRESS, Pair, Reach, Walk};
 use crate::data::unaligned_words;
 use crate::decode::Kind;
 use crate::image::{Section, Slot};
@@ -45,9 +45,6 @@ const PT_GNU_SFRAME: u32 = 0x6474_e554;
 
 /// Pointers to functions that are aligned to this have bits to mark them by.
 const TAGS_END: u64 = 8;
-
-/// Where the frame is at a function's entry: 8 bytes above `rsp`.
-const AT_ENTRY: (u64, i64) = (7, 8);
 
 /// Bytes of an address.
 const WORD: u64 = 8;
@@ -75,9 +72,7 @@ impl Walk<'_, '_> {
         let is_number = |value: u64| value.is_multiple_of(SHIFTED) || value.to_le_bytes().iter().all(|&byte| byte < SMALL_END);
         let function = |value: u64| {
             let is_boundary = input.code.index(value).is_some_and(|index| survey.is_boundary(index));
-            let row = input.unwind.locate(value).row;
-            let frame = self.rows.and_then(|rows| rows.frame_of(row)).and_then(|frame| frame.address);
-            let is_in_frame = frame.is_some_and(|address| address != AT_ENTRY);
+            let is_in_frame = self.frame_address(input, value).is_some_and(|frame| frame != AT_RETURN_ADDRESS);
             let is_place = |fde: &u32| input.unwind.fdes[*fde as usize].start != value;
             input.unwind.fde_at(value).filter(is_place).filter(|_| is_boundary && is_in_frame)
         };

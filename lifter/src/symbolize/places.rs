@@ -86,16 +86,15 @@ impl PinContext<'_> {
             if !is_marked && is_number(va) {
                 return None;
             }
-            let unit = unit_at(self.units, va).filter(|&unit| self.units[unit].start != va)?;
             let cluster = self.clusters.find(self.unit_with_place(va)?);
-            (!jumping.contains(&cluster) && self.is_in_frame(va)).then_some((at, va, unit, cluster))
+            (!jumping.contains(&cluster) && self.is_in_frame(va)).then_some((at, va, cluster))
         };
         let aligned = self.words_to_code();
-        let mut words: Vec<(Va, Va, Unit, Unit)> =
+        let mut words: Vec<(Va, Va, Unit)> =
             aligned.into_iter().chain(self.unaligned_words.iter().copied()).filter_map(place).collect();
         // Words at one distance from multiples of eight can stand side by side.
         words.sort_unstable_by_key(|&(at, va, ..)| (at.0 % WORD, at, va));
-        let is_next = |one: &(Va, Va, Unit, Unit), next: &(Va, Va, Unit, Unit)| next.0 == one.0 + WORD && next.3 == one.3;
+        let is_next = |one: &(Va, Va, Unit), next: &(Va, Va, Unit)| next.0 == one.0 + WORD && next.2 == one.2;
         for pair in words.windows(2).filter(|pair| is_next(&pair[0], &pair[1]) && pair[0].1 != pair[1].1) {
             pins.pin(self.clusters, pair[0].2, PinReason::PlaceNamed);
         }
@@ -103,10 +102,11 @@ impl PinContext<'_> {
 
     /// Whether something is pushed at an address, by what unwinds from there: no call leads to it.
     fn is_in_frame(&self, va: Va) -> bool {
-        let Some(fde) = self.unwind.fde_containing(va) else { return false };
+        let Some(fde) = self.unwind.fde_containing(va).map(|fde| &self.unwind.fdes[fde]) else { return false };
+        let data_alignment = self.unwind.cies[fde.cie as usize].data_alignment;
         let (mut frame, mut remembered) = (AT_ENTRY, Vec::new());
-        for op in self.unwind.fdes[fde].ops.iter().take_while(|op| op.at <= va) {
-            match cfi::Instruction::decode(&op.bytes, 1) {
+        for op in fde.ops.iter().take_while(|op| op.at <= va) {
+            match cfi::Instruction::decode(&op.bytes, data_alignment) {
                 Some((cfi::Instruction::DefCfa { register, offset }, _)) => frame = Some((register, offset)),
                 Some((cfi::Instruction::DefCfaOffset(offset), _)) => frame = frame.map(|(register, _)| (register, offset)),
                 Some((cfi::Instruction::DefCfaRegister(register), _)) => frame = frame.map(|(_, offset)| (register, offset)),

@@ -14,10 +14,7 @@ use super::labels::Labels;
 use crate::decode::{Inst, Kind};
 use crate::image::Slot;
 use crate::tables::TableReference;
-use crate::walk::Walk;
-
-/// A frame address of `rsp` plus 8, in DWARF's numbers.
-const AT_RETURN_ADDRESS: (u64, i64) = (7, 8);
+use crate::walk::{AT_RETURN_ADDRESS, Walk};
 
 /// A function of the input.
 #[derive(Clone, Debug, Default)]
@@ -88,8 +85,7 @@ impl Bodies {
 
 /// Whether the return address is on top of the stack.
 pub(super) fn is_at_return_address(walk: &Walk<'_, '_>, address: u64) -> bool {
-    let row = walk.input.unwind.locate(address).row;
-    walk.rows.and_then(|rows| rows.frame_of(row)).and_then(|frame| frame.address) == Some(AT_RETURN_ADDRESS)
+    walk.frame_address(walk.input, address) == Some(AT_RETURN_ADDRESS)
 }
 
 struct Finder<'f, 'w, 'a> {
