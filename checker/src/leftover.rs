@@ -5,12 +5,13 @@
 //! pieces is their bisimilarity: equal dead functions, which nothing tells apart, are one class, however many there are and whatever calls
 //! whom. A piece of the output is explained by any piece of the input of its class, a function of the input by any piece of the output.
 //! Pieces without a partner are then compared with all code of the other file that begins alike, reached or not (copies, and
-//! pieces that begin in the middle of another). At last every byte of the output's code is passed by the walk, a piece with a partner,
+//! pieces that begin in the middle of another). Equal content says nothing of dead code that was changed, that runs on into changed code, or that stands where what lies behind a call can be taken
+//! for its way on: functions still without a counterpart are walked in lock-step with what is left of the output, as a guess that must hold to the end, and what leads to those that were found is compared again. At last every byte of the output's code is passed by the walk, a piece with a partner,
 //! padding, a table, or the same byte as at the same address of the input.
 //!
 //! **Invariant.** Whatever is unreached in the output does what unreached or other code of the input does, for ever.
 //!
-//! **Terminates**: each leader is walked once; the graph is finite and refined twice.
+//! **Terminates**: each leader is walked once; the graph is finite, and refined twice and once more for each function that a guess has found.
 
 mod choice;
 mod graph;
@@ -59,8 +60,11 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         roots.extend(walk, &tables, &sought, &beginnings);
         found = match_pieces(walk, &roots, &tables, &found.labels);
         std::mem::take(&mut found.matched).mark(walk);
+        while match_changed(walk, &found) {
+            found = match_pieces(walk, &roots, &tables, &found.labels);
+            std::mem::take(&mut found.matched).mark(walk);
+        }
     }
-    match_changed(walk, &mut found);
     crate::tables::read_arguments(walk);
     walk.settle_doubtful();
     missing::report(walk, &found.missing);
@@ -75,24 +79,30 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
 }
 
 /// Functions of the input without a counterpart are tried at what is left of the output: their instructions may have changed, which equal content does not
-/// know of.
-fn match_changed(walk: &mut Walk<'_, '_>, found: &mut Found) {
-    let starts: Vec<u64> = found.unmatched.iter().map(|&(address, _)| address).filter(|&at| is_uncovered(walk, at)).collect();
+/// know of. Whether one was found, so that what leads to it can be compared again. What has a frame description has one in the output, and no function begins with padding: there is more of
+/// that than can be tried.
+fn match_changed(walk: &mut Walk<'_, '_>, found: &Found) -> bool {
+    let begins = |output: &Side<'_>, at| {
+        output.unwind.fde_at(at).is_some() && output.inst(at).is_some_and(|inst| !matches!(inst.kind, Kind::Nop | Kind::Trap))
+    };
+    let starts = found.unmatched.iter().map(|&(address, _)| address);
+    let starts: Vec<u64> = starts.filter(|&at| is_uncovered(walk, at) && begins(walk.output, at)).collect();
     if found.missing.len().saturating_mul(starts.len()) > CHANGED_MAX {
-        return;
+        return false;
     }
-    found.missing.retain(|&(number, _)| {
+    let mut has_found = false;
+    for &(number, _) in &found.missing {
         // What a table leads to is compared too late for a guess.
         if has_table(walk.input, number) {
-            return true;
+            continue;
         }
         let input = walk.input_leads_to(walk.input.unwind.fdes[number as usize].start);
-        let is_found = starts
+        has_found |= starts
             .iter()
             .any(|&output| is_uncovered(walk, output) && walk.attempt(Pair::new(input, output, output, Reach::Flow)));
         walk.settle();
-        !is_found
-    });
+    }
+    has_found
 }
 
 fn has_table(side: &Side<'_>, number: u32) -> bool {

@@ -1,6 +1,7 @@
 //! The checker against files that correspond, and against files in which one thing is wrong.
 
 mod calls;
+mod changed;
 mod clones;
 mod code_model;
 mod contexts;
