@@ -174,3 +174,31 @@ fn stubs_with_one_frame_description_are_no_places_of_each_other() {
     let (Some(input), Some(output)) = (build("call wait\n    nop"), build("call *handlers(%rip)")) else { return };
     assert_ok(&input, &output);
 }
+
+/// A function that counts from an address behind its end, what stands there, and more functions in an order that moves them.
+fn counts(behind: u32, filler: &str) -> [Option<Vec<u8>>; 2] {
+    let body = format!("    lea .Lcounts+{behind}(%rip), %rax\n    mov 0x10(%rax,%rdi), %eax\n    ret");
+    let counts = function("classify", &body).replace("    .cfi_endproc\n", "    .cfi_endproc\n.Lcounts:\n");
+    let build = |functions: &[&str]| build(functions, ".long 0\n");
+    let more = function("more", "    mov $0x12345678, %eax\n    add $0x12345678, %edi\n    add %edi, %eax\n    ret");
+    [build(&[&counts, filler, TWICE, &more, UNUSED]), build(&[&counts, UNUSED, TWICE, &more])]
+}
+
+#[test]
+fn what_is_counted_from_inside_an_instruction_of_filler_names_nothing_that_is_there() {
+    const NOP: &str = "    .byte 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0\n";
+    let twice = NOP.repeat(2);
+    for behind in [2, 13] {
+        let [Some(input), Some(moved)] = counts(behind, &twice) else { return };
+        assert_ok(&input, &moved);
+    }
+    // Between two of them a label may stand, and where anything else does, data may.
+    let with = |more: &str| format!("{twice}{more}");
+    let wrong =
+        [(8, twice.clone()), (2, with("    ret\n")), (2, with("    .byte 0x0f, 0x1f\n    .quad 7\n")), (26, twice.clone())];
+    for (behind, filler) in wrong {
+        let [Some(input), Some(moved)] = counts(behind, &filler) else { return };
+        let report = check(&input, &moved).unwrap();
+        assert!(kinds(&report).contains(&ViolationKind::StaleReference), "{behind} {filler}: {}", report.summary(10));
+    }
+}

@@ -229,6 +229,9 @@ impl Walk<'_, '_> {
     }
 
     fn judge_unmoved(&mut self, address: u64, origin: u64) {
+        if self.input.is_inside_filler(address) {
+            return;
+        }
         let same = |size| self.input.image.at(address, size) == self.output.image.at(address, size);
         let stale = match Self::lead(self.input, address, |_, _| {}) {
             Canonical::At(input, _) => {

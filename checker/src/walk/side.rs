@@ -98,6 +98,23 @@ impl<'a> Side<'a> {
         self.inst(address).is_some_and(|inst| inst.kind == Kind::EndBranch)
     }
 
+    /// Whether an address lies inside an instruction of the filler between two frame descriptions, and nothing but filler is there. Labels and data stand between instructions, so this is a number from
+    /// which something else is counted, as in `lea table-0x1000(%rip)`: what is there means nothing.
+    pub(crate) fn is_inside_filler(&self, address: u64) -> bool {
+        let fdes = &self.unwind.fdes;
+        let next = fdes.partition_point(|fde| fde.start <= address);
+        let before = next.checked_sub(1).and_then(|last| fdes.get(last));
+        let (Some(mut at), Some(end)) = (before.map(|fde| fde.end), fdes.get(next).map(|fde| fde.start)) else { return false };
+        let mut is_inside = false;
+        while at < end {
+            let Some(inst) = self.inst(at).filter(|inst| inst.kind == Kind::Nop) else { return false };
+            let after = at + u64::from(inst.len);
+            is_inside |= at < address && address < after;
+            at = after;
+        }
+        is_inside && at == end
+    }
+
     /// Where a direct branch or call goes.
     pub(crate) fn target(&self, address: u64, inst: Inst) -> u64 {
         let bytes = self.code.bytes(address, inst);
