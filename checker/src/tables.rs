@@ -12,6 +12,7 @@
 //! to corresponds for other reasons, or, where that is reached in one file alone, if a comparison of both finds them equal.
 
 mod copies;
+mod named;
 
 use rustc_hash::FxHashSet;
 
@@ -20,11 +21,11 @@ use crate::image::Slot;
 use crate::report::ViolationKind;
 use crate::walk::{Bits, Displaced, Pair, Reach, Side, Walk};
 pub(crate) use copies::{Copies, report_mixed, report_other_uses};
+use named::goes_to_call;
+pub(crate) use named::may_be_jumped_through;
 
 /// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
 const BOUND_WINDOW: usize = 8;
-/// How many instructions make the arguments of a call.
-const CALL_WINDOW: usize = 16;
 
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct TableReference {
@@ -441,34 +442,6 @@ pub(crate) fn read_arguments(walk: &mut Walk<'_, '_>) {
         }
         walk.settle();
     }
-}
-
-/// Whether the address that a `lea` makes is in a register that the next call may overwrite, and is no base of a jump before it.
-fn goes_to_call(side: &Side<'_>, from: u64) -> bool {
-    let registers = |address, inst| {
-        let bytes = side.code.bytes(address, inst);
-        Shape::of(bytes).registers(bytes)
-    };
-    let Some(inst) = side.inst(from) else { return false };
-    let Some([Some(register), ..]) = registers(from, inst) else { return false };
-    if matches!(register, 3..=5 | 12..) {
-        return false;
-    }
-    let mut address = from + u64::from(inst.len);
-    for _ in 0..CALL_WINDOW {
-        let Some(inst) = side.inst(address) else { return false };
-        let used = registers(address, inst).unwrap_or_default();
-        let is_pushed = matches!(*side.code.bytes(address, inst), [opcode @ 0x50..=0x57] if opcode & 7 == register);
-        match inst.kind {
-            Kind::Call => return true,
-            Kind::IndirectCall => return used[1] != Some(register) && used[2] != Some(register),
-            Kind::Lea if used[0] != Some(register) && used[2] != Some(register) => {}
-            Kind::Plain | Kind::Lea | Kind::Nop if !used.contains(&Some(register)) && !is_pushed => {}
-            _ => return false,
-        }
-        address += u64::from(inst.len);
-    }
-    false
 }
 
 /// The number of entries of a table that must correspond, and the first one that may belong to something else.

@@ -225,7 +225,7 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
 
     fn field(&mut self, of: Of, value: u64, (at, field, width): (u64, u8, u8)) -> Field {
         let tables = self.tables;
-        let known = tables.get(&value);
+        let known = tables.get(&value).filter(|_| of == Of::Output || tables::may_be_jumped_through(self.walk, at));
         let side = self.reader(of).side();
         let is_code = side.image.in_code(value);
         let own = (of == Of::Input).then(|| match known {

@@ -243,3 +243,28 @@ fn what_is_read_beside_a_table_by_its_address_is_seen_where_a_copy_is_named() {
     let report = compare_with_copy(&used_behind("table"), &used_behind("copy")).unwrap();
     assert!(kinds(&report).contains(&ViolationKind::JumpTable), "{}", report.summary(10));
 }
+
+/// The report of a live function that moved and names a copy of its table, and of a dead one, which no symbol names, that names the table itself in both; the table has the input's entries.
+fn check_array_before(dead: [&str; 2]) -> Option<Report> {
+    let live = |table: &str| switch(&read_from(table), "    add %rdx, %rax\n    jmp *%rax\n");
+    let dead = dead.map(|body| format!("    .p2align 2\n    .cfi_startproc\n{body}\n    .cfi_endproc\n"));
+    let input = build(&[&live("table"), TWICE, UNUSED, &dead[0]], &entries("table"))?;
+    let first = format!("    .p2align 2\n.Lfirst:\n{TWICE}");
+    let stale: String = (0..4).map(|number| format!("    .long .Lfirst + (.L{number} - classify) - table\n")).collect();
+    let copy = format!("    .section .copies, \"ax\"\n    .balign 16\ncopy:\n{}", entries("copy"));
+    let output = build_with_copies(&[&first, UNUSED, &live("copy"), "    .p2align 7\n", &dead[1]], &stale, &copy)?;
+    Some(check(&input, &output).unwrap())
+}
+
+#[test]
+fn a_dead_function_may_compare_with_the_end_of_an_array_behind_which_a_table_was_that_moved() {
+    let compares = "    lea message(%rip), %rax\n    lea table(%rip), %rdx\n1:  cmp %rdx, %rax\n    je 2f\n    cmp %edi, (%rax)\n    je 2f\n    add $4, %rax\n    jmp 1b\n2:  jmp classify";
+    let Some(report) = check_array_before([compares; 2]) else { return };
+    assert!(report.is_ok() && report.stats.dropped_functions == 0, "{:?}\n{}", report.stats, report.summary(10));
+    let wrong = check_array_before([compares, &compares.replace("lea table", "lea copy")]).unwrap();
+    assert!(!wrong.is_ok(), "{:?}", wrong.stats);
+    // One that jumps through it needs the entries.
+    let jumps = "    mov %edi, %edi\n    lea table(%rip), %rdx\n    movslq (%rdx,%rdi,4), %rax\n    add %rdx, %rax\n    test %esi, %esi\n    je 1f\n    jmp *%rax\n1:  jmp classify";
+    let report = check_array_before([jumps; 2]).unwrap();
+    assert!(kinds(&report).contains(&ViolationKind::Unexplained), "{:?}\n{}", report.stats, report.summary(10));
+}
