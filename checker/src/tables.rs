@@ -499,16 +499,7 @@ pub(crate) struct Doubtful {
 fn read_entry(walk: &mut Walk<'_, '_>, place: u64, input: Entry, output: Option<u64>, (is_certain, width): (bool, u8)) -> bool {
     let Entry::To(input) = input else { return output.is_some() };
     match output.filter(|&output| walk.output.image.in_code(output)) {
-        // Nothing compares where offsets lead inside of a function, unless it names the place: that of a copy of the function leads into the copy.
-        Some(output)
-            if is_certain
-                && width == 4
-                && walk.relation.is_named_elsewhere(input, output)
-                && !walk.survey.is_referenced(input)
-                && !walk.input.unwind.starts_at(input) =>
-        {
-            walk.seed(input, output, place);
-        }
+        Some(output) if is_certain && leads_into_copy(walk, width, (input, output)) => walk.seed(input, output, place),
         Some(output) if is_certain => {
             if width == 4 && walk.survey.is_referenced(input) && !copies::names_itself_alike(walk, input, output) {
                 let message = format!(
@@ -527,6 +518,23 @@ fn read_entry(walk: &mut Walk<'_, '_>, place: u64, input: Entry, output: Option<
         None => return false,
     }
     true
+}
+
+/// Nothing compares where offsets lead inside of a function, unless it names the place: that of a copy of the function leads into the copy.
+fn leads_into_copy(walk: &Walk<'_, '_>, width: u8, (input, output): (u64, u64)) -> bool {
+    width == 4
+        && walk.relation.is_named_elsewhere(input, output)
+        && !walk.survey.is_referenced(input)
+        && !walk.input.unwind.starts_at(input)
+}
+
+/// Whether an entry that must correspond leads to an address that the program holds for something else: code that names the table in place of the input's is no counterpart then, however alike it is.
+pub(crate) fn contradicts(walk: &Walk<'_, '_>, table: TableReference) -> bool {
+    if table.input == table.output && goes_to_call(walk.input, table.from) {
+        return false;
+    }
+    let pairs = certain_pairs(walk, table).unwrap_or_default();
+    pairs.into_iter().any(|pair| !leads_into_copy(walk, table.width, pair) && walk.relation.is_held_for_another(pair.0, pair.1))
 }
 
 /// Where an entry leads.

@@ -268,3 +268,45 @@ fn a_dead_function_may_compare_with_the_end_of_an_array_behind_which_a_table_was
     let report = check_array_before([jumps; 2]).unwrap();
     assert!(kinds(&report).contains(&ViolationKind::Unexplained), "{:?}\n{}", report.stats, report.summary(10));
 }
+
+/// Two functions of the same four cases, the second of which is dead and has no symbol; the table of each stands behind the other's in `table`.
+fn alike(table: &str, [first, second]: [&str; 2], is_moved: bool) -> String {
+    let head = |read: &str, table: &str| {
+        format!("{read}    lea {table}(%rip), %rdx\n    movslq (%rdx,%rdi,4), %rax\n    add %rdx, %rax\n    jmp *%rax\n")
+    };
+    let cases = |label: &str| -> String {
+        CASES.iter().zip(0..).map(|(case, number)| format!(".L{label}{number}:\n{case}\n    ret\n")).collect()
+    };
+    let behind = if is_moved { [second, first] } else { [first, second] };
+    let live = function("classify", &(head("    mov %edi, %edi\n", table) + &cases(behind[0])));
+    let dead = head("    mov (%rdi), %edi\n", &format!("{table}+16")) + &cases(behind[1]);
+    format!("{live}    .p2align 5\n    .cfi_startproc\n{dead}    .cfi_endproc\n")
+}
+
+/// The report of these two, in whose output the head of the first stands before the cases of the second: so it is where the word behind the first one's table seems to lead.
+fn check_alike(orders: [[usize; 4]; 2]) -> Option<Report> {
+    let all = |table: &str, orders: [[usize; 4]; 2]| -> String {
+        let entries = |label: &'static str, base: String, order: [usize; 4]| {
+            order.map(|number| format!("    .long .L{label}{number} - {base}\n")).concat()
+        };
+        entries("live", table.to_owned(), orders[0]) + &entries("dead", format!("({table}+16)"), orders[1])
+    };
+    let labels = ["live", "dead"];
+    let input = build(&[&alike("table", labels, false), TWICE, UNUSED], &all("table", [[0, 1, 2, 3]; 2]))?;
+    let image = Image::parse(&input).unwrap();
+    let data = image.section_bytes(image.section(".rodata").unwrap());
+    let same: String = data[data.len() - 32..].iter().map(|byte| format!("    .byte {byte}\n")).collect();
+    let copy = format!("    .section .copies, \"ax\"\n    .balign 16\ncopy:\n{}", all("copy", orders));
+    let output = build_with_copies(&[UNUSED, &alike("copy", labels, true), TWICE], &same, &copy)?;
+    Some(check(&input, &output).unwrap())
+}
+
+#[test]
+fn a_word_behind_a_copied_table_may_lead_to_what_resembles_a_dead_function() {
+    let right = [0, 1, 2, 3];
+    let Some(report) = check_alike([right; 2]) else { return };
+    assert!(report.is_ok() && report.stats.dropped_functions == 0, "{:?}\n{}", report.stats, report.summary(10));
+    for wrong in [[[0, 2, 1, 3], right], [right, [0, 2, 1, 3]], [right, [1, 1, 2, 3]]] {
+        assert!(!check_alike(wrong).unwrap().is_ok(), "{wrong:?}");
+    }
+}

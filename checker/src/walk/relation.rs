@@ -316,6 +316,11 @@ impl Relation {
         }
     }
 
+    /// Whether the program holds an address of the output for another one of the input than this.
+    pub(crate) fn is_held_for_another(&self, address: u64, name: u64) -> bool {
+        self.held.get(&name).is_some_and(|&other| other != address)
+    }
+
     /// Notes that the output goes on at an index, in another way, where the input makes a call.
     pub(super) fn rewrite(&mut self, call: usize, output: usize) {
         if self.rewritten.insert(output, call).is_none() {

@@ -72,7 +72,7 @@ impl Walk<'_, '_> {
         self.tries.push(pair);
     }
 
-    /// Walks from a guess; `false`, and nothing has happened, if it is wrong.
+    /// Walks from a guess; `false`, and nothing has happened, if it is wrong. What tables lead to is walked later, but a guess is wrong that names a table which must then be in conflict with what is known.
     pub(crate) fn attempt(&mut self, pair: Pair) -> bool {
         self.attempt_if(pair, false)
     }
@@ -104,6 +104,8 @@ impl Walk<'_, '_> {
             }
             roots.extend(self.began_at.filter(|_| is_root));
         }
+        is_right =
+            is_right && !self.tables[marks.0.min(self.tables.len())..].iter().any(|&table| tables::contradicts(self, table));
         is_right &= !is_edited || self.relation.num_rewritten_calls() + self.met_proven > num_changed;
         if is_right {
             self.relation.commit();
