@@ -243,7 +243,9 @@ fn any_flipped_bit_of_dead_code_is_seen() {
             let mut output = file.clone();
             output[text.offset as usize + place] ^= 1 << bit;
             let report = check(&input, &output).unwrap();
-            assert!(!report.is_ok(), "bit {bit} of byte {} of {size}", place - start);
+            // `REX.R` and `REX.X` change nothing of an instruction with one operand in a register.
+            let is_same_instruction = bytes[place] == 0x48 && [1, 2].contains(&bit);
+            assert_eq!(report.is_ok(), is_same_instruction, "bit {bit} of byte {} of {size}", place - start);
         }
     }
     assert!(compare(&[UNUSED, TWICE, &relaid("je")], TABLE).is_some_and(|report| report.is_ok()));
