@@ -20,7 +20,7 @@ mod missing;
 mod partition;
 mod pieces;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::decode::{Inst, Kind};
 use crate::report::ViolationKind;
@@ -60,7 +60,8 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         roots.extend(walk, &tables, &sought, &beginnings);
         found = match_pieces(walk, &roots, &tables, &found.labels);
         std::mem::take(&mut found.matched).mark(walk);
-        while match_changed(walk, &found) {
+        let mut tries = CHANGED_MAX;
+        while match_changed(walk, &found, &mut tries) {
             found = match_pieces(walk, &roots, &tables, &found.labels);
             std::mem::take(&mut found.matched).mark(walk);
         }
@@ -80,26 +81,34 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
 
 /// Functions of the input without a counterpart are tried at what is left of the output: their instructions may have changed, which equal content does not
 /// know of. Whether one was found, so that what leads to it can be compared again. What has a frame description has one in the output, and no function begins with padding: there is more of
-/// that than can be tried.
-fn match_changed(walk: &mut Walk<'_, '_>, found: &Found) -> bool {
+/// that than can be tried. Where there is too much of anything, functions are tried at what begins with an equal piece: what leads to something that was changed need not have changed itself.
+fn match_changed(walk: &mut Walk<'_, '_>, found: &Found, tries: &mut usize) -> bool {
     let begins = |output: &Side<'_>, at| {
         output.unwind.fde_at(at).is_some() && output.inst(at).is_some_and(|inst| !matches!(inst.kind, Kind::Nop | Kind::Trap))
     };
-    let starts = found.unmatched.iter().map(|&(address, _)| address);
-    let starts: Vec<u64> = starts.filter(|&at| is_uncovered(walk, at) && begins(walk.output, at)).collect();
-    if found.missing.len().saturating_mul(starts.len()) > CHANGED_MAX {
-        return false;
-    }
+    let is_left = |&&(at, _): &&(u64, u64)| is_uncovered(walk, at) && begins(walk.output, at);
+    let starts: Vec<(u64, u64)> = found.unmatched.iter().filter(is_left).copied().collect();
+    let are_few = found.missing.len().saturating_mul(starts.len()) <= *tries;
+    let key = |label: u64| if are_few { 0 } else { label };
+    let mut by_key: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
+    starts.into_iter().for_each(|(at, label)| by_key.entry(key(label)).or_default().push(at));
     let mut has_found = false;
-    for &(number, _) in &found.missing {
+    for &(number, label) in &found.missing {
         // What a table leads to is compared too late for a guess.
         if has_table(walk.input, number) {
             continue;
         }
         let input = walk.input_leads_to(walk.input.unwind.fdes[number as usize].start);
-        has_found |= starts
-            .iter()
-            .any(|&output| is_uncovered(walk, output) && walk.attempt(Pair::new(input, output, output, Reach::Flow)));
+        for &output in by_key.get(&key(label)).into_iter().flatten() {
+            if *tries == 0 || !is_uncovered(walk, output) {
+                continue;
+            }
+            *tries -= 1;
+            if walk.attempt(Pair::new(input, output, output, Reach::Flow)) {
+                has_found = true;
+                break;
+            }
+        }
         walk.settle();
     }
     has_found

@@ -93,3 +93,24 @@ fn a_call_that_ends_a_dead_function_may_stand_before_another_block_of_it() {
         assert!(!compare(&after.replace(from, to)).unwrap().is_ok(), "{from} became {to}");
     }
 }
+
+#[test]
+fn of_many_dead_functions_those_are_tried_that_begin_alike() {
+    let live = live(CALL);
+    let dead = |twice: &str| format!("{ENTER}{twice}    lea 5(%rbx,%rax), %eax\n{LEAVE}    ret");
+    let labels: Vec<String> = (0..120).map(|number| format!("many{number}")).collect();
+    let bodies = |added: u32| -> Vec<String> {
+        let body = |number| format!("    mov ${number}, %edi\n    call .Ldead\n    add ${added}, %eax\n    ret");
+        (0..120).map(body).collect()
+    };
+    let (before, after, many, wrong) = (dead(CALL), dead(BODY), bodies(7), bodies(8));
+    let all = |dead, bodies| -> Vec<(&str, &str)> {
+        let many = labels.iter().map(String::as_str).zip(<[String]>::iter(bodies).map(String::as_str));
+        many.chain([("dead", dead)]).collect()
+    };
+    let compare = |dead, bodies| check_dead([&live, &live], [&all(&before, &many), &all(dead, bodies)]);
+    let Some(report) = compare(&after, &many) else { return };
+    assert!(report.is_ok() && report.stats.dropped_functions == 0, "{:?}\n{}", report.stats, report.summary(10));
+    assert!(!compare(&after, &wrong).unwrap().is_ok());
+    assert!(!compare(&after.replace("lea 5", "lea 6"), &many).unwrap().is_ok());
+}
