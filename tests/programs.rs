@@ -321,6 +321,7 @@ behaviors! {
     static_fixed,
     static_init,
     static_pie,
+    stepped_over,
     switch_bounds,
     switch_tables,
     switch_unbounded,

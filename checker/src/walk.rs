@@ -28,6 +28,7 @@ mod relation;
 mod settle;
 mod side;
 mod split_stack;
+mod stepped_over;
 
 use std::cell::OnceCell;
 
@@ -553,6 +554,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                 self.queue.push(Pair::new(after_i, after_o, o, Reach::Name));
                 Ok(None)
             }
+            Kind::Stop if self.is_stepped_over(i, a) => Ok(Some((after_i, after_o))),
             Kind::IndirectJump | Kind::Return | Kind::Stop => Ok(None),
             _ => Ok(Some((after_i, after_o))),
         }

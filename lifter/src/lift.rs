@@ -539,6 +539,7 @@ impl Discovered<'_> {
         };
         let builder = Builder {
             image: self.image,
+            unwind: self.unwind,
             units: self.units,
             surveys: self.surveys,
             stubs: self.stubs,

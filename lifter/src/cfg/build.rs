@@ -3,6 +3,10 @@
 //! **Method.** Each unit is decoded once more. A block ends before every leader (an address that anything names) and
 //! after every instruction that ends the flow. No-ops between a block and an aligned leader, or behind an instruction that never
 //! falls through, are padding and belong to no block; a no-op that something names is never padding.
+//!
+//! **Instructions that fault by what they are** (`ud2`, `hlt`). A handler may step over them: who emulates them does, or asserts, reports and goes on. Nothing in the code tells that from
+//! the end of what crashes, so execution goes on behind them where it may, by all that is known: in the same unit, where the frame is still the same by the unwind entry, and unless nothing leads to the instruction at all, as
+//! behind a call that does not come back.
 
 use iced_x86::{ConstantOffsets, Decoder, DecoderOptions, Instruction, Mnemonic};
 use object::elf;
@@ -17,8 +21,9 @@ use crate::discover::split_stack::Growth;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::Survey;
 use crate::discover::units::{Unit, UnitData, Units, unit_at};
-use crate::elf::Image;
+use crate::elf::cfi;
 use crate::elf::image::StaticReloc;
+use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::{BlockFlags, Condition, Evidence, RefKind, RefRole, StopKind};
 use crate::x86::{Flow, flow_of, is_nop};
@@ -44,6 +49,8 @@ pub(crate) struct DraftBlock {
     pub(crate) num_insts: u32,
     pub(crate) flags: BlockFlags,
     pub(crate) end: DraftEnd,
+    /// Its last instruction faults by what it is.
+    pub(crate) faults: bool,
     /// Into the draft's `refs`.
     pub(crate) refs: std::ops::Range<u32>,
 }
@@ -73,6 +80,7 @@ pub(crate) struct Draft {
 #[derive(Copy, Clone)]
 pub(crate) struct Builder<'i> {
     pub(crate) image: &'i Image<'i>,
+    pub(crate) unwind: &'i Unwind,
     pub(crate) units: &'i Units,
     pub(crate) surveys: &'i [Survey],
     pub(crate) stubs: &'i Stubs,
@@ -126,6 +134,7 @@ impl Builder<'_> {
             num_insts: 0,
             flags: BlockFlags::empty(),
             end: DraftEnd::Stop(StopKind::Unknown),
+            faults: false,
             refs: at..at,
         });
     }
@@ -178,6 +187,18 @@ impl Builder<'_> {
             false => each_instruction(bytes, data.start, push),
         }
         cutter.close_at_end();
+    }
+
+    /// Whether the unwind entry has another frame from a place in `from..=to` on: then execution does not come there from right before.
+    fn changes_frame(&self, unit: &UnitData, from: Va, to: Va) -> bool {
+        let Some(fde) = unit.fde().map(|fde| &self.unwind.fdes[fde]) else { return false };
+        let ops = &fde.ops[fde.ops.partition_point(|op| op.at < from)..];
+        let data_alignment = self.unwind.cies[fde.cie as usize].data_alignment;
+        let changes = |bytes| {
+            use cfi::Instruction::{ArgsSize, Nop, RememberState};
+            !matches!(cfi::Instruction::decode(bytes, data_alignment), Some((RememberState | ArgsSize(_) | Nop, _)))
+        };
+        ops.iter().take_while(|op| op.at <= to).any(|op| changes(&op.bytes))
     }
 
     fn stop_kind(&self, instruction: &Instruction) -> DraftEnd {
@@ -262,6 +283,7 @@ impl Cutter<'_, '_> {
             num_insts: 0,
             flags: BlockFlags::empty(),
             end: DraftEnd::Stop(StopKind::Unknown),
+            faults: false,
             refs: refs..refs,
         });
     }
@@ -269,14 +291,18 @@ impl Cutter<'_, '_> {
     /// Whether the last block runs on behind its end.
     fn is_fallen_into(&self) -> bool {
         let last = self.draft.blocks.last().filter(|b| b.unit == self.unit);
-        last.is_some_and(|b| matches!(b.end, DraftEnd::Branch(..) | DraftEnd::Loop(..)))
+        last.is_some_and(|b| matches!(b.end, DraftEnd::Branch(..) | DraftEnd::Loop(..) | DraftEnd::Fallthrough(_)))
     }
 
-    /// No-ops between a conditional branch and what follows it are padding: the branch falls through to what follows them.
+    /// No-ops between a conditional branch, or an instruction that faults, and what follows it are padding: it falls through to what follows them.
     fn fall_through_padding_to(&mut self, at: Va) {
         let Some(block) = self.draft.blocks.last_mut().filter(|b| b.unit == self.unit) else { return };
         match &mut block.end {
             DraftEnd::Branch(_, _, next) | DraftEnd::Loop(_, next) => *next = at,
+            DraftEnd::Fallthrough(next) if block.faults => match self.builder.changes_frame(self.data, *next, at) {
+                true => block.end = DraftEnd::Stop(StopKind::Trap),
+                false => *next = at,
+            },
             _ => {}
         }
     }
@@ -284,9 +310,10 @@ impl Cutter<'_, '_> {
     fn push(&mut self, instruction: &Instruction, offsets: &ConstantOffsets) {
         let goes_on = self.growth.goes_on_behind(instruction);
         let is_padding = is_nop(instruction);
+        let is_unreached = self.open.is_none() && !self.is_fallen_into();
         if self.open.is_none() {
             // Nothing names it: where nothing falls into it either, a breakpoint fills a gap as a no-op does.
-            if is_padding || instruction.mnemonic() == Mnemonic::Int3 && !self.is_fallen_into() {
+            if is_padding || instruction.mnemonic() == Mnemonic::Int3 && is_unreached {
                 return;
             }
             self.open(Va(instruction.ip()));
@@ -324,7 +351,11 @@ impl Cutter<'_, '_> {
             }
             Flow::Return if goes_on && !is_last => return,
             Flow::Return => (DraftEnd::Stop(StopKind::Return), 0),
-            Flow::Trap => (DraftEnd::Stop(StopKind::Trap), 0),
+            Flow::Trap => {
+                block.faults = true;
+                let ends = is_last || is_unreached && block.num_insts == 1;
+                (if ends { DraftEnd::Stop(StopKind::Trap) } else { DraftEnd::Fallthrough(next) }, 0)
+            }
             Flow::IndirectJump => (self.builder.stop_kind(instruction), 0),
             Flow::Call(_) | Flow::IndirectCall if is_last || self.is_no_return(instruction) => {
                 (DraftEnd::Stop(StopKind::NoReturnCall), 0)
@@ -399,6 +430,9 @@ impl Cutter<'_, '_> {
         if is_open && !self.builder.surveys[self.unit.index()].falls_out {
             // Behind the last instruction that ends the flow lie breakpoints only.
             return self.close(DraftEnd::Stop(StopKind::Trap), 0);
+        }
+        if let Some(last) = self.draft.blocks.last_mut().filter(|last| !is_open && last.faults) {
+            last.end = DraftEnd::Stop(StopKind::Trap);
         }
         if !is_open && !self.draft.blocks.last().is_some_and(falls_through) {
             return;

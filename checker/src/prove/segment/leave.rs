@@ -194,7 +194,13 @@ impl Run<'_, '_, '_> {
             }
             (Kind::Stop, Kind::Stop) => {
                 self.compare_bytes(i, a, o, b)?;
-                self.compare_events(input, output)
+                self.compare_events(input, output)?;
+                if self.walk.is_stepped_over(i, a) {
+                    let facts = Rc::new(Facts::end(&mut self.pool, &input.machine, &output.machine));
+                    let next = Key { input: after_i, output: after_o, within: input.within };
+                    self.segment.successors.push((next, facts));
+                }
+                Ok(())
             }
             (Kind::Trap, Kind::Trap) => {
                 self.compare_bytes(i, a, o, b)?;
