@@ -202,7 +202,7 @@ fn survey_all(surveyor: Surveyor<'_>) -> Vec<Survey> {
 }
 
 /// Surveys the units anew that were not among those before, and those that name a place in one that differs: whether a place is
-/// code is part of what a survey says. Opaque ones are looked at again, since what made them so may be gone.
+/// code is part of what a survey says. Those that others made opaque are looked at again, since what made them so may be gone.
 fn survey_again(surveyor: Surveyor<'_>, before: &Units, surveys: Vec<Survey>) -> Vec<Survey> {
     let units = surveyor.units;
     let is_in_other = |unit: &&UnitData, others: &Units| unit_at(others, unit.start).is_none_or(|other| others[other] != **unit);
@@ -211,7 +211,7 @@ fn survey_again(surveyor: Surveyor<'_>, before: &Units, surveys: Vec<Survey>) ->
     let differing = joined(gone.chain(new).map(|unit| (unit.start, unit.end)).collect());
     let mut known: Vec<Option<Survey>> = units.values().map(|_| None).collect();
     for ((_, unit), survey) in before.iter().zip(surveys) {
-        let same = unit_at(units, unit.start).filter(|&same| units[same] == *unit && !survey.is_opaque());
+        let same = unit_at(units, unit.start).filter(|&same| units[same] == *unit && survey.lasts());
         if let Some(same) = same {
             known[same.index()] = Some(survey);
         }
@@ -229,8 +229,9 @@ fn with_doubts(surveyor: Surveyor<'_>, mut surveys: Vec<Survey>) -> Vec<Survey> 
     let units = surveyor.units;
     let is_doubted = |name: &CodeName| {
         let unit = unit_at(units, name.target)?;
-        let is_torn = !surveys[unit.index()].is_start(name.target - units[unit].start);
-        (name.how == How::Memory || is_torn && units[unit].fde().is_none()).then_some(unit)
+        let data = &units[unit];
+        let is_torn = || data.fde().is_none() && !surveys[unit.index()].is_start(name.target - data.start);
+        (name.how == How::Memory || is_torn()).then_some(unit)
     };
     let mut doubted: Vec<Unit> = surveys.par_iter().flat_map_iter(|s| s.names.iter().filter_map(is_doubted)).collect();
     doubted.extend(units.keys().filter(|&unit| !resembles_code(surveyor, &surveys, unit)));

@@ -8,9 +8,11 @@
 //! Joining is always safe: a cluster is moved or pinned as one, and its units keep their own unwind entries. Terminates because each round but
 //! the last joins at least two clusters.
 
+use rayon::prelude::*;
+
 use crate::discover::names::{NamedBy, Names};
 use crate::discover::survey::{How, Survey};
-use crate::discover::units::{Unit, Units, unit_at, unit_starting_at};
+use crate::discover::units::{Unit, Units, unit_at};
 use crate::entity::EntityId;
 
 /// Disjoint sets of units; the smallest unit of a set represents it.
@@ -54,28 +56,47 @@ impl Clusters {
     }
 }
 
+/// A branch from a unit into another.
+struct Arrival {
+    target: Unit,
+    source: Unit,
+    /// Into its middle, or by an instruction that can't be stretched.
+    joins: bool,
+}
+
 /// The clusters that direct control flow makes.
 pub(crate) fn join_by_flow(units: &Units, surveys: &[Survey], names: &Names) -> Clusters {
     let mut clusters = Clusters::new(units.len());
-    for unit in units.keys() {
-        let survey = &surveys[unit.index()];
-        if survey.falls_out
-            && let Some(next) = following(units, unit)
-        {
+    for unit in units.keys().filter(|unit| surveys[unit.index()].falls_out) {
+        if let Some(next) = following(units, unit) {
             clusters.join(unit, next);
         }
-        for name in &survey.names {
-            let Some(target) = unit_at(units, name.target) else { continue };
-            let is_branch = matches!(name.how, How::Jump | How::Branch | How::Loop);
-            let is_middle = name.target != units[target].start;
-            let must_join = is_branch && is_middle || name.how == How::Loop;
-            if must_join && target != unit {
-                clusters.join(unit, target);
-            }
-        }
     }
-    join_single_source(units, surveys, names, &mut clusters);
+    let arrivals =
+        surveys.par_iter().enumerate().flat_map_iter(|(index, survey)| arrivals_from(units, names, Unit::new(index), survey));
+    let (joining, mut others): (Vec<Arrival>, Vec<Arrival>) = arrivals.partition(|arrival| arrival.joins);
+    for arrival in joining {
+        clusters.join(arrival.source, arrival.target);
+    }
+    others.sort_unstable_by_key(|arrival| (arrival.target, arrival.source));
+    join_single_source(&others, &mut clusters);
     clusters
+}
+
+/// Where branches of a unit arrive in others, but for those at entries of their own: these are tail calls.
+fn arrivals_from<'a>(
+    units: &'a Units,
+    names: &'a Names,
+    source: Unit,
+    survey: &'a Survey,
+) -> impl Iterator<Item = Arrival> + use<'a> {
+    let branches = survey.names.iter().filter(|name| matches!(name.how, How::Jump | How::Branch | How::Loop));
+    branches.filter_map(move |name| {
+        let target = unit_at(units, name.target).filter(|&target| target != source)?;
+        let joins = name.target != units[target].start || name.how == How::Loop;
+        let is_entry = || names.at(name.target).intersects(NamedBy::ENTRY | NamedBy::FUNCTION_SYMBOL);
+        (joins || !is_entry()).then_some(Arrival { target, source, joins })
+    })
 }
 
 /// The unit that execution runs into from the end of another: the next one of its section.
@@ -84,24 +105,13 @@ pub(crate) fn following(units: &Units, unit: Unit) -> Option<Unit> {
     (next.section == units[unit].section).then(|| Unit::new(unit.index() + 1))
 }
 
-/// Joins each unit that is no entry of its own to the one cluster whose branches reach its start.
-fn join_single_source(units: &Units, surveys: &[Survey], names: &Names, clusters: &mut Clusters) {
-    let mut arrivals: Vec<(Unit, Unit)> = Vec::new();
-    for (unit, _) in units.iter() {
-        let branches = surveys[unit.index()].names.iter().filter(|n| matches!(n.how, How::Jump | How::Branch));
-        for target in branches.filter_map(|name| unit_starting_at(units, name.target)) {
-            let by = names.at(units[target].start);
-            if target != unit && !by.intersects(NamedBy::ENTRY | NamedBy::FUNCTION_SYMBOL) {
-                arrivals.push((target, unit));
-            }
-        }
-    }
-    arrivals.sort();
+/// Joins each unit that is no entry of its own to the one cluster whose branches reach its start. `arrivals` ascend by their target.
+fn join_single_source(arrivals: &[Arrival], clusters: &mut Clusters) {
     loop {
         let mut has_changed = false;
-        for group in arrivals.chunk_by(|a, b| a.0 == b.0) {
-            let target = group[0].0;
-            let mut sources = group.iter().map(|a| clusters.find(a.1)).filter(|&root| root != clusters.find(target));
+        for group in arrivals.chunk_by(|a, b| a.target == b.target) {
+            let target = group[0].target;
+            let mut sources = group.iter().map(|a| clusters.find(a.source)).filter(|&root| root != clusters.find(target));
             let Some(first) = sources.next() else { continue };
             if sources.all(|root| root == first) {
                 has_changed |= clusters.join(first, target);

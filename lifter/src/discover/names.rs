@@ -4,6 +4,7 @@ use object::elf;
 use rayon::prelude::*;
 
 use crate::address::Va;
+use crate::address_index::AddressIndex;
 use crate::discover::survey::{How, Survey};
 use crate::discover::units::{Units, unit_at};
 use crate::elf::image::SymbolData;
@@ -49,48 +50,46 @@ bitflags::bitflags! {
     }
 }
 
-/// Named code addresses, ascending, each once.
+/// Named code addresses, ascending, each once, with the index by which one is found.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     list: Vec<(Va, NamedBy)>,
+    index: AddressIndex,
 }
 
 impl Names {
-    pub(crate) fn from_unsorted(mut list: Vec<(Va, NamedBy)>) -> Self {
-        list.par_sort_unstable_by_key(|n| n.0);
-        list.dedup_by(|next, kept| {
-            let is_same = next.0 == kept.0;
-            if is_same {
-                kept.1 |= next.1;
-            }
-            is_same
-        });
-        Self { list }
+    fn from_sorted(list: Vec<(Va, NamedBy)>) -> Self {
+        let index = AddressIndex::new(list.iter().map(|name| name.0));
+        Self { list, index }
     }
     /// Adds names; the result does not depend on their order.
     pub(crate) fn extended(self, more: impl IntoIterator<Item = (Va, NamedBy)>) -> Self {
-        let more = Self::from_unsorted(more.into_iter().collect());
-        if more.list.is_empty() {
+        let more = sorted(more.into_iter().collect());
+        if more.is_empty() {
             return self;
         }
-        let mut list = Vec::with_capacity(self.list.len() + more.list.len());
+        let mut list = Vec::with_capacity(self.list.len() + more.len());
         let mut known = self.list.into_iter().peekable();
-        for (va, by) in more.list {
+        for (va, by) in more {
             list.extend(std::iter::from_fn(|| known.next_if(|name| name.0 < va)));
             let is_known = known.next_if(|name| name.0 == va);
             list.push((va, is_known.map_or(by, |name| name.1 | by)));
         }
         list.extend(known);
-        Self { list }
+        Self::from_sorted(list)
     }
     pub(crate) fn at(&self, va: Va) -> NamedBy {
-        self.list.binary_search_by_key(&va, |n| n.0).map_or(NamedBy::default(), |i| self.list[i].1)
+        let last = self.num_up_to(va).checked_sub(1).map(|last| self.list[last]);
+        last.filter(|name| name.0 == va).map_or(NamedBy::default(), |name| name.1)
     }
     /// The names in `start..end`.
     pub(crate) fn within(&self, start: Va, end: Va) -> &[(Va, NamedBy)] {
-        let first = self.list.partition_point(|n| n.0 < start);
-        let count = self.list[first..].partition_point(|n| n.0 < end);
-        &self.list[first..first + count]
+        let num_below = |va: Va| va.0.checked_sub(1).map_or(0, |last| self.num_up_to(Va(last)));
+        let first = num_below(start);
+        &self.list[first..num_below(end).max(first)]
+    }
+    fn num_up_to(&self, va: Va) -> usize {
+        self.index.count_up_to(va, self.list.len(), |at| self.list[at].0)
     }
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Va, NamedBy)> {
         self.list.iter().copied()
@@ -113,17 +112,8 @@ pub(crate) fn relocated_addresses<'i>(image: &'i Image<'_>) -> impl Iterator<Ite
 
 /// All names but those of jump tables.
 pub(crate) fn collect(image: &Image<'_>, unwind: &Unwind, units: &Units, surveys: &[Survey]) -> Names {
-    let mut list = Vec::new();
-    for name in surveys.iter().flat_map(|s| &s.names) {
-        let by = match name.how {
-            How::Call => NamedBy::CALL,
-            How::Jump | How::Branch | How::Loop => NamedBy::BRANCH,
-            How::Address => NamedBy::ADDRESS,
-            How::Memory => NamedBy::MEMORY,
-            How::Perhaps => NamedBy::PERHAPS,
-        };
-        list.push((name.target, by));
-    }
+    let by_code = surveys.par_iter().flat_map_iter(|survey| survey.names.iter().map(|name| (name.target, by(name.how))));
+    let mut list: Vec<(Va, NamedBy)> = by_code.collect();
     list.extend(dynamic_code_slots(image, units).map(|(_, target)| (target, NamedBy::SLOT)));
     for fde in unwind.fdes.values() {
         list.push((fde.start, NamedBy::UNWIND));
@@ -139,8 +129,33 @@ pub(crate) fn collect(image: &Image<'_>, unwind: &Unwind, units: &Units, surveys
         list.extend(image.dynamic_value(tag).map(|va| (Va(va), NamedBy::ROOT)));
     }
     list.extend(probe_addresses(image).into_iter().map(|va| (va, NamedBy::LABEL)));
+    let mut list = sorted(list);
     list.retain(|(va, _)| unit_at(units, *va).is_some());
-    Names::from_unsorted(list)
+    Names::from_sorted(list)
+}
+
+/// Ascending, each address once with all that name it.
+fn sorted(mut list: Vec<(Va, NamedBy)>) -> Vec<(Va, NamedBy)> {
+    list.par_sort_unstable_by_key(|n| n.0);
+    list.dedup_by(|next, kept| {
+        let is_same = next.0 == kept.0;
+        if is_same {
+            kept.1 |= next.1;
+        }
+        is_same
+    });
+    list
+}
+
+/// Who an instruction makes the name of its target.
+fn by(how: How) -> NamedBy {
+    match how {
+        How::Call => NamedBy::CALL,
+        How::Jump | How::Branch | How::Loop => NamedBy::BRANCH,
+        How::Address => NamedBy::ADDRESS,
+        How::Memory => NamedBy::MEMORY,
+        How::Perhaps => NamedBy::PERHAPS,
+    }
 }
 
 fn collect_symbols(image: &Image<'_>, list: &mut Vec<(Va, NamedBy)>) {

@@ -75,6 +75,10 @@ pub(crate) struct Survey {
     pub(crate) absolutes: Vec<Absolute>,
     /// Callees that are no code as far as is known.
     pub(crate) stray_calls: Vec<Va>,
+    /// Of an opaque unit: where branches lead that would name it if that were code.
+    misses: Vec<Va>,
+    /// It is opaque by what its bytes are, whatever other units say of it.
+    is_opaque_by_itself: bool,
     pub(crate) problem: Option<PinReason>,
     /// Whether execution may run past the last instruction.
     pub(crate) falls_out: bool,
@@ -96,10 +100,15 @@ impl Survey {
     pub(crate) fn is_opaque(&self) -> bool {
         self.starts.is_empty()
     }
+    /// Whether it comes out the same as long as the unit does, and what is at its `places`.
+    pub(crate) fn lasts(&self) -> bool {
+        !self.is_opaque() || self.is_opaque_by_itself
+    }
     /// All places that were looked up among the units.
     pub(crate) fn places(&self) -> impl Iterator<Item = Va> {
         let data = self.data_names.iter().map(|name| name.0);
-        self.names.iter().map(|name| name.target).chain(data).chain(self.stray_calls.iter().copied())
+        let elsewhere = self.stray_calls.iter().chain(&self.misses).copied();
+        self.names.iter().map(|name| name.target).chain(data).chain(elsewhere)
     }
     /// Whether an instruction starts `offset` bytes into the unit.
     pub(crate) fn is_start(&self, offset: u64) -> bool {
@@ -138,7 +147,10 @@ impl Surveyor<'_> {
         }
         let is_code = unit.bounds != Bounds::LeftOver || self.left_over == LeftOver::Code;
         let clean = if is_code { self.survey_clean(unit, bytes) } else { None };
-        clean.unwrap_or_else(|| self.survey_opaque(unit, bytes))
+        clean.unwrap_or_else(|| Survey {
+            is_opaque_by_itself: self.left_over != LeftOver::Nothing || unit.bounds != Bounds::LeftOver,
+            ..self.survey_opaque(unit, bytes)
+        })
     }
 
     /// The survey of a unit whose bytes are not known to be code, whatever they decode to.
@@ -295,20 +307,32 @@ impl Surveyor<'_> {
         }
         let behind = (1..MAX_INSTRUCTION_LEN).rev().find_map(|more| self.image.read(unit.start, bytes.len() + more));
         let window = behind.unwrap_or(bytes);
+        let loaded = self.image.low()..self.image.high();
+        let mut decoder = Decoder::with_ip(64, window, unit.start.0, DecoderOptions::NONE);
+        let mut instruction = Instruction::default();
         for offset in 0..bytes.len() {
             let start = unit.start + offset as u64;
-            let instruction = Decoder::with_ip(64, &window[offset..], start.0, DecoderOptions::NONE).decode();
+            decoder.set_ip(start.0);
+            if decoder.set_position(offset).is_err() {
+                break;
+            }
+            decoder.decode_out(&mut instruction);
             if instruction.is_invalid() {
                 continue;
             }
             let mut perhaps = |target: Va| {
-                let is_own = unit.start <= target && target < unit.end;
-                if !is_own && unit_at(self.units, target).is_some() {
+                let is_named = unit_at(self.units, target).is_some();
+                if is_named && !(unit.start <= target && target < unit.end) {
                     survey.names.push(CodeName { target, at: start, how: How::Perhaps, is_short: false });
                 }
+                is_named
             };
             match flow_of(&instruction) {
-                Flow::Call(t) | Flow::Jump(t) | Flow::Branch(_, t) | Flow::Loop(t) | Flow::Begin(t) => perhaps(t),
+                Flow::Call(t) | Flow::Jump(t) | Flow::Branch(_, t) | Flow::Loop(t) | Flow::Begin(t) => {
+                    if !perhaps(t) && loaded.contains(&t) {
+                        survey.misses.push(t);
+                    }
+                }
                 _ => {}
             }
             if instruction.is_ip_rel_memory_operand() {

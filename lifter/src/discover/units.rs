@@ -198,6 +198,9 @@ pub(crate) fn joined(mut ranges: Vec<(Va, Va)>) -> Vec<(Va, Va)> {
 
 /// Whether an address lies in one of these ranges, which are ascending and disjoint.
 pub(crate) fn is_in(ranges: &[(Va, Va)], at: Va) -> bool {
+    if ranges.last().is_none_or(|last| last.1 <= at) || at < ranges[0].0 {
+        return false;
+    }
     let after = ranges.partition_point(|r| r.0 <= at);
     after > 0 && at < ranges[after - 1].1
 }
