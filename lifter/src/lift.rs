@@ -411,12 +411,13 @@ impl Discovered<'_> {
         loop {
             let context = self.table_context(names, clusters, &known_tables);
             let has_jumps = |members: &[Unit]| members.iter().any(|&u| self.has_jumps(u));
-            let again: Vec<(Unit, ClusterJumps)> = clusters
-                .members()
-                .par_iter()
-                .filter(|members| has_jumps(members) && is_asked(members) && kept.binary_search(&members[0]).is_err())
-                .map(|members| (members[0], context.analyze(members)))
-                .collect();
+            let mut asked = clusters.members();
+            asked.retain(|members| has_jumps(members) && is_asked(members) && kept.binary_search(&members[0]).is_err());
+            // The largest first, for one alone may take as long as all others together.
+            let size = |members: &Vec<Unit>| members.iter().map(|&unit| self.units[unit].len()).sum::<usize>();
+            asked.sort_by_cached_key(|members| std::cmp::Reverse(size(members)));
+            let again: Vec<(Unit, ClusterJumps)> =
+                asked.par_iter().with_max_len(1).map(|members| (members[0], context.analyze(members))).collect();
             answers.retain(|a| kept.binary_search(&a.0).is_ok());
             answers.extend(again);
             answers.sort_by_key(|a| a.0);

@@ -24,7 +24,7 @@ use rustc_hash::FxHashMap;
 use crate::clones::CloneId;
 use crate::edit::{EditPlan, NewCode, NewCodeId, Replacement, Snippet};
 use crate::error::{Error, Result};
-use crate::plan::{Filling, LayoutPlan, PlannedBlock, Temperature};
+use crate::plan::{Filling, FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 use crate::terminator::{Emitted, SuccessorCounts, emit_weighted};
 
 lifter::define_id!(
@@ -154,7 +154,8 @@ impl OutProgram {
 /// Applies a plan.
 pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, edits: &EditPlan) -> Result<OutProgram> {
     edits.check(program)?;
-    let skeleton = Skeleton::build(program, layout, edits)?;
+    let classes: Vec<u32> = layout.fragments.par_iter().map(|plan| class_of_all(program, plan)).collect::<Result<_>>()?;
+    let skeleton = Skeleton::build(program, (layout, &classes), edits)?;
     let mut out = OutProgram {
         fragments: Vec::with_capacity(layout.fragments.len()),
         blocks: PrimaryMap::default(),
@@ -173,12 +174,7 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         let entry = out.in_clones.get(&(clone, data.entry));
         out.clone_entries.push(*entry.ok_or(Error::NotPlaced(data.entry, data.func))?);
     }
-    for (plan, span) in layout.fragments.iter().zip(&skeleton.spans) {
-        let first = plan.blocks[0].block;
-        let unwind_class = class_of(program, first);
-        if plan.blocks.iter().any(|planned| class_of(program, planned.block) != unwind_class) {
-            return Err(Error::MixedUnwindClasses(plan.func));
-        }
+    for ((plan, &unwind_class), span) in layout.fragments.iter().zip(&classes).zip(&skeleton.spans) {
         let deeper = deeper(edits, plan.clone);
         let (blocks, temperature, align) = (span.clone(), plan.temperature, plan.align);
         out.fragments.push(OutFragment { func: plan.func, temperature, align, unwind_class, blocks, clone: plan.clone, deeper });
@@ -203,12 +199,27 @@ pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, ed
         in_table: &in_table,
     };
     (out.edits, out.blocks) = linker.link(&skeleton.entries, &skeleton.spans);
-    out.origins = PrimaryMap::from_items(out.blocks.values().map(|block| block.origin).collect());
+    out.origins = PrimaryMap::from_items(out.blocks.as_slice().par_iter().map(|block| block.origin).collect());
     Ok(out)
 }
 
 fn class_of(program: &Program, block: Block) -> u32 {
     program.ranges[program.blocks[block].range as usize].unwind_class
+}
+
+/// The class of all blocks of a fragment, which may move.
+fn class_of_all(program: &Program, plan: &FragmentPlan) -> Result<u32> {
+    let unwind_class = class_of(program, plan.blocks[0].block);
+    for &PlannedBlock { block, .. } in &plan.blocks {
+        let func = program.func_of(block);
+        if !program.funcs[func].is_movable() {
+            return Err(Error::PlacedPinned(block, func));
+        }
+        if class_of(program, block) != unwind_class {
+            return Err(Error::MixedUnwindClasses(plan.func));
+        }
+    }
+    Ok(unwind_class)
 }
 
 /// How many output blocks' edits are listed together.
@@ -265,7 +276,8 @@ struct Skeleton {
 }
 
 impl Skeleton {
-    fn build(program: &Program, layout: &LayoutPlan, edits: &EditPlan) -> Result<Self> {
+    /// `classes` has the unwind class of each fragment.
+    fn build(program: &Program, (layout, classes): (&LayoutPlan, &[u32]), edits: &EditPlan) -> Result<Self> {
         let mut skeleton = Skeleton {
             entries: Vec::with_capacity(program.blocks.len()),
             spans: Vec::with_capacity(layout.fragments.len()),
@@ -279,14 +291,14 @@ impl Skeleton {
             added: Vec::new(),
         };
         let has_apart = edits.codes.values().any(|code| !code.apart.is_empty());
-        for plan in &layout.fragments {
+        for (plan, &unwind_class) in layout.fragments.iter().zip(classes) {
             let start = skeleton.entries.len() as u32;
             let mut out_of_line = Vec::new();
             for planned in &plan.blocks {
                 if has_apart {
                     skeleton.note_apart(program, edits, planned.block, plan.clone);
                 }
-                skeleton.place(program, planned, plan.clone)?;
+                skeleton.place(planned, plan.clone)?;
                 if edits.edges.is_empty() || plan.clone.is_some() {
                     continue;
                 }
@@ -306,7 +318,7 @@ impl Skeleton {
             out_of_line.into_iter().for_each(|edge| skeleton.push_edge(edge));
             let running = std::mem::take(&mut skeleton.running);
             skeleton.push_apart(running);
-            let part = PartOf { func: plan.func, unwind_class: class_of(program, plan.blocks[0].block), clone: plan.clone };
+            let part = PartOf { func: plan.func, unwind_class, clone: plan.clone };
             if plan.temperature == Temperature::Cold
                 && let Some(parts) = skeleton.pending.remove(&part)
             {
@@ -332,12 +344,8 @@ impl Skeleton {
         Ok(skeleton)
     }
 
-    fn place(&mut self, program: &Program, planned: &PlannedBlock, clone: Option<CloneId>) -> Result<()> {
+    fn place(&mut self, planned: &PlannedBlock, clone: Option<CloneId>) -> Result<()> {
         let PlannedBlock { block, align, copy } = *planned;
-        let func = program.func_of(block);
-        if !program.funcs[func].is_movable() {
-            return Err(Error::PlacedPinned(block, func));
-        }
         if let Some(clone) = clone {
             if self.in_clones.insert((clone, block), Out::new(self.entries.len())).is_some() {
                 return Err(Error::PlacedTwice(block));

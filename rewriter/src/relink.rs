@@ -229,7 +229,10 @@ pub fn relink(
         debug_file::Output { image, sections: &table.sections, bytes: &file.bytes, segments: &segments, entry, build_id };
     let separate = wanted.separate.map(|separate| debug_file::build(separate, map.as_ref(), placed, &moved_address, output));
     let mut debug_file = separate.transpose()?;
-    let (mut bytes, link) = finish(image, file.bytes, &segments, table, entry)?;
+    // What is not needed any more are many small pieces: they are given back meanwhile.
+    let finish = || finish(image, file.bytes, &segments, table, entry);
+    let (finished, ()) = rayon::join(finish, || drop((codes, tables)));
+    let (mut bytes, link) = finished?;
     match (&mut debug_file, wanted.separate, link) {
         (Some(debug_file), Some(separate), Some(link)) => {
             debug_file::seal(&mut bytes, build_id, (link, separate.name), debug_file)?;

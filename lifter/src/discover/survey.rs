@@ -320,21 +320,19 @@ impl Surveyor<'_> {
             if instruction.is_invalid() {
                 continue;
             }
+            let names = &mut survey.names;
             let mut perhaps = |target: Va| {
                 let is_named = unit_at(self.units, target).is_some();
                 if is_named && !(unit.start <= target && target < unit.end) {
-                    survey.names.push(CodeName { target, at: start, how: How::Perhaps, is_short: false });
+                    names.push(CodeName { target, at: start, how: How::Perhaps, is_short: false });
                 }
                 is_named
             };
-            match flow_of(&instruction) {
-                Flow::Call(t) | Flow::Jump(t) | Flow::Branch(_, t) | Flow::Loop(t) | Flow::Begin(t) => {
-                    if !perhaps(t) && loaded.contains(&t) {
-                        survey.misses.push(t);
-                    }
-                }
-                _ => {}
-            }
+            let target = match flow_of(&instruction) {
+                Flow::Call(t) | Flow::Jump(t) | Flow::Branch(_, t) | Flow::Loop(t) | Flow::Begin(t) => Some(t),
+                _ => None,
+            };
+            survey.misses.extend(target.filter(|target| !perhaps(*target) && loaded.contains(target)));
             if instruction.is_ip_rel_memory_operand() {
                 let target = Va(instruction.ip_rel_memory_address());
                 perhaps(target);

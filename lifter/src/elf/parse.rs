@@ -6,6 +6,7 @@
 use object::LittleEndian;
 use object::elf;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, Rela, SectionHeader, Sym};
+use rayon::prelude::*;
 
 use crate::address::{FileOffset, Va};
 use crate::elf::image::*;
@@ -230,7 +231,7 @@ pub(super) fn parse_symbols<'a>(sections: Sections<'_, 'a>, sh_type: u32) -> Res
         .map(|_| sections.bytes_of(section_id(section.sh_link)))
         .ok_or_else(|| Error::malformed(section.name, "sh_link names no string table"))?;
     entries
-        .iter()
+        .par_iter()
         .map(|s| {
             let name = string_at(strings, s.st_name(LE))
                 .ok_or_else(|| Error::malformed(section.name, "a name lies outside the string table"))?;

@@ -205,8 +205,10 @@ impl<'a> UnwindLayout<'a> {
         fragments: &[UnwindFragment],
         landing_pad: impl Fn(Option<CloneId>, Va) -> Option<Va> + Sync,
     ) -> Result<Self, UnwindError> {
-        let planned: Result<Vec<Vec<PlannedFde>>, UnwindError> =
-            fragments.par_iter().map(|fragment| plan_fragment(unwind, fragment, &landing_pad)).collect();
+        let planned: Result<Vec<Vec<PlannedFde>>, UnwindError> = fragments
+            .par_iter()
+            .map_init(rows::CommonRows::default, |common, f| plan_fragment(unwind, f, &landing_pad, common))
+            .collect();
         let planned = planned?;
         let mut fdes: Vec<PlannedFde> = Vec::with_capacity(planned.iter().map(Vec::len).sum());
         fdes.extend(planned.into_iter().flatten());
@@ -398,10 +400,11 @@ const FDE_HEADER_LEN: u64 = 17;
 /// Entries are padded to this. Eight is customary, four is what unwinders and the standard need.
 const ENTRY_ALIGN: u64 = 4;
 
-fn plan_fragment(
-    unwind: &Unwind,
+fn plan_fragment<'a>(
+    unwind: &'a Unwind,
     fragment: &UnwindFragment,
     landing_pad: &impl Fn(Option<CloneId>, Va) -> Option<Va>,
+    common: &mut rows::CommonRows<'a>,
 ) -> Result<Vec<PlannedFde>, UnwindError> {
     let fragment_end = fragment.start + u64::from(fragment.len);
     let mut reached = fragment.start;
@@ -433,7 +436,7 @@ fn plan_fragment(
             (None, None) => Table::None,
         };
         let len = (run.end() - run.start()) as u32;
-        let instructions = runs::instructions(unwind, &run)?;
+        let instructions = runs::instructions(unwind, &run, common)?;
         planned.push(PlannedFde { start: run.start(), len, cie: fde.cie, table, instructions, offset: 0, filled: 0 });
     }
     Ok(planned)

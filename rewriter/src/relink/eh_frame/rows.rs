@@ -118,9 +118,14 @@ pub(super) struct Rows<'a>(Vec<(Va, Row<'a>)>);
 
 impl<'a> Rows<'a> {
     pub(super) fn evaluate(cie: &'a CieData, fde: &'a FdeData) -> Result<Self, UnwindError> {
-        let mut row = Row::initial(cie)?;
+        Self::evaluate_from(Row::initial(cie)?, cie, fde)
+    }
+
+    /// The same, by the common entry's row.
+    pub(super) fn evaluate_from(mut row: Row<'a>, cie: &CieData, fde: &'a FdeData) -> Result<Self, UnwindError> {
         let mut remembered = Vec::new();
-        let mut rows: Vec<(Va, Row<'a>)> = vec![(fde.start, row.clone())];
+        let mut rows: Vec<(Va, Row<'a>)> = Vec::with_capacity(fde.ops.len() + 1);
+        rows.push((fde.start, row.clone()));
         for op in &fde.ops {
             row.apply(&op.bytes, cie.data_alignment, &mut remembered).ok_or(UnwindError::TooComplex(fde.start))?;
             match rows.last_mut() {
@@ -143,6 +148,25 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// The rows that common entries leave, each evaluated when it is asked for first.
+#[derive(Default)]
+pub(super) struct CommonRows<'a>(Vec<Option<Row<'a>>>);
+
+impl<'a> CommonRows<'a> {
+    /// The row of the common entry with this index.
+    pub(super) fn of(&mut self, cies: &'a [CieData], index: usize) -> Result<Row<'a>, UnwindError> {
+        if self.0.len() <= index {
+            self.0.resize(index + 1, None);
+        }
+        if let Some(row) = &self.0[index] {
+            return Ok(row.clone());
+        }
+        let row = Row::initial(&cies[index])?;
+        self.0[index] = Some(row.clone());
+        Ok(row)
+    }
+}
+
 /// The rows of one frame entry as bytes that can be compared with those of entries with the same common one.
 #[derive(Debug)]
 pub(crate) struct FrameRows<'a> {
@@ -154,7 +178,8 @@ pub(crate) struct FrameRows<'a> {
 impl<'a> FrameRows<'a> {
     /// `None` for what is not understood.
     pub(crate) fn evaluate(cie: &'a CieData, fde: &'a FdeData) -> Option<Self> {
-        let (initial, rows) = (Row::initial(cie).ok()?, Rows::evaluate(cie, fde).ok()?);
+        let initial = Row::initial(cie).ok()?;
+        let rows = Rows::evaluate_from(initial.clone(), cie, fde).ok()?;
         Some(Self { initial, rows, data_alignment: cie.data_alignment })
     }
 

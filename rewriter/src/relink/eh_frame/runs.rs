@@ -18,7 +18,7 @@ use lifter::elf::Unwind;
 use lifter::elf::eh_frame::FdeData;
 use lifter::entity::{EntityId, Fde};
 
-use crate::relink::eh_frame::rows::{Row, Rows, deepened};
+use crate::relink::eh_frame::rows::{CommonRows, Row, Rows, deepened};
 use crate::relink::eh_frame::{Deeper, Piece, UnwindError, UnwindFragment};
 
 /// Neighboring pieces that one output entry covers.
@@ -170,12 +170,12 @@ impl Writer {
 }
 
 /// The call frame instructions of a run. What can't be evaluated can still be re-timed.
-pub(super) fn instructions(unwind: &Unwind, run: &Run) -> Result<Vec<u8>, UnwindError> {
+pub(super) fn instructions<'a>(unwind: &'a Unwind, run: &Run, common: &mut CommonRows<'a>) -> Result<Vec<u8>, UnwindError> {
     if run.pieces.iter().any(|piece| piece.deeper != Deeper::default()) {
-        return differences(unwind, run);
+        return differences(unwind, run, common);
     }
-    let Some(retimed) = retimed(&unwind.fdes[run.fde()], run)? else { return differences(unwind, run) };
-    Ok(match differences(unwind, run) {
+    let Some(retimed) = retimed(&unwind.fdes[run.fde()], run)? else { return differences(unwind, run, common) };
+    Ok(match differences(unwind, run, common) {
         Ok(differences) if differences.len() < retimed.len() => differences,
         _ => retimed,
     })
@@ -205,8 +205,10 @@ fn retimed(fde: &FdeData, run: &Run) -> Result<Option<Vec<u8>>, UnwindError> {
 }
 
 /// What leads from each row to the next, whatever the order.
-fn differences(unwind: &Unwind, run: &Run) -> Result<Vec<u8>, UnwindError> {
-    let cie = &unwind.cies[unwind.fdes[run.fde()].cie as usize];
+fn differences<'a>(unwind: &'a Unwind, run: &Run, common: &mut CommonRows<'a>) -> Result<Vec<u8>, UnwindError> {
+    let index = unwind.fdes[run.fde()].cie as usize;
+    let cie = &unwind.cies[index];
+    let initial = common.of(&unwind.cies, index)?;
     let parts = || run.pieces.iter().zip(&run.fdes).filter(|(piece, _)| piece.new_len != 0);
     let mut entries: Vec<((Fde, Deeper), Cow<'_, FdeData>)> = Vec::new();
     for (piece, &fde) in parts() {
@@ -224,9 +226,8 @@ fn differences(unwind: &Unwind, run: &Run) -> Result<Vec<u8>, UnwindError> {
     }
     let mut rows_of: Vec<((Fde, Deeper), Rows<'_>)> = Vec::with_capacity(entries.len());
     for (key, entry) in &entries {
-        rows_of.push((*key, Rows::evaluate(cie, entry)?));
+        rows_of.push((*key, Rows::evaluate_from(initial.clone(), cie, entry)?));
     }
-    let initial = Row::initial(cie)?;
     let mut changes_of_run: Vec<(Va, &Row<'_>)> = Vec::new();
     for (piece, &fde) in parts() {
         let Some((_, rows)) = rows_of.iter().find(|(known, _)| *known == (fde, piece.deeper)) else { continue };
