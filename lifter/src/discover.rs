@@ -15,6 +15,7 @@ pub(crate) mod names;
 pub(crate) mod no_return;
 pub(crate) mod reach;
 pub(crate) mod registered;
+pub(crate) mod restartable;
 pub(crate) mod split_stack;
 pub(crate) mod stubs;
 pub(crate) mod survey;

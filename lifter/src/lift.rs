@@ -16,6 +16,7 @@ use crate::discover::names::{self, NamedBy, Names};
 use crate::discover::no_return::find_no_return;
 use crate::discover::reach::{Explored, Reach, Reached};
 use crate::discover::registered::NamesInUnwind;
+use crate::discover::restartable::{Sequence, find_sequences, signatures};
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
 use crate::discover::units::{Bounds, Unit, UnitData, Units, find_units, is_in, is_stub_section, joined, unit_at};
@@ -92,7 +93,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     if explored.has_regions() {
         (units, surveys) = explorer.look_again(&[], &reached, units, surveys);
     }
-    let claimed = claimed_padding(image, (&units, &reached), &surveys, mode);
+    let sequences = find_sequences(image);
+    let claimed = claimed_padding(image, (&units, &reached), (&surveys, &sequences), mode);
     if !claimed.is_empty() {
         (units, surveys) = explorer.look_again(&claimed, &reached, units, surveys);
     }
@@ -139,6 +141,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         arrays: &reached.arrays,
         words: &unseen.words,
         unaligned_words: &unseen.unaligned_words,
+        sequences: &sequences,
         mode,
         use_static_relocs,
     };
@@ -263,8 +266,13 @@ fn resembles_code(surveyor: Surveyor<'_>, surveys: &[Survey], unit: Unit) -> boo
 }
 
 /// Addresses in sections of code that instructions or relocated words name and that were taken for padding: clang leaves nothing of a
-/// function that can't be called, and pointers to it name what follows; and what stands before the first function for who looks for it there. Ascending.
-fn claimed_padding(image: &Image<'_>, (units, reached): (&Units, &Reached), surveys: &[Survey], mode: RelinkMode) -> Vec<Va> {
+/// function that can't be called, and pointers to it name what follows; and what stands before the first function for who looks for it there. So do signatures of restartable sequences. Ascending.
+fn claimed_padding(
+    image: &Image<'_>,
+    (units, reached): (&Units, &Reached),
+    (surveys, sequences): (&[Survey], &[Sequence]),
+    mode: RelinkMode,
+) -> Vec<Va> {
     let code: Vec<(Va, Va)> = image
         .sections
         .values()
@@ -301,6 +309,7 @@ fn claimed_padding(image: &Image<'_>, (units, reached): (&Units, &Reached), surv
     let symbols = image.symbols.values().chain(&image.dynamic_symbols);
     let labels = symbols.filter(|symbol| is_label(symbol)).map(|symbol| Va(symbol.st_value));
     claimed.extend(labels.filter(in_code));
+    claimed.extend(signatures(image, sequences, surveys).filter(in_code));
     claimed.sort();
     claimed.dedup();
     claimed

@@ -8,7 +8,9 @@ mod faults;
 mod frames;
 pub(crate) mod pins;
 mod places;
+mod restartable;
 pub(crate) mod slots;
+mod system_calls;
 
 use object::elf;
 use rayon::prelude::*;

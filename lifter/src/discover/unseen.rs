@@ -87,7 +87,7 @@ const BIAS_BYTES_MAX: u64 = 8 * 4096;
 const CHUNK: usize = 1 << 18;
 
 /// What the program itself may read, tables of the loader and the unwinder aside.
-fn data_sections<'i>(image: &'i Image<'_>) -> impl Iterator<Item = &'i SectionData<'i>> {
+pub(crate) fn data_sections<'i>(image: &'i Image<'_>) -> impl Iterator<Item = &'i SectionData<'i>> {
     // Tables of the loader hold offsets, names and hashes; `.dynamic` and `.dynsym` are written anew.
     let is_loaders = |sh_type: u32| {
         let tables = [elf::SHT_DYNAMIC, elf::SHT_DYNSYM, elf::SHT_HASH, elf::SHT_NOTE, elf::SHT_STRTAB, elf::SHT_SYMTAB];

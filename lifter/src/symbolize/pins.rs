@@ -12,6 +12,7 @@ use crate::address::Va;
 use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable};
 use crate::discover::clusters::Clusters;
 use crate::discover::names::{NamedBy, Names};
+use crate::discover::restartable::{self, Sequence};
 use crate::discover::survey::{How, Survey};
 use crate::discover::units::{Bounds, Unit, Units, is_in, unit_at, unit_starting_at};
 use crate::discover::unseen::Unseen;
@@ -34,9 +35,9 @@ const UNKNOWN_METADATA: [&str; 12] = [
     "swift5_protocol_conformances",
     "swift5_types",
     "swift5_type_metadata",
-    // Restartable sequences: the kernel compares the program counter with their bounds.
-    "__rseq_cs",
-    "__rseq_cs_ptr_array",
+    // Restartable sequences: the kernel compares the program counter with their bounds. Known where all descriptors are as they should be.
+    restartable::DESCRIPTORS,
+    restartable::POINTERS_TO_DESCRIPTORS,
 ];
 
 /// Bytes that a relocation writes, at most.
@@ -77,6 +78,8 @@ pub(crate) struct PinContext<'i> {
     pub(crate) words: &'i [(Va, Va)],
     /// The same of words that are not aligned.
     pub(crate) unaligned_words: &'i [(Va, Va)],
+    /// What looks like descriptors of restartable sequences. Ascending by place.
+    pub(crate) sequences: &'i [Sequence],
     pub(crate) mode: RelinkMode,
     pub(crate) use_static_relocs: bool,
 }
@@ -85,12 +88,16 @@ impl PinContext<'_> {
     /// `jumps` are the answers by the cluster's first unit; `relative_words` are places that unclaimed pc-relative data may name.
     pub(crate) fn compute(&self, jumps: &[(Unit, ClusterJumps)], relative_words: &[[Va; 2]]) -> Pins {
         let mut pins = Pins { by_root: vec![None; self.units.len()] };
-        self.pin_by_unit(&mut pins);
+        let sequences = self.believed_sequences();
+        self.pin_by_unit(&sequences, &mut pins);
         self.pin_by_name(&mut pins);
         self.pin_by_return_address(&mut pins);
         self.pin_by_computed_return(&mut pins);
         self.pin_by_named_place(&mut pins);
         self.pin_by_places_side_by_side(&mut pins);
+        self.pin_by_system_call(&mut pins);
+        self.pin_by_sequence(&sequences, &mut pins);
+        self.pin_by_signature(&mut pins);
         self.pin_by_fault(&mut pins);
         self.pin_by_text_relocation(&mut pins);
         self.pin_by_jump(jumps, &mut pins);
@@ -118,9 +125,10 @@ impl PinContext<'_> {
         }
     }
 
-    fn pin_by_unit(&self, pins: &mut Pins) {
+    fn pin_by_unit(&self, sequences: &[Sequence], pins: &mut Pins) {
         let is_fixed = !self.image.kind.is_position_independent();
-        let has_unknown_metadata = self.image.sections.values().any(|s| s.is_alloc() && UNKNOWN_METADATA.contains(&s.name))
+        let mut metadata = self.image.sections.values().filter(|s| s.is_alloc() && UNKNOWN_METADATA.contains(&s.name));
+        let has_unknown_metadata = metadata.any(|section| !self.has_descriptors_only(section, sequences))
             || self.image.segments.iter().any(|segment| segment.p_type == PT_GNU_SFRAME);
         for (unit, data) in self.units.iter() {
             let mut pin = |reason| pins.pin(self.clusters, unit, reason);
