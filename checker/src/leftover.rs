@@ -75,6 +75,8 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     walk.walk_kept_whole();
     walk.report_returns();
     walk.report_places();
+    walk.report_system_calls();
+    walk.report_sequences();
     walk.cover_dead_ways();
     report_unexplained(walk);
 }

@@ -339,7 +339,7 @@ impl Survey {
     }
 
     /// Whether an instruction begins there, also of code without a frame description.
-    fn may_be_instruction(&self, index: usize) -> bool {
+    pub(crate) fn may_be_instruction(&self, index: usize) -> bool {
         self.is_boundary(index) || self.guessed.contains(index)
     }
 

@@ -25,10 +25,12 @@ mod numbers;
 mod places;
 mod proofs;
 mod relation;
+mod restartable;
 mod settle;
 mod side;
 mod split_stack;
 mod stepped_over;
+mod system_calls;
 
 use std::cell::OnceCell;
 
@@ -136,8 +138,8 @@ pub(crate) struct Walk<'w, 'a> {
     pub(crate) arguments: Vec<TableReference>,
     /// `(input, output, origin)`: where calls return that instructions of the input name, and where the output names it.
     pub(crate) returns: Vec<(u64, u64, u64)>,
-    /// Words of data, and the frame descriptions of which they name a place that has to stay with the rest ([`places`]).
-    words_with_places: Vec<(u64, u32)>,
+    /// Words of data and instructions, and the frame descriptions that have to stay whole because of them ([`places`], [`restartable`]).
+    places_known: Vec<(u64, u32)>,
     /// Instructions with whose address somebody counts, and the frame descriptions in which what they name is.
     counted: Vec<(u64, u32)>,
     /// Entries of tables behind the last that must correspond.
@@ -244,7 +246,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             displaced: Vec::new(),
             arguments: Vec::new(),
             returns: Vec::new(),
-            words_with_places: Vec::new(),
+            places_known: Vec::new(),
             counted: Vec::new(),
             doubtful: Vec::new(),
             clones: Vec::new(),
@@ -566,6 +568,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             None => Ok(()),
             Some(Reference::Code(input, output)) => {
                 self.note_return(input, output, o);
+                self.note_signature(input, i);
                 self.reference_code(input, output, o)
             }
             Some(Reference::Table { input, output, width }) => {

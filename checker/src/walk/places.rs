@@ -62,7 +62,7 @@ impl Walk<'_, '_> {
         let start = unwind.fdes[fde as usize].start;
         // The cold part of a function may begin with labels. It has a frame already.
         if (1..TAGS_END).contains(&(address - start)) && unwind.has_no_frame(start) {
-            self.words_with_places.push((word, fde));
+            self.places_known.push((word, fde));
         }
     }
 
@@ -96,7 +96,7 @@ impl Walk<'_, '_> {
                 found.extend([(at, fde), (next, beside)]);
             }
         }
-        self.words_with_places.extend(found);
+        self.places_known.extend(found);
     }
 
     /// Whether a function has an indirect jump, or a part of it.
@@ -119,7 +119,7 @@ impl Walk<'_, '_> {
     /// Notes an address that a word holds through which code names what other files could name too.
     pub(crate) fn note_named_through(&mut self, address: u64, word: u64) {
         let fde = self.input.unwind.described_around(address).filter(|_| self.survey.may_be_place(self.input, address));
-        self.words_with_places.extend(fde.map(|fde| (word, fde)));
+        self.places_known.extend(fde.map(|fde| (word, fde)));
     }
 
     /// Reports functions that have to stay in one piece, and did not.
@@ -161,7 +161,7 @@ impl Walk<'_, '_> {
         let input = self.input;
         let is_passed = |address: u64| input.code.index(address).is_some_and(|index| self.relation.seen.contains(index));
         let counted = self.counted.iter().filter(|&&(at, _)| is_passed(at)).copied();
-        let named = self.survey.places(input).filter(|&(at, _)| is_passed(at)).chain(self.words_with_places.iter().copied());
+        let named = self.survey.places(input).filter(|&(at, _)| is_passed(at)).chain(self.places_known.iter().copied());
         let functions = named.chain(counted).map(|(at, fde)| (&input.unwind.fdes[fde as usize], at));
         let is_reached = |start: u64, end: u64| (start..end).any(is_passed);
         functions.filter(|(fde, _)| is_reached(fde.start, fde.end)).map(|(fde, at)| (fde.start, (fde.end, at))).collect()
@@ -205,7 +205,7 @@ impl Walk<'_, '_> {
     }
 
     /// The first place of a function where the output has another instruction, as far as lengths and kinds tell.
-    fn first_other_instruction(&self, start: u64, end: u64) -> Option<u64> {
+    pub(super) fn first_other_instruction(&self, start: u64, end: u64) -> Option<u64> {
         let mut address = start;
         while address < end {
             let inst = self.input.inst(address)?;
@@ -220,7 +220,7 @@ impl Walk<'_, '_> {
     }
 
     /// Whether an instruction of the input stands at its own address, or nowhere.
-    fn is_at_its_address(&self, address: u64) -> bool {
+    pub(super) fn is_at_its_address(&self, address: u64) -> bool {
         let place = self.input.code.index(address).and_then(|index| self.relation.output_of(index));
         place.is_none_or(|place| self.output.code.address(place) == address)
     }

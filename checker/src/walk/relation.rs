@@ -160,6 +160,13 @@ impl Relation {
         self.names.get(&input).and_then(|identity| identity.moved).is_some_and(|moved| moved != output)
     }
 
+    /// The addresses of the input that the program can hold, each with one that the output holds in its place.
+    pub(super) fn named(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.names.iter().flat_map(|(&address, identity)| {
+            identity.moved.into_iter().chain(identity.is_own.then_some(address)).map(move |name| (address, name))
+        })
+    }
+
     /// All pairs of an instruction of the input and one of the output, of which there are `outputs` bytes; what stands in the place of calls included.
     pub(super) fn pairs(&self, outputs: usize) -> impl Iterator<Item = (usize, usize)> {
         let first = (0..outputs).filter_map(|output| Some((self.backward.get(output)?, output)));
