@@ -109,10 +109,11 @@ int main(void) {
 }
 "#;
 
-/// Librseq's, behind an instruction that faults; tcmalloc's, in one that does nothing; and one in the function itself.
-const HANDLERS: [&str; 3] = [
+/// Librseq's, behind an instruction that faults; tcmalloc's, in one that does nothing; and in the function itself, where the signature stands alone, or is a field of an instruction.
+const HANDLERS: [&str; 4] = [
     r#".pushsection .text.fail, \"ax\"\n.byte 0x0f, 0xb9, 0x3d\n.long 0x53053053\n4: jmp %l[aborted]\n.popsection\n"#,
     r#".pushsection .text.fail, \"ax\"\n.byte 0x0f, 0x1f, 0x05\n.long 0x53053053\n4: jmp %l[aborted]\n.popsection\n"#,
+    r#"jmp 6f\n.long 0x53053053\n4: jmp %l[aborted]\n6:\n"#,
     r#"jmp 6f\n.byte 0x0f, 0xb9, 0x3d\n.long 0x53053053\n4: jmp %l[aborted]\n6:\n"#,
 ];
 
@@ -151,12 +152,12 @@ fn a_section_of_descriptors_keeps_nothing_but_what_they_name() {
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
     let folder = scratch.path();
     for flags in FORMS {
-        let program = holds_for_sequences(&sequences_in("__rseq_cs, \"aw\"", HANDLERS[2]), flags, folder);
+        let program = holds_for_sequences(&sequences_in("__rseq_cs, \"aw\"", HANDLERS[3]), flags, folder);
         let told = relift_succeeds(relift().arg("inspect").arg(&program), folder).stdout_text();
         assert!(told.contains("pinned: place-named") && !told.contains("unknown-metadata"), "{flags:?}: {told}");
     }
     // What is no descriptor is not understood.
-    let text = sequences_in("__rseq_cs, \"aw\"", HANDLERS[2]).replace(".long 0, 0\\n", ".long 1, 0\\n");
+    let text = sequences_in("__rseq_cs, \"aw\"", HANDLERS[3]).replace(".long 0, 0\\n", ".long 1, 0\\n");
     let program = compile_text(&text, &["-O2"], folder, "program");
     let told = relift_succeeds(relift().arg("inspect").arg(&program), folder).stdout_text();
     assert!(told.contains("unknown-metadata"), "{told}");

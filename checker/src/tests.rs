@@ -13,6 +13,7 @@ mod doubtful;
 mod fixed;
 mod fold;
 mod given;
+mod known_to_the_kernel;
 mod late;
 mod layout;
 mod liveness;

@@ -4,7 +4,7 @@
 //! behind four bytes that the program registered. No step of either program shows that.
 //!
 //! **Rule.** Let 32 bytes of data, aligned to as many, look like a descriptor of a sequence of instructions in one function: a version of 0, three flags at most, the sequence's address and length, and the address of an instruction
-//! outside of it. Then all of the sequence stands where it was, it stands nowhere else, and nothing else stands there; so do the handler and the four bytes before it; and the descriptor says so.
+//! outside of it, behind what is neither filler nor the end of other instructions. Then all of the sequence stands where it was, it stands nowhere else, and nothing else stands there; so do the handler and the four bytes before it; and the descriptor says so.
 //!
 //! Code may make descriptors of labels. So where an address that the program holds is behind the signature that C libraries register, the output's is too; and the
 //! functions stay whole that compute such an address, and into which it leads.
@@ -15,14 +15,19 @@
 
 use super::Walk;
 use crate::data::{names_code, words};
+use crate::decode::Kind;
 use crate::image::{Image, Slot};
 use crate::report::{Violation, ViolationKind};
+use crate::tables::instruction_before;
 
 const SIZE: u64 = 32;
 const START: u64 = 8;
 const LENGTH: u64 = 16;
 const ABORT: u64 = 24;
 const FLAGS_END: u64 = 8;
+
+/// Of what is between functions.
+const FILLERS: [u8; 11] = [0x00, 0x0f, 0x1f, 0x2e, 0x40, 0x44, 0x66, 0x80, 0x84, 0x90, 0xcc];
 
 const SIGNATURE: [u8; 4] = [0x53, 0x30, 0x05, 0x53];
 
@@ -71,7 +76,8 @@ impl Walk<'_, '_> {
         }
         let before = |image: &Image<'_>| image.at(abort.wrapping_sub(4), 4).map(<[u8]>::to_vec);
         if before(&self.input.image) != before(&self.output.image) || !self.is_at_its_address(abort) {
-            let message = format!("the handler of the restartable sequence at {start:#x}, or the signature before it, is not there");
+            let message =
+                format!("the handler of the restartable sequence at {start:#x}, or the signature before it, is not there");
             self.report(ViolationKind::Conflict, abort, message);
         }
         if let Some(address) = self.first_other_instruction(start, end) {
@@ -84,7 +90,11 @@ impl Walk<'_, '_> {
     fn sequences(&self) -> Vec<Sequence> {
         let image = &self.input.image;
         let descriptor = |start_at: u64| start_at.checked_sub(START).filter(|descriptor| descriptor.is_multiple_of(SIZE));
-        let places: Vec<u64> = if image.is_position_dependent() {
+        let places: Vec<u64> = if image.is_position_dependent() && image.sections.is_empty() {
+            let data = image.loads.iter().filter(|area| !image.in_code(area.start));
+            let first = |start: u64| start.checked_next_multiple_of(SIZE).unwrap_or(u64::MAX);
+            data.flat_map(|area| (first(area.start)..area.end()).step_by(SIZE as usize)).collect()
+        } else if image.is_position_dependent() {
             let named = words(image).filter(|&(place, value)| place % SIZE == START && image.in_code(value));
             named.filter_map(|(place, _)| descriptor(place)).collect()
         } else {
@@ -101,15 +111,25 @@ impl Walk<'_, '_> {
         let head = image.u64_at(descriptor)?;
         let (start, abort) = (address_at(image, descriptor + START)?, address_at(image, descriptor + ABORT)?);
         let end = start.checked_add(image.u64_at(descriptor + LENGTH)?).filter(|&end| end > start)?;
-        let begins = |address: u64| {
-            self.input.code.index(address).is_some_and(|index| self.survey.may_be_instruction(index))
-        };
+        let begins = |address: u64| self.input.code.index(address).is_some_and(|index| self.survey.may_be_instruction(index));
         let function = self.input.function_at(start)?;
         let is_in_function = self.input.function_at(end - 1) == Some(function);
         let ends = begins(end) || self.input.function(function).1 == end;
         let is_outside = !(start..end).contains(&abort);
         let is_one = head as u32 == 0 && head >> 32 < FLAGS_END && is_in_function && is_outside;
-        (is_one && begins(start) && ends && begins(abort)).then_some(Sequence { descriptor, start, end, abort })
+        let has_handler = || has_signature(image, abort) || begins(abort) && self.may_be_signed(abort);
+        (is_one && begins(start) && ends && has_handler()).then_some(Sequence { descriptor, start, end, abort })
+    }
+
+    /// Whether the four bytes before an address may be somebody's signature: neither filler nor instructions, but a field of one at most.
+    fn may_be_signed(&self, abort: u64) -> bool {
+        let bytes = abort.checked_sub(4).and_then(|place| self.input.image.at(place, 4));
+        let begins = |back: u64| self.input.code.index(abort - back).is_some_and(|index| self.survey.may_be_instruction(index));
+        let is_branch = |kind| matches!(kind, Kind::Jump | Kind::Branch | Kind::Loop | Kind::Call);
+        bytes.is_some_and(|bytes| bytes.iter().any(|byte| !FILLERS.contains(byte)))
+            && !(1..4).any(begins)
+            && self.input.unwind.fde_at(abort - 1) == self.input.unwind.fde_at(abort - 4)
+            && instruction_before(self, abort).is_none_or(|(_, inst)| !is_branch(inst.kind))
     }
 
     /// Notes an address that an instruction computes, if the signature that C libraries register is before it.
@@ -126,7 +146,8 @@ impl Walk<'_, '_> {
         let mut lost: Vec<(u64, u64)> = signed.filter(|&(_, output)| !has_signature(&self.output.image, output)).collect();
         lost.sort_unstable();
         for (input, output) in lost {
-            let message = format!("no signature of a restartable sequence's handler before it; the input has one before {input:#x}");
+            let message =
+                format!("no signature of a restartable sequence's handler before it; the input has one before {input:#x}");
             self.report(ViolationKind::Conflict, output, message);
         }
     }

@@ -6,7 +6,7 @@
 //! stay right before the handler. No instruction shows any of that.
 //!
 //! **Method.** A descriptor has a shape of its own: 32 bytes, aligned to as many, a version of 0 and a few flags, the address of the start, the length, the address of the abort handler, which is outside of
-//! the sequence. Every place of the data that looks like that is taken for one, whatever its section is called: what is so taken by mistake stays, and nothing else happens to it. Where addresses are
+//! the sequence and behind four bytes other than those that fill what is between functions. Every place of the data that looks like that is taken for one, whatever its section is called: what is so taken by mistake stays, and nothing else happens to it. Where addresses are
 //! relocated, the two words are, and the others are not.
 //!
 //! A descriptor may also be made by code, of labels. There the signature gives it away, if it is the one that C libraries register ([`SIGNATURE`]).
@@ -33,6 +33,9 @@ const ABORT: u64 = 24;
 /// There are three flags, all of them out of use.
 const FLAGS_END: u64 = 8;
 
+/// Bytes of the instructions that fill what is between functions: there is no signature of these alone.
+const FILLERS: [u8; 11] = [0x00, 0x0f, 0x1f, 0x2e, 0x40, 0x44, 0x66, 0x80, 0x84, 0x90, 0xcc];
+
 /// What glibc and the others register on x86, for all that run in the same process.
 const SIGNATURE: u32 = 0x5305_3053;
 pub(crate) const SIGNATURE_LEN: u64 = 4;
@@ -56,7 +59,9 @@ impl Sequence {
         let end = Va(start.0.checked_add(len)?);
         let is_outside = abort < start || end <= abort;
         let is_one = version == 0 && flags < FLAGS_END && len > 0 && end <= section.end() && is_outside;
-        (is_one && image.is_executable(abort)).then_some(Self { descriptor, start, end, abort })
+        let signature = || image.read(Va(abort.0.checked_sub(SIGNATURE_LEN)?), SIGNATURE_LEN as usize);
+        let is_signed = || signature().is_some_and(|bytes| bytes.iter().any(|byte| !FILLERS.contains(byte)));
+        (is_one && image.is_executable(abort) && is_signed()).then_some(Self { descriptor, start, end, abort })
     }
 }
 

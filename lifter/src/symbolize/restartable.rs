@@ -1,10 +1,13 @@
 //! Functions that the kernel knows by the descriptors of restartable sequences.
 //!
-//! **Method.** Of what looks like a descriptor ([`crate::discover::restartable`]), those are believed whose sequence starts and ends between instructions of one cluster, and whose handler begins with an instruction.
+//! **Method.** Of what looks like a descriptor ([`crate::discover::restartable`]), those are believed whose sequence starts and ends between instructions of one cluster, and whose handler begins with an instruction. The four bytes before a handler are a
+//! field of one instruction, or none at all: where they are the last ones of a function that ends there, the descriptor is something else with addresses of two functions.
 //! What holds the sequence stays, and so do its handler and the signature before that. Of a program that makes descriptors by code, all that
 //! names a handler with the known signature stays, with whatever else it names; the sequence is most often in the same function.
 //!
 //! A section that holds nothing but descriptors that are believed is understood. If one is not, nothing moves.
+
+use iced_x86::{Decoder, DecoderOptions};
 
 use super::pins::{PinContext, Pins};
 use crate::address::Va;
@@ -17,6 +20,7 @@ use crate::discover::units::{Unit, unit_at};
 use crate::elf::image::SectionData;
 use crate::entity::EntityId;
 use crate::ir::PinReason;
+use crate::x86::{Flow, MAX_INSTRUCTION_LEN, flow_of};
 
 impl PinContext<'_> {
     /// What the kernel may know of a program, ascending by descriptor.
@@ -31,7 +35,24 @@ impl PinContext<'_> {
         clusters.all(|cluster| cluster == first)
             && self.may_be_instruction(sequence.start)
             && (self.may_be_instruction(sequence.end) || ends_unit())
-            && self.may_be_instruction(sequence.abort)
+            && (has_signature(self.image, sequence.abort) || self.may_be_handler(sequence.abort))
+    }
+
+    /// Whether an instruction starts at an address, and what is before that may be somebody's signature.
+    fn may_be_handler(&self, abort: Va) -> bool {
+        // Filler is no unit, unless it is a signature.
+        let Some(unit) = unit_at(self.units, Va(abort.0 - 1)) else { return false };
+        if self.units[unit].fde().is_none() {
+            return self.may_be_instruction(abort);
+        }
+        let (start, survey) = (self.units[unit].start, &self.surveys[unit.index()]);
+        let starts_at = |back: u64| abort.0 - start.0 >= back && survey.is_start(abort - start - back);
+        let Some(len) = (1..=MAX_INSTRUCTION_LEN as u64).find(|&back| starts_at(back)) else {
+            return self.may_be_instruction(abort);
+        };
+        let last = self.image.read(Va(abort.0 - len), len as usize).unwrap_or(&[]);
+        let last = Decoder::with_ip(64, last, abort.0 - len, DecoderOptions::NONE).decode();
+        len >= SIGNATURE_LEN && matches!(flow_of(&last), Flow::Next | Flow::Trap) && self.may_be_instruction(abort)
     }
 
     /// The units of which some part lies in a range.
