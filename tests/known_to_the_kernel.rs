@@ -1,4 +1,4 @@
-//! Places that the kernel tells or asks for: what stands behind a system call, and restartable sequences.
+//! Places that the kernel tells or asks for: what stands behind a system call or a breakpoint, and restartable sequences.
 
 mod support;
 
@@ -45,6 +45,46 @@ fn a_label_behind_a_system_call_is_where_the_kernel_returns_to_in_every_form() {
         let program = compile_text(CALLS, &[&["-O1"], flags].concat(), folder, "program");
         let said = run(&mut std::process::Command::new(&program), folder).stdout_text();
         assert_eq!(said, "30 of 30\n", "{flags:?}");
+        every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
+    }
+}
+
+/// The same of breakpoints, by what the handler is told.
+const BREAKPOINTS: &str = r#"
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdio.h>
+#include <ucontext.h>
+static volatile long place;
+static volatile int right, wrong;
+static void trapped(int signal, siginfo_t *info, void *context) {
+    if (((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP] == place) right++;
+    else wrong++;
+}
+long step(long number);
+__asm__(".text\n.globl step\n.type step, @function\nstep:\n.cfi_startproc\n"
+    "test %rdi, %rdi\njns 1f\nlea 2f(%rip), %rax\nret\n1: test $1, %dil\njne 2f\nint3\n2: lea 5(%rdi), %rax\nret\n.cfi_endproc\n.size step, . - step\n");
+int main(void) {
+    sigaction(SIGTRAP, &(struct sigaction){.sa_sigaction = trapped, .sa_flags = SA_SIGINFO}, 0);
+    place = step(-1);
+    long sum = 0;
+    for (int i = 0; i < 10; i++) sum += step(i);
+    printf("%ld, known %d, unknown %d\n", sum, right, wrong);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_label_behind_a_breakpoint_is_what_its_handler_is_told_in_every_form() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    for flags in FORMS {
+        let program = compile_text(BREAKPOINTS, &[&["-O1"], flags].concat(), folder, "program");
+        let said = run(&mut std::process::Command::new(&program), folder).stdout_text();
+        assert_eq!(said, "95, known 5, unknown 0\n", "{flags:?}");
         every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
     }
 }

@@ -28,16 +28,16 @@ fn asks(named_by: &str, call: &str, between: &str) -> String {
 }
 
 const BY_CODE: &str = "lea .Lbehind(%rip), %rsi";
-const SYSTEM_CALLS: [&str; 3] = ["syscall", "sysenter", "int $0x80"];
+const CALLS: [&str; 6] = ["syscall", "sysenter", "int $0x80", "int3", ".byte 0xcd, 0x03", ".byte 0xf1"];
 
 #[test]
-fn what_the_program_holds_as_the_place_behind_a_system_call_is_right_behind_it() {
-    for call in SYSTEM_CALLS {
+fn what_the_program_holds_as_the_place_behind_a_system_call_or_breakpoint_is_right_behind_it() {
+    for call in CALLS {
         let program = |order: [&str; 2], between| build(&[order[0], &asks(BY_CODE, call, between), order[1]], ".long 0\n");
         let Some(input) = program([TWICE, UNUSED], "") else { return };
         assert_ok(&input, &build(&[&asks(BY_CODE, call, ""), UNUSED, TWICE], ".long 0\n").unwrap());
         let parted = program([TWICE, UNUSED], "    jmp .Lbehind\n    .balign 4, 0xcc\n").unwrap();
-        assert_conflict(&input, &parted, "calls the kernel");
+        assert_conflict(&input, &parted, "enters the kernel");
     }
 }
 

@@ -4,7 +4,7 @@
 //! compare the two. A walk from the label and one over the call come to the same code, wherever the label is.
 //!
 //! **Rule.** Let an instruction that calls the kernel end where an address leads that the program holds, or begin there. Then each instruction of the output that stands for it ends or begins where the address
-//! leads that the output holds in its place. There is one such address at most, so no copy of the instruction is elsewhere.
+//! leads that the output holds in its place. The same holds of a breakpoint that ends there, in the same function: its handler is told that address too. There is one such address at most, so no copy of the instruction is elsewhere.
 //!
 //! **What is taken for granted.** Nobody compares where an entry of a jump table leads that nothing else names.
 
@@ -18,6 +18,9 @@ use crate::tables::instruction_before;
 
 /// `syscall`, `sysenter`, `int $0x80`.
 const SYSTEM_CALLS: [&[u8]; 3] = [&[0x0f, 0x05], &[0x0f, 0x34], &[0xcd, 0x80]];
+
+/// `int3`, in its short form and its long one, and `int1`.
+const BREAKPOINTS: [&[u8]; 3] = [&[0xcc], &[0xcd, 0x03], &[0xf1]];
 
 /// A place that the program knows: how far it is behind the instruction that calls the kernel, its address in the input, and in the output.
 #[derive(Copy, Clone)]
@@ -40,7 +43,7 @@ impl Walk<'_, '_> {
             let to = self.output.code.address(output);
             if let Some(place) = places.iter().find(|place| to + place.behind != place.output) {
                 let message = format!(
-                    "calls the kernel, and what the input's {:#x} is the address of stands at {:#x}, not {} behind",
+                    "enters the kernel, and what the input's {:#x} is the address of stands at {:#x}, not {} behind",
                     place.input, place.output, place.behind
                 );
                 found.push(Violation::new(ViolationKind::Conflict, to, message));
@@ -52,11 +55,14 @@ impl Walk<'_, '_> {
     /// By the address of the instruction.
     fn places_at_system_calls(&self) -> FxHashMap<u64, Vec<Place>> {
         let around = |input: u64| {
-            let before = instruction_before(self, input).map(|(call, _)| call).filter(|&call| self.is_system_call(call));
+            let before = instruction_before(self, input).map(|(call, _)| call).filter(|&call| self.is_told_behind(call, input));
             let call = before.or_else(|| Some(input).filter(|&call| self.is_system_call(call)))?;
             Some((call, input - call))
         };
-        let is_near = |input: u64| [input, input.wrapping_sub(2)].iter().any(|&at| self.has_bytes_of_system_call(at));
+        let is_near = |input: u64| {
+            let is_behind = |len: u64| input.checked_sub(len).is_some_and(|call| self.is_told_behind(call, input));
+            is_behind(1) || is_behind(2) || self.is_system_call(input)
+        };
         let named: Vec<(u64, u64)> = self.relation.named().filter(|&(input, _)| is_near(input)).collect();
         let known = self.known_apart_from_tables(named.iter().map(|place| place.0).collect());
         let mut places: FxHashMap<u64, Vec<Place>> = FxHashMap::default();
@@ -68,12 +74,16 @@ impl Walk<'_, '_> {
         places
     }
 
-    fn has_bytes_of_system_call(&self, address: u64) -> bool {
-        self.input.image.at(address, 2).is_some_and(|bytes| SYSTEM_CALLS.contains(&bytes))
+    /// Whether the kernel says of a program at an instruction that it is at its end, `behind`. Breakpoints between functions are filler.
+    fn is_told_behind(&self, address: u64, behind: u64) -> bool {
+        let bytes = self.input.image.at(address, (behind - address) as usize).unwrap_or(&[]);
+        let function = self.input.unwind.fde_at(address);
+        let is_inside = || function.is_some() && function == self.input.unwind.fde_at(behind);
+        SYSTEM_CALLS.contains(&bytes) || BREAKPOINTS.contains(&bytes) && is_inside()
     }
 
     fn is_system_call(&self, address: u64) -> bool {
-        self.has_bytes_of_system_call(address)
+        self.input.image.at(address, 2).is_some_and(|bytes| SYSTEM_CALLS.contains(&bytes))
             && self.input.code.index(address).is_some_and(|index| self.survey.may_be_instruction(index))
     }
 
