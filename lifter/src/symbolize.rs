@@ -4,6 +4,7 @@
 //! is a block or stays fixed.
 
 mod anchors;
+mod bounds;
 mod faults;
 mod frames;
 pub(crate) mod pins;

@@ -317,16 +317,21 @@ impl<'b> Evaluator<'b> {
                 v => self.offset(v, disp),
             };
         }
-        if instruction.memory_index_scale() != 1 || disp != 0 {
+        if instruction.memory_index_scale() != 1 {
             return Value::Other;
         }
         let registers = [instruction.memory_base(), second];
         let second = self.register(second, index);
-        self.sum(base, second, registers, index)
+        let sum = self.sum(base, second, registers, index);
+        if disp == 0 { sum } else { self.offset(sum, disp) }
     }
 
     /// What a register and a number are that may be an address.
     fn offset(&self, value: Value, number: u64) -> Value {
+        // What a word is counted from is not known with the number either: it is a member of a record, say.
+        if let Value::Relative { .. } = value {
+            return value;
+        }
         match sum(value, Value::Address(Va(number)), self.is_code) {
             _ if self.numbers != Numbers::Relocated || !(self.is_code)(Va(number)) => Value::Other,
             counted @ (Value::Near { is_by_word: true, .. } | Value::Sum { .. }) => counted,

@@ -98,6 +98,7 @@ impl PinContext<'_> {
         self.pin_by_system_call(&mut pins);
         self.pin_by_sequence(&sequences, &mut pins);
         self.pin_by_signature(&mut pins);
+        self.pin_by_bounds(&mut pins);
         self.pin_by_fault(&mut pins);
         self.pin_by_text_relocation(&mut pins);
         self.pin_by_jump(jumps, &mut pins);
@@ -129,7 +130,8 @@ impl PinContext<'_> {
         let is_fixed = !self.image.kind.is_position_independent();
         let mut metadata = self.image.sections.values().filter(|s| s.is_alloc() && UNKNOWN_METADATA.contains(&s.name));
         let has_unknown_metadata = metadata.any(|section| !self.has_descriptors_only(section, sequences))
-            || self.image.segments.iter().any(|segment| segment.p_type == PT_GNU_SFRAME);
+            || self.image.segments.iter().any(|segment| segment.p_type == PT_GNU_SFRAME)
+            || self.unwind.fdes.values().any(|fde| fde.opaque_lsda.is_some());
         for (unit, data) in self.units.iter() {
             let mut pin = |reason| pins.pin(self.clusters, unit, reason);
             if !self.image.is_movable_code_section(data.section) {
@@ -150,11 +152,8 @@ impl PinContext<'_> {
             if let Some(problem) = self.surveys[unit.index()].problem {
                 pin(problem);
             }
+            // An exception table that is not understood may send exceptions anywhere: with `-fbasic-block-sections`, into other entries.
             if has_unknown_metadata {
-                pin(PinReason::UnknownMetadata);
-            }
-            // What the table of an unknown personality says of the code is not known.
-            if data.fde().is_some_and(|fde| self.unwind.fdes[fde].opaque_lsda.is_some()) {
                 pin(PinReason::UnknownMetadata);
             }
             let cie = data.fde().and_then(|fde| self.unwind.cies.get(self.unwind.fdes[fde].cie as usize));

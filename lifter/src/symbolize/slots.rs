@@ -48,7 +48,7 @@ pub(crate) fn static_words<'i>(image: &'i Image<'_>) -> impl Iterator<Item = (Va
     relocated.chain(made)
 }
 
-/// `(word, places)` of every 32-bit pc-relative word of data that a static relocation says names code: `places` are where it may
+/// `(word, places)` of every pc-relative word of data, of 32 or 64 bits, that a static relocation says names code: `places` are where it may
 /// point, counted from itself and from the start of the run of such words that it is in.
 pub(crate) fn relative_words(image: &Image<'_>, is_claimed: impl Fn(Va) -> bool) -> Vec<[Va; 2]> {
     let mut places = Vec::new();
@@ -56,15 +56,19 @@ pub(crate) fn relative_words(image: &Image<'_>, is_claimed: impl Fn(Va) -> bool)
         let mut run_start = Va(0);
         let mut previous = Va(0);
         for reloc in image.static_relocs_in(section.sh_addr, section.end()) {
-            if ![elf::R_X86_64_PC32, elf::R_X86_64_PLT32].contains(&reloc.r_type) || is_claimed(reloc.at) {
+            let (width, delta) = match reloc.r_type {
+                elf::R_X86_64_PC32 | elf::R_X86_64_PLT32 => (4, image.read_u32(reloc.at).map(|word| i64::from(word as i32))),
+                elf::R_X86_64_PC64 => (8, image.read_u64(reloc.at).map(|word| word as i64)),
+                _ => continue,
+            };
+            if is_claimed(reloc.at) {
                 continue;
             }
-            if previous + 4 != reloc.at {
+            if previous + width != reloc.at {
                 run_start = reloc.at;
             }
             previous = reloc.at;
-            let Some(word) = image.read_u32(reloc.at) else { continue };
-            let delta = i64::from(word as i32);
+            let Some(delta) = delta else { continue };
             places.push([reloc.at.offset(delta), run_start.offset(delta)]);
         }
     }
