@@ -420,8 +420,9 @@ impl Discovered<'_> {
         loop {
             let context = self.table_context(names, clusters, &known_tables);
             let has_jumps = |members: &[Unit]| members.iter().any(|&u| self.has_jumps(u));
-            let mut asked = clusters.members();
-            asked.retain(|members| has_jumps(members) && is_asked(members) && kept.binary_search(&members[0]).is_err());
+            let is_open =
+                |members: &Vec<Unit>| has_jumps(members) && is_asked(members) && kept.binary_search(&members[0]).is_err();
+            let mut asked: Vec<Vec<Unit>> = clusters.members().into_par_iter().filter(is_open).collect();
             // The largest first, for one alone may take as long as all others together.
             let size = |members: &Vec<Unit>| members.iter().map(|&unit| self.units[unit].len()).sum::<usize>();
             asked.sort_by_cached_key(|members| std::cmp::Reverse(size(members)));

@@ -87,7 +87,7 @@ impl<'a> CodeMap<'a> {
         stretches.extend(fixed.iter().map(|(_, section)| in_place(section.sh_addr, section.end())));
         let stays = program.ranges.iter().filter(|range| !program.funcs[range.func].is_movable());
         stretches.extend(stays.map(|range| in_place(range.start, range.end)));
-        stretches.par_sort_by_key(|s| (s.old, s.start));
+        stretches.par_sort_unstable_by_key(|s| (s.old, s.start, s.end, s.old_end));
         let mut furthest = 0;
         let up_to = |s: &Stretch| {
             furthest = s.old_end.max(furthest);

@@ -139,6 +139,9 @@ fn is_dropped(placed: Placed<'_>, va: Va) -> bool {
 
 /// Whether a name of a split-off part would stand within its function, because both are one fragment now: what follows would bear that name.
 fn is_inside(placed: Placed<'_>, symbol: &SymbolData<'_>) -> bool {
+    if symbol.st_bind() != elf::STB_LOCAL || !symbol.name.contains(SUFFIX) {
+        return false;
+    }
     let Some(block) = placed.program.block_at(Va(symbol.st_value)) else { return false };
     let Some(out) = placed.out.placed[block] else { return false };
     let index = out.index() as u32;
@@ -146,8 +149,7 @@ fn is_inside(placed: Placed<'_>, symbol: &SymbolData<'_>) -> bool {
     let first = placed.out.origins[Out::new(fragment.blocks.start as usize)];
     let (first, data) = (&placed.program.blocks[first], &placed.program.blocks[block]);
     let is_entry = placed.program.funcs[first.func].entry == block || data.flags.contains(BlockFlags::ENTRY);
-    let is_part = symbol.st_bind() == elf::STB_LOCAL && symbol.name.contains(SUFFIX);
-    is_part && index != fragment.blocks.start && !is_entry && first.range != data.range
+    index != fragment.blocks.start && !is_entry && first.range != data.range
 }
 
 /// A name in `.symtab` belongs to the code that runs, so unlike an exported one it leaves the anchor.
