@@ -47,6 +47,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     crate::tables::read_arguments(walk);
     walk.find_counted();
     walk.find_places_side_by_side();
+    walk.find_bounded();
     walk.walk_kept_whole();
     let mut roots = Roots::of(walk);
     let tables = graph::tables_named(walk, false);
@@ -75,6 +76,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     walk.walk_kept_whole();
     walk.report_returns();
     walk.report_places();
+    walk.report_bounds();
     walk.report_system_calls();
     walk.report_sequences();
     walk.cover_dead_ways();

@@ -1,5 +1,6 @@
 //! The checker against files that correspond, and against files in which one thing is wrong.
 
+mod bounds;
 mod calls;
 mod changed;
 mod clones;

@@ -16,6 +16,7 @@
 //! **Terminates**: each step relates a pair that was not related before, but for at most [`ALONE_MAX`] in a row; there are finitely many, and
 //! a failed trial is repeated at most once per round of [`crate::leftover`].
 
+mod bounds;
 mod calls;
 mod compare;
 mod contexts;
