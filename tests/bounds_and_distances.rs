@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use support::{compile_text, every_form_does_the_same, installed, rewritten_does_the_same, shuffled_does_the_same, skipped};
@@ -133,15 +133,35 @@ __attribute__((noinline)) static int all(int n) { int s = 0; Told told(n); for (
 int main() { for (int i = 5; i < 10; i++) try { printf(" %d\n", all(i)); } catch (int e) { printf(" caught %d\n", e); } }
 "#;
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
-    let (source, program) = (scratch.path().join("program.cc"), scratch.path().join("program"));
-    std::fs::write(&source, PROGRAM).expect("a source can be written");
-    let compile = |program: &Path| {
-        let flags = ["-O2", "-fbasic-block-sections=all", "-fPIE", "-pie"];
-        Command::new("clang++").args(flags).arg(&source).arg("-o").arg(program).output()
-    };
-    match compile(&program) {
-        Ok(output) if output.status.success() => {}
-        _ => return skipped("clang++ is missing, or does not know -fbasic-block-sections"),
+    match compile_cc("clang++", PROGRAM, &["-O2", "-fbasic-block-sections=all", "-fPIE", "-pie"], scratch.path()) {
+        Some(program) => in_forms_without_profile(&program, scratch.path()),
+        None => skipped("clang++ is missing, or does not know -fbasic-block-sections"),
     }
-    in_forms_without_profile(&program, scratch.path());
+}
+
+/// Compiles a program in C++, if the compiler is there and can.
+fn compile_cc(compiler: &str, text: &str, flags: &[&str], folder: &Path) -> Option<PathBuf> {
+    let (source, program) = (folder.join("program.cc"), folder.join("program"));
+    std::fs::write(&source, text).expect("a source can be written");
+    let output = Command::new(compiler).args(flags).arg(&source).arg("-o").arg(&program).output().ok()?;
+    output.status.success().then_some(program)
+}
+
+/// A byte that begins no instruction stands in the function, so that its blocks are not known, and neither is the one that exceptions come to.
+#[test]
+fn exceptions_land_in_a_function_that_does_not_decode() {
+    const PROGRAM: &str = r#"
+#include <cstdio>
+__attribute__((noinline)) static int fail(int i) { if (i > 2) throw i; return i * 2; }
+__attribute__((noinline)) static int odd(int i) {
+    __asm__ volatile("jmp 1f\n.byte 0x06\n1:");
+    try { return fail(i); } catch (int n) { return n + 100; }
+}
+int main() { for (int i = 0; i < 6; i++) printf("%d ", odd(i)); }
+"#;
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    match compile_cc("g++", PROGRAM, &["-O2", "-fPIE", "-pie"], scratch.path()) {
+        Some(program) => in_every_form(&program, scratch.path()),
+        None => skipped("there is no g++"),
+    }
 }

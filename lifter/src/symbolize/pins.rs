@@ -131,7 +131,7 @@ impl PinContext<'_> {
         let mut metadata = self.image.sections.values().filter(|s| s.is_alloc() && UNKNOWN_METADATA.contains(&s.name));
         let has_unknown_metadata = metadata.any(|section| !self.has_descriptors_only(section, sequences))
             || self.image.segments.iter().any(|segment| segment.p_type == PT_GNU_SFRAME)
-            || self.unwind.fdes.values().any(|fde| fde.opaque_lsda.is_some());
+            || self.unwind.fdes.values().filter_map(|fde| fde.opaque_lsda).any(|lsda| self.lands_elsewhere(lsda));
         for (unit, data) in self.units.iter() {
             let mut pin = |reason| pins.pin(self.clusters, unit, reason);
             if !self.image.is_movable_code_section(data.section) {
@@ -152,8 +152,8 @@ impl PinContext<'_> {
             if let Some(problem) = self.surveys[unit.index()].problem {
                 pin(problem);
             }
-            // An exception table that is not understood may send exceptions anywhere: with `-fbasic-block-sections`, into other entries.
-            if has_unknown_metadata {
+            // What an exception table that is not understood says of the code is not known.
+            if has_unknown_metadata || data.fde().is_some_and(|fde| self.unwind.fdes[fde].opaque_lsda.is_some()) {
                 pin(PinReason::UnknownMetadata);
             }
             let cie = data.fde().and_then(|fde| self.unwind.cies.get(self.unwind.fdes[fde].cie as usize));
@@ -167,6 +167,12 @@ impl PinContext<'_> {
                 pins.pin(self.clusters, unit, PinReason::DataInText);
             }
         }
+    }
+
+    /// Whether the landing pads of an exception table are counted from a place of their own, and so may be in other entries (clang's `-fbasic-block-sections`); else it is the start of the code that
+    /// the table is of (Itanium C++ ABI, "Exception Handling Tables").
+    fn lands_elsewhere(&self, lsda: Va) -> bool {
+        self.image.read(lsda, 1) != Some(&[gimli::DW_EH_PE_omit.0])
     }
 
     fn pin_by_name(&self, pins: &mut Pins) {

@@ -207,8 +207,11 @@ pub(crate) fn identity(start: Va, end: Va) -> UnwindFragment {
 pub(crate) fn landing_pad(program: &Program, addresses: &Addresses<'_>, clone: Option<CloneId>, pad: Va) -> Option<Va> {
     match program.block_at(pad) {
         Some(block) => Some(addresses.block_in(clone, block)),
-        // In code that is not lifted nothing moves.
-        None => program.block_containing(pad).is_none().then_some(pad),
+        // In code that is not lifted nothing moves, nor in the middle of a block of what is not understood.
+        None => {
+            let stays = |block| !program.funcs[program.func_of(block)].is_movable();
+            program.block_containing(pad).is_none_or(stays).then_some(pad)
+        }
     }
 }
 
