@@ -338,6 +338,7 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         let (held, mut is_other) = (holding, false);
         for register in (0..16).filter(|&register| held.has(register)) {
             match use_of(&decoded, register, false) {
+                Use::Reads if may_replace(&decoded, register) => holding.registers &= !(1 << register),
                 Use::Reads if loaded.is_none() && !is_sum && reads_whole(&decoded, register) => is_other = true,
                 Use::Reads if writes_unnamed(&decoded, register) => holding.registers &= !(1 << register),
                 Use::Reads | Use::Passes => {}
@@ -440,6 +441,16 @@ fn adds_entry(decoded: &Decoded, holding: Holding) -> bool {
         },
         _ => false,
     }
+}
+
+/// Whether a conditional move puts something else into a register. If it does not, what is there stays, which is not the table's address where anything is made of it: a compiler has
+/// the register for something else by then, and a way on which that was not made is none that the program takes.
+fn may_replace(decoded: &Decoded, register: u8) -> bool {
+    let general = |index: usize| match decoded.operands.get(index) {
+        Some(&(Operand::Reg(Reg::General(number, ..)), _)) => Some(number),
+        _ => None,
+    };
+    decoded.name.starts_with("cmov") && general(0) == Some(register) && general(1) != Some(register)
 }
 
 /// Whether an instruction writes a register that it does not name.

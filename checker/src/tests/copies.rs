@@ -217,6 +217,7 @@ fn what_is_read_beside_a_table_by_its_address_is_seen_where_a_copy_is_named() {
         "    push %rdx\n    pop %rdx\n",
         "    mov %rdx, %rsi\n    xor %rsi, %rsi\n    nopl 8(%rdx)\n",
         "    mov %rdx, %rsi\n    mov %esi, -16(%rsp)\n",
+        "    mov %rdx, %rsi\n    cmovb %rsp, %rsi\n    mov 16(%rsi), %rsi\n",
     ];
     for before in own {
         let Some(report) = compare_with_copy(&named("table", before, JUMP), &named("copy", before, JUMP)) else { return };
@@ -232,6 +233,7 @@ fn what_is_read_beside_a_table_by_its_address_is_seen_where_a_copy_is_named() {
         "    mov (%rdx,%rsi,2), %esi\n",
         "    mov %rdx, message(%rip)\n",
         "    cmp %rdx, %rsi\n",
+        "    mov %rsp, %rsi\n    cmovb %rdx, %rsi\n",
         "    vpgatherdd %ymm1, (%rdx,%ymm2,4), %ymm3\n",
     ];
     for before in others {
