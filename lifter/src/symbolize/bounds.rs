@@ -22,8 +22,8 @@ const PAGE: u64 = 4096;
 impl PinContext<'_> {
     pub(super) fn pin_by_bounds(&self, pins: &mut Pins) {
         let sections = self.image.sections.iter().filter(|(_, section)| self.may_have_bounds(section));
-        for (id, _) in sections.filter(|(_, section)| self.is_end_named(section.end())).collect::<Vec<_>>() {
-            let end = self.image.sections[id].end();
+        for (id, section) in sections.filter(|(_, section)| self.is_end_named(section.end())) {
+            let end = section.end();
             for (unit, _) in self.units.iter().filter(|(_, data)| data.section == id || data.start == end) {
                 pins.pin(self.clusters, unit, PinReason::PlaceNamed);
             }
