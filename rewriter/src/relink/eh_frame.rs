@@ -205,9 +205,10 @@ impl<'a> UnwindLayout<'a> {
         fragments: &[UnwindFragment],
         landing_pad: impl Fn(Option<CloneId>, Va) -> Option<Va> + Sync,
     ) -> Result<Self, UnwindError> {
+        let entries = runs::Entries::of(unwind);
         let planned: Result<Vec<Vec<PlannedFde>>, UnwindError> = fragments
             .par_iter()
-            .map_init(rows::CommonRows::default, |common, f| plan_fragment(unwind, f, &landing_pad, common))
+            .map_init(rows::CommonRows::default, |common, f| plan_fragment(&entries, f, &landing_pad, common))
             .collect();
         let planned = planned?;
         let mut fdes: Vec<PlannedFde> = Vec::with_capacity(planned.iter().map(Vec::len).sum());
@@ -401,7 +402,7 @@ const FDE_HEADER_LEN: u64 = 17;
 const ENTRY_ALIGN: u64 = 4;
 
 fn plan_fragment<'a>(
-    unwind: &'a Unwind,
+    entries: &runs::Entries<'a>,
     fragment: &UnwindFragment,
     landing_pad: &impl Fn(Option<CloneId>, Va) -> Option<Va>,
     common: &mut rows::CommonRows<'a>,
@@ -414,7 +415,8 @@ fn plan_fragment<'a>(
         }
         reached = piece.new_end();
     }
-    let mut open = runs::runs_of(unwind, fragment);
+    let unwind = entries.unwind;
+    let mut open = runs::runs_of(entries, fragment);
     open.reverse();
     let mut planned = Vec::with_capacity(open.len());
     while let Some(run) = open.pop() {

@@ -3,7 +3,12 @@
 //! **Method.** A backward search over the blocks, one visit per block and name of the location: a spill slot is called by its distance from the
 //! stack pointer, so what it is called changes at each push. A block that by its masks leaves the location alone is passed over whole.
 //!
-//! Terminates: each (block, name) is visited once, and `MAX_STEPS` bounds what one query visits in all.
+//! **Long searches.** In a function of ten thousand blocks hundreds of calls go through a register that is written far away, and each search would walk through the same blocks. So
+//! after a long one, what is found from the busiest block that it passed over is remembered, for this block and for the others of a cycle in which nothing writes the register: from any
+//! of these all the same is found. Later searches end there ([`Remembered`]).
+//!
+//! Terminates: each (block, name) is visited once, and `MAX_STEPS` bounds what one query visits in all. To remember costs one more search and a
+//! walk over what it has seen, a bounded number of times.
 
 use rustc_hash::FxHashSet;
 
@@ -13,6 +18,12 @@ use crate::discover::names::NamedBy;
 use crate::x86::{Flow, flow_of};
 
 const MAX_STEPS: u32 = 200_000;
+/// A search with more steps is long: more than stretches are remembered of a query, so that an answer is not thought to hold where it would not have been.
+const LONG_SEARCH: u32 = 2 * VISITED_MAX as u32;
+/// How many long searches on one body are remembered.
+const REMEMBERED_MAX: usize = 1 << 10;
+/// The most edges that are followed to find a cycle's blocks. Those that are not found are searched as before.
+const CYCLE_EDGES_MAX: usize = 1 << 20;
 /// The most stretches of instructions that are remembered of one query.
 pub(crate) const VISITED_MAX: usize = 1 << 10;
 const RAX: u8 = 0;
@@ -29,7 +40,7 @@ pub(super) enum Location {
     },
 }
 
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Definition {
     At(usize),
     /// The value on entry to the function.
@@ -49,6 +60,31 @@ pub(crate) struct Seen {
     /// By block, the last turn in which it was searched for `first`.
     turns: Vec<u32>,
     others: FxHashSet<(u32, Location)>,
+    /// Of the blocks that the last search passed over, the number of predecessors and the index of one with the most.
+    busiest: Option<(usize, usize)>,
+    remembered: Remembered,
+}
+
+/// What long searches for registers have found.
+#[derive(Default)]
+struct Remembered {
+    found: Vec<Found>,
+    /// By register and block, one more than the index in `found`; 0 for nothing. Empty where nothing is remembered.
+    of_register: [Vec<u32>; 16],
+}
+
+/// What a search from the start of a block found.
+struct Found {
+    definitions: Vec<(Definition, Location)>,
+    is_led_in: bool,
+}
+
+impl Remembered {
+    fn at(&self, location: Location, block: usize) -> Option<&Found> {
+        let Location::Register(number) = location else { return None };
+        let index = *self.of_register[usize::from(number)].get(block)?;
+        self.found.get((index as usize).checked_sub(1)?)
+    }
 }
 
 impl Seen {
@@ -58,6 +94,7 @@ impl Seen {
         self.turn += 1;
         self.first = Some(location);
         self.others.clear();
+        self.busiest = None;
     }
     fn insert(&mut self, block: u32, location: Location) -> bool {
         match self.first == Some(location) {
@@ -65,14 +102,32 @@ impl Seen {
             false => self.others.insert((block, location)),
         }
     }
+    /// Whether the last search, of a location that kept its name, has been at the end of a block.
+    fn contains(&self, block: usize) -> bool {
+        self.turns[block] == self.turn
+    }
 }
 
 impl Evaluator<'_> {
     /// All definitions of a location that reach the point before an instruction.
     pub(super) fn reaching(&mut self, location: Location, before: usize) -> Vec<(Definition, Location)> {
+        let steps = self.steps;
+        let found = self.search(location, (self.body.block_of(before), before));
+        if let Location::Register(number) = location
+            && self.steps - steps > LONG_SEARCH
+            && self.seen.remembered.found.len() < REMEMBERED_MAX
+        {
+            self.remember(number);
+        }
+        found
+    }
+
+    /// The same from a place in a block on.
+    fn search(&mut self, location: Location, (block, before): (usize, usize)) -> Vec<(Definition, Location)> {
         let mut found = Vec::new();
         self.seen.restart(self.body.blocks.len(), location);
-        let mut pending = vec![(self.body.block_of(before), before, location)];
+        let mut is_repeated = false;
+        let mut pending = vec![(block, before, location)];
         while let Some((block, end, location)) = pending.pop() {
             self.steps += 1;
             if self.steps > MAX_STEPS {
@@ -89,6 +144,16 @@ impl Evaluator<'_> {
                 }
                 Err(location) => location,
             };
+            if let Some(known) = self.seen.remembered.at(location, block) {
+                found.extend_from_slice(&known.definitions);
+                self.is_led_in |= known.is_led_in;
+                self.visited.resize(VISITED_MAX + 1, 0..1);
+                is_repeated = true;
+                continue;
+            }
+            if end == self.body.blocks[block].end as usize && self.is_left_alone(block, location) {
+                self.seen.busiest = self.seen.busiest.max(Some((self.body.blocks[block].preds.len(), block)));
+            }
             let data = &self.body.blocks[block];
             if data.is_entry {
                 self.is_led_in |= !data.named_by.intersects(NamedBy::ENTRY | NamedBy::FUNCTION_SYMBOL);
@@ -105,22 +170,66 @@ impl Evaluator<'_> {
                 }
             }
         }
+        if is_repeated {
+            let mut distinct = FxHashSet::default();
+            found.retain(|&one| distinct.insert(one));
+        }
         found
     }
 
-    /// Walks back from `end` to the start of the block; the definition, or the location as it is called there.
-    fn search_block(&self, block: usize, end: usize, mut location: Location) -> Result<(Definition, Location), Location> {
+    /// After a long search for a register: remembers what is found from the busiest block that it passed over.
+    fn remember(&mut self, number: u8) {
+        let location = Location::Register(number);
+        let blocks = &self.body.blocks;
+        let Some((_, head)) = self.seen.busiest else { return };
+        let before = (self.steps, self.visited.len(), std::mem::take(&mut self.is_led_in));
+        let definitions = self.search(location, (head, blocks[head].first as usize));
+        let is_lost = definitions.iter().any(|(definition, _)| matches!(definition, Definition::Lost));
+        let found = Found { definitions, is_led_in: self.is_led_in };
+        self.steps = before.0;
+        self.visited.truncate(before.1);
+        self.is_led_in = before.2;
+        if is_lost {
+            return;
+        }
+        let mut members = std::mem::take(&mut self.seen.remembered.of_register[usize::from(number)]);
+        members.resize(blocks.len(), 0);
+        self.seen.remembered.found.push(found);
+        let index = self.seen.remembered.found.len() as u32;
+        // Forward from the head, as far as the search from there came: both ways, so the cycle around it.
+        let mut num_edges = 0;
+        let mut pending = vec![head];
+        while let Some(block) = pending.pop() {
+            let is_member = block == head || self.seen.contains(block) && self.is_left_alone(block, location);
+            if is_member && std::mem::replace(&mut members[block], index) != index {
+                let successors = if self.seen.contains(block) { self.body.successors(block) } else { &[] };
+                num_edges += successors.len();
+                if num_edges > CYCLE_EDGES_MAX {
+                    break;
+                }
+                pending.extend(successors.iter().map(|&next| next as usize));
+            }
+        }
+        self.seen.remembered.of_register[usize::from(number)] = members;
+    }
+
+    /// Whether by its masks a block does not change what a location holds or is called.
+    fn is_left_alone(&self, block: usize, location: Location) -> bool {
         let data = &self.body.blocks[block];
-        let is_left_alone = match location {
+        match location {
             // A call writes its result, which the masks of what instructions write do not show.
             Location::Register(number @ (RAX | RDX)) => data.clobbers >> number & 1 == 0,
             Location::Register(number) => data.writes >> number & 1 == 0,
             Location::Slot { base, .. } => !data.stores && data.writes >> base & 1 == 0,
-        };
-        if is_left_alone {
+        }
+    }
+
+    /// Walks back from `end` to the start of the block; the definition, or the location as it is called there.
+    fn search_block(&self, block: usize, end: usize, mut location: Location) -> Result<(Definition, Location), Location> {
+        if self.is_left_alone(block, location) {
             return Err(location);
         }
-        for index in (data.first as usize..end).rev() {
+        for index in (self.body.blocks[block].first as usize..end).rev() {
             let instruction = &self.body.instructions[index];
             let is_call = self.body.leaves[index] && matches!(flow_of(instruction), Flow::Call(_) | Flow::IndirectCall);
             match location {
@@ -148,3 +257,6 @@ impl Evaluator<'_> {
         Err(location)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,6 +13,7 @@
 //! **Bounds.** Rows share their registers until one changes; nesting and the count of registers are limited, so a hostile entry
 //! costs a bounded multiple of its size.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use lifter::Va;
@@ -101,16 +102,30 @@ impl Cfa<'_> {
     }
 }
 
+/// Ascending by register: the instruction that set its rule.
+type Rules<'a> = Rc<[(u64, &'a [u8])]>;
+
 /// The state that holds from one address to the next.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Row<'a> {
     cfa: Cfa<'a>,
-    /// Ascending by register: the instruction that set its rule.
-    registers: Rc<Vec<(u64, &'a [u8])>>,
+    registers: Rules<'a>,
     /// The same of the common entry.
-    initial: Rc<Vec<(u64, &'a [u8])>>,
+    initial: Rules<'a>,
     args_size: u64,
 }
+
+impl PartialEq for Row<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        let is_same = |a: &Rules<'_>, b: &Rules<'_>| Rc::ptr_eq(a, b) || a == b;
+        self.cfa == other.cfa
+            && self.args_size == other.args_size
+            && is_same(&self.registers, &other.registers)
+            && is_same(&self.initial, &other.initial)
+    }
+}
+
+impl Eq for Row<'_> {}
 
 /// The rows of one frame entry, ascending; the first is at its start.
 #[derive(Debug)]
@@ -267,7 +282,7 @@ impl<'a> Row<'a> {
                 if rule_of(register, &self.initial).is_some() {
                     self.set_register(register, bytes)?;
                 } else if let Ok(index) = self.registers.binary_search_by_key(&register, |r| r.0) {
-                    Rc::make_mut(&mut self.registers).remove(index);
+                    self.replace(index..index + 1, None);
                 }
             }
             Instruction::RememberState if remembered.len() < MAX_DEPTH => remembered.push(self.clone()),
@@ -285,11 +300,17 @@ impl<'a> Row<'a> {
     fn set_register(&mut self, register: u64, bytes: &'a [u8]) -> Option<()> {
         match self.registers.binary_search_by_key(&register, |r| r.0) {
             Ok(index) if self.registers[index].1 == bytes => {}
-            Ok(index) => Rc::make_mut(&mut self.registers)[index].1 = bytes,
+            Ok(index) => self.replace(index..index + 1, Some((register, bytes))),
             Err(_) if self.registers.len() >= MAX_REGISTERS => return None,
-            Err(index) => Rc::make_mut(&mut self.registers).insert(index, (register, bytes)),
+            Err(index) => self.replace(index..index, Some((register, bytes))),
         }
         Some(())
+    }
+
+    /// Puts a rule in the place of others. Rows before this one keep theirs.
+    fn replace(&mut self, range: Range<usize>, rule: Option<(u64, &'a [u8])>) {
+        let (before, after) = (&self.registers[..range.start], &self.registers[range.end..]);
+        self.registers = before.iter().copied().chain(rule).chain(after.iter().copied()).collect();
     }
 
     pub(super) fn has_args_size_of(&self, other: &Row<'_>) -> bool {

@@ -14,6 +14,7 @@
 use std::borrow::Cow;
 
 use lifter::Va;
+use lifter::address_index::AddressIndex;
 use lifter::elf::Unwind;
 use lifter::elf::eh_frame::FdeData;
 use lifter::entity::{EntityId, Fde};
@@ -30,6 +31,13 @@ pub(super) struct Run {
 }
 
 impl Run {
+    /// A run with room for so many pieces.
+    fn new((piece, fde): (Piece, Fde), capacity: usize) -> Self {
+        let mut run = Run { pieces: Vec::with_capacity(capacity), fdes: Vec::with_capacity(capacity) };
+        run.pieces.push(piece);
+        run.fdes.push(fde);
+        run
+    }
     pub(super) fn start(&self) -> Va {
         self.pieces[0].new_start
     }
@@ -65,14 +73,35 @@ impl Run {
     }
 }
 
+/// The frame entries of the input, to be found by address.
+pub(super) struct Entries<'a> {
+    pub(super) unwind: &'a Unwind,
+    by_end: AddressIndex,
+}
+
+impl<'a> Entries<'a> {
+    pub(super) fn of(unwind: &'a Unwind) -> Self {
+        Self { unwind, by_end: AddressIndex::new(unwind.fdes.as_slice().iter().map(|fde| fde.end)) }
+    }
+
+    /// The first entry that ends behind an address; `near` is the one of the last address, which is often the same.
+    fn first_behind(&self, at: Va, near: usize) -> usize {
+        let fdes = self.unwind.fdes.as_slice();
+        let is_behind = |index: usize| fdes.get(index).is_none_or(|f| f.end > at);
+        let is_before = |index: usize| index.checked_sub(1).is_none_or(|last| !is_behind(last));
+        if is_behind(near) && is_before(near) { near } else { self.by_end.count_up_to(at, fdes.len(), |index| fdes[index].end) }
+    }
+}
+
 /// The runs of a fragment, ascending. Code that no input entry covers is in none.
-pub(super) fn runs_of(unwind: &Unwind, fragment: &UnwindFragment) -> Vec<Run> {
+pub(super) fn runs_of(entries: &Entries<'_>, fragment: &UnwindFragment) -> Vec<Run> {
+    let unwind = entries.unwind;
     let mut runs: Vec<Run> = Vec::new();
     let mut is_open = false;
     let mut near = 0;
-    for piece in &fragment.pieces {
+    for (index, piece) in fragment.pieces.iter().enumerate() {
         let mut is_first_part = true;
-        near = first_from(unwind, piece.old_start, near);
+        near = entries.first_behind(piece.old_start, near);
         for_each_part(unwind, (piece, near), |part, fde| {
             let Some(fde) = fde else {
                 is_open = false;
@@ -84,7 +113,7 @@ pub(super) fn runs_of(unwind: &Unwind, fragment: &UnwindFragment) -> Vec<Run> {
                     run.pieces.push(part);
                     run.fdes.push(fde);
                 }
-                _ => runs.push(Run { pieces: vec![part], fdes: vec![fde] }),
+                _ => runs.push(Run::new((part, fde), fragment.pieces.len() - index)),
             }
             is_open = true;
             is_first_part = false;
@@ -103,14 +132,6 @@ fn may_join(unwind: &Unwind, run: &Run, (part, next): (&Piece, Fde), is_first_pa
     let (a, b) = (&unwind.fdes[last], &unwind.fdes[next]);
     let without_tables = !has_table(a) && !has_table(b);
     last == next && (is_one_clone || without_tables) || (is_first_part && a.cie == b.cie && without_tables)
-}
-
-/// The first entry that ends behind an address; `near` is the one of the last address, which is often the same.
-fn first_from(unwind: &Unwind, at: Va, near: usize) -> usize {
-    let fdes = unwind.fdes.as_slice();
-    let is_behind = |index: usize| fdes.get(index).is_none_or(|f| f.end > at);
-    let is_before = |index: usize| index.checked_sub(1).is_none_or(|last| !is_behind(last));
-    if is_behind(near) && is_before(near) { near } else { fdes.partition_point(|f| f.end <= at) }
 }
 
 /// Cuts a piece where input entries begin and end, of which `next` is the first that ends behind the piece's start. New bytes without an input byte belong to the last part.

@@ -1,0 +1,78 @@
+//! What is remembered of long searches against searches that remember nothing.
+
+use iced_x86::code_asm::*;
+use iced_x86::{Decoder, DecoderOptions, Instruction, Register};
+use proptest::prelude::*;
+
+use super::*;
+use crate::address::Va;
+use crate::cfg::body::Body;
+use crate::cfg::values::{Numbers, Value};
+use crate::discover::names::Names;
+use crate::discover::stubs::Stubs;
+use crate::elf::Unwind;
+
+const AT: u64 = 0x1000;
+
+/// A function of blocks that each end in a branch; `branches` are those that lead far, `(from, to)`, as numbers of blocks, and in `writes` an address
+/// is put into a register that is called in each `period`-th block.
+fn function(num_blocks: usize, branches: &[(usize, usize)], writes: &[usize], period: usize) -> Body {
+    let assembled = || -> Result<Vec<u8>, iced_x86::IcedError> {
+        let mut code = CodeAssembler::new(64)?;
+        let mut labels: Vec<CodeLabel> = (0..=num_blocks).map(|_| code.create_label()).collect();
+        for block in 0..num_blocks {
+            code.set_label(&mut labels[block])?;
+            if writes.contains(&block) {
+                code.lea(r12, qword_ptr(AT + 16 * block as u64))?;
+            }
+            if block % period == 0 {
+                code.call(r12)?;
+            }
+            code.test(eax, eax)?;
+            let far = branches.iter().find(|branch| branch.0 == block);
+            code.je(labels[far.map_or(block + 1, |branch| branch.1)])?;
+        }
+        code.set_label(&mut labels[num_blocks])?;
+        code.ret()?;
+        code.assemble(AT)
+    };
+    let bytes = assembled().expect("assembles");
+    let instructions: Vec<Instruction> = Decoder::with_ip(64, &bytes, AT, DecoderOptions::NONE).into_iter().collect();
+    let (names, stubs) = (Names::default(), Stubs::default());
+    let mut body = Body::of(instructions, vec![Va(AT)], &names, &stubs);
+    body.connect(&stubs, &Unwind::default(), &[], &[]);
+    body
+}
+
+/// What the called register holds at a call, by which instructions, and whether another cluster may have brought it along. Where it holds nothing that is known, the search ends at the first
+/// instruction that shows this.
+fn answer(body: &Body, seen: &mut Seen, at: usize) -> (Value, Vec<usize>, bool) {
+    let mut evaluator = Evaluator::new(body, seen, &|_| true, &|_| false, Numbers::NoAddresses);
+    let value = evaluator.register(Register::R12, at);
+    let mut trace: Vec<usize> = evaluator.trace.into_iter().collect();
+    trace.sort_unstable();
+    if value == Value::Other {
+        trace.clear();
+    }
+    (value, trace, evaluator.is_led_in)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #[test]
+    fn what_is_remembered_of_long_searches_is_what_a_search_finds(
+        branches in prop::collection::vec((0..6_000usize, 0..6_000usize), 0..40),
+        writes in prop::collection::vec(0..6_000usize, 0..6),
+        outer in (0..3_000usize, 3_000..6_000usize),
+    ) {
+        let mut branches = branches;
+        branches.insert(0, (outer.1, outer.0));
+        let body = function(6_000, &branches, &writes, 100);
+        let calls: Vec<usize> = (0..body.instructions.len()).filter(|&at| body.instructions[at].is_call_near_indirect()).collect();
+        let mut shared = Seen::default();
+        for &at in calls.iter().rev() {
+            prop_assert_eq!(answer(&body, &mut shared, at), answer(&body, &mut Seen::default(), at));
+        }
+        prop_assert!(!shared.remembered.found.is_empty(), "nothing was remembered");
+    }
+}
