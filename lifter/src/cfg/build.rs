@@ -140,7 +140,7 @@ impl Builder<'_> {
     }
 
     /// `decoded` is room for the unit's instructions.
-    fn cut_unit(&self, unit: Unit, decoded: &mut Vec<(Instruction, ConstantOffsets)>, draft: &mut Draft) {
+    fn cut_unit(&self, unit: Unit, decoded: &mut Vec<(Instruction, ConstantOffsets, Flow)>, draft: &mut Draft) {
         let data = &self.units[unit];
         let bytes = self.image.read(data.start, data.len()).unwrap_or(&[]);
         let is_kept = data.len() <= KEPT_BYTES_MAX;
@@ -148,14 +148,15 @@ impl Builder<'_> {
         let mut leaders = vec![data.start];
         leaders.extend(self.names.within(data.start, data.end).iter().map(|n| n.0));
         each_instruction(bytes, data.start, |instruction, offsets| {
-            if let Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) = flow_of(&instruction)
+            let flow = flow_of(&instruction);
+            if let Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) = flow
                 && data.start <= target
                 && target < data.end
             {
                 leaders.push(target);
             }
             if is_kept {
-                decoded.push((instruction, offsets));
+                decoded.push((instruction, offsets, flow));
             }
         });
         leaders.sort_unstable();
@@ -173,18 +174,20 @@ impl Builder<'_> {
             draft,
         };
         let mut leaders = leaders.into_iter().peekable();
-        let mut push = |instruction: Instruction, offsets: ConstantOffsets| {
+        let mut push = |instruction: &Instruction, offsets: &ConstantOffsets, flow: Flow| {
             let at = Va(instruction.ip());
             while leaders.next_if(|&leader| leader < at).is_some() {}
             if leaders.next_if_eq(&at).is_some() {
                 cutter.close_before(at);
                 cutter.open(at);
             }
-            cutter.push(&instruction, &offsets);
+            cutter.push(instruction, offsets, flow);
         };
         match is_kept {
-            true => decoded.iter().for_each(|&(instruction, offsets)| push(instruction, offsets)),
-            false => each_instruction(bytes, data.start, push),
+            true => decoded.iter().for_each(|(instruction, offsets, flow)| push(instruction, offsets, *flow)),
+            false => each_instruction(bytes, data.start, |instruction, offsets| {
+                push(&instruction, &offsets, flow_of(&instruction));
+            }),
         }
         cutter.close_at_end();
     }
@@ -307,8 +310,8 @@ impl Cutter<'_, '_> {
         }
     }
 
-    fn push(&mut self, instruction: &Instruction, offsets: &ConstantOffsets) {
-        let goes_on = self.growth.goes_on_behind(instruction);
+    fn push(&mut self, instruction: &Instruction, offsets: &ConstantOffsets, flow: Flow) {
+        let goes_on = self.growth.goes_on_behind(instruction, flow);
         let is_padding = is_nop(instruction);
         let is_unreached = self.open.is_none() && !self.is_fallen_into();
         if self.open.is_none() {
@@ -318,7 +321,7 @@ impl Cutter<'_, '_> {
             }
             self.open(Va(instruction.ip()));
         }
-        self.push_refs(instruction, offsets);
+        self.push_refs(instruction, offsets, flow);
         let Some(block) = &mut self.open else { return };
         let len = instruction.len() as u32;
         if block.num_insts == 0 && instruction.mnemonic() == Mnemonic::Endbr64 {
@@ -334,7 +337,6 @@ impl Cutter<'_, '_> {
         }
         let next = Va(instruction.next_ip());
         let is_last = next == self.data.end;
-        let flow = flow_of(instruction);
         if matches!(flow, Flow::Call(_) | Flow::IndirectCall) {
             block.flags |= BlockFlags::HAS_CALL;
         }
@@ -357,7 +359,7 @@ impl Cutter<'_, '_> {
                 (if ends { DraftEnd::Stop(StopKind::Trap) } else { DraftEnd::Fallthrough(next) }, 0)
             }
             Flow::IndirectJump => (self.builder.stop_kind(instruction), 0),
-            Flow::Call(_) | Flow::IndirectCall if is_last || self.is_no_return(instruction) => {
+            Flow::Call(_) | Flow::IndirectCall if is_last || self.is_no_return(instruction, flow) => {
                 (DraftEnd::Stop(StopKind::NoReturnCall), 0)
             }
             // What a compiler ends a function with is not meant to be run past.
@@ -380,8 +382,8 @@ impl Cutter<'_, '_> {
         self.close(end.0, end.1);
     }
 
-    fn is_no_return(&self, instruction: &Instruction) -> bool {
-        match flow_of(instruction) {
+    fn is_no_return(&self, instruction: &Instruction, flow: Flow) -> bool {
+        match flow {
             Flow::Call(target) => self.builder.stubs.is_no_return(target),
             _ => {
                 instruction.is_ip_rel_memory_operand() && self.builder.stubs.is_no_return(Va(instruction.ip_rel_memory_address()))
@@ -450,7 +452,7 @@ impl Cutter<'_, '_> {
         }
     }
 
-    fn push_refs(&mut self, instruction: &Instruction, offsets: &ConstantOffsets) {
+    fn push_refs(&mut self, instruction: &Instruction, offsets: &ConstantOffsets, flow: Flow) {
         let Some(block) = &self.open else { return };
         let within = (instruction.ip() - block.start.0) as u32;
         let len = instruction.len();
@@ -461,7 +463,6 @@ impl Cutter<'_, '_> {
         let count = self.relocs.iter().take_while(|r| r.at.0 < instruction.next_ip()).count();
         let relocs = &self.relocs[..count];
         let evidence = if relocs.is_empty() { Evidence::Derived } else { Evidence::Exact };
-        let flow = flow_of(instruction);
         let mut push = |offset: usize, kind: RefKind, role: RefRole, target: Va| {
             let to_end = (len - offset) as u8;
             self.draft.refs.push(DraftRef { offset: within + offset as u32, to_end, kind, role, evidence, target, at });

@@ -11,7 +11,7 @@
 
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
-use crate::x86::{Flow, flow_of};
+use crate::x86::Flow;
 
 /// What was seen of such a prologue, instruction by instruction as they follow each other.
 #[derive(Copy, Clone, Debug, Default)]
@@ -22,11 +22,11 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// Takes the next instruction; says whether it is a return behind which control goes on.
-    pub(crate) fn goes_on_behind(&mut self, instruction: &Instruction) -> bool {
+    /// Takes the next instruction and what it does to control; says whether it is a return behind which control goes on.
+    pub(crate) fn goes_on_behind(&mut self, instruction: &Instruction, flow: Flow) -> bool {
         let before = *self;
         *self = Self::default();
-        match flow_of(instruction) {
+        match flow {
             Flow::Return => return before.is_called && instruction.len() == 1,
             Flow::Call(_) | Flow::IndirectCall => self.is_called = before.has_frame_size && before.has_arguments_size,
             Flow::Next => {
@@ -58,14 +58,14 @@ fn constant_to(instruction: &Instruction) -> Option<Register> {
 mod tests {
     use super::*;
     use crate::address::Va;
-    use crate::x86::decode_bytes;
+    use crate::x86::{decode_bytes, flow_of};
 
     /// By instruction, whether control goes on behind it although it is a return.
     fn goes_on(bytes: &[u8]) -> Vec<bool> {
         let mut instructions = Vec::new();
         decode_bytes(bytes, Va(0x1000), &mut instructions);
         let mut growth = Growth::default();
-        instructions.iter().map(|instruction| growth.goes_on_behind(instruction)).collect()
+        instructions.iter().map(|instruction| growth.goes_on_behind(instruction, flow_of(instruction))).collect()
     }
 
     const CALL_AND_RETURN: [u8; 6] = [0xe8, 0, 0, 0, 0, 0xc3];

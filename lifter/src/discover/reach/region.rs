@@ -139,7 +139,7 @@ impl Region<'_> {
                 return self.end_behind(last_call, at);
             }
             let flow = flow_of(&instruction);
-            let goes_on_behind = growth.goes_on_behind(&instruction);
+            let goes_on_behind = growth.goes_on_behind(&instruction, flow);
             let goes_on = match flow {
                 Flow::Jump(target) | Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) => {
                     pending.push(target);
