@@ -162,10 +162,11 @@ impl Assembly<'_> {
     }
 
     fn resolve_tables(&self, program: &mut Program) {
-        for raw in self.tables {
+        // Targets in code whose instructions are not known are no blocks; such a table is nobody's to change.
+        let targets = |raw: &RawTable| raw.targets.iter().map(|&va| program.block_at(va)).collect();
+        let targets: Vec<Option<Vec<Block>>> = self.tables.par_iter().map(targets).collect();
+        for (raw, targets) in self.tables.iter().zip(targets) {
             let first = program.table_targets.len();
-            // Targets in code whose instructions are not known are no blocks; such a table is nobody's to change.
-            let targets: Option<Vec<Block>> = raw.targets.iter().map(|&va| program.block_at(va)).collect();
             let is_known = targets.is_some();
             program.table_targets.extend(targets.unwrap_or_default());
             program.tables.push(TableData {
@@ -193,7 +194,8 @@ impl Assembly<'_> {
         }
         let tail_called: Vec<Block> = program
             .blocks
-            .values()
+            .as_slice()
+            .par_iter()
             .filter_map(|b| match b.terminator {
                 Terminator::Jump { target: CodeTarget::Block(t) } => Some((b.func, t)),
                 Terminator::Branch { taken: CodeTarget::Block(t), .. } => Some((b.func, t)),
@@ -359,7 +361,7 @@ impl UnwindClasses {
 fn mark_loops(program: &mut Program) {
     let headers: Vec<Block> = program
         .edges
-        .iter()
+        .par_iter()
         .filter(|e| program.blocks[e.target].start <= program.blocks[e.source].start)
         .map(|e| e.target)
         .collect();

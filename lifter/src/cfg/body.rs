@@ -209,11 +209,11 @@ impl Body {
                 Flow::Jump(target) => self.add_edge(index, target),
                 Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) => {
                     self.add_edge(index, target);
-                    self.add_edge(index, next);
+                    self.add_fallthrough(index, next);
                 }
                 Flow::IndirectJump | Flow::Return | Flow::Trap => {}
                 Flow::Call(target) if stubs.is_likely_no_return(target) && self.returned_to.binary_search(&next).is_err() => {}
-                _ => self.add_edge(index, next),
+                _ => self.add_fallthrough(index, next),
             }
         }
         for &(jump, target) in table_edges {
@@ -231,10 +231,9 @@ impl Body {
             block.succs.clear();
         }
         for target in 0..self.blocks.len() {
-            for pred in std::mem::take(&mut self.blocks[target].preds) {
-                self.blocks[pred as usize].succs.push(target as u32);
-                self.blocks[target].preds.push(pred);
-            }
+            let preds = std::mem::take(&mut self.blocks[target].preds);
+            preds.iter().for_each(|&pred| self.blocks[pred as usize].succs.push(target as u32));
+            self.blocks[target].preds = preds;
         }
         self.find_hub();
     }
@@ -349,6 +348,14 @@ impl Body {
     fn add_edge(&mut self, source: usize, target: Va) {
         if let Some(target) = self.block_at(target) {
             self.blocks[target].preds.push(source as u32);
+        }
+    }
+
+    /// An edge to where a block ends: nearly always the block behind it.
+    fn add_fallthrough(&mut self, source: usize, next: Va) {
+        match self.block_starts.get(source + 1) == Some(&next) {
+            true => self.blocks[source + 1].preds.push(source as u32),
+            false => self.add_edge(source, next),
         }
     }
 
