@@ -58,6 +58,45 @@ int main(void) {
     every_link_does_the_same(PROGRAM, &LINKS, &["-O1"], in_every_form);
 }
 
+#[test]
+fn a_program_that_asks_whether_an_address_lies_between_two_functions_finds_it_there() {
+    const PROGRAM: &str = r#"
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <ucontext.h>
+static sigjmp_buf out;
+static int inside, elsewhere;
+__attribute__((noinline, noclone)) static int other(int x) { __asm__ volatile(""); return x * 3; }
+__attribute__((noinline, noclone)) long copy(char *to, const char *from, long n) {
+    long k = 0;
+    for (; k < n; k++) to[k] = from[k] == 'q' ? 'Q' : from[k];
+    return k;
+}
+__attribute__((noinline, noclone)) void copy_end(void) { __asm__ volatile(""); }
+__attribute__((noinline, noclone)) static int third(int x) { __asm__ volatile(""); return x - 5; }
+static void handler(int signal, siginfo_t *info, void *context) {
+    char *at = (char *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+    if (at >= (char *)copy && at < (char *)copy_end) inside++; else elsewhere++;
+    siglongjmp(out, 1);
+}
+int main(void) {
+    struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    sigaction(SIGSEGV, &action, 0);
+    char to[16];
+    volatile long sum = 0;
+    for (int round = 0; round < 100; round++)
+        if (!sigsetjmp(out, 1)) sum += copy(to, round & 1 ? "hello q" : (char *)16, 7) + other(round) + third(round);
+    copy_end();
+    printf("%ld, %d inside, %d elsewhere\n", sum, inside, elsewhere);
+}
+"#;
+    for level in ["-O0", "-O2"] {
+        every_link_does_the_same(PROGRAM, &LINKS, &[level], in_every_form);
+    }
+}
+
 /// Records of a number and the distance of a function from the word that holds it.
 const DISTANCES: &str = r#"
 #include <stdio.h>

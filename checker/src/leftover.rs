@@ -48,6 +48,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     walk.find_counted();
     walk.find_places_side_by_side();
     walk.find_bounded();
+    walk.find_ordered();
     walk.walk_kept_whole();
     let mut roots = Roots::of(walk);
     let tables = graph::tables_named(walk, false);

@@ -55,6 +55,8 @@ pub(crate) struct Survey {
     places: Vec<(u64, u64, u32)>,
     /// Instructions that name a place in their own frame description, and the place.
     own_places: Vec<(u64, u64)>,
+    /// By frame description: the entries of others whose addresses instructions take, and these.
+    entries_taken: Vec<(u32, u64, u64)>,
     /// Frame descriptions, and others to which they jump elsewhere than to an entry.
     parts: Vec<(u32, u32)>,
     boundaries: Bits,
@@ -79,6 +81,7 @@ impl Survey {
             referenced: Vec::new(),
             places: Vec::new(),
             own_places: Vec::new(),
+            entries_taken: Vec::new(),
             parts: Vec::new(),
             boundaries: Bits::new(side.code.size()),
             guessed: Bits::new(side.code.size()),
@@ -125,6 +128,7 @@ impl Survey {
                         survey.name(side, operand);
                         survey.referenced.push(operand);
                         if inst.kind == Kind::Lea && is_described {
+                            survey.take_entry(side, index, address, operand);
                             survey.name_place(side, index, address, operand);
                             survey.own_places.extend((start..end).contains(&operand).then_some((address, operand)));
                         }
@@ -141,12 +145,16 @@ impl Survey {
                         let leads_to_code = |value: &u64| value.checked_sub(1).is_some_and(|last| side.image.in_code(last));
                         let number = number.filter(leads_to_code);
                         let meant = number.filter(|_| !Shape::of(bytes).counts_bits(bytes));
+                        if let Some(value) = meant {
+                            survey.take_entry(side, index, address, value);
+                        }
                         numbers.extend(meant.map(|value| Number { own: index as u32, at: address, value }));
                         let linked = (address..address + u64::from(inst.len)).find(|at| absolute_fields.contains(at));
                         let linked = linked.and_then(|at| value(bytes.get((at - address) as usize..)?.first_chunk::<4>()?));
                         let own = [number, displacement, linked].into_iter().flatten().find(is_own);
                         survey.own_places.extend(own.map(|value| (address, value)));
                         if let Some(value) = linked {
+                            survey.take_entry(side, index, address, value);
                             survey.name_place(side, index, address, value);
                         }
                     }
@@ -216,6 +224,18 @@ impl Survey {
             next += 1;
         }
         fdes
+    }
+
+    /// Notes that an instruction takes the address of an entry, of another frame description.
+    fn take_entry(&mut self, side: &Side<'_>, own: usize, at: u64, address: u64) {
+        if side.unwind.starts_at(address) && side.unwind.fdes[own].start != address {
+            self.entries_taken.push((own as u32, address, at));
+        }
+    }
+
+    /// By function, the entries of frame descriptions whose addresses its instructions take, and these.
+    pub(crate) fn entries_taken(&self) -> impl Iterator<Item = (u32, u64, u64)> {
+        self.entries_taken.iter().map(|&(own, entry, at)| (self.group_of(own), entry, at))
     }
 
     fn name(&mut self, side: &Side<'_>, address: u64) {

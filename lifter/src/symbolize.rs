@@ -7,6 +7,7 @@ mod anchors;
 mod bounds;
 mod faults;
 mod frames;
+mod ordered;
 pub(crate) mod pins;
 mod places;
 mod restartable;

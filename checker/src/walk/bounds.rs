@@ -1,8 +1,10 @@
-//! Sections of code of which the program knows the end.
+//! Code of which the program knows the bounds.
 //!
 //! **Problem.** The linker defines `__stop_NAME` for a section whose name could be that of a variable. It is the address of what happens to stand behind the section, and a walk compares it with that.
 //!
 //! **Rule.** Where an instruction or a relocated word names the end of such a section of code, all functions in it stay as they are, where they are, and the output names the same address.
+//!
+//! Functions whose order code asks for ([`crate::prove::compared_by_order`]) stay in the same way, with all between them.
 //!
 //! Source: GNU ld's manual, "Input Section Example".
 
@@ -18,6 +20,16 @@ impl Walk<'_, '_> {
             let first = unwind.fdes.partition_point(|fde| fde.start < start);
             let inside = (first as u32..).zip(unwind.fdes[first..].iter().take_while(|fde| fde.start < end));
             self.places_known.extend(inside.map(|(number, _)| (end, number)));
+        }
+    }
+
+    /// Notes the functions from the first to the last of those that code compares by which is above.
+    pub(crate) fn find_ordered(&mut self) {
+        let unwind = &self.input.unwind;
+        for (at, first, last) in crate::prove::compared_by_order(self) {
+            let from = unwind.fdes.partition_point(|fde| fde.start < first);
+            let behind = unwind.fdes.partition_point(|fde| fde.start <= last);
+            self.places_known.extend((from as u32..behind as u32).map(|number| (at, number)));
         }
     }
 

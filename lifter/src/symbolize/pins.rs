@@ -99,6 +99,7 @@ impl PinContext<'_> {
         self.pin_by_sequence(&sequences, &mut pins);
         self.pin_by_signature(&mut pins);
         self.pin_by_bounds(&mut pins);
+        self.pin_by_order(&mut pins);
         self.pin_by_fault(&mut pins);
         self.pin_by_text_relocation(&mut pins);
         self.pin_by_jump(jumps, &mut pins);

@@ -121,19 +121,28 @@ impl PinContext<'_> {
 
     /// What the words of the global offset table name: addresses in this file, whoever else may define such a symbol too.
     pub(super) fn named_through_got(&self) -> Vec<Va> {
+        self.got_entries().into_iter().map(|(_, va)| va).collect()
+    }
+
+    /// The words of the global offset table, and what they name. Ascending; where a word names several, one is as good as another.
+    pub(super) fn got_entries(&self) -> Vec<(Va, Va)> {
         let image = self.image;
         let Some(id) = image.section_named(".got") else { return Vec::new() };
         let got = &image.sections[id];
         let is_inside = |slot: Va| got.sh_addr <= slot && slot < got.end();
-        let relative = relocated_addresses(image).filter(|&(index, _)| is_inside(image.dynamic_relocs[index].slot));
+        let relative = relocated_addresses(image).map(|(index, va)| (image.dynamic_relocs[index].slot, va));
         let of_symbols =
             image.dynamic_relocs.iter().filter(|reloc| reloc.symbol != 0 && is_inside(reloc.slot)).filter_map(|reloc| {
                 let symbol = image.dynamic_symbols.get(reloc.symbol as usize).filter(|symbol| symbol.has_address())?;
-                Some(Va(symbol.st_value.wrapping_add_signed(reloc.addend)))
+                Some((reloc.slot, Va(symbol.st_value.wrapping_add_signed(reloc.addend))))
             });
         // At a fixed address the linker has filled them in.
-        let words = image.section_bytes(id).as_chunks::<8>().0.iter().map(|&word| Va(u64::from_le_bytes(word)));
-        relative.map(|(_, va)| va).chain(of_symbols).chain(words).collect()
+        let words = image.section_bytes(id).as_chunks::<8>().0.iter().zip(0u64..);
+        let words = words.map(|(&word, index)| (got.sh_addr + 8 * index, Va(u64::from_le_bytes(word))));
+        let mut entries: Vec<(Va, Va)> =
+            relative.filter(|&(slot, _)| is_inside(slot)).chain(of_symbols).chain(words.filter(|&(_, va)| va.0 != 0)).collect();
+        entries.sort_unstable();
+        entries
     }
 
     /// The units into which two of these numbers lead or more, one of them behind the entry.
