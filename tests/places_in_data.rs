@@ -54,3 +54,35 @@ fn a_handler_that_reads_places_from_words_side_by_side_finds_the_program_there()
         every_form_does_the_same(&program, &["1", "2", "3"], folder);
     }
 }
+
+#[test]
+fn pointers_that_are_marked_in_their_high_bits_lead_to_the_functions_that_they_led_to() {
+    const MARKED: &str = r#"
+#include <stdint.h>
+#include <stdio.h>
+typedef long (*function)(long);
+#define FUNCTION(name, value) __attribute__((noinline)) long name(long x) { __asm__ volatile(""); return value; }
+FUNCTION(f0, x + 1) FUNCTION(f1, x * 3) FUNCTION(f2, -x) FUNCTION(f3, x ^ 0x55)
+static volatile uintptr_t marked[] = {(uintptr_t)f0 + (5UL << 56), (uintptr_t)f1 + (1UL << 63), (uintptr_t)f2 + (3UL << 48), (uintptr_t)f3};
+int main(void) {
+    unsigned long sum = 0;
+    for (int round = 0; round < 300; round++)
+        for (int i = 0; i < 4; i++) sum = sum * 31 + ((function)(marked[i] & 0xffffffffffff))(round);
+    printf("%lx\n", sum);
+}
+"#;
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    for flags in [
+        &["-no-pie"][..],
+        &["-pie", "-fPIE"],
+        &["-static-pie", "-fPIE"],
+        &["-pie", "-fPIE", "-Wl,--emit-relocs"],
+        &["-pie", "-fPIE", "-rdynamic"],
+    ] {
+        let program = compile_text(MARKED, &[&["-O2"], flags].concat(), scratch.path(), "program");
+        every_form_does_the_same(&program, &["1", "2", "3"], scratch.path());
+    }
+}

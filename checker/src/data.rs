@@ -129,6 +129,8 @@ fn seed_slots(walk: &mut Walk<'_, '_>) {
                     walk.seed_pointer(from, to, place);
                 } else if from != to {
                     walk.report(ViolationKind::Relocation, place, lost());
+                } else {
+                    walk.note_marked_above(from, place);
                 }
             }
             (slot, Some(other)) if slot == other => {}

@@ -11,7 +11,7 @@
 //! The same holds where a word of `.got` names such a place: position-independent code names labels through it that other files could name too.
 //!
 //! The same holds for functions of which a word that the loader relocates names an instruction in the first eight bytes, other than the first: it may be a pointer that was marked in its low bits when the
-//! program was linked, and from which the mark is taken before it is called. What an address in data is, apart from that, no walk sees: to it, it is the second instruction.
+//! program was linked, and from which the mark is taken before it is called; and of functions to which such a word leads without the bits above an address. What an address in data is, apart from that, no walk sees: to it, it is the second instruction.
 //!
 //! The same holds where words side by side name two places of a function, if neither it nor its parts have an indirect jump, which labels of a computed `goto` are for, and something is pushed at these places, so that they are no entries. At a fixed address small numbers, and what
 //! lies a byte before a number, are no such words.
@@ -46,6 +46,9 @@ const PT_GNU_SFRAME: u32 = 0x6474_e554;
 /// Pointers to functions that are aligned to this have bits to mark them by.
 const TAGS_END: u64 = 8;
 
+/// Bits of the addresses that a program has: those above may mark pointers.
+const ADDRESS_BITS: u32 = 48;
+
 /// Bytes of an address.
 const WORD: u64 = 8;
 
@@ -64,6 +67,13 @@ impl Walk<'_, '_> {
         if (1..TAGS_END).contains(&(address - start)) && unwind.has_no_frame(start) {
             self.places_known.push((word, fde));
         }
+    }
+
+    /// Notes a word that the loader relocates and that holds an address of code with something in the bits above.
+    pub(crate) fn note_marked_above(&mut self, value: u64, word: u64) {
+        let address = value & ((1 << ADDRESS_BITS) - 1);
+        let fde = self.input.unwind.fde_at(address).filter(|_| address != value);
+        self.places_known.extend(fde.map(|fde| (word, fde)));
     }
 
     /// Notes functions without indirect jumps of which words side by side name several places.

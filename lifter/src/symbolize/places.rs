@@ -18,7 +18,8 @@
 //!
 //! **Marks.** Other words of data that name places are tables of computed `goto`s, in all but a few files, and say nothing. But a pointer may be marked in its low bits before the program runs
 //! (`(char *)function + 1` is a constant in C), and where the first instruction is as short as that, it names the second one. Who takes the mark off again comes to where
-//! the first one was. So a function stays if a word of data names an instruction in its first bytes, unless that is in a table of labels: a function's cold part may begin with some.
+//! the first one was. So a function stays if a word of data names an instruction in its first bytes, unless that is in a table of labels: a function's cold part may begin with some. Nor is a word an address of the file that
+//! was marked in its high bits; where the loader relocates it, what it leads to without them stays.
 
 use rustc_hash::FxHashSet;
 
@@ -33,6 +34,9 @@ use crate::ir::{PinReason, RelinkMode};
 
 /// Pointers to functions that are aligned to this have bits to mark them by.
 const TAGS_END: u64 = 8;
+
+/// Bits of the addresses that a program has: those above may mark pointers.
+const ADDRESS_BITS: u32 = 48;
 
 /// Where the frame is at a function's entry: 8 bytes above `rsp`.
 const AT_ENTRY: Option<(u64, i64)> = Some((7, 8));
@@ -68,12 +72,26 @@ impl PinContext<'_> {
         for named in self.named_through_got().into_iter().filter_map(|va| self.unit_with_place(va)) {
             pins.pin(self.clusters, named, PinReason::PlaceNamed);
         }
+        for unit in self.marked_above().into_iter().filter_map(|va| unit_at(self.units, va)) {
+            pins.pin(self.clusters, unit, PinReason::PlaceNamed);
+        }
         let is_pointer = |by: NamedBy| by.intersects(NamedBy::SLOT | NamedBy::WORD) && !by.contains(NamedBy::TABLE);
         for (va, _) in self.names.iter().filter(|&(_, by)| is_pointer(by)) {
             if let Some(unit) = unit_at(self.units, va).filter(|&unit| (1..TAGS_END).contains(&(va - self.units[unit].start))) {
                 pins.pin(self.clusters, unit, PinReason::PlaceNamed);
             }
         }
+    }
+
+    /// What words that the loader relocates hold in the bits of an address, where they hold something in the bits above as well.
+    fn marked_above(&self) -> Vec<Va> {
+        let image = self.image;
+        let of_symbols = image.dynamic_relocs.iter().filter(|reloc| reloc.symbol != 0).filter_map(|reloc| {
+            let symbol = image.dynamic_symbols.get(reloc.symbol as usize).filter(|symbol| symbol.has_address())?;
+            Some(Va(symbol.st_value.wrapping_add_signed(reloc.addend)))
+        });
+        let all = relocated_addresses(image).map(|(_, va)| va).chain(of_symbols);
+        all.filter(|va| va.0 >> ADDRESS_BITS != 0).map(|va| Va(va.0 & ((1 << ADDRESS_BITS) - 1))).collect()
     }
 
     /// Functions without indirect jumps of which words side by side name several places.
