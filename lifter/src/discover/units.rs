@@ -5,6 +5,7 @@
 use std::ops::Deref;
 
 use object::elf;
+use rayon::prelude::*;
 
 use crate::address::Va;
 use crate::address_index::AddressIndex;
@@ -16,6 +17,9 @@ use crate::x86::padding_len;
 crate::define_id!(
     /// A contiguous piece of code whose bounds something vouches for, or a gap.
     Unit, "unit");
+
+/// Neighboring stretches of which the gaps are looked at by one thread.
+const STRETCHES_AT_ONCE: usize = 1 << 12;
 
 /// What vouches for the bounds of a unit.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -105,7 +109,7 @@ pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind, claimed: &[Va], rea
         .map(|(id, _)| id)
         .collect();
     sections.sort_by_key(|&s| image.sections[s].sh_addr);
-    let mut units = PrimaryMap::new();
+    let mut stretches: Vec<UnitData> = Vec::with_capacity(2 * vouched.len());
     let mut next_free = Va(0);
     for section in sections {
         let data = &image.sections[section];
@@ -118,14 +122,25 @@ pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind, claimed: &[Va], rea
             if range_start >= range_end {
                 continue;
             }
-            push_gap(image, &mut units, (claimed, reached), section, at, range_start);
-            units.push(UnitData { start: range_start, end: range_end, section, bounds });
+            stretches.push(UnitData { start: at, end: range_start, section, bounds: Bounds::Gap });
+            stretches.push(UnitData { start: range_start, end: range_end, section, bounds });
             at = range_end;
         }
-        push_gap(image, &mut units, (claimed, reached), section, at, end);
+        stretches.push(UnitData { start: at, end, section, bounds: Bounds::Gap });
         next_free = end.max(next_free);
     }
-    Units::new(units)
+    let units = |stretches: &[UnitData]| {
+        let mut units = Vec::new();
+        for stretch in stretches {
+            match stretch.bounds {
+                Bounds::Gap => push_gap(image, &mut units, (claimed, reached), *stretch),
+                _ => units.push(*stretch),
+            }
+        }
+        units
+    };
+    let units: Vec<Vec<UnitData>> = stretches.par_chunks(STRETCHES_AT_ONCE).map(units).collect();
+    Units::new(PrimaryMap::from_items(units.concat()))
 }
 
 fn vouched_ranges(image: &Image<'_>, unwind: &Unwind, reached: &Reached) -> Vec<(Va, Va, Bounds)> {
@@ -151,14 +166,9 @@ fn vouched_ranges(image: &Image<'_>, unwind: &Unwind, reached: &Reached) -> Vec<
     ranges
 }
 
-fn push_gap(
-    image: &Image<'_>,
-    units: &mut PrimaryMap<Unit, UnitData>,
-    (claimed, reached): (&[Va], &Reached),
-    section: Section,
-    start: Va,
-    end: Va,
-) {
+/// What lies in a gap, without leading padding.
+fn push_gap(image: &Image<'_>, units: &mut Vec<UnitData>, (claimed, reached): (&[Va], &Reached), gap: UnitData) {
+    let UnitData { start, end, .. } = gap;
     if start >= end {
         return;
     }
@@ -170,8 +180,8 @@ fn push_gap(
     if let Some(&named) = claimed_here.clone().find(|&&va| start < va && is_padding(va))
         && padding_len(bytes) < (named - start) as usize
     {
-        push_gap(image, units, (claimed, reached), section, start, named);
-        return push_gap(image, units, (claimed, reached), section, named, end);
+        push_gap(image, units, (claimed, reached), UnitData { end: named, ..gap });
+        return push_gap(image, units, (claimed, reached), UnitData { start: named, ..gap });
     }
     let skipped = padding_len(bytes).min(first_claimed.map_or(bytes.len(), |&va| (va - start) as usize));
     if skipped < bytes.len() {
@@ -179,7 +189,7 @@ fn push_gap(
         // What something names is not left over, though no code leads there: it stays, with what it runs into.
         let is_left_over = first_claimed.is_none() && is_in(&reached.regions, start);
         let bounds = if is_left_over { Bounds::LeftOver } else { Bounds::Gap };
-        units.push(UnitData { start, end, section, bounds });
+        units.push(UnitData { start, bounds, ..gap });
     }
 }
 

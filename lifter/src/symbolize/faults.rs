@@ -14,6 +14,8 @@
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 
+use rayon::prelude::*;
+
 use super::pins::{PinContext, Pins};
 use crate::address::Va;
 use crate::discover::survey::{Absolute, How, NumberRole};
@@ -27,7 +29,7 @@ const COMPARED_WITHIN: usize = 32;
 impl PinContext<'_> {
     /// Where they begin. Ascending.
     pub(crate) fn entries_known_by_faults(&self) -> Vec<Va> {
-        let computed = self.surveys.iter().flat_map(|survey| {
+        let computed = self.surveys.par_iter().flat_map_iter(|survey| {
             let names = survey.names.iter().filter(|name| name.how == How::Address).map(|name| name.target);
             let is_held = |number: &&Absolute| match number.role {
                 NumberRole::Value => true,
@@ -36,12 +38,14 @@ impl PinContext<'_> {
             };
             names.chain(survey.absolutes.iter().filter(is_held).map(|number| number.value))
         });
-        let mut entries: Vec<Va> = computed.chain(self.named_through_got()).collect();
+        let mut entries: Vec<Va> = computed.collect();
+        entries.extend(self.named_through_got());
         entries.sort_unstable();
         entries.dedup();
-        let mut factory = InstructionInfoFactory::new();
-        entries.retain(|&va| self.first_instruction(va).is_some_and(|first| may_fault(&first, &mut factory)));
-        entries
+        let faults = |factory: &mut InstructionInfoFactory, va: Va| {
+            self.first_instruction(va).is_some_and(|first| may_fault(&first, factory)).then_some(va)
+        };
+        entries.into_par_iter().map_init(InstructionInfoFactory::new, faults).flatten_iter().collect()
     }
 
     /// Pins them where their addresses would come to be those of jumps.
