@@ -199,3 +199,65 @@ fn threads_lose_few_counts_and_behave_the_same() {
     // Counters are not atomic, and threads that meet may lose some; most of 80000 calls are there.
     assert!(sum(&profile) > 10_000, "80000 calls in four threads leave a sum of {}", sum(&profile));
 }
+
+/// Goes on in single steps, and unwinds at each of them, as a profiler that samples the program does now and then. Says at how many steps in functions with unwind entries `main`'s caller was not found.
+const UNWOUND_AT_EACH_STEP: &str = r#"
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdio.h>
+#include <ucontext.h>
+#include <unwind.h>
+static long num_steps, num_lost;
+static void *caller;
+static volatile int is_stepping;
+static _Unwind_Reason_Code frame(struct _Unwind_Context *context, void *depth) {
+    int *count = depth;
+    if ((void *)_Unwind_GetIP(context) == caller) { *count = -1; return _URC_END_OF_STACK; }
+    return ++*count > 60 ? _URC_END_OF_STACK : _URC_NO_REASON;
+}
+static void step(int signal, siginfo_t *info, void *context) {
+    void *at = (void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+    if (!is_stepping || !_Unwind_FindEnclosingFunction((char *)at + 1)) return;
+    int depth = 0;
+    num_steps++;
+    _Unwind_Backtrace(frame, &depth);
+    num_lost += depth >= 0;
+}
+static int twice(int x) { return 2 * x; }
+static int plus(int x) { return x + 1; }
+int (*volatile functions[2])(int) = {twice, plus};
+__attribute__((noinline)) long work(int n, int middle) {
+    caller = __builtin_return_address(0);
+    is_stepping = 1;
+    __asm__ volatile("sub $128, %%rsp; pushfq; orq $0x100, (%%rsp); popfq; add $128, %%rsp" ::: "memory", "cc");
+    long sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += functions[i & 1](i);
+        if (i < middle) __asm__ volatile("dec %0" : "+r"(sum) : : "cc");
+        else if (i > middle) __asm__ volatile("inc %0" : "+r"(sum) : : "cc");
+    }
+    __asm__ volatile("sub $128, %%rsp; pushfq; andq $~0x100, (%%rsp); popfq; add $128, %%rsp" ::: "memory", "cc");
+    is_stepping = 0;
+    return sum;
+}
+int main(void) {
+    struct sigaction action = {.sa_sigaction = step, .sa_flags = SA_SIGINFO};
+    sigaction(SIGTRAP, &action, 0);
+    int depth = 0;
+    _Unwind_Backtrace(frame, &depth);
+    long sum = work(9, 4);
+    printf("%ld %s %ld\n", sum, num_steps > 50 ? "enough steps, lost" : "too few steps, lost", num_lost);
+}
+"#;
+
+#[test]
+fn a_profiler_that_unwinds_from_any_instruction_of_a_counting_program_finds_its_callers() {
+    let folder = scratch();
+    for flags in [&["-O1", "-pie", "-fPIE"][..], &["-O2", "-no-pie"], &["-O2", "-fno-omit-frame-pointer"], &["-O0"]] {
+        let (program, _) = instrumented(UNWOUND_AT_EACH_STEP, flags, folder.path());
+        let original = run(&mut Command::new(folder.path().join("original")), folder.path());
+        assert!(original.stdout_text().contains("enough steps"), "{flags:?}: {original:?}");
+        let counting = run(&mut Command::new(&program), folder.path());
+        assert_eq!((counting.end, counting.stdout_text()), (original.end, original.stdout_text()), "{flags:?}");
+    }
+}

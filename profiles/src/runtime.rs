@@ -30,7 +30,7 @@ use crate::error::{Error, Result};
 use crate::format::{Header, PAGE_BYTES};
 
 pub(crate) use snippets::is_recordable;
-pub use snippets::{COUNTER_LEN, COUNTER_WITH_FLAGS_LEN, call_site_snippet, counter_snippet};
+pub use snippets::{COUNTER_LEN, COUNTER_WITH_FLAGS_LEN, call_site_depths, call_site_snippet, counter_depths, counter_snippet};
 
 /// Where things lie in the instrumented image.
 #[derive(Copy, Clone, Debug)]

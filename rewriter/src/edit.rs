@@ -39,6 +39,16 @@ pub enum Snippet {
     RecordCall { site: u32 },
 }
 
+impl Snippet {
+    /// Bytes by which the stack pointer is lower from an offset on, of a snippet that is `len` bytes long.
+    pub(crate) fn depths(self, len: u32) -> Vec<(u32, u8)> {
+        match self {
+            Snippet::Counter { preserve_flags, .. } => profiles::runtime::counter_depths(preserve_flags),
+            Snippet::RecordCall { .. } => profiles::runtime::call_site_depths(len as usize),
+        }
+    }
+}
+
 /// Bytes before the instruction at `offset` of a block.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct BlockInsertion {

@@ -254,7 +254,11 @@ impl Writer<'_> {
             Content::Snippet(_) => (None, 0..edit.len),
         };
         let is_new = edit.replaced != 0 || matches!(edit.content, Content::Apart { .. });
-        let (stands, deeper) = code.map_or((&[][..], &[][..]), |code| (&code.stands[..], &code.deeper[..]));
+        let depths = match edit.content {
+            Content::Snippet(snippet) => snippet.depths(edit.len),
+            Content::Code(_) | Content::Apart { .. } => Vec::new(),
+        };
+        let (stands, deeper) = code.map_or((&[][..], &depths[..]), |code| (&code.stands[..], &code.deeper[..]));
         let inner = stands.iter().map(|s| s.0).chain(deeper.iter().map(|d| d.0)).filter(|start| part.contains(start));
         let mut starts: Vec<u32> = inner.chain([part.start]).collect();
         starts.sort_unstable();

@@ -10,8 +10,8 @@
 //! former, or of the first of the latter, and goes on to what it replaced, with all registers as they were. What runs of a library before, such as the choice of an `IFUNC`, counts into memory that the
 //! stub then replaces, and is lost. `dlclose` unmaps all between the library's first and last address, the counters with it; the next `dlopen` maps the file again.
 //!
-//! **Unwinding.** A snippet has the row of the instruction that follows it. In the few instructions of a snippet that move the stack pointer
-//! (saving flags, recording a call) that row is off, which only a profiler or a handler that unwinds from just there would see.
+//! **Unwinding.** A snippet has the row of the instruction that follows it, told for a lower stack pointer in the few instructions that move that (saving flags, recording a call): a profiler that samples the program
+//! unwinds from there too. Where the frame address is computed, they have the row itself, which is off. The recording routine has no unwind entry: who unwinds from there finds the end of the stack.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;

@@ -68,6 +68,25 @@ pub fn call_site_snippet(
     Ok(bytes)
 }
 
+/// Bytes by which the stack pointer is lower from an offset of such a snippet on, which is `len` bytes long.
+pub fn call_site_depths(len: usize) -> Vec<(u32, u8)> {
+    const IMMEDIATE_LEN: usize = 5;
+    let behind_call = len - BACK_OVER_RED_ZONE.len();
+    let behind_site = behind_call - IMMEDIATE_LEN;
+    let depths = [(SKIP_RED_ZONE.len(), 0), (behind_site - IMMEDIATE_LEN, 8), (behind_site, 16), (behind_call, 0)];
+    depths.map(|(offset, pushed)| (offset as u32, RED_ZONE_BYTES as u8 + pushed)).to_vec()
+}
+
+/// The same of an increment.
+pub fn counter_depths(preserve_flags: bool) -> Vec<(u32, u8)> {
+    if !preserve_flags {
+        return Vec::new();
+    }
+    let behind_flags = SKIP_RED_ZONE.len() + 1;
+    let depths = [(SKIP_RED_ZONE.len(), 0), (behind_flags, 8), (behind_flags + COUNTER_LEN + 1, 0)];
+    depths.map(|(offset, pushed)| (offset as u32, RED_ZONE_BYTES as u8 + pushed)).to_vec()
+}
+
 /// Whether `call_site_snippet` has a way to record an instruction's target.
 pub(crate) fn is_recordable(instruction: &Instruction) -> bool {
     push_of(instruction, None).is_ok()

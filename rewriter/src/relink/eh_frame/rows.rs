@@ -42,31 +42,45 @@ pub(crate) fn is_standard(cie: &CieData) -> bool {
         && !cie.is_signal_frame
 }
 
-/// The entry for code with so many bytes more between the return address and what it has below it: the frame address is so much further
-/// from the stack pointer, and the saves, but for the return address, from the frame address. `None` where the frame address does not count from the stack pointer, or is
-/// not understood.
+/// The entry for code with so many bytes more between the return address and what it has below it: where the frame address counts from the stack pointer it is so much further
+/// from that, and the saves, but for the return address, are from the frame address. `None` where that is not understood: where saves are deeper, a frame address that counts from something else.
 pub(crate) fn deepened(cie: &CieData, fde: &FdeData, deeper: Deeper) -> Option<FdeData> {
     let (by, saves_by) = (i64::from(deeper.stack), i64::from(deeper.saves));
     if !is_standard(cie) || by % 8 != 0 || saves_by % 8 != 0 {
         return None;
     }
-    let frame_address = |offset: i64| {
+    let frame_address = |(register, offset): (u64, i64)| {
+        if register != STACK_POINTER && saves_by != 0 {
+            return None;
+        }
         let mut bytes = vec![gimli::DW_CFA_def_cfa.0];
-        push_uleb(&mut bytes, STACK_POINTER);
-        push_uleb(&mut bytes, u64::try_from(offset + by).ok()?);
+        push_uleb(&mut bytes, register);
+        push_uleb(&mut bytes, u64::try_from(if register == STACK_POINTER { offset + by } else { offset }).ok()?);
         Some(bytes)
     };
-    let mut ops = vec![CfiOp { at: fde.start, bytes: frame_address(8)?.into() }];
+    let mut current = (STACK_POINTER, 8);
+    let mut remembered = Vec::new();
+    let mut ops = vec![CfiOp { at: fde.start, bytes: frame_address(current)?.into() }];
     for op in &fde.ops {
-        let bytes = match Instruction::decode(&op.bytes, cie.data_alignment)?.0 {
-            Instruction::DefCfa { register: STACK_POINTER, offset } | Instruction::DefCfaOffset(offset) => {
-                frame_address(offset)?.into()
+        let instruction = Instruction::decode(&op.bytes, cie.data_alignment)?.0;
+        match instruction {
+            Instruction::DefCfa { register, offset } => current = (register, offset),
+            Instruction::DefCfaOffset(offset) => current.1 = offset,
+            Instruction::DefCfaRegister(register) => current.0 = register,
+            Instruction::RememberState => remembered.push(current),
+            Instruction::RestoreState => current = remembered.pop()?,
+            _ => {}
+        }
+        let bytes = match instruction {
+            Instruction::DefCfa { .. } | Instruction::DefCfaOffset(_) | Instruction::DefCfaRegister(_) => {
+                frame_address(current)?.into()
             }
-            Instruction::Offset { register, offset } if register < RETURN_ADDRESS && offset < 0 => {
+            Instruction::Offset { register, offset } if saves_by != 0 && register < RETURN_ADDRESS && offset < 0 => {
                 let mut bytes = vec![gimli::DW_CFA_offset.0 | register as u8];
                 push_uleb(&mut bytes, (saves_by - offset).unsigned_abs() / 8);
                 bytes.into()
             }
+            Instruction::Offset { .. } if saves_by == 0 => op.bytes.clone(),
             Instruction::Restore(_) | Instruction::RememberState | Instruction::RestoreState | Instruction::Nop => {
                 op.bytes.clone()
             }

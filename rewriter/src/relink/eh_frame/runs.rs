@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use lifter::Va;
 use lifter::address_index::AddressIndex;
 use lifter::elf::Unwind;
-use lifter::elf::eh_frame::FdeData;
+use lifter::elf::eh_frame::{CieData, FdeData};
 use lifter::entity::{EntityId, Fde};
 
 use crate::relink::eh_frame::rows::{CommonRows, Row, Rows, deepened};
@@ -225,6 +225,13 @@ fn retimed(fde: &FdeData, run: &Run) -> Result<Option<Vec<u8>>, UnwindError> {
     Ok(Some(writer.bytes))
 }
 
+fn deepened_where_needed<'a>(cie: &CieData, data: &'a FdeData, deeper: Deeper) -> Option<Cow<'a, FdeData>> {
+    match deeper == Deeper::default() {
+        true => Some(Cow::Borrowed(data)),
+        false => deepened(cie, data, deeper).map(Cow::Owned),
+    }
+}
+
 /// What leads from each row to the next, whatever the order.
 fn differences<'a>(unwind: &'a Unwind, run: &Run, common: &mut CommonRows<'a>) -> Result<Vec<u8>, UnwindError> {
     let index = unwind.fdes[run.fde()].cie as usize;
@@ -238,10 +245,11 @@ fn differences<'a>(unwind: &'a Unwind, run: &Run, common: &mut CommonRows<'a>) -
             continue;
         }
         let data = &unwind.fdes[fde];
-        let entry = if piece.deeper == Deeper::default() {
-            Cow::Borrowed(data)
-        } else {
-            Cow::Owned(deepened(cie, data, piece.deeper).ok_or(UnwindError::Deeper(data.start))?)
+        let entry = match deepened_where_needed(cie, data, piece.deeper) {
+            Some(entry) => entry,
+            // Where counters move the stack pointer for a few instructions, and that can't be told, they have the row of what follows them.
+            None if piece.deeper.saves == 0 => Cow::Borrowed(data),
+            None => return Err(UnwindError::Deeper(data.start)),
         };
         entries.push((key, entry));
     }
