@@ -15,6 +15,9 @@ use crate::tables::{self, Doubtful};
 /// In a file of which no call is known to be made in another way, as many guesses are made to find one.
 const TRIES_MAX: usize = 256;
 
+/// Functions that are aligned to this have bits to mark pointers to them by.
+const TAGS_END: u64 = 8;
+
 impl Walk<'_, '_> {
     /// Walks all that is queued, then reads the jump tables that turned up, until nothing is left but guesses.
     pub(crate) fn settle(&mut self) {
@@ -230,8 +233,20 @@ impl Walk<'_, '_> {
         }
     }
 
+    /// Whether an address leads into the middle of an instruction that still stands there: nobody jumps to it. It is a pointer that is marked in its low bits, and what it leads to without the mark has not moved.
+    fn is_in_instruction_that_stays(&self, address: u64) -> bool {
+        let (input, output) = (self.input, self.output);
+        let may_begin = |at: u64| input.code.index(at).filter(|&index| self.survey.may_be_instruction(index));
+        let stays = |start: u64| {
+            let covers = input.inst(start).is_some_and(|inst| start + u64::from(inst.len) > address);
+            let place = may_begin(start).filter(|_| covers).and_then(|index| self.relation.output_of(index));
+            place.is_some_and(|place| output.code.address(place) == start)
+        };
+        may_begin(address).is_none() && (1..TAGS_END).filter_map(|mark| address.checked_sub(mark)).any(stays)
+    }
+
     fn judge_unmoved(&mut self, address: u64, origin: u64) {
-        if self.input.is_inside_filler(address) {
+        if self.input.is_inside_filler(address) || self.is_in_instruction_that_stays(address) {
             return;
         }
         let same = |size| self.input.image.at(address, size) == self.output.image.at(address, size);

@@ -120,6 +120,10 @@ pub(crate) fn extent_by_search_table(image: &Image<'_>) -> Result<Option<(Va, Va
         let len = s.p_filesz.checked_sub(start - s.p_vaddr)?;
         image.read(start, usize::try_from(len).ok()?)
     });
+    // Where no code is described mold makes a search table of nothing.
+    if bytes.is_none() && listed.as_ref().is_some_and(Vec::is_empty) {
+        return Ok(None);
+    }
     let bytes = bytes.ok_or_else(|| problem("the search table's pointer to .eh_frame leads out of the file"))?;
     let mut cursor = Cursor::new(bytes, start, image.kind.is_position_independent());
     loop {
