@@ -5,7 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{End, SUCCESS, compile_text, installed, relift, run, skipped};
+use support::{End, SUCCESS, compile_text, installed, relift, rewritten_does_the_same, run, shuffled_does_the_same, skipped};
 
 /// Functions that only tables of pointers, cases of a switch or calls in them lead to; one that nothing does; and one behind whose call nothing follows.
 const PROGRAM: &str = r#"
@@ -315,4 +315,30 @@ int main(int argc, char **argv) { printf("%d\n", pick(argc) + pick(0)); fflush(s
 #[test]
 fn code_behind_a_call_that_does_not_return_may_name_a_table_that_moves() {
     assert_moves(TABLE_BEHIND_AN_END);
+}
+
+#[test]
+fn a_search_table_of_nothing_as_mold_makes_it_is_none() {
+    const PROGRAM: &str = r#"
+static long call(long number, long a, long b, long c) {
+    long result;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+    return result;
+}
+__attribute__((noinline)) static long length(const char *text) { long n = 0; while (text[n]) n++; return n; }
+__attribute__((noinline)) static void say(const char *text) { call(1, 1, (long)text, length(text)); }
+__attribute__((noinline)) static long sum(long n) { long all = 0; for (long i = 1; i <= n; i++) all += i * i; return all; }
+void _start(void) {
+    say(sum(10) == 385 ? "right\n" : "wrong\n");
+    call(231, (int)(sum(3) % 256), 0, 0);
+}
+"#;
+    if !installed("gcc") || !installed("mold") {
+        return skipped("there is no mold");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let flags = ["-O1", "-nostdlib", "-ffreestanding", "-fno-stack-protector", "-static", "-fuse-ld=mold"];
+    let program = compile_text(PROGRAM, &[&flags[..], &PLAIN].concat(), folder.path(), "program");
+    rewritten_does_the_same(&program, &["shrink"], folder.path());
+    shuffled_does_the_same(&program, &["1", "2"], folder.path());
 }

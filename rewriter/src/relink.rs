@@ -115,7 +115,8 @@ pub fn relink(
     drop(fragments);
     // A table without entries is but a terminator, which no one needs where there was none.
     let sizes = match program.unwind.fdes.is_empty() && image.section_named(unwind::SECTIONS[1]).is_none() {
-        true => [0; 3],
+        // mold makes a search table of nothing.
+        true => [image.section_named(unwind::SECTIONS[0]).map_or(0, |_| tables.eh_frame_hdr_len), 0, 0],
         false => [tables.eh_frame_hdr_len, tables.eh_frame_len, tables.except_table_len],
     };
     let sizes =

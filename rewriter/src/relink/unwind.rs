@@ -237,6 +237,8 @@ pub(crate) struct Sizes {
 }
 
 const ALIGN: u64 = 8;
+/// What `.eh_frame_hdr` needs.
+const HEADER_ALIGN: u64 = 4;
 
 /// Finds room for the three sections. `named` ones keep their address or leave something harmless there.
 /// With `keeps_tables`, exception tables of the input stay where they are, and new ones go elsewhere.
@@ -273,13 +275,15 @@ pub(crate) fn place(image: &Image<'_>, sizes: &Sizes, named: &Named, keeps_table
             }
             continue;
         }
+        // Without entries it stays where it is.
+        let align = if index == 0 && sizes[ENTRIES] == 0 { HEADER_ALIGN } else { ALIGN };
         let fits = regions
             .iter_mut()
-            .filter(|(region, _)| region.start.align_up(ALIGN) + size <= region.end)
+            .filter(|(region, _)| region.start.align_up(align) + size <= region.end)
             .min_by_key(|(region, kind)| (!matches!(kind, RegionKind::Pool(_)), region.len()));
         let at = match fits {
             Some((region, kind)) => {
-                let at = region.start.align_up(ALIGN);
+                let at = region.start.align_up(align);
                 match *kind {
                     RegionKind::TextTail => {
                         places.text_end.get_or_insert(region.start);
