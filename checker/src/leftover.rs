@@ -49,6 +49,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     walk.find_places_side_by_side();
     walk.find_bounded();
     walk.find_ordered();
+    walk.find_pages();
     walk.walk_kept_whole();
     let mut roots = Roots::of(walk);
     let tables = graph::tables_named(walk, false);

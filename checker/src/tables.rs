@@ -45,6 +45,9 @@ struct Number {
     value: u64,
 }
 
+/// Bytes that are mapped as one.
+const PAGE: u64 = 4096;
+
 /// What one pass over the input's functions tells.
 pub(crate) struct Survey {
     /// By frame description: the smallest one of its group.
@@ -57,6 +60,8 @@ pub(crate) struct Survey {
     own_places: Vec<(u64, u64)>,
     /// By frame description: the entries of others whose addresses instructions take, and these.
     entries_taken: Vec<(u32, u64, u64)>,
+    /// Instructions that read words out of other code, of frame descriptions that begin a page, and these.
+    pub(crate) page_reads: Vec<(u64, u32)>,
     /// Frame descriptions, and others to which they jump elsewhere than to an entry.
     parts: Vec<(u32, u32)>,
     boundaries: Bits,
@@ -82,6 +87,7 @@ impl Survey {
             places: Vec::new(),
             own_places: Vec::new(),
             entries_taken: Vec::new(),
+            page_reads: Vec::new(),
             parts: Vec::new(),
             boundaries: Bits::new(side.code.size()),
             guessed: Bits::new(side.code.size()),
@@ -127,6 +133,9 @@ impl Survey {
                         let operand = side.operand(address, inst);
                         survey.name(side, operand);
                         survey.referenced.push(operand);
+                        if inst.kind == Kind::Plain && is_described && start.is_multiple_of(PAGE) && side.image.in_code(operand) {
+                            survey.page_reads.extend((!(start..end).contains(&operand)).then_some((address, index as u32)));
+                        }
                         if inst.kind == Kind::Lea && is_described {
                             survey.take_entry(side, index, address, operand);
                             survey.name_place(side, index, address, operand);

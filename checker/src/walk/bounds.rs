@@ -6,6 +6,8 @@
 //!
 //! Functions whose order code asks for ([`crate::prove::compared_by_order`]) stay in the same way, with all between them.
 //!
+//! What begins a page and reads words out of other code stays too: such trampolines are mapped a second time, with a page of data behind them (libffi), and find their data by how far that is.
+//!
 //! Source: GNU ld's manual, "Input Section Example".
 
 use super::Walk;
@@ -21,6 +23,11 @@ impl Walk<'_, '_> {
             let inside = (first as u32..).zip(unwind.fdes[first..].iter().take_while(|fde| fde.start < end));
             self.places_known.extend(inside.map(|(number, _)| (end, number)));
         }
+    }
+
+    /// Notes functions that count on their place in a page.
+    pub(crate) fn find_pages(&mut self) {
+        self.places_known.extend(&self.survey.page_reads);
     }
 
     /// Notes the functions from the first to the last of those that code compares by which is above.
