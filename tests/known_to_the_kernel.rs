@@ -15,6 +15,21 @@ const FORMS: [&[&str]; 5] = [
     &["-static-pie", "-fPIE"],
 ];
 
+/// That a program says this in all forms of linking, and after each form of rewriting.
+fn says_in_every_form(text: &str, expected: &str) {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    for flags in FORMS {
+        let program = compile_text(text, &[&["-O1"], flags].concat(), folder, "program");
+        let said = run(&mut std::process::Command::new(&program), folder).stdout_text();
+        assert_eq!(said, expected, "{flags:?}");
+        every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
+    }
+}
+
 /// The kernel leaves in `rcx` where it returned to. As in Chromium's sandbox, one function says where that is, by code and by a word of data. The other has a branch to the label,
 /// so that something else may be laid between.
 const CALLS: &str = r#"
@@ -36,17 +51,7 @@ int main(void) {
 
 #[test]
 fn a_label_behind_a_system_call_is_where_the_kernel_returns_to_in_every_form() {
-    if !installed("gcc") {
-        return skipped("there is no gcc");
-    }
-    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
-    let folder = scratch.path();
-    for flags in FORMS {
-        let program = compile_text(CALLS, &[&["-O1"], flags].concat(), folder, "program");
-        let said = run(&mut std::process::Command::new(&program), folder).stdout_text();
-        assert_eq!(said, "30 of 30\n", "{flags:?}");
-        every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
-    }
+    says_in_every_form(CALLS, "30 of 30\n");
 }
 
 /// The same of breakpoints, by what the handler is told.
@@ -76,17 +81,7 @@ int main(void) {
 
 #[test]
 fn a_label_behind_a_breakpoint_is_what_its_handler_is_told_in_every_form() {
-    if !installed("gcc") {
-        return skipped("there is no gcc");
-    }
-    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
-    let folder = scratch.path();
-    for flags in FORMS {
-        let program = compile_text(BREAKPOINTS, &[&["-O1"], flags].concat(), folder, "program");
-        let said = run(&mut std::process::Command::new(&program), folder).stdout_text();
-        assert_eq!(said, "95, known 5, unknown 0\n", "{flags:?}");
-        every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
-    }
+    says_in_every_form(BREAKPOINTS, "95, known 5, unknown 0\n");
 }
 
 /// Sequences that a timer interrupts, with `@SECTION@` for where descriptors are, and `@HANDLER@`.

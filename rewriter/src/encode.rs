@@ -248,16 +248,12 @@ impl Writer<'_> {
 
     /// The pieces of an edit: all of it stands in one place, or as its code says.
     fn push_edit_runs(&mut self, edit: &Edit, old_start: Va, out: &OutProgram) {
-        let (code, part) = match edit.content {
-            Content::Code(code) => (Some(&out.codes[code]), 0..edit.len),
-            Content::Apart { code, part, .. } => (Some(&out.codes[code]), out.codes[code].part(part)),
-            Content::Snippet(_) => (None, 0..edit.len),
+        let (code, depths, part) = match edit.content {
+            Content::Code(code) => (Some(&out.codes[code]), Vec::new(), 0..edit.len),
+            Content::Apart { code, part, .. } => (Some(&out.codes[code]), Vec::new(), out.codes[code].part(part)),
+            Content::Snippet(snippet) => (None, snippet.depths(edit.len), 0..edit.len),
         };
         let is_new = edit.replaced != 0 || matches!(edit.content, Content::Apart { .. });
-        let depths = match edit.content {
-            Content::Snippet(snippet) => snippet.depths(edit.len),
-            Content::Code(_) | Content::Apart { .. } => Vec::new(),
-        };
         let (stands, deeper) = code.map_or((&[][..], &depths[..]), |code| (&code.stands[..], &code.deeper[..]));
         let inner = stands.iter().map(|s| s.0).chain(deeper.iter().map(|d| d.0)).filter(|start| part.contains(start));
         let mut starts: Vec<u32> = inner.chain([part.start]).collect();

@@ -73,9 +73,8 @@ pub(crate) fn find_sequences(image: &Image<'_>) -> Vec<Sequence> {
 fn find_relocated(image: &Image<'_>) -> Vec<Sequence> {
     let relocs = &image.dynamic_relocs;
     let address = |reloc: &DynReloc| {
-        let symbol = image.dynamic_symbols.get(reloc.symbol as usize).filter(|symbol| symbol.has_address());
-        let base = if reloc.symbol == 0 { 0 } else { symbol?.st_value };
-        Some((reloc.slot, Va(base.wrapping_add_signed(reloc.addend)))).filter(|(_, va)| image.is_executable(*va))
+        let va = if reloc.symbol == 0 { Va(reloc.addend as u64) } else { image.address_by_symbol(reloc)? };
+        image.is_executable(va).then_some((reloc.slot, va))
     };
     let is_field = |reloc: &&DynReloc| [START, ABORT].contains(&(reloc.slot.0 % DESCRIPTOR_LEN));
     let fields: Vec<(Va, Va)> = relocs.iter().filter(is_field).filter_map(address).collect();

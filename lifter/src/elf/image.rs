@@ -270,6 +270,12 @@ impl<'a> Image<'a> {
     pub fn dynamic_value(&self, d_tag: u32) -> Option<u64> {
         self.dynamic.iter().find(|(tag, _)| *tag == u64::from(d_tag)).map(|(_, value)| *value)
     }
+    /// The address that a dynamic relocation makes of a symbol with an address in this file, whoever else may define such a symbol too.
+    pub fn address_by_symbol(&self, reloc: &DynReloc) -> Option<Va> {
+        let symbol =
+            self.dynamic_symbols.get(reloc.symbol as usize).filter(|symbol| reloc.symbol != 0 && symbol.has_address())?;
+        Some(Va(symbol.st_value.wrapping_add_signed(reloc.addend)))
+    }
     pub fn has_static_relocs(&self) -> bool {
         !self.static_relocs.is_empty()
     }

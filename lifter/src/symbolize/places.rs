@@ -86,10 +86,7 @@ impl PinContext<'_> {
     /// What words that the loader relocates hold in the bits of an address, where they hold something in the bits above as well.
     fn marked_above(&self) -> Vec<Va> {
         let image = self.image;
-        let of_symbols = image.dynamic_relocs.iter().filter(|reloc| reloc.symbol != 0).filter_map(|reloc| {
-            let symbol = image.dynamic_symbols.get(reloc.symbol as usize).filter(|symbol| symbol.has_address())?;
-            Some(Va(symbol.st_value.wrapping_add_signed(reloc.addend)))
-        });
+        let of_symbols = image.dynamic_relocs.iter().filter_map(|reloc| image.address_by_symbol(reloc));
         let all = relocated_addresses(image).map(|(_, va)| va).chain(of_symbols);
         all.filter(|va| va.0 >> ADDRESS_BITS != 0).map(|va| Va(va.0 & ((1 << ADDRESS_BITS) - 1))).collect()
     }
@@ -149,16 +146,12 @@ impl PinContext<'_> {
         let got = &image.sections[id];
         let is_inside = |slot: Va| got.sh_addr <= slot && slot < got.end();
         let relative = relocated_addresses(image).map(|(index, va)| (image.dynamic_relocs[index].slot, va));
-        let of_symbols =
-            image.dynamic_relocs.iter().filter(|reloc| reloc.symbol != 0 && is_inside(reloc.slot)).filter_map(|reloc| {
-                let symbol = image.dynamic_symbols.get(reloc.symbol as usize).filter(|symbol| symbol.has_address())?;
-                Some((reloc.slot, Va(symbol.st_value.wrapping_add_signed(reloc.addend))))
-            });
+        let of_symbols = image.dynamic_relocs.iter().filter_map(|reloc| Some((reloc.slot, image.address_by_symbol(reloc)?)));
         // At a fixed address the linker has filled them in.
         let words = image.section_bytes(id).as_chunks::<8>().0.iter().zip(0u64..);
         let words = words.map(|(&word, index)| (got.sh_addr + 8 * index, Va(u64::from_le_bytes(word))));
         let mut entries: Vec<(Va, Va)> =
-            relative.filter(|&(slot, _)| is_inside(slot)).chain(of_symbols).chain(words.filter(|&(_, va)| va.0 != 0)).collect();
+            relative.chain(of_symbols).filter(|&(slot, _)| is_inside(slot)).chain(words.filter(|&(_, va)| va.0 != 0)).collect();
         entries.sort_unstable();
         entries
     }

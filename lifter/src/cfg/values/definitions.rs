@@ -22,8 +22,8 @@ const MAX_STEPS: u32 = 200_000;
 const LONG_SEARCH: u32 = 2 * VISITED_MAX as u32;
 /// How many long searches on one body are remembered.
 const REMEMBERED_MAX: usize = 1 << 10;
-/// The most edges that are followed to find a cycle's blocks. Those that are not found are searched as before.
-const CYCLE_EDGES_MAX: usize = 1 << 20;
+/// The most edges of one body that are followed to find blocks of cycles. Those that are not found are searched as before.
+const CYCLE_EDGES_MAX: usize = 1 << 22;
 /// The most stretches of instructions that are remembered of one query.
 pub(crate) const VISITED_MAX: usize = 1 << 10;
 const RAX: u8 = 0;
@@ -71,6 +71,8 @@ struct Remembered {
     found: Vec<Found>,
     /// By register and block, one more than the index in `found`; 0 for nothing. Empty where nothing is remembered.
     of_register: [Vec<u32>; 16],
+    /// How many have been followed to find blocks of cycles.
+    num_edges: usize,
 }
 
 /// What a search from the start of a block found.
@@ -197,19 +199,16 @@ impl Evaluator<'_> {
         self.seen.remembered.found.push(found);
         let index = self.seen.remembered.found.len() as u32;
         // Forward from the head, as far as the search from there came: both ways, so the cycle around it.
-        let mut num_edges = 0;
         let mut pending = vec![head];
-        while let Some(block) = pending.pop() {
-            let is_member = block == head || self.seen.contains(block) && self.is_left_alone(block, location);
-            if is_member && std::mem::replace(&mut members[block], index) != index {
-                let successors = if self.seen.contains(block) { self.body.successors(block) } else { &[] };
-                num_edges += successors.len();
-                if num_edges > CYCLE_EDGES_MAX {
-                    break;
-                }
+        while let Some(block) = pending.pop().filter(|_| self.seen.remembered.num_edges <= CYCLE_EDGES_MAX) {
+            let is_in_cycle = self.seen.contains(block) && self.is_left_alone(block, location);
+            if is_in_cycle && std::mem::replace(&mut members[block], index) != index {
+                let successors = self.body.successors(block);
+                self.seen.remembered.num_edges += successors.len();
                 pending.extend(successors.iter().map(|&next| next as usize));
             }
         }
+        members[head] = index;
         self.seen.remembered.of_register[usize::from(number)] = members;
     }
 

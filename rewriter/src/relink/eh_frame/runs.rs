@@ -22,6 +22,9 @@ use lifter::entity::{EntityId, Fde};
 use crate::relink::eh_frame::rows::{CommonRows, Row, Rows, deepened};
 use crate::relink::eh_frame::{Deeper, Piece, UnwindError, UnwindFragment};
 
+/// For how many pieces a run has room at first, at most: code that stays side by side is one fragment, of which each piece may be a run.
+const PIECES_AT_FIRST: usize = 16;
+
 /// Neighboring pieces that one output entry covers.
 #[derive(Debug)]
 pub(super) struct Run {
@@ -113,7 +116,7 @@ pub(super) fn runs_of(entries: &Entries<'_>, fragment: &UnwindFragment) -> Vec<R
                     run.pieces.push(part);
                     run.fdes.push(fde);
                 }
-                _ => runs.push(Run::new((part, fde), fragment.pieces.len() - index)),
+                _ => runs.push(Run::new((part, fde), (fragment.pieces.len() - index).min(PIECES_AT_FIRST))),
             }
             is_open = true;
             is_first_part = false;
