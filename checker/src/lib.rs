@@ -28,6 +28,7 @@ mod own_loader;
 mod prove;
 mod registered;
 mod report;
+mod shared_entries;
 mod stack;
 mod structure;
 mod tables;

@@ -198,7 +198,8 @@ fn unwind_flaws(side: &Side<'_>, flaws: &mut Vec<Violation>) {
     for pair in entries.windows(2).filter(|pair| pair[1].0 < pair[0].0) {
         flaw(pair[1].0, "the search table is not sorted");
     }
-    let by_place: rustc_hash::FxHashMap<u64, u64> = fdes.iter().map(|fde| (fde.place, fde.start)).collect();
+    // Of the parts of one that stands for several functions, the first is where it begins.
+    let by_place: rustc_hash::FxHashMap<u64, u64> = fdes.iter().rev().map(|fde| (fde.place, fde.start)).collect();
     for (start, place) in entries {
         if by_place.get(&place).is_some_and(|&found| found != start) {
             flaw(start, "an entry of the search table points to another function's description");

@@ -194,9 +194,46 @@ impl Unwind {
         }
         // At equal starts the end marker comes first, so that the description that begins there wins.
         unwind.entries.sort_by_key(|entry| (entry.start, entry.fde != NONE));
-        unwind.fde_buckets = Buckets::of(unwind.fdes.iter().map(|fde| fde.start));
-        unwind.entry_buckets = Buckets::of(unwind.entries.iter().map(|entry| entry.start));
+        unwind.index();
         Ok(unwind)
+    }
+
+    fn index(&mut self) {
+        self.fde_buckets = Buckets::of(self.fdes.iter().map(|fde| fde.start));
+        self.entry_buckets = Buckets::of(self.entries.iter().map(|entry| entry.start));
+    }
+
+    /// Has descriptions end and others of the same rules begin at places inside of them, which ascend.
+    pub(crate) fn cut_at(&mut self, places: &[u64]) {
+        let entries = places.iter().map(|&place| RowEntry { start: place, ..self.entry_at(place) });
+        let begun: Vec<RowEntry> = entries.collect();
+        let known = |entry: &RowEntry| places.binary_search(&entry.start).is_ok() && entry.fde != NONE;
+        self.entries.retain(|entry| !known(entry));
+        self.entries.extend(begun);
+        self.entries.sort_by_key(|entry| (entry.start, entry.fde != NONE));
+        let mut fdes = Vec::with_capacity(self.fdes.len() + places.len());
+        // By description, the first one that it becomes.
+        let mut firsts = Vec::with_capacity(self.fdes.len());
+        for fde in std::mem::take(&mut self.fdes) {
+            firsts.push(fdes.len());
+            let inside = &places[places.partition_point(|&place| place <= fde.start)..];
+            let inside = &inside[..inside.partition_point(|&place| place < fde.end)];
+            let starts = std::iter::once(fde.start).chain(inside.iter().copied());
+            let ends = inside.iter().copied().chain([fde.end]);
+            fdes.extend(starts.zip(ends).map(|(start, end)| Fde { start, end, ..fde.clone() }));
+        }
+        for entry in self.entries.iter_mut().filter(|entry| entry.fde != NONE) {
+            let first = firsts[entry.fde as usize];
+            let behind = fdes[first..].iter().take_while(|part: &&Fde| part.start <= entry.start);
+            entry.fde = (first + behind.count() - 1) as u32;
+        }
+        self.fdes = fdes;
+        self.index();
+    }
+
+    fn entry_at(&self, address: u64) -> RowEntry {
+        let after = self.entries.partition_point(|entry| entry.start <= address);
+        self.entries[..after].last().copied().unwrap_or(RowEntry { start: 0, row: NONE, fde: NONE })
     }
 
     pub(crate) fn locate(&self, address: u64) -> Located {

@@ -198,10 +198,10 @@ pub(crate) struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    pub(crate) fn of(side: Side<'a>) -> Self {
+    pub(crate) fn of(mut side: Side<'a>) -> Self {
         let absolute_fields = crate::data::absolute_fields(&side.image);
         Self {
-            survey: Survey::of(&side, &absolute_fields),
+            survey: crate::shared_entries::tell_apart(&mut side, &absolute_fields),
             absolute_fields,
             held: OnceCell::new(),
             has_numbers: crate::data::has_numbers(&side.image),

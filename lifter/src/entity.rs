@@ -89,6 +89,9 @@ impl<K: EntityId, V> PrimaryMap<K, V> {
     pub fn from_items(items: Vec<V>) -> Self {
         Self { items, key: PhantomData }
     }
+    pub fn into_items(self) -> Vec<V> {
+        self.items
+    }
     pub fn push(&mut self, value: V) -> K {
         let id = K::new(self.items.len());
         self.items.push(value);

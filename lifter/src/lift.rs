@@ -17,6 +17,7 @@ use crate::discover::no_return::find_no_return;
 use crate::discover::reach::{Explored, Reach, Reached};
 use crate::discover::registered::NamesInUnwind;
 use crate::discover::restartable::{Sequence, find_sequences, signatures};
+use crate::discover::shared_entries::SharedEntries;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
 use crate::discover::units::{Bounds, Unit, UnitData, Units, find_units, is_in, is_stub_section, joined, unit_at};
@@ -75,13 +76,14 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
 
     // Discover: which bytes are code, and what they name.
     let mut stubs = Stubs::find(image);
-    let mut units = find_units(image, &unwind, &[], &Reached::default());
     let trusts_left_over = options.undescribed == Undescribed::Sought;
     let explorer = Explorer { image, unwind: &unwind, stubs: &stubs, use_static_relocs, mode, trusts_left_over };
-    let mut surveys = survey_all(explorer.surveyor(&units));
+    let (told_apart, mut units, mut surveys) = find_described(explorer);
+    let unwind = told_apart.unwrap_or(unwind);
     if surveys.iter().any(|survey| survey.is_large_model) {
         return Err(Error::Unsupported(LARGE_MODEL.into()));
     }
+    let explorer = Explorer { image, unwind: &unwind, stubs: &stubs, use_static_relocs, mode, trusts_left_over };
     let (trusts_symbols, reads_numbers) = (use_static_relocs, mode == RelinkMode::Guard);
     let reach = Reach { image, units: &units, surveys: &surveys, stubs: &stubs, trusts_symbols, reads_numbers };
     let is_marked = image.kind.is_position_independent();
@@ -196,6 +198,24 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     program.names_in_unwind = names_in_unwind.all;
     program.unwind = unwind;
     Ok(program)
+}
+
+/// Units by what the file says of its functions, and what they name; with unwind entries that stand for one function each, where those of the file don't.
+fn find_described(first: Explorer<'_>) -> (Option<Unwind>, Units, Vec<Survey>) {
+    let image = first.image;
+    let mut units = find_units(image, first.unwind, &[], &Reached::default());
+    let mut surveys = survey_all(first.surveyor(&units));
+    let mut told_apart: Option<Unwind> = None;
+    loop {
+        let unwind = told_apart.as_ref().unwrap_or(first.unwind);
+        let beginnings = SharedEntries { image, unwind, units: &units, surveys: &surveys }.beginnings();
+        if beginnings.is_empty() {
+            return (told_apart, units, surveys);
+        }
+        let cut = unwind.clone().cut_at(&beginnings);
+        (units, surveys) = Explorer { unwind: &cut, ..first }.look_again(&[], &Reached::default(), units, surveys);
+        told_apart = Some(cut);
+    }
 }
 
 /// Surveys every unit.
@@ -367,16 +387,19 @@ fn image_of_runtime(image: &Image<'_>) -> Option<&'static str> {
 }
 
 /// Whether the program starts from Emacs' portable dump, by the first bytes of such a file, which the program compares. The dump has functions by their distance from
-/// where the program is loaded, and nothing in the program says which.
+/// where the program is loaded, and nothing in the program says which. libmagic's table has these bytes too, with what it says of such a file behind them.
 fn has_dump(image: &Image<'_>) -> bool {
     // Backwards, or this program would be one of them.
     const MAGIC_BACKWARDS: &[u8] = b"SCAMEUNGDEPMUD";
+    const DESCRIPTION: &[u8] = b"pdumper image";
+    const ENTRY_MAX: usize = 512;
     let magic: Vec<u8> = MAGIC_BACKWARDS.iter().rev().copied().collect();
     let finder = memchr::memmem::Finder::new(&magic);
     let constants =
         image.sections.iter().filter(|(_, s)| s.is_alloc() && s.has_bytes() && !s.is_executable() && !s.is_writable());
+    let is_described = |behind: &[u8]| memchr::memmem::find(&behind[..behind.len().min(ENTRY_MAX)], DESCRIPTION).is_some();
     let mut names_dumps = constants.map(|(id, _)| image.section_bytes(id));
-    names_dumps.any(|bytes| finder.find(bytes).is_some())
+    names_dumps.any(|bytes| finder.find_iter(bytes).any(|at| !is_described(&bytes[at..])))
 }
 
 /// Whether the linker kept the relocations of the code itself.

@@ -95,7 +95,7 @@ pub(crate) fn report_mixed(walk: &mut Walk<'_, '_>) {
             "may add another address than that of the copy of a table which the entry is read from",
         );
     }
-    for (at, _) in through_thunks(walk.input).into_iter().filter(|(_, group)| groups.contains(&walk.survey.find(*group))) {
+    for (at, _) in through_thunks(walk.input).into_iter().filter(|(_, group)| groups.contains(&walk.survey.group_of(*group))) {
         walk.report(
             ViolationKind::JumpTable,
             at,
@@ -161,7 +161,7 @@ fn jumps_of(walk: &Walk<'_, '_>, groups: &FxHashSet<u32>) -> FxHashSet<usize> {
     let (input, output) = (walk.input, walk.output);
     let is_among = |index: usize| {
         let fde = input.function_at(input.code.address(index));
-        fde.is_some_and(|fde| groups.contains(&walk.survey.find(fde)) || walk.survey.is_orphan(fde))
+        fde.is_some_and(|fde| groups.contains(&walk.survey.group_of(fde)) || walk.survey.is_orphan(fde))
     };
     let mut found = FxHashSet::default();
     each_instruction(output, |address, inst| {

@@ -53,7 +53,7 @@ pub(crate) fn may_be_jumped_through(walk: &Walk<'_, '_>, from: u64) -> bool {
 }
 
 /// Whether a frame description has an indirect jump, as far as linear decoding tells.
-fn may_jump(side: &Side<'_>, fde: u32) -> bool {
+pub(crate) fn may_jump(side: &Side<'_>, fde: u32) -> bool {
     let fde = &side.unwind.fdes[fde as usize];
     let mut address = fde.start;
     while address < fde.end {

@@ -36,8 +36,12 @@ fn a_table_that_goes_to_a_call_behind_another_such_table_is_read() {
 
 /// A switch in a function of which each block has a frame description. Nothing but the table leads to the cases, of which two jump to each other.
 fn parts(cases: [&str; 3], table: &str) -> Option<Vec<u8>> {
+    parts_behind("cmp $2, %edi", cases, table)
+}
+
+fn parts_behind(comparison: &str, cases: [&str; 3], table: &str) -> Option<Vec<u8>> {
     let part = |body: &str| format!("    .cfi_startproc\n{body}\n    .cfi_endproc\n");
-    let compare = part("classify:\n    cmp $2, %edi\n    ja .Lnone\n    .byte 0xe9\n    .long 0");
+    let compare = part(&format!("classify:\n    {comparison}\n    ja .Lnone\n    .byte 0xe9\n    .long 0"));
     let jump = part("    lea table(%rip), %rdx\n    movslq (%rdx,%rdi,4), %rax\n    add %rdx, %rax\n    jmp *%rax");
     let none = part(".Lnone:\n    xor %eax, %eax\n    ret");
     let text = [compare, jump, cases.map(part).concat(), none].concat();
@@ -97,4 +101,60 @@ fn a_call_may_return_to_a_jump_to_a_label_that_the_input_names_and_leaves_to() {
     let (Some(input), Some(moved)) = (halting(""), halting("    jmp 1f\n")) else { return };
     let report = check(&input, &moved).unwrap();
     assert!(report.is_ok(), "{}", report.summary(10));
+}
+
+/// Nothing says how many cases there are: each counts because nothing else leads to it, though one ends with a call of a function that others know and stands right behind the function.
+#[test]
+fn a_part_that_a_table_alone_leads_to_may_end_with_a_call_of_a_known_function() {
+    let z = ".Lz:\n    .cfi_def_cfa_offset 16\n    mov $3, %edi\n    jmp twice";
+    let [x, y] = [".Lx:\n    mov $1, %eax\n    dec %edi\n    jne .Ly\n    jmp .Lnone", CASES[1]];
+    let build = |cases, table| parts_behind("cmp %esi, %edi", cases, table);
+    let (Some(input), Some(moved)) = (build([x, y, z], TABLE), build([z, y, x], TABLE)) else { return };
+    let report = check(&input, &moved).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    assert_eq!(report.stats.jump_table_entries, 3);
+    let Some(wrong) = build([z, y, x], ".long .Lx - table, .Ly - table, .Lx - table\n") else { return };
+    assert!(!check(&input, &wrong).unwrap().is_ok());
+}
+
+/// A switch whose comparison is elsewhere, and behind whose table words are that were a table once: they lead to instructions, but to others in the two files.
+fn apart(bodies: [&str; 2], jump: &str) -> Option<Vec<u8>> {
+    let [first, second] = bodies;
+    let body = format!(
+        "    cmp $1, %edi\n    {jump}\n.Lnone:\n    xor %eax, %eax\n    ret\n.Lswitch:\n    mov %edi, %eax\n    lea table(%rip), %rdx\n    movslq (%rdx,%rax,4), %rax\n\
+         \x20   add %rdx, %rax\n    jmp *%rax\n{first}\n    ret\n{second}\n    ret\n    .org classify + 0x60, 0xcc\n"
+    );
+    build(
+        &[&function("classify", &body), TWICE, UNUSED],
+        ".long .La - table, .Lb - table, classify - table, classify + 3 - table, classify + 5 - table\n",
+    )
+}
+
+#[test]
+fn a_comparison_from_which_one_jump_leads_to_the_switch_bounds_its_table() {
+    let (a, b) = (".La:\n    mov $1, %eax\n    dec %edi", ".Lb:\n    mov $2, %eax\n    inc %edi");
+    let (Some(input), Some(moved)) = (apart([a, b], "jbe .Lswitch"), apart([b, a], "jbe .Lswitch")) else { return };
+    let report = check(&input, &moved).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    assert_eq!(report.stats.jump_table_entries, 2);
+    // By the other branch the numbers above the bound come to the table: all its words count.
+    let Some(input) = apart([a, b], "ja .Lswitch") else { return };
+    assert_eq!(check(&input, &input).unwrap().stats.jump_table_entries, 5);
+}
+
+/// A table that is named before a loop: the jumps that add its address say how many entries it has.
+#[test]
+fn a_table_that_is_named_before_a_loop_has_as_many_entries_as_its_jumps_compare_with() {
+    let looping = |jump: &str| {
+        let body = format!(
+            "    lea table(%rip), %rdx\n1:  dec %esi\n    js .Lb\n    cmp $1, %edi\n    {jump} .Lb\n    movslq (%rdx,%rdi,4), %rax\n    add %rdx, %rax\n    jmp *%rax\n\
+             .La:\n    inc %edi\n    jmp 1b\n.Lb:\n    mov %edi, %eax\n    ret\n"
+        );
+        let table = ".long .La - table, .Lb - table, classify - table, classify + 7 - table\n";
+        build(&[&function("classify", &body), TWICE, UNUSED], table)
+    };
+    for (jump, entries) in [("ja", 2), ("jg", 4)] {
+        let Some(input) = looping(jump) else { return };
+        assert_eq!(check(&input, &input).unwrap().stats.jump_table_entries, entries, "{jump}");
+    }
 }

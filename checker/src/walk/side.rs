@@ -42,6 +42,12 @@ impl<'a> Side<'a> {
         })
     }
 
+    /// Has frame descriptions end and others of the same rules begin at places inside of them, which ascend.
+    pub(crate) fn cut_at(&mut self, places: &[u64]) {
+        self.unwind.cut_at(places);
+        self.functions = OnceCell::new();
+    }
+
     /// Where instructions of frame descriptions begin, and how many bytes of code there are.
     pub(super) fn starts(&self) -> (Arc<Starts>, usize) {
         (self.starts.clone(), self.code.size())

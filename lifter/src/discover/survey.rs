@@ -94,6 +94,8 @@ pub(crate) struct Survey {
     pub(crate) is_large_model: bool,
     /// Calls through a register, and reads 32-bit words that it may add to an address, or takes an address of code.
     pub(crate) has_relative_calls: bool,
+    /// Calls a place in another unwind entry behind its start.
+    pub(crate) calls_inside: bool,
 }
 
 impl Survey {
@@ -236,8 +238,9 @@ impl Surveyor<'_> {
                 true
             }
             Flow::Call(target) => {
-                if unit_at(self.units, target).is_some() {
+                if let Some(callee) = unit_at(self.units, target).map(|callee| &self.units[callee]) {
                     note(target, How::Call);
+                    survey.calls_inside |= callee.start != target && callee.start != unit.start && callee.fde().is_some();
                 } else {
                     survey.stray_calls.push(target);
                 }

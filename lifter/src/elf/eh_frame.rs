@@ -1,9 +1,11 @@
 //! `.eh_frame`: call frame information, parsed into what it says of each address (DWARF 5 §6.4, LSB 5.0 §10.6).
 
+mod cut;
 mod parse;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use cut::Levels;
 pub(crate) use parse::extent_by_search_table;
 
 use crate::address::Va;
@@ -68,6 +70,24 @@ impl Unwind {
         let after = fdes.partition_point(|f| f.start <= va);
         let index = after.checked_sub(1)?;
         (va < fdes[index].end).then(|| crate::entity::EntityId::new(index))
+    }
+}
+
+impl Unwind {
+    /// The same with entries cut in two at places where one may begin ([`Levels::may_begin`]); these ascend.
+    pub(crate) fn cut_at(self, places: &[Va]) -> Self {
+        let mut fdes = Vec::with_capacity(self.fdes.len() + places.len());
+        let mut left = places;
+        for fde in self.fdes.into_items() {
+            let end = left.partition_point(|&place| place < fde.end);
+            let (inside, behind) = left.split_at(end);
+            left = behind;
+            match Levels::of(&self.cies[fde.cie as usize], &fde).filter(|_| !inside.is_empty()) {
+                Some(levels) => fdes.extend(levels.cut(fde, inside)),
+                None => fdes.push(fde),
+            }
+        }
+        Self { fdes: PrimaryMap::from_items(fdes), ..self }
     }
 }
 

@@ -5,6 +5,7 @@ use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
 use crate::Image;
 use crate::address::Va;
 use crate::elf::Unwind;
+use crate::elf::eh_frame::Levels;
 use crate::elf::image::SectionData;
 use crate::entity::EntityId;
 
@@ -267,4 +268,49 @@ fn an_exception_table_of_fixed_size_fields_is_read() {
     assert_eq!(lsda.types, [Some(Va(0x2222)), None]);
     assert_eq!(lsda.specifications, [2, 1, 0]);
     assert_eq!(lsda.len, bytes.len() as u64);
+}
+
+/// Of two functions in one entry: 2 bytes, 30 with something pushed, and again.
+const TWO_FUNCTIONS: [&[u8]; 2] = [
+    // What is gone back to is remembered.
+    &[0x0a, 0x41, 0x0e, 0x10, 0x4f, 0x0b, 0x0a, 0x41, 0x0e, 0x10, 0x4f, 0x0b],
+    // It is said again.
+    &[0x41, 0x0e, 0x10, 0x4f, 0x0e, 0x08, 0x41, 0x0e, 0x10, 0x4f, 0x0e, 0x08],
+];
+
+/// An entry with the common entry that compilers write.
+fn parse_usual(instructions: &[u8]) -> Unwind {
+    let mut unwind = parse_entries(&[instructions]).unwrap();
+    unwind.cies[0].instructions = vec![0x0c, 7, 8, 0x90, 1];
+    unwind
+}
+
+#[test]
+fn an_entry_is_cut_where_another_may_begin_and_says_the_same_of_each_place() {
+    for instructions in TWO_FUNCTIONS {
+        let unwind = parse_usual(instructions);
+        let fde = &unwind.fdes.as_slice()[0];
+        let levels = Levels::of(&unwind.cies[0], fde).expect("it is what compilers write");
+        let may_begin = [0, 1, 2, 31, 32, 33, 34, 63, 64].map(|offset| levels.may_begin(fde.start + offset));
+        assert_eq!(may_begin, [true, true, false, false, true, true, false, false, true]);
+        let begins_anew = [31, 32, 33, 64].map(|offset| levels.begins_anew(fde.start + offset));
+        assert_eq!(begins_anew, [false, true, false, true]);
+        let cut = unwind.clone().cut_at(&[fde.start + 32, fde.start + 64]);
+        let bounds: Vec<(u64, u64)> = cut.fdes.values().map(|part| (part.start - fde.start, part.end - fde.start)).collect();
+        assert_eq!(bounds, [(0, 32), (32, 64), (64, 0x400)]);
+        for part in cut.fdes.values() {
+            let of_part = Levels::of(&cut.cies[0], part).expect("nothing is gone back to that was not remembered");
+            let agrees = |offset: u64| of_part.may_begin(part.start + offset) == levels.may_begin(part.start + offset);
+            assert!((0..part.end - part.start).all(agrees), "{part:?}");
+        }
+    }
+}
+
+#[test]
+fn an_entry_that_says_more_than_what_is_saved_where_is_left_whole() {
+    // An expression for the frame address; a rule for the return address.
+    for instructions in [&[0x41, 0x0f, 0x02, 0x77, 0x08][..], &[0x41, 0x90, 0x02]] {
+        let unwind = parse_usual(instructions);
+        assert!(Levels::of(&unwind.cies[0], &unwind.fdes.as_slice()[0]).is_none(), "{instructions:x?}");
+    }
 }

@@ -1,0 +1,141 @@
+//! How many entries a jump's table has, by what the code compares before it.
+//!
+//! Linear decoding shows what precedes the instruction that names the table. Where nothing goes on to there, one jump may lead to it, and what precedes that is looked at: in a file that was relinked before, a comparison and its switch stand apart.
+//!
+//! A table that is named before a loop has as many entries as the jumps of the function say that add its address from the same register.
+//!
+//! **Terminates**: windows are limited; for one instruction all of a function are looked at once.
+
+use crate::decode::{Inst, Kind, Shape};
+use crate::walk::Walk;
+
+/// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
+const BOUND_WINDOW: usize = 8;
+
+/// The number of entries by a comparison with an unsigned branch, or a mask, right before the instruction that names the table. Only
+/// if the jump follows closely as well: a `lea` that was hoisted has other comparisons around it.
+pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
+    let side = walk.input;
+    let (_, end) = side.function(side.function_at(from)?);
+    let mut address = from;
+    let mut mask = None;
+    for position in 0..=BOUND_WINDOW {
+        let inst = side.inst(address).filter(|_| address < end)?;
+        // Between the two, too, an index may be cut to size.
+        mask = mask.or_else(|| entries_by(side.code.bytes(address, inst), None));
+        match inst.kind {
+            Kind::IndirectJump if mask.is_some() => return mask,
+            Kind::IndirectJump => break,
+            Kind::Branch => return None,
+            _ if inst.ends_flow() || position == BOUND_WINDOW => return None,
+            _ => address += u64::from(inst.len),
+        }
+    }
+    let begins_here = |address| side.function_at(address).is_some_and(|function| side.function(function).0 == address);
+    let mut next: Option<(u64, Inst)> = None;
+    let mut address = from;
+    let (mut others, mut jumps) = (0, 0);
+    while others < BOUND_WINDOW && jumps < BOUND_WINDOW {
+        // Where each block has a frame description, one that runs on into the next ends with a jump there.
+        let runs_on = |(at, inst): (u64, Inst)| match inst.kind {
+            Kind::Jump => side.target(at, inst) == address,
+            _ => !begins_here(address) && !inst.ends_flow(),
+        };
+        let (before, inst) = match instruction_before(walk, address).filter(|&before| runs_on(before)) {
+            Some(before) => before,
+            None => walk
+                .survey
+                .only_jump_to(side, address)
+                .filter(|&(at, inst)| may_lead_to_switch(side.code.bytes(at, inst), inst))?,
+        };
+        let branch = next.map(|(address, inst)| (side.code.bytes(address, inst), inst.kind));
+        if let Some(found) = entries_by(side.code.bytes(before, inst), branch) {
+            return Some(found);
+        }
+        *if inst.kind == Kind::Jump { &mut jumps } else { &mut others } += 1;
+        (next, address) = (Some((before, inst)), before);
+    }
+    None
+}
+
+/// The instruction that ends where another begins, as linear decoding meets it.
+pub(crate) fn instruction_before(walk: &Walk<'_, '_>, address: u64) -> Option<(u64, Inst)> {
+    let side = walk.input;
+    (1..=15).find_map(|size| {
+        let before = address.checked_sub(size)?;
+        side.code.index(before).filter(|&index| walk.survey.may_be_instruction(index))?;
+        side.inst(before).filter(|inst| u64::from(inst.len) == size).map(|inst| (before, inst))
+    })
+}
+
+/// The number of entries that jumps of the function ask for which add an address from the register that an instruction writes: the largest, if all of them compare.
+pub(super) fn bound_by_jumps(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
+    let side = walk.input;
+    let register = registers_of(walk, from, side.inst(from).filter(|inst| inst.kind == Kind::Lea)?)[0]?;
+    let mut most = None;
+    for (_, part) in walk.survey.with_parts(vec![(from, side.unwind.fde_at(from)?)]) {
+        let fde = &side.unwind.fdes[part as usize];
+        let mut address = fde.start;
+        while let Some(inst) = side.inst(address).filter(|_| address < fde.end) {
+            if inst.kind == Kind::IndirectJump && added_before(walk, address, inst) == Some(register) {
+                most = most.max(Some(bound(walk, address)?));
+            }
+            address += u64::from(inst.len);
+        }
+    }
+    most
+}
+
+/// The register that is added, right before a jump, to what it goes to.
+fn added_before(walk: &Walk<'_, '_>, jump: u64, inst: Inst) -> Option<u8> {
+    let [_, through, _] = registers_of(walk, jump, inst);
+    let (before, inst) = instruction_before(walk, jump)?;
+    let bytes = walk.input.code.bytes(before, inst);
+    let shape = Shape::of(bytes);
+    let [register, base, _] = registers_of(walk, before, inst);
+    match (shape.map, *bytes.get(shape.opcode)?) {
+        (0, 0x01) if base == through => register,
+        (0, 0x03) if register == through => base,
+        _ => None,
+    }
+}
+
+fn registers_of(walk: &Walk<'_, '_>, address: u64, inst: Inst) -> [Option<u8>; 3] {
+    let bytes = walk.input.code.bytes(address, inst);
+    Shape::of(bytes).registers(bytes).unwrap_or_default()
+}
+
+/// Whether a jump is always taken, or below a bound.
+fn may_lead_to_switch(bytes: &[u8], inst: Inst) -> bool {
+    match inst.kind {
+        Kind::Jump => true,
+        Kind::Branch => bytes.get(Shape::of(bytes).opcode).is_some_and(|opcode| matches!(opcode & 15, 2 | 6)),
+        _ => false,
+    }
+}
+
+/// The number of values that pass a comparison and the branch after it, or a mask.
+fn entries_by(bytes: &[u8], next: Option<(&[u8], Kind)>) -> Option<usize> {
+    let shape = Shape::of(bytes);
+    let opcode = *bytes.get(shape.opcode)?;
+    let operation = *bytes.get(shape.modrm)? >> 3 & 7;
+    let byte = usize::from(*bytes.last()?);
+    if (shape.map, operation) == (0, 4) && matches!(opcode, 0x80 | 0x83) {
+        return ((byte + 1).is_power_of_two() && byte < 0x80).then_some(byte + 1);
+    }
+    let immediate = match (shape.map, opcode, operation) {
+        (0, 0x80, 7) | (0, 0x3c, _) => byte,
+        (0, 0x83, 7) if byte < 0x80 => byte,
+        (0, 0x81, 7) | (0, 0x3d, _) => {
+            let field = bytes.get(bytes.len().checked_sub(4)?..)?;
+            u32::from_le_bytes(field.try_into().ok()?) as usize
+        }
+        _ => return None,
+    };
+    let (branch, Kind::Branch) = next? else { return None };
+    match branch.get(Shape::of(branch).opcode)? & 15 {
+        2 | 3 => Some(immediate),
+        6 | 7 => Some(immediate.saturating_add(1)),
+        _ => None,
+    }
+}

@@ -1,0 +1,84 @@
+//! Outputs of relift are inputs: what was shrunk or laid out is relinked again, as functions, and does what it did.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use support::{compile_text, relift, relift_succeeds, run};
+
+/// Functions with and without frames, called and known by their addresses; a switch with last calls. `main` has an exception table, so that its unwind entry stays its own.
+const PROGRAM: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#define APART __attribute__((noinline, noclone, noipa))
+#define LEAF(N) APART static int leaf##N(int x) { return x * (N + 3) ^ N; }
+#define FRAMED(N) APART static int framed##N(int x) { char text[32]; snprintf(text, sizeof text, "%d", x + N); return leaf##N((int)strlen(text)) + leaf##N(x); }
+#define BOTH(N) LEAF(N) FRAMED(N)
+BOTH(1) BOTH(2) BOTH(3) BOTH(4) BOTH(5) BOTH(6) BOTH(7) BOTH(8)
+static int (*const handlers[])(int) = {framed1, leaf2, framed3, leaf4, framed5, leaf6, framed7, leaf8};
+APART static int choose(int which, int x) {
+    switch (which) {
+    case 0: return leaf1(x);
+    case 1: return framed2(x + 1);
+    case 2: return leaf3(x) + 1;
+    case 3: return framed4(x);
+    case 4: x += leaf5(x);
+    case 5: return framed6(x);
+    case 6: return leaf7(x) - framed8(x);
+    case 7: puts("seven"); return 7;
+    default: return -1;
+    }
+}
+static void done(int (*all)[24]) { if (**all == 1) puts("one"); }
+APART static int before(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+int main(int count, char **words) {
+    (void)words;
+    __attribute__((cleanup(done))) int all[24];
+    int sum = 0;
+    for (int i = 0; i < 24; i++) all[i] = handlers[i % 8](i * count) + choose(i % 10, i);
+    qsort(all, 24, sizeof *all, before);
+    for (int i = 0; i < 24; i++) { sum = sum * 31 + all[i]; printf("%d ", all[i]); }
+    printf("%d\n", sum);
+    return 42;
+}
+"#;
+
+/// Rewrites a program in a form, checked; gives the report.
+fn rewrite(program: &Path, form: &[&str], output: &Path, folder: &Path) -> Value {
+    let said =
+        relift_succeeds(relift().args(["--json"]).args(form).args(["--verify"]).arg(program).arg("-o").arg(output), folder);
+    serde_json::from_slice(&said.stdout).expect("--json prints JSON")
+}
+
+fn moved(report: &Value) -> u64 {
+    assert_eq!(report["checked"], true);
+    report["functions"]["moved"].as_u64().expect("the report counts functions")
+}
+
+#[test]
+fn what_was_relinked_is_relinked_again_function_by_function() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = folder.path();
+    let (first, second) = (folder.join("first"), folder.join("second"));
+    for flags in [["-O2", "-fexceptions", "-fPIE", "-pie"], ["-O1", "-fexceptions", "-fPIE", "-pie"]] {
+        let program = compile_text(PROGRAM, &flags, folder, "program");
+        let stripped = folder.join("stripped");
+        fs::copy(&program, &stripped).expect("the program is copied");
+        support::split::strip(&stripped, folder);
+        for input in [&program, &stripped] {
+            let expected = run(&mut Command::new(input), folder);
+            for form in [&["shrink"][..], &["optimize"], &["optimize", "--shuffle", "7"]] {
+                let once = moved(&rewrite(input, form, &first, folder));
+                for again in [&["optimize", "--shuffle", "3"][..], &["shrink"]] {
+                    let twice = moved(&rewrite(&first, again, &second, folder));
+                    assert!(5 * twice >= 3 * once, "{form:?}, then {again:?}: {twice} functions of {once} moved");
+                    assert_eq!(run(&mut Command::new(&second), folder), expected, "{form:?}, then {again:?}");
+                }
+            }
+        }
+    }
+}
