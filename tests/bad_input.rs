@@ -118,6 +118,16 @@ fn a_program_that_starts_from_a_dump_of_its_addresses_is_refused() {
 }
 
 #[test]
+fn a_program_that_knows_such_dumps_as_a_kind_of_file_is_relinked() {
+    let folder = scratch();
+    let text = "#include <stdio.h>\n\
+                struct kind { char begins[64]; char is[64]; } const kinds[] = {{\"DUMPEDGNUEMACS\", \"GNU/Emacs pdumper image\"}};\n\
+                int main(int count, char **words) { (void)words; return puts(kinds[count - 1].is) < 0; }";
+    let program = support::compile_text(text, &["-O2", "-fPIE", "-pie"], folder.path(), "program");
+    support::shuffled_does_the_same(&program, &["1"], folder.path());
+}
+
+#[test]
 fn a_text_file_is_refused() {
     every_command_refuses(
         b"#!/bin/sh\necho this is a script, and long enough to hold the header of a program if it were one\n",
