@@ -209,10 +209,9 @@ fn find_described(first: Explorer<'_>) -> (Option<Unwind>, Units, Vec<Survey>) {
     loop {
         let unwind = told_apart.as_ref().unwrap_or(first.unwind);
         let beginnings = SharedEntries { image, unwind, units: &units, surveys: &surveys }.beginnings();
-        if beginnings.is_empty() {
-            return (told_apart, units, surveys);
-        }
-        let cut = unwind.clone().cut_at(&beginnings);
+        let cut = (!beginnings.is_empty()).then(|| unwind.clone().cut_at(&beginnings));
+        // Where entries overlap, one of them may have a place that the other can't be cut at.
+        let Some(cut) = cut.filter(|cut| cut.fdes.len() > unwind.fdes.len()) else { return (told_apart, units, surveys) };
         (units, surveys) = Explorer { unwind: &cut, ..first }.look_again(&[], &Reached::default(), units, surveys);
         told_apart = Some(cut);
     }

@@ -343,8 +343,11 @@ impl Survey {
         !self.named.contains(fde as usize) && (self.groups.find(fde) == fde || !has_name(self.bodies.find(fde)))
     }
 
-    /// The one jump to an address, out of a function that begins and ends there and there or from elsewhere.
+    /// The one jump to an address, if no instruction, call or pointer names that.
     pub(super) fn only_jump_to(&self, side: &Side<'_>, address: u64) -> Option<(u64, Inst)> {
+        if self.is_referenced(address) || self.begins_function(side, address) {
+            return None;
+        }
         let first = self.entered.partition_point(|jump| jump.0 < address);
         let from_outside = self.entered[first..].iter().take_while(|jump| jump.0 == address).map(|jump| jump.1);
         let (start, end) = side.function(side.function_at(address)?);
