@@ -68,7 +68,7 @@ pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
 
 fn note_copy(walk: &mut Walk<'_, '_>, table: TableReference, is_table: bool, is_followed: bool) {
     if let Some(function) = walk.input.function_at(table.from) {
-        walk.copies.note(table, walk.survey.group_of(function), walk.survey.is_orphan(function), is_table);
+        walk.copies.note(table, walk.survey.group_of(function), walk.survey.is_apart(function), is_table);
         if is_table && !is_followed {
             walk.copies.note_moved(table, walk.survey.group_of(function));
         }

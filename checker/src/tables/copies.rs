@@ -161,7 +161,7 @@ fn jumps_of(walk: &Walk<'_, '_>, groups: &FxHashSet<u32>) -> FxHashSet<usize> {
     let (input, output) = (walk.input, walk.output);
     let is_among = |index: usize| {
         let fde = input.function_at(input.code.address(index));
-        fde.is_some_and(|fde| groups.contains(&walk.survey.group_of(fde)) || walk.survey.is_orphan(fde))
+        fde.is_some_and(|fde| groups.contains(&walk.survey.group_of(fde)) || walk.survey.is_apart(fde))
     };
     let mut found = FxHashSet::default();
     each_instruction(output, |address, inst| {

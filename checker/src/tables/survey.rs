@@ -55,6 +55,8 @@ pub(crate) struct Survey {
     called: Bits,
     /// The smallest ones of bodies to which something other than a table leads.
     rooted: Bits,
+    /// Those of groups in which something is named.
+    rooted_groups: Bits,
 }
 
 impl Survey {
@@ -78,6 +80,7 @@ impl Survey {
             named: Bits::new(count),
             called: Bits::new(count),
             rooted: Bits::new(count),
+            rooted_groups: Bits::new(count),
         };
         survey.name_what_the_loader_knows(side);
         let fixed = side.image.is_position_dependent();
@@ -163,6 +166,7 @@ impl Survey {
     fn find_rooted(&mut self, count: usize, last_calls: Vec<(u32, u32)>) {
         for fde in (0..count).filter(|&fde| self.named.contains(fde)) {
             self.rooted.insert(self.bodies.find(fde as u32) as usize);
+            self.rooted_groups.insert(self.groups.find(fde as u32) as usize);
         }
         let mut calls: Vec<[u32; 2]> =
             last_calls.into_iter().map(|(from, to)| [from, to].map(|fde| self.bodies.find(fde))).collect();
@@ -341,6 +345,12 @@ impl Survey {
     pub(super) fn is_orphan(&self, fde: u32) -> bool {
         let has_name = |root: u32| root != fde && self.rooted.contains(root as usize);
         !self.named.contains(fde as usize) && (self.groups.find(fde) == fde || !has_name(self.bodies.find(fde)))
+    }
+
+    /// The same for what leads to no function that something else leads to, not by a last call either.
+    pub(super) fn is_apart(&self, fde: u32) -> bool {
+        let root = self.groups.find(fde);
+        !self.named.contains(fde as usize) && (root == fde || !self.rooted_groups.contains(root as usize))
     }
 
     /// The one jump to an address, if no instruction, call or pointer names that.
