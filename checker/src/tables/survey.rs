@@ -347,7 +347,7 @@ impl Survey {
         !self.named.contains(fde as usize) && (self.groups.find(fde) == fde || !has_name(self.bodies.find(fde)))
     }
 
-    /// The same for what leads to no function that something else leads to, not by a last call either.
+    /// The same, and no last call of it leads to a function that something else leads to.
     pub(super) fn is_apart(&self, fde: u32) -> bool {
         let root = self.groups.find(fde);
         !self.named.contains(fde as usize) && (root == fde || !self.rooted_groups.contains(root as usize))

@@ -31,6 +31,21 @@ pub struct CieData {
     pub instructions: Vec<u8>,
 }
 
+/// `DW_CFA_def_cfa rsp, 8` and `DW_CFA_offset` of the return address: the state at an entry, as every compiler's common entry has it.
+const ENTRY_ROW: [u8; 5] = [0x0c, 7, 8, 0x90, 1];
+/// DWARF's number of the return address.
+const RETURN_ADDRESS: u64 = 16;
+
+impl CieData {
+    /// Whether it says of a function's first instruction what compilers say.
+    pub fn is_standard(&self) -> bool {
+        self.instructions.strip_prefix(&ENTRY_ROW).is_some_and(|rest| rest.iter().all(|&byte| byte == 0))
+            && self.data_alignment == -8
+            && self.return_register == RETURN_ADDRESS
+            && !self.is_signal_frame
+    }
+}
+
 /// A call frame instruction that takes effect at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CfiOp {

@@ -21,7 +21,7 @@ use lifter::entity::Fde;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
-pub(crate) use rows::{FrameRows, Row, is_standard};
+pub(crate) use rows::{FrameRows, Row};
 
 use crate::clones::CloneId;
 use crate::relink::lsda::{self, LsdaBytes, pointer_len, push_sleb, push_uleb, write_pointer};

@@ -4,7 +4,7 @@ use lifter::address::Va;
 use lifter::entity::Block;
 use lifter::ir::Program;
 
-use crate::relink::eh_frame::{has_pushed, is_standard, keeps_initial_row};
+use crate::relink::eh_frame::{has_pushed, keeps_initial_row};
 
 /// Whether the frame description of a block says so from its start up to `end`, an address in it.
 pub(super) fn has_entry_row(program: &Program, block: Block, end: Va) -> bool {
@@ -12,7 +12,7 @@ pub(super) fn has_entry_row(program: &Program, block: Block, end: Va) -> bool {
     let Some(fde) = program.ranges[data.range as usize].fde else { return false };
     let described = &program.unwind.fdes[fde];
     let cie = &program.unwind.cies[described.cie as usize];
-    is_standard(cie) && described.opaque_lsda.is_none() && keeps_initial_row(&program.unwind, fde, data.start, end)
+    cie.is_standard() && described.opaque_lsda.is_none() && keeps_initial_row(&program.unwind, fde, data.start, end)
 }
 
 /// Whether the frame description of a block says at an address in it that these registers, by their numbers in encodings, have been pushed and nothing else.

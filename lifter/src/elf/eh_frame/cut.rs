@@ -8,13 +8,10 @@
 use gimli as dw;
 use smallvec::smallvec;
 
-use super::{CfiOp, CieData, FdeData};
+use super::{CfiOp, CieData, FdeData, RETURN_ADDRESS};
 use crate::address::Va;
 use crate::elf::cfi::Instruction;
 
-/// `DW_CFA_def_cfa rsp, 8` and `DW_CFA_offset` of the return address.
-const ENTRY_ROW: [u8; 5] = [0x0c, 7, 8, 0x90, 1];
-const RETURN_ADDRESS: u64 = 16;
 /// Register and offset.
 const CFA_AT_ENTRY: (u64, i64) = (7, 8);
 
@@ -53,9 +50,7 @@ pub(crate) struct Levels {
 
 impl Levels {
     pub(crate) fn of(cie: &CieData, fde: &FdeData) -> Option<Self> {
-        let rest = cie.instructions.strip_prefix(&ENTRY_ROW)?;
-        let is_plain = rest.iter().all(|&byte| byte == 0) && cie.data_alignment == -8 && !cie.is_signal_frame;
-        if !is_plain || fde.lsda.is_some() || fde.opaque_lsda.is_some() {
+        if !cie.is_standard() || fde.lsda.is_some() || fde.opaque_lsda.is_some() {
             return None;
         }
         let (mut row, mut remembered) = (Row::at_entry(), Vec::new());

@@ -31,22 +31,11 @@ const MAX_DEPTH: usize = 16;
 const STACK_POINTER: u64 = 7;
 const RETURN_ADDRESS: u64 = 16;
 
-/// `DW_CFA_def_cfa rsp, 8` and `DW_CFA_offset` of the return address: the state at an entry, as every compiler's CIE has it.
-const ENTRY_ROW: [u8; 5] = [0x0c, 7, 8, 0x90, 1];
-
-/// Whether a common entry says of a function's first instruction what compilers say.
-pub(crate) fn is_standard(cie: &CieData) -> bool {
-    cie.instructions.strip_prefix(&ENTRY_ROW).is_some_and(|rest| rest.iter().all(|&byte| byte == 0))
-        && cie.data_alignment == -8
-        && cie.return_register == RETURN_ADDRESS
-        && !cie.is_signal_frame
-}
-
 /// The entry for code with so many bytes more between the return address and what it has below it: where the frame address counts from the stack pointer it is so much further
 /// from that, and the saves, but for the return address, are from the frame address. `None` where that is not understood: where saves are deeper, a frame address that counts from something else.
 pub(crate) fn deepened(cie: &CieData, fde: &FdeData, deeper: Deeper) -> Option<FdeData> {
     let (by, saves_by) = (i64::from(deeper.stack), i64::from(deeper.saves));
-    if !is_standard(cie) || by % 8 != 0 || saves_by % 8 != 0 {
+    if !cie.is_standard() || by % 8 != 0 || saves_by % 8 != 0 {
         return None;
     }
     let frame_address = |(register, offset): (u64, i64)| {
