@@ -164,10 +164,11 @@ fn apply(
 ) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
     let fail = |e: rewriter::Error| from_rewriter(path, &e);
-    let mut out = timing.phase("materialize", |_| materialize::materialize(program, weights, plan, edits)).map_err(fail)?;
-    let codes = timing.phase("encode", |_| encode::encode(image, program, &out)).map_err(fail)?;
-    out.forget_blocks();
-    timing.phase("relink", |_| relink::relink(image, program, &out, codes, payload, wanted)).map_err(fail)
+    let out = timing.phase("materialize", |_| materialize::materialize(program, weights, plan, edits)).map_err(fail)?;
+    crate::memory::give_back();
+    let shapes = timing.phase("measure", |_| encode::measure(program, &out));
+    crate::memory::give_back();
+    timing.phase("relink", |_| relink::relink(image, program, &out, shapes, payload, wanted)).map_err(fail)
 }
 
 /// The independent checker, which reads the input once for all outputs.

@@ -129,8 +129,8 @@ fn rewritten(image: &Image<'_>, program: &lifter::ir::Program, edits: &EditPlan,
     let weights = Weights::none(program.blocks.len(), program.edges.len());
     let plan = rewriter::layout::original(program);
     let out = rewriter::materialize::materialize(program, &weights, &plan, &edits).expect("the plan can be made");
-    let codes = rewriter::encode::encode(image, program, &out).expect("it can be encoded");
-    rewriter::relink::relink(image, program, &out, codes, None, rewriter::debug::Mode::Drop.into())
+    let shapes = rewriter::encode::measure(program, &out);
+    rewriter::relink::relink(image, program, &out, shapes, None, rewriter::debug::Mode::Drop.into())
         .expect("it can be relinked")
         .bytes
 }

@@ -1,16 +1,17 @@
 //! Output blocks to bytes, fragment by fragment, with branches as short as they reach.
 //!
-//! **Method.** A fragment is the unit that is placed, so distances inside it are known before any address is. Bodies are copied; branches
-//! inside the fragment start short and grow where they don't reach, until none does (`relax`); everything that leaves the fragment gets a
-//! 32-bit field and a fixup. Inserted snippets get room here and bytes at the end, when addresses are known; new code
-//! is copied with its references as if it were the block's own.
+//! **Method.** A fragment is the unit that is placed, so distances inside it are known before any address is. Two steps: `measure` says how long
+//! everything is, and what stands for what (`runs`); branches inside the fragment start short and grow where they don't reach, until none does (`relax`). `write`
+//! makes the bytes, which the whole program need not have at once: bodies are copied; everything that leaves the fragment gets a 32-bit field and a
+//! fixup. Inserted snippets get room there and bytes when addresses are known; new code is copied with its references as if it were the block's own.
 //!
 //! **Invariants.** A fragment's start address is a multiple of its `align`, and no block in it asks for more, so offsets inside don't
-//! depend on where it goes. `offsets` of its blocks ascend. Every fixup's field lies inside `bytes`.
+//! depend on where it goes. `offsets` of its blocks ascend. Every fixup's field lies inside `bytes`. Both steps give each block the same length.
 //!
 //! **Why it terminates.** Branches only ever grow, each at most once.
 
 mod relax;
+mod runs;
 
 use std::ops::Range;
 
@@ -25,7 +26,7 @@ use crate::edit::{NewCode, Snippet};
 use crate::error::{Error, Result};
 use crate::materialize::{Content, Edit, Out, OutBlock, OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
 use crate::relink::eh_frame::Deeper;
-use relax::Shape;
+use relax::{IsLong, Shape};
 
 /// What a fixup's field is to hold.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -100,67 +101,82 @@ pub struct Rewritten {
     pub old_len: u32,
 }
 
-/// An encoded fragment.
+/// A fragment, measured.
 #[derive(Clone, Debug, Default)]
-pub struct FragmentCode {
-    pub bytes: Vec<u8>,
+pub struct FragmentShape {
+    /// In bytes.
+    pub len: u32,
     /// The first byte of each output block (after alignment), one per block of the fragment.
     pub offsets: Vec<u32>,
-    pub fixups: Vec<Fixup>,
-    pub lates: Vec<Late>,
+    /// By block.
+    is_long: Vec<IsLong>,
     /// In output order; they cover all bytes but alignment.
     pub runs: Vec<Run>,
     /// Ascending.
     pub rewritten: Vec<Rewritten>,
 }
 
-/// Encodes all fragments, in parallel; the result is in the order of `out.fragments`.
-pub fn encode(image: &Image<'_>, program: &Program, out: &OutProgram) -> Result<Vec<FragmentCode>> {
-    out.fragments.par_iter().map(|fragment| encode_fragment(image, program, out, fragment)).collect()
+/// A fragment, encoded.
+#[derive(Clone, Debug, Default)]
+pub struct FragmentCode {
+    /// As many as were measured.
+    pub bytes: Vec<u8>,
+    pub fixups: Vec<Fixup>,
+    pub lates: Vec<Late>,
 }
 
-fn encode_fragment(image: &Image<'_>, program: &Program, out: &OutProgram, fragment: &OutFragment) -> Result<FragmentCode> {
-    let shapes: Vec<Shape> = out
-        .fragment_blocks(fragment)
-        .map(|(_, block)| {
-            let data = &program.blocks[block.origin];
-            let edits = out.edits_of(block);
-            let inserted: u32 = edits.iter().map(|edit| edit.len).sum();
-            // What is replaced behind the body is the terminator, which then is not made at all.
-            let replaced: u32 =
-                edits.iter().map(|edit| (edit.offset + edit.replaced).min(data.body_len).saturating_sub(edit.offset)).sum();
-            let body = if block.copies_body { data.body_len - replaced } else { 0 };
-            Shape {
-                align: u32::from(block.align),
-                body_len: body + inserted,
-                terminator: block.terminator,
-                loop_prefix_len: (data.len - data.body_len).saturating_sub(1),
-            }
-        })
-        .collect();
+/// Measures all fragments, in parallel; the result is in the order of `out.fragments`.
+pub fn measure(program: &Program, out: &OutProgram<'_>) -> Vec<FragmentShape> {
+    out.fragments.par_iter().map(|fragment| measure_fragment(program, out, fragment)).collect()
+}
+
+fn measure_fragment(program: &Program, out: &OutProgram<'_>, fragment: &OutFragment) -> FragmentShape {
+    let blocks: Vec<(Out, OutBlock)> = out.fragment_blocks(fragment).collect();
+    let shape = |&(id, block): &(Out, OutBlock)| {
+        let data = &program.blocks[block.origin];
+        let edits = out.edits_of(id);
+        let inserted: u32 = edits.iter().map(|edit| edit.len).sum();
+        // What is replaced behind the body is the terminator, which then is not made at all.
+        let replaced: u32 =
+            edits.iter().map(|edit| (edit.offset + edit.replaced).min(data.body_len).saturating_sub(edit.offset)).sum();
+        let body = if block.copies_body { data.body_len - replaced } else { 0 };
+        Shape {
+            align: u32::from(block.align),
+            body_len: body + inserted,
+            terminator: block.terminator,
+            loop_prefix_len: (data.len - data.body_len).saturating_sub(1),
+        }
+    };
+    let shapes: Vec<Shape> = blocks.iter().map(shape).collect();
     // A jump to the block that follows is not made, so the code may begin with a later block than the fragment does.
-    let mut made = out.fragment_blocks(fragment).zip(&shapes).filter(|(_, shape)| !shape.is_empty());
+    let mut made = blocks.iter().zip(&shapes).filter(|(_, shape)| !shape.is_empty());
     let first = made.next().map(|((_, block), _)| block.origin);
     let room = u32::from(first.is_some_and(|first| lands_on_itself(program, first)));
     let layout = relax::relax(&shapes, &fragment.blocks, room);
-    let mut writer = Writer { program, fragment, code: FragmentCode::default(), layout: &layout };
-    writer.code.bytes.reserve(layout.len as usize);
-    if let Some(first) = first.filter(|_| room > 0) {
-        writer.room_before(first);
-    }
+    let (runs, rewritten) = runs::runs(program, out, fragment, (&blocks, &shapes), &layout, first.filter(|_| room > 0));
+    FragmentShape { len: layout.len, offsets: layout.offsets, is_long: layout.is_long, runs, rewritten }
+}
+
+/// Makes the bytes of a fragment.
+///
+/// # Errors
+/// If the input does not have those of a block.
+pub fn write(
+    image: &Image<'_>,
+    program: &Program,
+    out: &OutProgram<'_>,
+    (fragment, shape): (&OutFragment, &FragmentShape),
+) -> Result<FragmentCode> {
+    let mut writer = Writer { program, fragment, shape, code: FragmentCode::default() };
+    writer.code.bytes.reserve_exact(shape.len as usize);
     for (index, (id, block)) in out.fragment_blocks(fragment).enumerate() {
-        writer.align_to(layout.offsets[index]);
+        writer.align_to(shape.offsets[index]);
         let input = block_bytes(image, program, block.origin)?;
-        writer.body(id, input, out)?;
+        writer.body(id, block, input, out)?;
         writer.terminator(index, block.terminator, input, &program.blocks[block.origin]);
     }
-    let Writer { mut code, .. } = writer;
-    code.offsets = layout.offsets;
-    // All fragments wait for the last one.
-    code.fixups.shrink_to_fit();
-    code.runs.dedup_by(|next, last| last.take_in(next));
-    code.runs.shrink_to_fit();
-    Ok(code)
+    debug_assert_eq!(writer.here(), shape.len, "a fragment of {} is not as long as it was measured", fragment.func);
+    Ok(writer.code)
 }
 
 /// Whether a landing pad is its own from its first byte on. Pads count from where their unwind entry starts, and 0 means none, so such a block can't be the first of its entry.
@@ -181,8 +197,8 @@ fn usize_range(range: &Range<u32>) -> Range<usize> {
 struct Writer<'a> {
     program: &'a Program,
     fragment: &'a OutFragment,
+    shape: &'a FragmentShape,
     code: FragmentCode,
-    layout: &'a relax::Relaxed,
 }
 
 impl Writer<'_> {
@@ -195,27 +211,18 @@ impl Writer<'_> {
         push_nops(&mut self.code.bytes, padding);
     }
 
-    /// Padding that belongs to the first block's entry.
-    fn room_before(&mut self, first: Block) {
-        self.align_to(self.layout.offsets[0]);
-        let (old_start, deeper) = (self.program.blocks[first].start, Deeper::by(self.fragment.deeper));
-        self.push_run(Run { old_start, old_len: 0, offset: 0, len: self.here(), is_new: true, deeper });
-    }
-
-    fn body(&mut self, id: Out, input: &[u8], out: &OutProgram) -> Result<()> {
-        let OutBlock { origin, copies_body, .. } = out.blocks[id];
-        let edits = out.edits_of(&out.blocks[id]);
+    fn body(&mut self, id: Out, block: OutBlock, input: &[u8], out: &OutProgram<'_>) -> Result<()> {
+        let OutBlock { origin, copies_body, .. } = block;
+        let edits = out.edits_of(id);
         let data = &self.program.blocks[origin];
         let body = &input[..if copies_body { data.body_len as usize } else { 0 }];
         let end = body.len() as u32;
         let mut refs = if copies_body { self.program.block_refs(origin) } else { &[] };
         let mut at = 0u32;
         for edit in edits {
-            refs = self.copy(data.start, body, at..edit.offset.min(end), refs, out);
+            refs = self.copy(body, at..edit.offset.min(end), refs, out);
             at = edit.offset + edit.replaced;
             refs = &refs[refs.partition_point(|r| r.offset < at)..];
-            let old_start = data.start + u64::from(edit.offset);
-            self.push_edit_runs(edit, old_start, out);
             match edit.content {
                 Content::Snippet(snippet) => {
                     self.code.lates.push(Late { offset: self.here(), len: edit.len, snippet });
@@ -225,12 +232,12 @@ impl Writer<'_> {
                 Content::Apart { code, part, of } => self.new_code(&out.codes[code], part, (of, edit.offset), out)?,
             }
         }
-        self.copy(data.start, body, at.min(end)..end, refs, out);
+        self.copy(body, at.min(end)..end, refs, out);
         Ok(())
     }
 
     /// One part of new code; `first` is the block that has the first one, and where that is in the block's origin.
-    fn new_code(&mut self, code: &NewCode, part: usize, first: (Out, u32), out: &OutProgram) -> Result<()> {
+    fn new_code(&mut self, code: &NewCode, part: usize, first: (Out, u32), out: &OutProgram<'_>) -> Result<()> {
         let base = self.here();
         let range = code.part(part);
         let refs = &code.refs[code.refs.partition_point(|r| r.offset < range.start)..];
@@ -246,50 +253,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// The pieces of an edit: all of it stands in one place, or as its code says.
-    fn push_edit_runs(&mut self, edit: &Edit, old_start: Va, out: &OutProgram) {
-        let (code, depths, part) = match edit.content {
-            Content::Code(code) => (Some(&out.codes[code]), Vec::new(), 0..edit.len),
-            Content::Apart { code, part, .. } => (Some(&out.codes[code]), Vec::new(), out.codes[code].part(part)),
-            Content::Snippet(snippet) => (None, snippet.depths(edit.len), 0..edit.len),
-        };
-        let is_new = edit.replaced != 0 || matches!(edit.content, Content::Apart { .. });
-        let (stands, deeper) = code.map_or((&[][..], &depths[..]), |code| (&code.stands[..], &code.deeper[..]));
-        let inner = stands.iter().map(|s| s.0).chain(deeper.iter().map(|d| d.0)).filter(|start| part.contains(start));
-        let mut starts: Vec<u32> = inner.chain([part.start]).collect();
-        starts.sort_unstable();
-        starts.dedup();
-        let base = self.here();
-        for (index, &start) in starts.iter().enumerate() {
-            let end = starts.get(index + 1).copied().unwrap_or(part.end);
-            let old_len = if index == 0 { edit.replaced } else { 0 };
-            let old_start = last_at(stands, start).unwrap_or(old_start);
-            let deeper = Deeper { stack: last_at(deeper, start).unwrap_or(self.fragment.deeper), saves: self.fragment.deeper };
-            self.push_run(Run { old_start, old_len, offset: base + start - part.start, len: end - start, is_new, deeper });
-        }
-        if let Some(code) = code.filter(|code| !code.instead_of.is_empty()) {
-            let works = &code.works[code.works.partition_point(|w| w.0 < part.start)..];
-            let works = &works[..works.partition_point(|w| w.0 < part.end)];
-            // One place for all of it is a call that it stands for.
-            let old_len = if works.is_empty() { edit.replaced.max(1) } else { 1 };
-            let first = works.first().is_none_or(|w| w.0 > part.start).then_some((part.start, old_start));
-            let all = first.into_iter().chain(works.iter().copied());
-            self.code.rewritten.extend(all.map(|(at, old)| Rewritten { offset: base + at - part.start, old, old_len }));
-        }
-    }
-
-    fn push_run(&mut self, run: Run) {
-        if run.old_len != 0 || run.len != 0 {
-            self.code.runs.push(run);
-        }
-    }
-
     /// Copies `part` of a body with its references; returns the references behind it.
-    fn copy<'r>(&mut self, start: Va, body: &[u8], part: Range<u32>, refs: &'r [RefData], out: &OutProgram) -> &'r [RefData] {
-        let len = part.end - part.start;
-        let old_start = start + u64::from(part.start);
-        let deeper = Deeper::by(self.fragment.deeper);
-        self.push_run(Run { old_start, old_len: len, offset: self.here(), len, is_new: false, deeper });
+    fn copy<'r>(&mut self, body: &[u8], part: Range<u32>, refs: &'r [RefData], out: &OutProgram<'_>) -> &'r [RefData] {
         let count = refs.partition_point(|r| r.offset < part.end);
         self.push_fixups(&refs[..count], part.start, &[], out);
         self.code.bytes.extend_from_slice(&body[usize_range(&part)]);
@@ -297,7 +262,7 @@ impl Writer<'_> {
     }
 
     /// Fixups for references of bytes that come next; `from` is their offset by which the references count, `enters` the clones that some of them go to.
-    fn push_fixups(&mut self, refs: &[RefData], from: u32, enters: &[(u32, CloneId)], out: &OutProgram) {
+    fn push_fixups(&mut self, refs: &[RefData], from: u32, enters: &[(u32, CloneId)], out: &OutProgram<'_>) {
         let base = self.here();
         for r in refs {
             let target = match r.target {
@@ -317,7 +282,7 @@ impl Writer<'_> {
     }
 
     /// A call goes to the new body. The address of an anchor stays the old one, which is what unseen pointers name too.
-    fn ref_target(&self, block: lifter::entity::Block, r: &RefData, out: &OutProgram) -> OutTarget {
+    fn ref_target(&self, block: lifter::entity::Block, r: &RefData, out: &OutProgram<'_>) -> OutTarget {
         let is_anchor = self.program.blocks[block].flags.contains(BlockFlags::ANCHOR);
         let keeps_identity = is_anchor && !matches!(r.role, RefRole::Call | RefRole::Branch);
         match out.placed[block] {
@@ -327,21 +292,20 @@ impl Writer<'_> {
     }
 
     fn terminator(&mut self, index: usize, terminator: OutTerminator, input: &[u8], data: &lifter::ir::BlockData) {
-        let start = self.here();
-        let run_at = self.code.runs.len();
+        let is_long = self.shape.is_long[index];
         match terminator {
             OutTerminator::None => {}
-            OutTerminator::Jump(target) => self.jump(target, self.layout.is_long[index].jump),
+            OutTerminator::Jump(target) => self.jump(target, is_long.jump),
             OutTerminator::Branch { condition, taken, jump } => {
-                self.branch(condition, taken, self.layout.is_long[index].taken);
+                self.branch(condition, taken, is_long.taken);
                 if let Some(target) = jump {
-                    self.jump(target, self.layout.is_long[index].jump);
+                    self.jump(target, is_long.jump);
                 }
             }
             OutTerminator::Loop { taken, jump } => {
                 let prefix = &input[data.body_len as usize..data.len as usize - 1];
                 self.code.bytes.extend_from_slice(prefix);
-                if self.layout.is_long[index].taken {
+                if is_long.taken {
                     // loop .+2; jmp .+5 (over the next one); jmp taken
                     self.code.bytes.extend_from_slice(&[2, 0xeb, 5]);
                     self.jump(taken, true);
@@ -349,16 +313,9 @@ impl Writer<'_> {
                     self.short_displacement(taken);
                 }
                 if let Some(target) = jump {
-                    self.jump(target, self.layout.is_long[index].jump);
+                    self.jump(target, is_long.jump);
                 }
             }
-        }
-        let len = self.here() - start;
-        let old_len = if matches!(terminator, OutTerminator::None) { 0 } else { data.len - data.body_len };
-        if len != 0 {
-            let old_start = data.start + u64::from(data.body_len);
-            let deeper = Deeper::by(self.fragment.deeper);
-            self.code.runs.insert(run_at, Run { old_start, old_len, offset: start, len, is_new: false, deeper });
         }
     }
 
@@ -390,7 +347,7 @@ impl Writer<'_> {
 
     fn short_displacement(&mut self, target: OutTarget) {
         let end = i64::from(self.here()) + 1;
-        let displacement = match relax::offset_in(target, &self.fragment.blocks, &self.layout.offsets) {
+        let displacement = match relax::offset_in(target, &self.fragment.blocks, &self.shape.offsets) {
             Some(offset) => i64::from(offset) - end,
             None => 0,
         };
@@ -400,23 +357,18 @@ impl Writer<'_> {
 }
 
 /// Where an offset of new code is: an output block, and bytes from its start.
-fn place_of(code: &NewCode, offset: u32, (block, origin_offset): (Out, u32), out: &OutProgram) -> Option<(Out, u32)> {
+fn place_of(code: &NewCode, offset: u32, (block, origin_offset): (Out, u32), out: &OutProgram<'_>) -> Option<(Out, u32)> {
     let part = if offset == NewCode::END { 0 } else { code.part_of(offset) };
     if part > 0 {
         let apart = out.apart.get(&(block, origin_offset))?.get(part - 1)?;
         return Some((*apart, offset - code.part(part).start));
     }
-    let edits = out.edits_of(&out.blocks[block]);
+    let edits = out.edits_of(block);
     let is_first = |edit: &Edit| edit.offset == origin_offset && matches!(edit.content, Content::Code(_));
     let index = edits.iter().position(is_first)?;
     let before: u32 = edits[..index].iter().map(|edit| edit.len).sum();
     let gone: u32 = edits[..index].iter().map(|edit| edit.replaced).sum();
     Some((block, origin_offset + before - gone + offset.min(code.part(0).end)))
-}
-
-/// What holds at an offset, of what holds from offsets on.
-fn last_at<T: Copy>(list: &[(u32, T)], offset: u32) -> Option<T> {
-    list[..list.partition_point(|&(start, _)| start <= offset)].last().map(|&(_, what)| what)
 }
 
 /// Appends `count` bytes of no-ops, as few instructions as there are (Intel SDM vol. 2, NOP, recommended sequences).

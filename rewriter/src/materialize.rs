@@ -1,14 +1,15 @@
 //! From the plan to a program that has an order: output blocks with what each copies, what is inserted or replaced and how each ends.
 //!
-//! **Method.** Every planned block becomes one `OutBlock`, every insertion on an edge one more, which holds nothing but the insertion. A
-//! code target resolves to the output block that carries it, or, where the plan leaves a block in place, to its old address. Terminators
-//! are made by `terminator::emit`, with the block that follows in the fragment in view. Edits belong to the block that they are in, so that its
-//! copies have them too. Each part of new code that lies apart becomes an output block of its own: what runs of them at the end of the fragment,
+//! **Method.** Every planned block becomes one output block, every insertion on an edge one more, which holds nothing but the insertion. First
+//! all of them get their ids; what each copies and how it ends is made when somebody asks for it (`link`). Edits belong to the block that they are in, so
+//! that its copies have them too. Each part of new code that lies apart becomes an output block of its own: what runs of them at the end of the fragment,
 //! the rest in the function's cold fragment or, if it has none, in one that is added behind all others.
 //!
 //! **Invariants.** Output blocks of a fragment have consecutive ids in output order. The successors of an output block, seen through
 //! edge blocks, are those of its origin. Every block of a movable function is placed exactly once, unless the plan drops the function; copies of a block are not its place: nothing names them, what stands before one runs into it. A clone's blocks are
 //! places for its own code alone (`clones`).
+
+mod link;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +17,7 @@ use std::ops::Range;
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Block, EntityId, Func, PrimaryMap, SecondaryMap};
-use lifter::ir::{BlockFlags, CodeTarget, Condition, EdgeKind, Program, Terminator};
+use lifter::ir::{Condition, EdgeKind, Program, Terminator};
 use profiles::Weights;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -25,7 +26,7 @@ use crate::clones::CloneId;
 use crate::edit::{EditPlan, NewCode, NewCodeId, Replacement, Snippet};
 use crate::error::{Error, Result};
 use crate::plan::{Filling, FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
-use crate::terminator::{Emitted, SuccessorCounts, emit_weighted};
+use link::Linker;
 
 lifter::define_id!(
     /// A block of the output.
@@ -79,15 +80,13 @@ pub enum Content {
     },
 }
 
-#[derive(Clone, Debug)]
+#[derive(Copy, Clone, Debug)]
 pub struct OutBlock {
     /// The block whose body is copied; an edge block copies nothing and stands, for the unwinder, at the start of its target.
     pub origin: Block,
     pub copies_body: bool,
     /// A power of two.
     pub align: u8,
-    /// Into `OutProgram::edits`, ascending by offset.
-    pub edits: Range<u32>,
     pub terminator: OutTerminator,
 }
 
@@ -105,14 +104,13 @@ pub struct OutFragment {
     pub deeper: u8,
 }
 
+/// The output before it has addresses. Its blocks are made when they are asked for, with what each copies and how it ends: all of them at once would take more memory
+/// than anything else.
 #[derive(Debug)]
-pub struct OutProgram {
+pub struct OutProgram<'p> {
     pub fragments: Vec<OutFragment>,
-    /// What each block copies and how it ends: for who encodes it, and gone afterwards.
-    pub blocks: PrimaryMap<Out, OutBlock>,
-    /// By output block, as in `blocks`.
+    /// What each output block copies, or stands for.
     pub origins: PrimaryMap<Out, Block>,
-    pub edits: Vec<Edit>,
     pub codes: PrimaryMap<NewCodeId, NewCode>,
     /// The output block that carries an input block; `None` where it stays in place.
     pub placed: SecondaryMap<Block, Option<Out>>,
@@ -128,78 +126,139 @@ pub struct OutProgram {
     pub hot_from: Option<Va>,
     /// As in the plan.
     pub joins_kept_entries: bool,
+    sources: Sources<'p>,
 }
 
-impl OutProgram {
-    pub fn edits_of(&self, block: &OutBlock) -> &[Edit] {
-        &self.edits[block.edits.start as usize..block.edits.end as usize]
-    }
-    /// Lets go what nobody needs who has the encoded fragments: most of it.
-    pub fn forget_blocks(&mut self) {
-        self.blocks = PrimaryMap::default();
+/// What output blocks are made from.
+#[derive(Debug)]
+struct Sources<'p> {
+    program: &'p Program,
+    weights: &'p Weights,
+    plan: &'p EditPlan,
+    /// By output block.
+    entries: Vec<Entry>,
+    /// By output block one after the other, ascending by offset.
+    edits: Vec<Edit>,
+    /// By output block, where its edits end; empty if there are none at all.
+    edit_ends: Vec<u32>,
+    edge_blocks: FxHashMap<u32, Out>,
+    parts: Vec<ApartFrom>,
+    in_table: SecondaryMap<Block, bool>,
+}
+
+impl OutProgram<'_> {
+    /// Ascending by offset.
+    pub fn edits_of(&self, block: Out) -> &[Edit] {
+        let ends = &self.sources.edit_ends;
+        let end = |index: usize| ends.get(index).map_or(0, |&end| end as usize);
+        &self.sources.edits[block.index().checked_sub(1).map_or(0, end)..end(block.index())]
     }
     /// The index of the fragment that has an output block.
     pub fn fragment_of(&self, block: Out) -> usize {
         let index = block.index() as u32;
         self.fragments.partition_point(|fragment| fragment.blocks.end <= index)
     }
-    pub fn fragment_blocks(&self, fragment: &OutFragment) -> impl DoubleEndedIterator<Item = (Out, &OutBlock)> {
-        fragment.blocks.clone().map(|index| {
-            let out = Out::new(index as usize);
-            (out, &self.blocks[out])
+    /// Makes the output blocks of a fragment.
+    pub fn fragment_blocks(&self, fragment: &OutFragment) -> impl Iterator<Item = (Out, OutBlock)> {
+        let linker = self.linker();
+        let (clone, first) = (fragment.clone, fragment.blocks.start as usize);
+        let entries = &self.sources.entries[first..fragment.blocks.end as usize];
+        entries.iter().enumerate().map(move |(index, &entry)| {
+            (Out::new(first + index), linker.block(clone, entry, entries.get(index + 1).copied()))
         })
+    }
+    fn linker(&self) -> Linker<'_> {
+        let Sources { program, weights, plan, edge_blocks, parts, in_table, .. } = &self.sources;
+        Linker { program, weights, edits: plan, placed: &self.placed, in_clones: &self.in_clones, edge_blocks, parts, in_table }
+    }
+    /// Lists the edits of all output blocks.
+    fn list_edits(&mut self) {
+        let Sources { entries, plan, .. } = &self.sources;
+        if plan.is_empty() && plan.clones.is_empty() {
+            return;
+        }
+        let linker = self.linker();
+        let edits_of_all = |fragments: &[OutFragment]| {
+            let (mut edits, mut ends) = (Vec::new(), Vec::new());
+            for fragment in fragments {
+                for &entry in &entries[fragment.blocks.start as usize..fragment.blocks.end as usize] {
+                    linker.push_edits(fragment.clone, entry, &mut edits);
+                    ends.push(edits.len() as u32);
+                }
+            }
+            (edits, ends)
+        };
+        let chunks: Vec<(Vec<Edit>, Vec<u32>)> = self.fragments.par_chunks(FRAGMENTS_AT_ONCE).map(edits_of_all).collect();
+        let (mut edits, mut edit_ends) = (Vec::new(), Vec::with_capacity(entries.len()));
+        for (of_chunk, ends) in chunks {
+            let base = edits.len() as u32;
+            edits.extend(of_chunk);
+            edit_ends.extend(ends.into_iter().map(|end| base + end));
+        }
+        (self.sources.edits, self.sources.edit_ends) = (edits, edit_ends);
     }
 }
 
 /// Applies a plan.
-pub fn materialize(program: &Program, weights: &Weights, layout: &LayoutPlan, edits: &EditPlan) -> Result<OutProgram> {
+pub fn materialize<'p>(
+    program: &'p Program,
+    weights: &'p Weights,
+    layout: &LayoutPlan,
+    edits: &'p EditPlan,
+) -> Result<OutProgram<'p>> {
     edits.check(program)?;
     let classes: Vec<u32> = layout.fragments.par_iter().map(|plan| class_of_all(program, plan)).collect::<Result<_>>()?;
     let skeleton = Skeleton::build(program, (layout, &classes), edits)?;
-    let mut out = OutProgram {
-        fragments: Vec::with_capacity(layout.fragments.len()),
-        blocks: PrimaryMap::default(),
-        origins: PrimaryMap::default(),
-        edits: Vec::new(),
-        codes: edits.codes.clone(),
-        placed: skeleton.placed,
-        clone_entries: Vec::with_capacity(edits.clones.len()),
-        in_clones: skeleton.in_clones,
-        apart: skeleton.apart,
-        filling: layout.filling,
-        hot_from: layout.hot_from,
-        joins_kept_entries: layout.joins_kept_entries,
-    };
-    for (clone, data) in edits.clones.iter() {
-        let entry = out.in_clones.get(&(clone, data.entry));
-        out.clone_entries.push(*entry.ok_or(Error::NotPlaced(data.entry, data.func))?);
-    }
+    let mut fragments = Vec::with_capacity(skeleton.spans.len());
     for ((plan, &unwind_class), span) in layout.fragments.iter().zip(&classes).zip(&skeleton.spans) {
         let deeper = deeper(edits, plan.clone);
         let (blocks, temperature, align) = (span.clone(), plan.temperature, plan.align);
-        out.fragments.push(OutFragment { func: plan.func, temperature, align, unwind_class, blocks, clone: plan.clone, deeper });
+        fragments.push(OutFragment { func: plan.func, temperature, align, unwind_class, blocks, clone: plan.clone, deeper });
     }
     for (part, span) in skeleton.added.iter().zip(&skeleton.spans[layout.fragments.len()..]) {
         let PartOf { func, unwind_class, clone } = *part;
         let (deeper, temperature) = (deeper(edits, clone), Temperature::Cold);
-        out.fragments.push(OutFragment { func, temperature, align: 1, unwind_class, blocks: span.clone(), clone, deeper });
+        fragments.push(OutFragment { func, temperature, align: 1, unwind_class, blocks: span.clone(), clone, deeper });
     }
     let mut in_table = SecondaryMap::new(program.blocks.len(), false);
     for table in program.tables.keys() {
         program.targets_of(table).iter().for_each(|&target| in_table[target] = true);
     }
-    let linker = Linker {
-        program,
-        weights,
-        edits,
-        placed: &out.placed,
-        in_clones: &out.in_clones,
-        edge_blocks: &skeleton.edge_blocks,
-        parts: &skeleton.parts,
-        in_table: &in_table,
+    let Skeleton { entries, placed, in_clones, edge_blocks, apart, parts, .. } = skeleton;
+    let mut clone_entries = Vec::with_capacity(edits.clones.len());
+    for (clone, data) in edits.clones.iter() {
+        let entry = in_clones.get(&(clone, data.entry));
+        clone_entries.push(*entry.ok_or(Error::NotPlaced(data.entry, data.func))?);
+    }
+    let origin = |entry: &Entry| match *entry {
+        Entry::Body { block, .. } => block,
+        Entry::Edge(edge) => program.edges[edge as usize].target,
+        Entry::Apart(index) => parts[index as usize].replacement.block,
     };
-    (out.edits, out.blocks) = linker.link(&skeleton.entries, &skeleton.spans);
-    out.origins = PrimaryMap::from_items(out.blocks.as_slice().par_iter().map(|block| block.origin).collect());
+    let mut out = OutProgram {
+        fragments,
+        origins: PrimaryMap::from_items(entries.par_iter().map(origin).collect()),
+        codes: edits.codes.clone(),
+        placed,
+        clone_entries,
+        in_clones,
+        apart,
+        filling: layout.filling,
+        hot_from: layout.hot_from,
+        joins_kept_entries: layout.joins_kept_entries,
+        sources: Sources {
+            program,
+            weights,
+            plan: edits,
+            entries,
+            edits: Vec::new(),
+            edit_ends: Vec::new(),
+            edge_blocks,
+            parts,
+            in_table,
+        },
+    };
+    out.list_edits();
     Ok(out)
 }
 
@@ -222,24 +281,23 @@ fn class_of_all(program: &Program, plan: &FragmentPlan) -> Result<u32> {
     Ok(unwind_class)
 }
 
-/// How many output blocks' edits are listed together.
-const BLOCKS_AT_ONCE: usize = 4096;
+/// How many fragments' edits are listed together.
+const FRAGMENTS_AT_ONCE: usize = 256;
 
 /// One output block before its targets are known.
-#[derive(Copy, Clone)]
+#[derive(Copy, Clone, Debug)]
 enum Entry {
     Body {
         block: Block,
         align: u8,
-        clone: Option<CloneId>,
     },
     Edge(u32),
-    /// Into `Skeleton::parts`.
+    /// Into `Sources::parts`.
     Apart(u32),
 }
 
 /// A part of a replacement's code that lies apart from the block it is in.
-#[derive(Copy, Clone)]
+#[derive(Copy, Clone, Debug)]
 struct ApartFrom {
     replacement: Replacement,
     part: usize,
@@ -356,7 +414,7 @@ impl Skeleton {
             }
             self.placed[block] = Some(Out::new(self.entries.len()));
         }
-        self.entries.push(Entry::Body { block, align, clone });
+        self.entries.push(Entry::Body { block, align });
         Ok(())
     }
 
@@ -398,209 +456,6 @@ impl Skeleton {
             None => Ok(()),
         }
     }
-}
-
-/// Resolves targets and makes terminators.
-struct Linker<'a> {
-    program: &'a Program,
-    weights: &'a Weights,
-    edits: &'a EditPlan,
-    placed: &'a SecondaryMap<Block, Option<Out>>,
-    in_clones: &'a FxHashMap<(CloneId, Block), Out>,
-    edge_blocks: &'a FxHashMap<u32, Out>,
-    parts: &'a [ApartFrom],
-    /// Whether an entry of a table names it: the program holds the address for a moment, and the checker takes it for held.
-    in_table: &'a SecondaryMap<Block, bool>,
-}
-
-impl Linker<'_> {
-    /// Where a block is for code of the functions, or of a clone.
-    fn resolve_block(&self, clone: Option<CloneId>, block: Block) -> OutTarget {
-        let in_clone = clone.and_then(|clone| self.in_clones.get(&(clone, block)).copied());
-        match in_clone.or(self.placed[block]) {
-            Some(out) => OutTarget::Placed(out),
-            None => OutTarget::Fixed(self.program.blocks[block].start),
-        }
-    }
-
-    fn resolve(&self, clone: Option<CloneId>, target: CodeTarget) -> OutTarget {
-        match target {
-            CodeTarget::Block(block) => self.resolve_block(clone, block),
-            CodeTarget::Fixed(va) => OutTarget::Fixed(va),
-        }
-    }
-
-    /// All output blocks, and their edits.
-    fn link(&self, entries: &[Entry], spans: &[Range<u32>]) -> (Vec<Edit>, PrimaryMap<Out, OutBlock>) {
-        let edits_of_chunk = |chunk: &[Entry]| {
-            let (mut edits, mut ends) = (Vec::new(), Vec::with_capacity(chunk.len()));
-            for &entry in chunk {
-                self.push_edits(entry, &mut edits);
-                ends.push(edits.len() as u32);
-            }
-            (edits, ends)
-        };
-        let chunks: Vec<(Vec<Edit>, Vec<u32>)> = entries.par_chunks(BLOCKS_AT_ONCE).map(edits_of_chunk).collect();
-        let bases: Vec<u32> =
-            chunks.iter().scan(0, |end, chunk| Some(std::mem::replace(end, *end + chunk.0.len() as u32))).collect();
-        let mut is_last = vec![false; entries.len()];
-        for span in spans.iter().filter(|span| !span.is_empty()) {
-            is_last[span.end as usize - 1] = true;
-        }
-        let block = |(index, &entry): (usize, &Entry)| {
-            let (chunk, within) = (index / BLOCKS_AT_ONCE, index % BLOCKS_AT_ONCE);
-            let end_of = |within: usize| bases[chunk] + chunks[chunk].1[within];
-            let first = within.checked_sub(1).map_or(bases[chunk], end_of);
-            let following = if is_last[index] { None } else { entries.get(index + 1).copied() };
-            self.block(entry, following, first..end_of(within))
-        };
-        // All at once and in their places: for as many blocks as there are, putting pieces together takes longer than to make them.
-        let blocks: Vec<OutBlock> = entries.par_iter().enumerate().map(block).collect();
-        (chunks.into_iter().flat_map(|chunk| chunk.0).collect(), PrimaryMap::from_items(blocks))
-    }
-
-    fn push_edits(&self, entry: Entry, edits: &mut Vec<Edit>) {
-        match entry {
-            Entry::Edge(edge) => edits.extend(self.edits.insertion_on(edge).map(|i| insertion(0, i.len, i.snippet))),
-            Entry::Apart(index) => {
-                let ApartFrom { replacement: Replacement { offset, code, .. }, part, of } = self.parts[index as usize];
-                let len = self.edits.codes[code].part(part).len() as u32;
-                edits.push(Edit { offset, replaced: 0, len, content: Content::Apart { code, part, of } });
-            }
-            Entry::Body { block, clone, .. } => {
-                let first = edits.len();
-                edits.extend(self.edits.insertions_of(block).iter().map(|i| insertion(i.offset, i.len, i.snippet)));
-                edits.extend(self.edits.replacements_in(clone, block).iter().map(|r| {
-                    let len = self.edits.codes[r.code].part(0).end;
-                    Edit { offset: r.offset, replaced: r.len, len, content: Content::Code(r.code) }
-                }));
-                // What is inserted before an instruction that goes stays before what comes in its place.
-                edits[first..].sort_by_key(|edit| (edit.offset, edit.replaced));
-            }
-        }
-    }
-
-    fn block(&self, entry: Entry, following: Option<Entry>, edits: Range<u32>) -> OutBlock {
-        match entry {
-            Entry::Edge(edge) => {
-                let target = self.program.edges[edge as usize].target;
-                let falls = matches!(following, Some(Entry::Body { block, .. }) if block == target);
-                let terminator = if falls { OutTerminator::None } else { OutTerminator::Jump(self.resolve_block(None, target)) };
-                OutBlock { origin: target, copies_body: false, align: 1, edits, terminator }
-            }
-            Entry::Apart(index) => {
-                let origin = self.parts[index as usize].replacement.block;
-                OutBlock { origin, copies_body: false, align: 1, edits, terminator: OutTerminator::None }
-            }
-            Entry::Body { block, align, clone } => {
-                let replaces_terminator = self.edits.replaces_terminator(self.program, clone, block);
-                let terminator = if replaces_terminator { OutTerminator::None } else { self.terminator(clone, block, following) };
-                OutBlock { origin: block, copies_body: true, align, edits, terminator }
-            }
-        }
-    }
-
-    fn terminator(&self, clone: Option<CloneId>, block: Block, following: Option<Entry>) -> OutTerminator {
-        if let Some(target) = clone.and_then(|clone| self.edits.clones[clone].decided(block)) {
-            let follows = matches!(following, Some(Entry::Body { block: next, .. }) if target == CodeTarget::Block(next));
-            return if follows { OutTerminator::None } else { OutTerminator::Jump(self.resolve(clone, target)) };
-        }
-        let has_edge_blocks = clone.is_none()
-            && !self.edge_blocks.is_empty()
-            && self.program.blocks[block].edges.as_usize().any(|e| self.edge_blocks.contains_key(&(e as u32)));
-        if has_edge_blocks {
-            return self.terminator_through_edge_blocks(block, following);
-        }
-        let following = match following {
-            Some(Entry::Body { block: next, .. }) if !self.would_share_an_address(block, next) => {
-                Some(if clone.is_none() { self.stood_for(block, next) } else { next })
-            }
-            _ => None,
-        };
-        let counts = SuccessorCounts::of(self.program, self.weights, block);
-        match emit_weighted(&self.program.blocks[block].terminator, following, counts) {
-            Emitted::None => OutTerminator::None,
-            Emitted::Jump { target } => OutTerminator::Jump(self.resolve(clone, target)),
-            Emitted::Branch { condition, taken } => {
-                OutTerminator::Branch { condition, taken: self.resolve(clone, taken), jump: None }
-            }
-            Emitted::BranchAndJump { condition, taken, next } => {
-                OutTerminator::Branch { condition, taken: self.resolve(clone, taken), jump: Some(self.resolve(clone, next)) }
-            }
-            Emitted::Loop { taken, then_jump } => OutTerminator::Loop {
-                taken: self.resolve_block(clone, taken),
-                jump: then_jump.map(|next| self.resolve_block(clone, next)),
-            },
-        }
-    }
-
-    /// The target of a block that is where `next` is, if `next` stands for one.
-    fn stood_for(&self, block: Block, next: Block) -> Block {
-        let is_there = |target: Block| self.placed[target] == self.placed[next];
-        let targets = match self.program.blocks[block].terminator {
-            Terminator::Fallthrough { next } => [Some(CodeTarget::Block(next)), None],
-            Terminator::Jump { target } => [Some(target), None],
-            Terminator::Branch { taken, next, .. } => [Some(CodeTarget::Block(next)), Some(taken)],
-            Terminator::Loop { next, .. } => [Some(CodeTarget::Block(next)), None],
-            Terminator::Stop(_) => [None, None],
-        };
-        let blocks = targets.into_iter().flatten().filter_map(|target| match target {
-            CodeTarget::Block(block) => Some(block),
-            CodeTarget::Fixed(_) => None,
-        });
-        blocks.into_iter().find(|&target| is_there(target)).unwrap_or(next)
-    }
-
-    /// Whether a block that is nothing but a jump would begin where the next one does, though the program can hold and compare both addresses.
-    /// Then the jump stays.
-    fn would_share_an_address(&self, block: Block, next: Block) -> bool {
-        let has_address = |block: Block| self.program.blocks[block].flags.contains(BlockFlags::ADDRESS_TAKEN);
-        let is_taken = |block: Block| has_address(block) || self.in_table[block];
-        let is_empty = |block: Block| self.program.blocks[block].body_len == 0;
-        is_empty(block) && is_taken(block) && (is_taken(next) || is_empty(next))
-    }
-
-    /// As `terminator`, with no inversion: an edge block in line follows its source at once, so the way to it needs no jump.
-    fn terminator_through_edge_blocks(&self, block: Block, following: Option<Entry>) -> OutTerminator {
-        let edge_of = |kind: EdgeKind| {
-            let mut edges = self.program.blocks[block].edges.as_usize();
-            edges
-                .find(|&e| self.program.edges[e].kind == kind)
-                .and_then(|e| self.edge_blocks.get(&(e as u32)).map(|&out| (e as u32, out)))
-        };
-        let through = |kind: EdgeKind, plain: CodeTarget| -> (OutTarget, bool) {
-            match edge_of(kind) {
-                Some((edge, out)) => (OutTarget::Placed(out), matches!(following, Some(Entry::Edge(e)) if e == edge)),
-                None => {
-                    let follows =
-                        matches!((plain, following), (CodeTarget::Block(b), Some(Entry::Body { block, .. })) if b == block);
-                    (self.resolve(None, plain), follows)
-                }
-            }
-        };
-        let unless_follows = |(target, follows): (OutTarget, bool)| (!follows).then_some(target);
-        match self.program.blocks[block].terminator {
-            Terminator::Fallthrough { next } => unless_follows(through(EdgeKind::Fallthrough, CodeTarget::Block(next)))
-                .map_or(OutTerminator::None, OutTerminator::Jump),
-            Terminator::Jump { target } => {
-                unless_follows(through(EdgeKind::Taken, target)).map_or(OutTerminator::None, OutTerminator::Jump)
-            }
-            Terminator::Branch { condition, taken, next } => OutTerminator::Branch {
-                condition,
-                taken: through(EdgeKind::Taken, taken).0,
-                jump: unless_follows(through(EdgeKind::Fallthrough, CodeTarget::Block(next))),
-            },
-            Terminator::Loop { taken, next } => OutTerminator::Loop {
-                taken: through(EdgeKind::Taken, CodeTarget::Block(taken)).0,
-                jump: unless_follows(through(EdgeKind::Fallthrough, CodeTarget::Block(next))),
-            },
-            Terminator::Stop(_) => OutTerminator::None,
-        }
-    }
-}
-
-fn insertion(offset: u32, len: u32, snippet: Snippet) -> Edit {
-    Edit { offset, replaced: 0, len, content: Content::Snippet(snippet) }
 }
 
 /// The bytes of a block in the input.

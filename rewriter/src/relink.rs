@@ -35,7 +35,7 @@ use crate::clones::CloneId;
 use crate::debug::map::CodeMap;
 use crate::debug::{self, Outcome};
 use crate::edit::Snippet;
-use crate::encode::FragmentCode;
+use crate::encode::{self, FragmentCode, FragmentShape};
 use crate::error::{Error, Result};
 use crate::instrument::Start;
 use crate::materialize::{Out, OutFragment, OutProgram};
@@ -88,12 +88,12 @@ pub struct Relinked {
     pub debug_file: Option<NewDebugFile>,
 }
 
-/// Relinks. `codes` are the encoded fragments of `out`; `wanted` says what becomes of debug information.
+/// Relinks. `shapes` are the measured fragments of `out`; `wanted` says what becomes of debug information.
 pub fn relink(
     image: &Image<'_>,
     program: &Program,
-    out: &OutProgram,
-    mut codes: Vec<FragmentCode>,
+    out: &OutProgram<'_>,
+    shapes: Vec<FragmentShape>,
     payload: Option<&mut dyn Payload>,
     wanted: debug::Wanted<'_>,
 ) -> Result<Relinked> {
@@ -101,18 +101,18 @@ pub fn relink(
     let growth = reserved.map_or(0, |r| r.growth(image));
 
     // Addresses.
-    let mut placement = place::place(image, program, out, &codes, Overflow::behind(image, growth));
-    let mut addresses = Addresses::new(program, out, &codes, &placement);
+    let mut placement = place::place(image, program, out, &shapes, Overflow::behind(image, growth));
+    let mut addresses = Addresses::new(program, out, &shapes, &placement);
     // It may take more bytes than before, for which a payload leaves no room.
     let may_grow = payload_behind(image).is_none();
     let moves_code = !out.fragments.is_empty();
     let updates = wanted.mode == debug::Mode::Update && may_grow && moves_code && debug::is_in(image.all_sections());
     let has_map = updates || moves_code && wanted.separate.is_some();
-    let stretches = has_map.then(|| debug::map::all_stretches(&codes, &placement.fragments));
-    let fragments = unwind::fragments(image, program, out, &mut codes, &placement);
+    let stretches = has_map.then(|| debug::map::all_stretches(&shapes, &placement.fragments));
+    let covered = unwind::covered(image, program, out, &shapes, &placement);
     let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
-    let mut tables = eh_frame::UnwindLayout::plan(&program.unwind, &fragments, pad)?;
-    drop(fragments);
+    let mut tables = eh_frame::UnwindLayout::plan(&program.unwind, &covered, pad)?;
+    drop(covered);
     // A table without entries is but a terminator, which no one needs where there was none.
     let sizes = match program.unwind.fdes.is_empty() && image.section_named(unwind::SECTIONS[1]).is_none() {
         // mold makes a search table of nothing.
@@ -133,7 +133,7 @@ pub fn relink(
     let drops_functions = program.funcs.values().any(|data| data.is_movable() && out.placed[data.entry].is_none());
     if drops_functions {
         place::recall_copies(image, program, &mut placement, &mut places);
-        addresses = Addresses::new(program, out, &codes, &placement);
+        addresses = Addresses::new(program, out, &shapes, &placement);
     }
     if let Some(at) = places.registered() {
         addresses.move_unwind_table(at);
@@ -153,13 +153,8 @@ pub fn relink(
     for free in space::free_text(image, program).into_iter().filter(|_| moves_code) {
         file.slice_mut(free.start, free.len() as usize)?.fill(0xcc);
     }
-    codes.par_iter_mut().zip(&placement.fragments).try_for_each(|(code, &at)| patch::resolve_fixups(code, at, &addresses))?;
-    for (code, &at) in codes.iter_mut().zip(&placement.fragments) {
-        if let Some((_, _, payload)) = &built {
-            write_snippets(code, at, *payload)?;
-        }
-        file.write(at, &code.bytes)?;
-    }
+    let snippets = built.as_ref().map(|(_, _, payload)| &**payload as &dyn Payload);
+    write_code(image, program, (out, &shapes), &placement.fragments, &addresses, snippets, &mut file)?;
     patch::patch_pinned(program, &addresses, &mut file)?;
     patch::patch_slots(image, program, &addresses, &mut file)?;
     let num_anchors = patch::write_anchors(program, image.has_ibt, &addresses, &mut file)?;
@@ -192,7 +187,7 @@ pub fn relink(
         image,
         program,
         (&placement, &places),
-        &codes,
+        &shapes,
         built.as_ref().map(|(at, b, _)| (*at, b.bytes.len() as u64)),
         reserved.as_ref(),
         &file,
@@ -211,7 +206,7 @@ pub fn relink(
     let mut table = SectionTable::new(image, moves_code, added, updated, |id, section| {
         edit_section(image, id, section, &places, &moved_address, reserved.as_ref(), &file);
     });
-    let placed = symbols::Placed { program, out, codes: &codes, placement: &placement, addresses: &addresses };
+    let placed = symbols::Placed { program, out, shapes: &shapes, placement: &placement, addresses: &addresses };
     let names = symbols::Names { sections: image.all_sections(), symbols: &image.symbols };
     symbols::rewrite(image, names, placed, &mut table, &moved_address);
     rewrite_probes(image, &addresses, &mut table);
@@ -223,16 +218,17 @@ pub fn relink(
         None => {}
     }
     let dropped_sections = table.dropped.clone();
-    let clones = clone_places(out, &codes, &placement.fragments);
-    let blocks = block_places(program, out, &codes, &addresses);
+    let clones = clone_places(out, &shapes, &placement.fragments);
+    let blocks = block_places(program, out, &shapes, &addresses);
     let build_id = image.build_id.map(|(offset, len)| (build_id_offset(image, offset, &moved_address, &file), len));
     let output =
         debug_file::Output { image, sections: &table.sections, bytes: &file.bytes, segments: &segments, entry, build_id };
     let separate = wanted.separate.map(|separate| debug_file::build(separate, map.as_ref(), placed, &moved_address, output));
     let mut debug_file = separate.transpose()?;
+    drop(map);
     // What is not needed any more are many small pieces: they are given back meanwhile.
     let finish = || finish(image, file.bytes, &segments, table, entry);
-    let (finished, ()) = rayon::join(finish, || drop((codes, tables)));
+    let (finished, ()) = rayon::join(finish, || drop((shapes, tables)));
     let (mut bytes, link) = finished?;
     match (&mut debug_file, wanted.separate, link) {
         (Some(debug_file), Some(separate), Some(link)) => {
@@ -271,6 +267,36 @@ pub(crate) fn payload_behind<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
     let end = sections.chain([headers, space::loaded_file_end(image)]).max().unwrap_or(0);
     let rest = image.bytes.get(end as usize..).unwrap_or(&[]);
     rest.iter().any(|&b| b != 0).then_some((end, rest))
+}
+
+/// Encodes the fragments and writes them where they are placed.
+fn write_code(
+    image: &Image<'_>,
+    program: &Program,
+    (out, shapes): (&OutProgram<'_>, &[FragmentShape]),
+    places: &[Va],
+    addresses: &Addresses<'_>,
+    payload: Option<&dyn Payload>,
+    file: &mut OutBytes,
+) -> Result<()> {
+    /// So many that threads have enough to do, and their bytes are few beside the file's.
+    const FRAGMENTS_AT_ONCE: usize = 4096;
+    for first in (0..shapes.len()).step_by(FRAGMENTS_AT_ONCE) {
+        let some = first..shapes.len().min(first + FRAGMENTS_AT_ONCE);
+        let code = |index: usize| {
+            let mut code = encode::write(image, program, out, (&out.fragments[index], &shapes[index]))?;
+            patch::resolve_fixups(&mut code, places[index], addresses)?;
+            if let Some(payload) = payload {
+                write_snippets(&mut code, places[index], payload)?;
+            }
+            Ok(code.bytes)
+        };
+        let codes: Vec<Vec<u8>> = some.clone().into_par_iter().map(code).collect::<Result<_>>()?;
+        for (bytes, &at) in codes.iter().zip(&places[some]) {
+            file.write(at, bytes)?;
+        }
+    }
+    Ok(())
 }
 
 fn write_snippets(code: &mut FragmentCode, at: Va, payload: &dyn Payload) -> Result<()> {
@@ -314,7 +340,7 @@ fn overflow_sections(
     image: &Image<'_>,
     program: &Program,
     (placement, places): (&Placement, &unwind::Places),
-    codes: &[FragmentCode],
+    shapes: &[FragmentShape],
     payload: Option<(Va, u64)>,
     reserved: Option<&Reserved>,
     file: &OutBytes,
@@ -334,7 +360,7 @@ fn overflow_sections(
         place: ContentPlace::Loaded(file.offset_of(start)),
     };
     let mut sections = Vec::new();
-    let code_ends = codes.iter().zip(&placement.fragments).map(|(code, &at)| at + code.bytes.len() as u64);
+    let code_ends = shapes.iter().zip(&placement.fragments).map(|(code, &at)| at + u64::from(code.len));
     let table_ends = program.tables.iter().filter_map(|(table, data)| match placement.tables[table] {
         place::TablePlace::CopiedTo(_) if placement.copies.is_some() => None,
         place::TablePlace::CopiedTo(va) => Some(va + data.byte_len()),
@@ -448,14 +474,14 @@ fn rewrite_probes(image: &Image<'_>, addresses: &Addresses<'_>, table: &mut Sect
     table.set_content(id, bytes, None);
 }
 
-fn block_places(program: &Program, out: &OutProgram, codes: &[FragmentCode], addresses: &Addresses<'_>) -> Vec<(Va, u32)> {
+fn block_places(program: &Program, out: &OutProgram<'_>, shapes: &[FragmentShape], addresses: &Addresses<'_>) -> Vec<(Va, u32)> {
     // Blocks are asked for in the input's order: a search through the fragments for each would find none of them near the last.
     let sizes = out.fragments.iter().zip(0..).map(|(fragment, number)| (fragment.blocks.len(), number));
     let fragment_of: Vec<u32> = sizes.flat_map(|(size, number)| std::iter::repeat_n(number, size)).collect();
     let len = |id: Out| {
         let fragment = fragment_of[id.index()] as usize;
-        let (code, within) = (&codes[fragment], id.index() - out.fragments[fragment].blocks.start as usize);
-        code.offsets.get(within + 1).map_or(code.bytes.len() as u32, |&next| next) - code.offsets[within]
+        let (code, within) = (&shapes[fragment], id.index() - out.fragments[fragment].blocks.start as usize);
+        code.offsets.get(within + 1).map_or(code.len, |&next| next) - code.offsets[within]
     };
     // Of a block and its copies, the place is the block's own.
     let place = |(index, data): (usize, &BlockData)| match out.placed[Block::new(index)] {
@@ -465,10 +491,10 @@ fn block_places(program: &Program, out: &OutProgram, codes: &[FragmentCode], add
     program.blocks.as_slice().par_iter().enumerate().map(place).collect()
 }
 
-fn clone_places(out: &OutProgram, codes: &[FragmentCode], fragments: &[Va]) -> Vec<(CloneId, Va, Va)> {
-    let placed = out.fragments.iter().zip(codes).zip(fragments);
+fn clone_places(out: &OutProgram<'_>, shapes: &[FragmentShape], fragments: &[Va]) -> Vec<(CloneId, Va, Va)> {
+    let placed = out.fragments.iter().zip(shapes).zip(fragments);
     let range =
-        |((fragment, code), &at): ((&OutFragment, &FragmentCode), &Va)| Some((fragment.clone?, at, at + code.bytes.len() as u64));
+        |((fragment, code), &at): ((&OutFragment, &FragmentShape), &Va)| Some((fragment.clone?, at, at + u64::from(code.len)));
     placed.filter_map(range).collect()
 }
 

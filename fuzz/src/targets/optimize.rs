@@ -137,8 +137,8 @@ fn rewrite(image: &Image<'_>, program: &Program, job: Job) -> rewriter::error::R
         let mut instrumentation = Instrumentation::plan(image, program, "/tmp/profile".as_ref())?;
         let edits = instrumentation.edits()?;
         let out = materialize::materialize(program, &weights, &layout::original(program), &edits)?;
-        let codes = encode::encode(image, program, &out)?;
-        return relink::relink(image, program, &out, codes, Some(&mut instrumentation), Mode::Drop.into());
+        let shapes = encode::measure(program, &out);
+        return relink::relink(image, program, &out, shapes, Some(&mut instrumentation), Mode::Drop.into());
     }
     let plan = match job {
         Job::Original | Job::Instrument => layout::original(program),
@@ -160,8 +160,8 @@ pub(super) fn apply(
     plan: &LayoutPlan,
 ) -> rewriter::error::Result<Relinked> {
     let out = materialize::materialize(program, weights, plan, &EditPlan::default())?;
-    let codes = encode::encode(image, program, &out)?;
-    relink::relink(image, program, &out, codes, None, Mode::Update.into())
+    let shapes = encode::measure(program, &out);
+    relink::relink(image, program, &out, shapes, None, Mode::Update.into())
 }
 
 /// Counts that a run could have left: every counter has a random value.

@@ -14,7 +14,7 @@ use lifter::ir::{CodeTarget, Program, Terminator};
 use lifter::x86::padding_len;
 use rayon::prelude::*;
 
-use crate::encode::FragmentCode;
+use crate::encode::FragmentShape;
 use crate::relink::addresses::Addresses;
 
 /// What a stretch is to the code that it stands for.
@@ -217,12 +217,12 @@ fn in_place(start: Va, end: Va) -> Stretch {
 }
 
 /// The stretches of all fragments, which are placed at these addresses.
-pub(crate) fn all_stretches(codes: &[FragmentCode], places: &[Va]) -> Vec<Stretch> {
-    codes.par_iter().zip(places).flat_map_iter(|(code, &at)| stretches(code, at)).collect()
+pub(crate) fn all_stretches(shapes: &[FragmentShape], places: &[Va]) -> Vec<Stretch> {
+    shapes.par_iter().zip(places).flat_map_iter(|(code, &at)| stretches(code, at)).collect()
 }
 
 /// The stretches of a fragment that is placed at an address.
-fn stretches(code: &FragmentCode, at: Va) -> Vec<Stretch> {
+fn stretches(code: &FragmentShape, at: Va) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::with_capacity(code.runs.len());
     let mut rewritten = code.rewritten.iter().peekable();
     for run in code.runs.iter().filter(|run| run.len > 0) {

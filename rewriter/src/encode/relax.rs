@@ -82,7 +82,7 @@ fn targets(terminator: OutTerminator) -> (Option<OutTarget>, Option<OutTarget>) 
 }
 
 /// Sizes of the two branches of a terminator.
-fn sizes(shape: &Shape, is_long: IsLong) -> (u32, u32) {
+pub(super) fn sizes(shape: &Shape, is_long: IsLong) -> (u32, u32) {
     let jump = |present: bool| match (present, is_long.jump) {
         (false, _) => 0,
         (true, false) => 2,

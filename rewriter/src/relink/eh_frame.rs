@@ -14,6 +14,8 @@ mod runs;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
+
 use lifter::Va;
 use lifter::elf::Unwind;
 use lifter::elf::eh_frame::CieData;
@@ -115,6 +117,12 @@ pub struct Piece {
 }
 
 impl Piece {
+    /// Code that stays.
+    pub fn in_place(start: Va, end: Va) -> Self {
+        let len = (end - start) as u32;
+        let deeper = Deeper::default();
+        Piece { old_start: start, old_len: len, new_start: start, new_len: len, is_new: false, deeper, clone: None }
+    }
     pub fn old_end(&self) -> Va {
         self.old_start + u64::from(self.old_len)
     }
@@ -137,6 +145,17 @@ pub struct UnwindFragment {
     pub len: u32,
     /// In output order, not overlapping. What lies between two (alignment) keeps the row of the first.
     pub pieces: Vec<Piece>,
+}
+
+/// What can be described by its pieces: those of a whole program would take much room.
+pub trait Describe: Sync {
+    fn describe(&self) -> Cow<'_, UnwindFragment>;
+}
+
+impl Describe for UnwindFragment {
+    fn describe(&self) -> Cow<'_, UnwindFragment> {
+        Cow::Borrowed(self)
+    }
 }
 
 /// Where an output entry's exception table is.
@@ -202,13 +221,13 @@ impl<'a> UnwindLayout<'a> {
     /// a personality or of its slot to that of the output, for code of a clone or of no clone.
     pub fn plan(
         unwind: &'a Unwind,
-        fragments: &[UnwindFragment],
+        fragments: &[impl Describe],
         landing_pad: impl Fn(Option<CloneId>, Va) -> Option<Va> + Sync,
     ) -> Result<Self, UnwindError> {
         let entries = runs::Entries::of(unwind);
         let planned: Result<Vec<Vec<PlannedFde>>, UnwindError> = fragments
             .par_iter()
-            .map_init(rows::CommonRows::default, |common, f| plan_fragment(&entries, f, &landing_pad, common))
+            .map_init(rows::CommonRows::default, |common, f| plan_fragment(&entries, &f.describe(), &landing_pad, common))
             .collect();
         let planned = planned?;
         let mut fdes: Vec<PlannedFde> = Vec::with_capacity(planned.iter().map(Vec::len).sum());

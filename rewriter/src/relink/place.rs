@@ -16,7 +16,7 @@ use lifter::entity::{Block, EntityId, SecondaryMap, Table};
 use lifter::ir::{Program, RefTarget, TableBase, TableBound};
 
 use crate::clones::CloneId;
-use crate::encode::FragmentCode;
+use crate::encode::FragmentShape;
 use crate::materialize::{Out, OutFragment, OutProgram};
 use crate::plan::{Filling, Temperature};
 use crate::relink::space::{Interval, Overflow, Space, free_text};
@@ -47,8 +47,8 @@ pub(crate) struct Placement {
 pub(crate) fn place(
     image: &Image<'_>,
     program: &Program,
-    out: &OutProgram,
-    codes: &[FragmentCode],
+    out: &OutProgram<'_>,
+    shapes: &[FragmentShape],
     overflow: Overflow,
 ) -> Placement {
     let code = image.sections.iter().filter(|(id, _)| image.is_movable_code_section(*id));
@@ -60,13 +60,13 @@ pub(crate) fn place(
     let mut try_with = |free: Vec<Interval>, unused: Option<Interval>| {
         let mut space = Space::new(free, &ends, overflow);
         space.unused = unused;
-        let fragments = place_fragments(out, codes, &mut space);
+        let fragments = place_fragments(out, shapes, &mut space);
         let copies = place_copies(program, &copied, &mut tables, &mut of_clones, &mut space);
         Placement { fragments, tables: tables.clone(), clone_tables: of_clones.clone(), copies, space }
     };
     if out.filling != Filling::FromStart {
         let copies = copied.iter().copied().chain(tables_of_clones);
-        let needed = code_len(out, codes) + copies.map(|table| copy_len(program, table)).sum::<u64>() + COPY_ALIGN;
+        let needed = code_len(out, shapes) + copies.map(|table| copy_len(program, table)).sum::<u64>() + COPY_ALIGN;
         // How much stays unused before pinned code is only known when all is placed.
         for rests in RESTS {
             let mut left = free.clone();
@@ -80,27 +80,27 @@ pub(crate) fn place(
     try_with(free, None)
 }
 
-fn place_fragments(out: &OutProgram, codes: &[FragmentCode], space: &mut Space) -> Vec<Va> {
+fn place_fragments(out: &OutProgram<'_>, shapes: &[FragmentShape], space: &mut Space) -> Vec<Va> {
     if let Some(from) = out.hot_from {
-        return place_around(out, codes, from, space);
+        return place_around(out, shapes, from, space);
     }
-    let place = |(fragment, code): (&OutFragment, &FragmentCode)| {
-        let (len, align) = (code.bytes.len() as u64, u64::from(fragment.align));
+    let place = |(fragment, code): (&OutFragment, &FragmentShape)| {
+        let (len, align) = (u64::from(code.len), u64::from(fragment.align));
         match fragment.temperature {
             Temperature::Hot => space.take_lines_in_order(len, align),
             Temperature::Unknown | Temperature::Cold => take_cold(space, len, align),
         }
     };
-    out.fragments.iter().zip(codes).map(place).collect()
+    out.fragments.iter().zip(shapes).map(place).collect()
 }
 
 /// Places what is hot in order, from an address on, and what is not wherever it fits, the longest first.
-fn place_around(out: &OutProgram, codes: &[FragmentCode], from: Va, space: &mut Space) -> Vec<Va> {
-    let size = |index: usize| (codes[index].bytes.len() as u64, u64::from(out.fragments[index].align));
+fn place_around(out: &OutProgram<'_>, shapes: &[FragmentShape], from: Va, space: &mut Space) -> Vec<Va> {
+    let size = |index: usize| (u64::from(shapes[index].len), u64::from(out.fragments[index].align));
     let (hot, mut others): (Vec<usize>, Vec<usize>) =
-        (0..codes.len()).partition(|&index| out.fragments[index].temperature == Temperature::Hot);
-    others.sort_by_key(|&index| std::cmp::Reverse(codes[index].bytes.len()));
-    let mut places = vec![Va(0); codes.len()];
+        (0..shapes.len()).partition(|&index| out.fragments[index].temperature == Temperature::Hot);
+    others.sort_by_key(|&index| std::cmp::Reverse(shapes[index].len));
+    let mut places = vec![Va(0); shapes.len()];
     space.begin_at(from);
     for index in hot {
         let (len, align) = size(index);
@@ -115,7 +115,7 @@ fn place_around(out: &OutProgram, codes: &[FragmentCode], from: Va, space: &mut 
 }
 
 /// What becomes of each table, but for those that have to be copied, which come besides.
-fn places_of_tables(program: &Program, out: &OutProgram) -> (SecondaryMap<Table, TablePlace>, Vec<Table>) {
+fn places_of_tables(program: &Program, out: &OutProgram<'_>) -> (SecondaryMap<Table, TablePlace>, Vec<Table>) {
     let mut tables = SecondaryMap::new(program.tables.len(), TablePlace::Untouched);
     let used = used_tables(program, out);
     let mut copied: Vec<Table> = Vec::new();
@@ -140,9 +140,9 @@ fn places_of_tables(program: &Program, out: &OutProgram) -> (SecondaryMap<Table,
 }
 
 /// Bytes of all fragments, one after the other from where all of them are aligned.
-fn code_len(out: &OutProgram, codes: &[FragmentCode]) -> u64 {
-    let fragments = out.fragments.iter().zip(codes);
-    fragments.fold(0, |at: u64, (fragment, code)| at.next_multiple_of(u64::from(fragment.align).max(1)) + code.bytes.len() as u64)
+fn code_len(out: &OutProgram<'_>, shapes: &[FragmentShape]) -> u64 {
+    let fragments = out.fragments.iter().zip(shapes);
+    fragments.fold(0, |at: u64, (fragment, code)| at.next_multiple_of(u64::from(fragment.align).max(1)) + u64::from(code.len))
 }
 
 /// Takes away in one piece what `needed` bytes leave free.
@@ -222,7 +222,7 @@ fn place_copies(
 }
 
 /// The tables that clones name, not yet placed.
-fn clone_tables(program: &Program, out: &OutProgram) -> BTreeMap<(CloneId, Table), Va> {
+fn clone_tables(program: &Program, out: &OutProgram<'_>) -> BTreeMap<(CloneId, Table), Va> {
     let mut named = BTreeMap::new();
     for fragment in &out.fragments {
         let Some(clone) = fragment.clone else { continue };
@@ -280,7 +280,7 @@ fn take_cold(space: &mut Space, len: u64, align: u64) -> Va {
 }
 
 /// Tables that some code of the output still names: moved code, or pinned code that follows a copy.
-fn used_tables(program: &Program, out: &OutProgram) -> SecondaryMap<Table, bool> {
+fn used_tables(program: &Program, out: &OutProgram<'_>) -> SecondaryMap<Table, bool> {
     let mut used = SecondaryMap::new(program.tables.len(), false);
     let is_there = |block: Block| out.placed[block].is_some() || !program.funcs[program.func_of(block)].is_movable();
     for block in program.blocks.keys().filter(|&block| is_there(block)) {

@@ -24,7 +24,7 @@ use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::clones::CloneId;
-use crate::encode::FragmentCode;
+use crate::encode::FragmentShape;
 use crate::materialize::{Out, OutFragment, OutProgram};
 use crate::relink::addresses::Addresses;
 use crate::relink::place::Placement;
@@ -35,8 +35,8 @@ use crate::relink::unwind;
 #[derive(Copy, Clone)]
 pub(crate) struct Placed<'a> {
     pub(crate) program: &'a Program,
-    pub(crate) out: &'a OutProgram,
-    pub(crate) codes: &'a [FragmentCode],
+    pub(crate) out: &'a OutProgram<'a>,
+    pub(crate) shapes: &'a [FragmentShape],
     pub(crate) placement: &'a Placement,
     pub(crate) addresses: &'a Addresses<'a>,
 }
@@ -184,7 +184,7 @@ pub(crate) fn size_at_identity(placed: Placed<'_>, block: Block, has_ibt: bool) 
 fn fragment_end(placed: Placed<'_>, out: Out) -> Option<Va> {
     let fragment = placed.out.fragment_of(out);
     let at = *placed.placement.fragments.get(fragment)?;
-    Some(at + placed.codes[fragment].bytes.len() as u64)
+    Some(at + u64::from(placed.shapes[fragment].len))
 }
 
 /// A place that needs a name: part of the function that a name stands for.
@@ -285,7 +285,7 @@ fn parts<'a>((image, names): (&'a Image<'_>, Names<'a, 'a>), placed: Placed<'a>)
         let symbol = covering.or_else(|| func.symbol.and_then(|s| image.symbols.get(s)))?;
         let named = placed.program.block_at(Va(symbol.st_value)).map(|block| placed.addresses.block(block));
         let of = symbol.name.split(SUFFIX).next().unwrap_or(symbol.name);
-        let size = placed.codes[index].bytes.len() as u64;
+        let size = u64::from(placed.shapes[index].len);
         let is_entry = |clone: CloneId| fragment.blocks.contains(&(placed.out.clone_entries[clone.index()].index() as u32));
         let clone = fragment.clone.map(|clone| (clone, is_entry(clone)));
         (named != Some(at) && !of.is_empty()).then_some(Part { of, at, size, clone })

@@ -6,21 +6,23 @@
 
 mod named;
 
+use std::borrow::Cow;
+
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Fde, SecondaryMap};
 use lifter::ir::{BlockFlags, Program};
 use lifter::x86::padding_len;
 use object::elf;
-use rayon::prelude::*;
+use smallvec::{SmallVec, smallvec};
 
 use crate::clones::CloneId;
-use crate::encode::{FragmentCode, Run};
+use crate::encode::FragmentShape;
 use crate::error::{Error, Result};
 use crate::materialize::OutProgram;
 use crate::plan::Temperature;
 use crate::relink::addresses::Addresses;
-use crate::relink::eh_frame::{Deeper, Piece, UnwindFragment, UnwindLayout};
+use crate::relink::eh_frame::{Describe, Piece, UnwindFragment, UnwindLayout};
 use crate::relink::place::Placement;
 use crate::relink::space::{Interval, PAGE, Space};
 pub(crate) use named::{Named, TERMINATOR, named};
@@ -75,30 +77,66 @@ impl Places {
     }
 }
 
-/// All output code, described to the unwind writers. The runs of the encoded fragments are used up.
-pub(crate) fn fragments(
+/// Output code that one unwind entry may cover: fragments that lie side by side, or stretches that stay.
+#[derive(Debug)]
+pub(crate) struct Covered<'a> {
+    start: Va,
+    len: u32,
+    /// Ascending.
+    members: SmallVec<[Member<'a>; 1]>,
+}
+
+#[derive(Copy, Clone, Debug)]
+enum Member<'a> {
+    Moved {
+        at: Va,
+        shape: &'a FragmentShape,
+        clone: Option<CloneId>,
+    },
+    Kept {
+        start: Va,
+        end: Va,
+    },
+}
+
+impl Covered<'_> {
+    /// Code that stays.
+    fn kept(start: Va, end: Va) -> Self {
+        Covered { start, len: (end - start) as u32, members: smallvec![Member::Kept { start, end }] }
+    }
+}
+
+impl Describe for Covered<'_> {
+    fn describe(&self) -> Cow<'_, UnwindFragment> {
+        let mut pieces = Vec::new();
+        for member in &self.members {
+            match *member {
+                Member::Kept { start, end } => pieces.push(Piece::in_place(start, end)),
+                Member::Moved { at, shape, clone } => pieces.extend(shape.runs.iter().map(|run| Piece {
+                    old_start: run.old_start,
+                    old_len: run.old_len,
+                    new_start: at + u64::from(run.offset),
+                    new_len: run.len,
+                    is_new: run.is_new,
+                    deeper: run.deeper,
+                    clone,
+                })),
+            }
+        }
+        Cow::Owned(UnwindFragment { start: self.start, len: self.len, pieces })
+    }
+}
+
+/// All output code, as it is described to the unwind writers.
+pub(crate) fn covered<'a>(
     image: &Image<'_>,
     program: &Program,
-    out: &OutProgram,
-    codes: &mut [FragmentCode],
+    out: &OutProgram<'_>,
+    shapes: &'a [FragmentShape],
     placement: &Placement,
-) -> Vec<UnwindFragment> {
-    debug_assert_eq!(codes.len(), out.fragments.len());
-    let moved = codes.par_iter_mut().zip(&placement.fragments).zip(&out.fragments).map(|((code, &at), fragment)| {
-        let piece = |run: Run| Piece {
-            old_start: run.old_start,
-            old_len: run.old_len,
-            new_start: at + u64::from(run.offset),
-            new_len: run.len,
-            is_new: run.is_new,
-            deeper: run.deeper,
-            clone: fragment.clone,
-        };
-        let pieces = std::mem::take(&mut code.runs).into_iter().map(piece).collect();
-        UnwindFragment { start: at, len: code.bytes.len() as u32, pieces }
-    });
-    let moved: Vec<UnwindFragment> = moved.collect();
-    let mut kept: Vec<UnwindFragment> = Vec::new();
+) -> Vec<Covered<'a>> {
+    debug_assert_eq!(shapes.len(), out.fragments.len());
+    let mut kept: Vec<Covered<'_>> = Vec::new();
     let mut is_covered = SecondaryMap::<Fde, bool>::new(program.unwind.fdes.len(), false);
     for range in &program.ranges {
         if let Some(fde) = range.fde {
@@ -106,19 +144,23 @@ pub(crate) fn fragments(
         }
         let stays = !program.funcs[range.func].is_movable();
         if stays && range.fde.is_some() && range.start < range.end {
-            kept.push(identity(range.start, range.end));
+            kept.push(Covered::kept(range.start, range.end));
         }
     }
     // What the lifter made no function of (an entry for code that it doesn't know) stays too.
     let uncovered = program.unwind.fdes.iter().filter(|(fde, _)| !is_covered[*fde]);
-    kept.extend(uncovered.map(|(_, data)| identity(data.start, data.end)));
+    kept.extend(uncovered.map(|(_, data)| Covered::kept(data.start, data.end)));
     // Of code without unwind entries too, and of jumps at old addresses: they may lie in what looks like alignment.
     let mut starts: Vec<Va> = kept.iter().map(|fragment| fragment.start).chain(placement.fragments.iter().copied()).collect();
     starts.extend(program.ranges.iter().filter(|range| !program.funcs[range.func].is_movable()).map(|range| range.start));
     starts.extend(program.blocks.values().filter(|data| data.flags.contains(BlockFlags::ANCHOR)).map(|data| data.start));
     starts.sort_unstable();
-    let mut moved: Vec<(bool, UnwindFragment)> =
-        out.fragments.iter().map(|fragment| fragment.temperature == Temperature::Cold).zip(moved).collect();
+    let moved = out.fragments.iter().zip(shapes).zip(&placement.fragments).filter(|((_, shape), _)| !shape.runs.is_empty());
+    let moved = moved.map(|((fragment, shape), &at)| {
+        let members = smallvec![Member::Moved { at, shape, clone: fragment.clone }];
+        (fragment.temperature == Temperature::Cold, Covered { start: at, len: shape.len, members })
+    });
+    let mut moved: Vec<(bool, Covered<'_>)> = moved.collect();
     if out.hot_from.is_some() {
         // What is cold lies where it fits.
         moved.sort_by_key(|(_, fragment)| fragment.start);
@@ -132,16 +174,16 @@ pub(crate) fn fragments(
 }
 
 /// Makes one of code that stays side by side, as `join_cold` does, where nothing but the input's padding is between. `starts` is where any code starts, ascending.
-fn join_kept(image: &Image<'_>, mut kept: Vec<UnwindFragment>, starts: &[Va]) -> Vec<UnwindFragment> {
+fn join_kept<'a>(image: &Image<'_>, mut kept: Vec<Covered<'a>>, starts: &[Va]) -> Vec<Covered<'a>> {
     kept.sort_by_key(|fragment| fragment.start);
     let is_padding = |start: Va, end: Va| {
         let bytes = image.read(start, (end - start) as usize);
         bytes.is_some_and(|bytes| padding_len(bytes) == bytes.len())
     };
-    let mut joined: Vec<UnwindFragment> = Vec::with_capacity(kept.len());
+    let mut joined: Vec<Covered<'_>> = Vec::with_capacity(kept.len());
     for fragment in kept {
-        let end_of = |last: &UnwindFragment| last.start + u64::from(last.len);
-        let goes_on = |last: &UnwindFragment| is_beside(last, &fragment, starts) && is_padding(end_of(last), fragment.start);
+        let end_of = |last: &Covered<'_>| last.start + u64::from(last.len);
+        let goes_on = |last: &Covered<'_>| is_beside(last, &fragment, starts) && is_padding(end_of(last), fragment.start);
         let joins = joined.last().is_some_and(goes_on);
         push(&mut joined, fragment, joins);
     }
@@ -149,11 +191,11 @@ fn join_kept(image: &Image<'_>, mut kept: Vec<UnwindFragment>, starts: &[Va]) ->
 }
 
 /// Appends a fragment, or makes the last one go on with it.
-fn push(fragments: &mut Vec<UnwindFragment>, fragment: UnwindFragment, joins: bool) {
+fn push<'a>(fragments: &mut Vec<Covered<'a>>, fragment: Covered<'a>, joins: bool) {
     match fragments.last_mut().filter(|_| joins) {
         Some(last) => {
             last.len = (fragment.start - last.start) as u32 + fragment.len;
-            last.pieces.extend(fragment.pieces);
+            last.members.extend(fragment.members);
         }
         None => fragments.push(fragment),
     }
@@ -162,10 +204,10 @@ fn push(fragments: &mut Vec<UnwindFragment>, fragment: UnwindFragment, joins: bo
 /// Makes one of cold fragments (`true`) that lie side by side, so that one unwind entry may cover them: each entry less saves some thirty bytes, and without
 /// that the entries of split functions may not fit where the input's were. Unwinders run through a longer program for it, in code that
 /// seldom runs. `starts` is where any code starts, ascending.
-fn join_cold(moved: Vec<(bool, UnwindFragment)>, starts: &[Va]) -> Vec<UnwindFragment> {
-    let mut joined: Vec<UnwindFragment> = Vec::with_capacity(moved.len());
+fn join_cold<'a>(moved: Vec<(bool, Covered<'a>)>, starts: &[Va]) -> Vec<Covered<'a>> {
+    let mut joined: Vec<Covered<'_>> = Vec::with_capacity(moved.len());
     let mut is_last_cold = false;
-    for (is_cold, fragment) in moved.into_iter().filter(|(_, fragment)| !fragment.pieces.is_empty()) {
+    for (is_cold, fragment) in moved {
         let joins = is_cold && is_last_cold && joined.last().is_some_and(|last| is_beside(last, &fragment, starts));
         push(&mut joined, fragment, joins);
         is_last_cold = is_cold;
@@ -177,30 +219,12 @@ fn join_cold(moved: Vec<(bool, UnwindFragment)>, starts: &[Va]) -> Vec<UnwindFra
 const JOINED_BYTES_MAX: u64 = 2048;
 
 /// Whether there is nothing but alignment between two fragments, and both together are short.
-fn is_beside(last: &UnwindFragment, next: &UnwindFragment, starts: &[Va]) -> bool {
+fn is_beside(last: &Covered<'_>, next: &Covered<'_>, starts: &[Va]) -> bool {
     let end = last.start + u64::from(last.len);
     // Code of a few bytes may be all that is between.
     let is_empty = starts.get(starts.partition_point(|&start| start < end)).is_none_or(|&start| start >= next.start);
     let is_near = end <= next.start && next.start - end < 16 && is_empty;
     is_near && next.start - last.start + u64::from(next.len) <= JOINED_BYTES_MAX
-}
-
-/// Code that stays.
-pub(crate) fn identity(start: Va, end: Va) -> UnwindFragment {
-    let len = (end - start) as u32;
-    UnwindFragment {
-        start,
-        len,
-        pieces: vec![Piece {
-            old_start: start,
-            old_len: len,
-            new_start: start,
-            new_len: len,
-            is_new: false,
-            deeper: Deeper::default(),
-            clone: None,
-        }],
-    }
 }
 
 /// The new place of a landing pad.
@@ -400,11 +424,11 @@ mod tests {
 
     fn joined(parts: &[(u64, u32, Temperature)], starts: &[Va]) -> Vec<(u64, u32, usize)> {
         let fragment = |&(start, len, temperature): &(u64, u32, Temperature)| {
-            let fragment = UnwindFragment { len, ..identity(Va(start), Va(start) + u64::from(len)) };
+            let fragment = Covered::kept(Va(start), Va(start) + u64::from(len));
             (temperature == Temperature::Cold, fragment)
         };
         let joined = join_cold(parts.iter().map(fragment).collect(), starts);
-        joined.iter().map(|fragment| (fragment.start.0, fragment.len, fragment.pieces.len())).collect()
+        joined.iter().map(|fragment| (fragment.start.0, fragment.len, fragment.members.len())).collect()
     }
 
     #[test]

@@ -9,7 +9,6 @@ use lifter::entity::EntityId;
 use lifter::{Image, Va};
 
 use crate::relink::space::PAGE;
-use crate::relink::unwind::identity;
 
 use super::{Deeper, Piece, UnwindBytes, UnwindFragment, UnwindLayout};
 use oracle::{Entry, Row};
@@ -55,6 +54,11 @@ struct Written {
     except_table_at: Va,
     hdr_at: Va,
     bytes: UnwindBytes,
+}
+
+/// Code that stays.
+fn identity(start: Va, end: Va) -> UnwindFragment {
+    UnwindFragment { start, len: (end - start) as u32, pieces: vec![Piece::in_place(start, end)] }
 }
 
 /// Plans and writes, the sections behind everything else in the image.
