@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
 use crate::layout::blocks_by_class;
-use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
+use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature, Times};
 
 lifter::define_id!(
     /// A copy of a function.
@@ -191,7 +191,7 @@ pub fn place(program: &Program, weights: &Weights, edits: &EditPlan, plan: &mut 
             let (warm, idle): (Vec<Block>, Vec<Block>) = blocks.into_iter().partition(|&block| count_of(weights, block) > 0);
             let planned = |blocks: Vec<Block>, temperature: Temperature| {
                 let count = |block: Block| u128::from(count_of(weights, block)) * u128::from(clone.count) / u128::from(entries);
-                let planned = |block: Block| PlannedBlock { block, align: 1, copy: Some(count(block) as u64) };
+                let planned = |block: Block| PlannedBlock { block, align: 1, copy: Some(Times::new(count(block) as u64)) };
                 let blocks: Vec<PlannedBlock> = blocks.into_iter().map(planned).collect();
                 FragmentPlan { func: clone.func, temperature, align: 1, blocks, clone: Some(id) }
             };

@@ -186,7 +186,7 @@ impl<'a> Layout<'a> {
                 for (planned, next) in fragment.blocks.iter().zip(nexts) {
                     match planned.copy {
                         None => following[planned.block] = Some(next),
-                        Some(count) => copies.push((planned.block, next, count)),
+                        Some(times) => copies.push((planned.block, next, times.count())),
                     }
                 }
             }

@@ -101,19 +101,84 @@ pub struct Rewritten {
     pub old_len: u32,
 }
 
-/// A fragment, measured.
+/// All fragments, measured: few vectors, since each fragment's own would take as much room as what they hold.
 #[derive(Clone, Debug, Default)]
-pub struct FragmentShape {
+pub struct Shapes {
+    /// By fragment, where what follows ends.
+    ends: Vec<Ends>,
+    offsets: Vec<u32>,
+    is_long: Vec<IsLong>,
+    runs: Vec<Run>,
+    rewritten: Vec<Rewritten>,
+}
+
+#[derive(Copy, Clone, Debug, Default)]
+struct Ends {
+    /// Of this fragment, in bytes.
+    len: u32,
+    blocks: u32,
+    runs: u32,
+    rewritten: u32,
+}
+
+/// A fragment, measured.
+#[derive(Copy, Clone, Debug)]
+pub struct FragmentShape<'a> {
     /// In bytes.
     pub len: u32,
     /// The first byte of each output block (after alignment), one per block of the fragment.
-    pub offsets: Vec<u32>,
+    pub offsets: &'a [u32],
     /// By block.
-    is_long: Vec<IsLong>,
+    is_long: &'a [IsLong],
     /// In output order; they cover all bytes but alignment.
-    pub runs: Vec<Run>,
+    pub runs: &'a [Run],
     /// Ascending.
-    pub rewritten: Vec<Rewritten>,
+    pub rewritten: &'a [Rewritten],
+}
+
+impl Shapes {
+    /// Fragments.
+    pub fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub fn of(&self, fragment: usize) -> FragmentShape<'_> {
+        let from = fragment.checked_sub(1).map_or(Ends::default(), |before| self.ends[before]);
+        let to = self.ends[fragment];
+        let blocks = from.blocks as usize..to.blocks as usize;
+        // What is forgotten is empty.
+        let runs = self.runs.get(from.runs as usize..to.runs as usize).unwrap_or(&[]);
+        let rewritten = self.rewritten.get(from.rewritten as usize..to.rewritten as usize).unwrap_or(&[]);
+        FragmentShape { len: to.len, offsets: &self.offsets[blocks.clone()], is_long: &self.is_long[blocks], runs, rewritten }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = FragmentShape<'_>> {
+        (0..self.count()).map(|fragment| self.of(fragment))
+    }
+
+    /// In bytes.
+    pub fn len_of(&self, fragment: usize) -> u32 {
+        self.ends[fragment].len
+    }
+
+    /// Lets go what says what code stands for: more than all the rest.
+    pub(crate) fn forget_runs(&mut self) {
+        (self.runs, self.rewritten) = (Vec::new(), Vec::new());
+    }
+
+    fn append(&mut self, next: Shapes) {
+        let last = self.ends.last().copied().unwrap_or_default();
+        self.ends.extend(next.ends.iter().map(|ends| Ends {
+            len: ends.len,
+            blocks: last.blocks + ends.blocks,
+            runs: last.runs + ends.runs,
+            rewritten: last.rewritten + ends.rewritten,
+        }));
+        self.offsets.extend(next.offsets);
+        self.is_long.extend(next.is_long);
+        self.runs.extend(next.runs);
+        self.rewritten.extend(next.rewritten);
+    }
 }
 
 /// A fragment, encoded.
@@ -126,11 +191,25 @@ pub struct FragmentCode {
 }
 
 /// Measures all fragments, in parallel; the result is in the order of `out.fragments`.
-pub fn measure(program: &Program, out: &OutProgram<'_>) -> Vec<FragmentShape> {
-    out.fragments.par_iter().map(|fragment| measure_fragment(program, out, fragment)).collect()
+pub fn measure(program: &Program, out: &OutProgram<'_>) -> Shapes {
+    /// So many that the pieces to put together are few.
+    const FRAGMENTS_AT_ONCE: usize = 512;
+    let measured = |fragments: &[OutFragment]| {
+        let mut shapes = Shapes::default();
+        fragments.iter().for_each(|fragment| measure_fragment(program, out, fragment, &mut shapes));
+        shapes
+    };
+    let parts: Vec<Shapes> = out.fragments.par_chunks(FRAGMENTS_AT_ONCE).map(measured).collect();
+    let mut shapes = Shapes::default();
+    shapes.ends.reserve_exact(out.fragments.len());
+    shapes.offsets.reserve_exact(out.origins.len());
+    shapes.is_long.reserve_exact(out.origins.len());
+    shapes.runs.reserve_exact(parts.iter().map(|part| part.runs.len()).sum());
+    parts.into_iter().for_each(|part| shapes.append(part));
+    shapes
 }
 
-fn measure_fragment(program: &Program, out: &OutProgram<'_>, fragment: &OutFragment) -> FragmentShape {
+fn measure_fragment(program: &Program, out: &OutProgram<'_>, fragment: &OutFragment, all: &mut Shapes) {
     let blocks: Vec<(Out, OutBlock)> = out.fragment_blocks(fragment).collect();
     let shape = |&(id, block): &(Out, OutBlock)| {
         let data = &program.blocks[block.origin];
@@ -153,8 +232,11 @@ fn measure_fragment(program: &Program, out: &OutProgram<'_>, fragment: &OutFragm
     let first = made.next().map(|((_, block), _)| block.origin);
     let room = u32::from(first.is_some_and(|first| lands_on_itself(program, first)));
     let layout = relax::relax(&shapes, &fragment.blocks, room);
-    let (runs, rewritten) = runs::runs(program, out, fragment, (&blocks, &shapes), &layout, first.filter(|_| room > 0));
-    FragmentShape { len: layout.len, offsets: layout.offsets, is_long: layout.is_long, runs, rewritten }
+    runs::push(program, out, fragment, (&blocks, &shapes), &layout, first.filter(|_| room > 0), all);
+    all.offsets.extend_from_slice(&layout.offsets);
+    all.is_long.extend_from_slice(&layout.is_long);
+    let (blocks, runs, rewritten) = (all.offsets.len() as u32, all.runs.len() as u32, all.rewritten.len() as u32);
+    all.ends.push(Ends { len: layout.len, blocks, runs, rewritten });
 }
 
 /// Makes the bytes of a fragment.
@@ -165,7 +247,7 @@ pub fn write(
     image: &Image<'_>,
     program: &Program,
     out: &OutProgram<'_>,
-    (fragment, shape): (&OutFragment, &FragmentShape),
+    (fragment, shape): (&OutFragment, FragmentShape<'_>),
 ) -> Result<FragmentCode> {
     let mut writer = Writer { program, fragment, shape, code: FragmentCode::default() };
     writer.code.bytes.reserve_exact(shape.len as usize);
@@ -197,7 +279,7 @@ fn usize_range(range: &Range<u32>) -> Range<usize> {
 struct Writer<'a> {
     program: &'a Program,
     fragment: &'a OutFragment,
-    shape: &'a FragmentShape,
+    shape: FragmentShape<'a>,
     code: FragmentCode,
 }
 
@@ -347,7 +429,7 @@ impl Writer<'_> {
 
     fn short_displacement(&mut self, target: OutTarget) {
         let end = i64::from(self.here()) + 1;
-        let displacement = match relax::offset_in(target, &self.fragment.blocks, &self.shape.offsets) {
+        let displacement = match relax::offset_in(target, &self.fragment.blocks, self.shape.offsets) {
             Some(offset) => i64::from(offset) - end,
             None => 0,
         };

@@ -1,6 +1,8 @@
 //! What is to be done, as data: which blocks go where, and what is inserted. A plan can be printed, halved and replayed; nothing in
 //! it has an address of the output.
 
+use std::num::NonZeroU64;
+
 use lifter::address::Va;
 use lifter::entity::{Block, Func};
 
@@ -18,6 +20,19 @@ pub enum Temperature {
     Cold,
 }
 
+/// How often something happens. There are as many as blocks, so none of it takes no room.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Times(NonZeroU64);
+
+impl Times {
+    pub fn new(count: u64) -> Self {
+        Times(NonZeroU64::MIN.saturating_add(count))
+    }
+    pub fn count(self) -> u64 {
+        self.0.get() - 1
+    }
+}
+
 /// A block with the alignment of its first byte in the output.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct PlannedBlock {
@@ -25,7 +40,7 @@ pub struct PlannedBlock {
     /// A power of two, 1 for none. Never above the fragment's.
     pub align: u8,
     /// `None` for the block itself; for a copy that only the block before it runs into, how often that happens.
-    pub copy: Option<u64>,
+    pub copy: Option<Times>,
 }
 
 /// A contiguous piece of output code: blocks of one function, all of the same unwind class.

@@ -35,7 +35,7 @@ use crate::clones::CloneId;
 use crate::debug::map::CodeMap;
 use crate::debug::{self, Outcome};
 use crate::edit::Snippet;
-use crate::encode::{self, FragmentCode, FragmentShape};
+use crate::encode::{self, FragmentCode, FragmentShape, Shapes};
 use crate::error::{Error, Result};
 use crate::instrument::Start;
 use crate::materialize::{Out, OutFragment, OutProgram};
@@ -93,7 +93,7 @@ pub fn relink(
     image: &Image<'_>,
     program: &Program,
     out: &OutProgram<'_>,
-    shapes: Vec<FragmentShape>,
+    mut shapes: Shapes,
     payload: Option<&mut dyn Payload>,
     wanted: debug::Wanted<'_>,
 ) -> Result<Relinked> {
@@ -113,6 +113,7 @@ pub fn relink(
     let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
     let mut tables = eh_frame::UnwindLayout::plan(&program.unwind, &covered, pad)?;
     drop(covered);
+    shapes.forget_runs();
     // A table without entries is but a terminator, which no one needs where there was none.
     let sizes = match program.unwind.fdes.is_empty() && image.section_named(unwind::SECTIONS[1]).is_none() {
         // mold makes a search table of nothing.
@@ -273,7 +274,7 @@ pub(crate) fn payload_behind<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
 fn write_code(
     image: &Image<'_>,
     program: &Program,
-    (out, shapes): (&OutProgram<'_>, &[FragmentShape]),
+    (out, shapes): (&OutProgram<'_>, &Shapes),
     places: &[Va],
     addresses: &Addresses<'_>,
     payload: Option<&dyn Payload>,
@@ -281,10 +282,10 @@ fn write_code(
 ) -> Result<()> {
     /// So many that threads have enough to do, and their bytes are few beside the file's.
     const FRAGMENTS_AT_ONCE: usize = 4096;
-    for first in (0..shapes.len()).step_by(FRAGMENTS_AT_ONCE) {
-        let some = first..shapes.len().min(first + FRAGMENTS_AT_ONCE);
+    for first in (0..shapes.count()).step_by(FRAGMENTS_AT_ONCE) {
+        let some = first..shapes.count().min(first + FRAGMENTS_AT_ONCE);
         let code = |index: usize| {
-            let mut code = encode::write(image, program, out, (&out.fragments[index], &shapes[index]))?;
+            let mut code = encode::write(image, program, out, (&out.fragments[index], shapes.of(index)))?;
             patch::resolve_fixups(&mut code, places[index], addresses)?;
             if let Some(payload) = payload {
                 write_snippets(&mut code, places[index], payload)?;
@@ -340,7 +341,7 @@ fn overflow_sections(
     image: &Image<'_>,
     program: &Program,
     (placement, places): (&Placement, &unwind::Places),
-    shapes: &[FragmentShape],
+    shapes: &Shapes,
     payload: Option<(Va, u64)>,
     reserved: Option<&Reserved>,
     file: &OutBytes,
@@ -474,13 +475,13 @@ fn rewrite_probes(image: &Image<'_>, addresses: &Addresses<'_>, table: &mut Sect
     table.set_content(id, bytes, None);
 }
 
-fn block_places(program: &Program, out: &OutProgram<'_>, shapes: &[FragmentShape], addresses: &Addresses<'_>) -> Vec<(Va, u32)> {
+fn block_places(program: &Program, out: &OutProgram<'_>, shapes: &Shapes, addresses: &Addresses<'_>) -> Vec<(Va, u32)> {
     // Blocks are asked for in the input's order: a search through the fragments for each would find none of them near the last.
     let sizes = out.fragments.iter().zip(0..).map(|(fragment, number)| (fragment.blocks.len(), number));
     let fragment_of: Vec<u32> = sizes.flat_map(|(size, number)| std::iter::repeat_n(number, size)).collect();
     let len = |id: Out| {
         let fragment = fragment_of[id.index()] as usize;
-        let (code, within) = (&shapes[fragment], id.index() - out.fragments[fragment].blocks.start as usize);
+        let (code, within) = (shapes.of(fragment), id.index() - out.fragments[fragment].blocks.start as usize);
         code.offsets.get(within + 1).map_or(code.len, |&next| next) - code.offsets[within]
     };
     // Of a block and its copies, the place is the block's own.
@@ -491,10 +492,10 @@ fn block_places(program: &Program, out: &OutProgram<'_>, shapes: &[FragmentShape
     program.blocks.as_slice().par_iter().enumerate().map(place).collect()
 }
 
-fn clone_places(out: &OutProgram<'_>, shapes: &[FragmentShape], fragments: &[Va]) -> Vec<(CloneId, Va, Va)> {
-    let placed = out.fragments.iter().zip(shapes).zip(fragments);
+fn clone_places(out: &OutProgram<'_>, shapes: &Shapes, fragments: &[Va]) -> Vec<(CloneId, Va, Va)> {
+    let placed = out.fragments.iter().zip(shapes.iter()).zip(fragments);
     let range =
-        |((fragment, code), &at): ((&OutFragment, &FragmentShape), &Va)| Some((fragment.clone?, at, at + u64::from(code.len)));
+        |((fragment, code), &at): ((&OutFragment, FragmentShape<'_>), &Va)| Some((fragment.clone?, at, at + u64::from(code.len)));
     placed.filter_map(range).collect()
 }
 

@@ -159,7 +159,8 @@ pub(super) fn apply(
     weights: &Weights,
     plan: &LayoutPlan,
 ) -> rewriter::error::Result<Relinked> {
-    let out = materialize::materialize(program, weights, plan, &EditPlan::default())?;
+    let edits = EditPlan::default();
+    let out = materialize::materialize(program, weights, plan, &edits)?;
     let shapes = encode::measure(program, &out);
     relink::relink(image, program, &out, shapes, None, Mode::Update.into())
 }

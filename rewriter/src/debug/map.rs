@@ -14,7 +14,7 @@ use lifter::ir::{CodeTarget, Program, Terminator};
 use lifter::x86::padding_len;
 use rayon::prelude::*;
 
-use crate::encode::FragmentShape;
+use crate::encode::{FragmentShape, Shapes};
 use crate::relink::addresses::Addresses;
 
 /// What a stretch is to the code that it stands for.
@@ -60,6 +60,41 @@ impl Stretch {
     }
 }
 
+/// A stretch as all of them are kept: there are as many as blocks.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Kept {
+    start: u64,
+    old: u64,
+    len: u32,
+    old_len: u32,
+    /// From the end.
+    reach: u32,
+    kind: Kind,
+}
+
+impl Kept {
+    /// The parts of a stretch that are short enough, mostly one.
+    fn parts_of(stretch: Stretch) -> impl Iterator<Item = Kept> {
+        let Stretch { start, end, reach, old, old_end, kind } = stretch;
+        let longest = u64::from(u32::MAX);
+        let part = move |from: u64| {
+            let (len, old_len) = ((end - start - from).min(longest), (old_end - old).saturating_sub(from).min(longest));
+            let (len, old_len, reach) = (len as u32, old_len as u32, (reach - end).min(longest) as u32);
+            Kept { start: start + from, old: old + from, len, old_len, reach, kind }
+        };
+        (0..(end - start).max(1)).step_by(u32::MAX as usize).map(part)
+    }
+
+    fn stretch(&self) -> Stretch {
+        let Kept { start, old, len, old_len, reach, kind } = *self;
+        let end = start + u64::from(len);
+        Stretch { start, end, reach: end + u64::from(reach), old, old_end: old + u64::from(old_len), kind }
+    }
+}
+
+/// For so many stretches the furthest end is known together.
+const TOGETHER: usize = 16;
+
 /// Compilers align by less.
 const PADDING_MAX: u64 = 256;
 
@@ -69,8 +104,8 @@ const INSTRUCTION_MAX: u32 = 15;
 /// The stretches by old address.
 #[derive(Debug)]
 pub(crate) struct CodeMap<'a> {
-    stretches: Vec<Stretch>,
-    /// By index: the furthest end of old code up to there.
+    stretches: Vec<Kept>,
+    /// Of `TOGETHER` and all before them: the furthest end of old code.
     furthest: Vec<u64>,
     image: &'a Image<'a>,
     program: &'a Program,
@@ -80,20 +115,20 @@ pub(crate) struct CodeMap<'a> {
 }
 
 impl<'a> CodeMap<'a> {
-    pub(crate) fn new(image: &'a Image<'a>, program: &'a Program, addresses: &'a Addresses<'a>, moved: Vec<Stretch>) -> Self {
+    pub(crate) fn new(image: &'a Image<'a>, program: &'a Program, addresses: &'a Addresses<'a>, moved: Vec<Kept>) -> Self {
         let executable = image.sections.iter().filter(|(_, s)| s.is_alloc() && s.is_executable() && s.sh_size > 0);
         let (movable, fixed): (Vec<_>, Vec<_>) = executable.partition(|(id, _)| image.is_movable_code_section(*id));
         let mut stretches = moved;
-        stretches.extend(fixed.iter().map(|(_, section)| in_place(section.sh_addr, section.end())));
+        stretches.extend(fixed.iter().flat_map(|(_, section)| in_place(section.sh_addr, section.end())));
         let stays = program.ranges.iter().filter(|range| !program.funcs[range.func].is_movable());
-        stretches.extend(stays.map(|range| in_place(range.start, range.end)));
-        stretches.par_sort_unstable_by_key(|s| (s.old, s.start, s.end, s.old_end));
+        stretches.extend(stays.flat_map(|range| in_place(range.start, range.end)));
+        stretches.par_sort_unstable_by_key(|s| (s.old, s.start, s.len, s.old_len));
         let mut furthest = 0;
-        let up_to = |s: &Stretch| {
-            furthest = s.old_end.max(furthest);
+        let up_to = |together: &[Kept]| {
+            furthest = together.iter().map(|s| s.stretch().old_end).fold(furthest, u64::max);
             furthest
         };
-        let furthest = stretches.iter().map(up_to).collect();
+        let furthest = stretches.chunks(TOGETHER).map(up_to).collect();
         let code = movable.iter().map(|(_, section)| section.sh_addr.0..section.end().0).collect();
         CodeMap { stretches, furthest, image, program, addresses, code }
     }
@@ -105,17 +140,17 @@ impl<'a> CodeMap<'a> {
 
     /// What stands for a range of old addresses, by old address.
     pub(crate) fn parts(&self, old: Range<u64>) -> impl Iterator<Item = Stretch> {
-        self.near(&old).iter().filter_map(move |s| s.part(&old))
+        self.near(&old).filter_map(move |s| s.part(&old))
     }
 
     /// The same, with where a function begins: if its first instruction is not there where the code is rewritten, its lines are told at the next one.
     pub(crate) fn parts_of_lines(&self, old: Range<u64>) -> impl Iterator<Item = Stretch> {
         let range = old.clone();
-        let part = move |s: &Stretch| match s.start == s.end && old.contains(&s.old) && self.is_entry(s.old) {
-            true => Some(*s),
+        let part = move |s: Stretch| match s.start == s.end && old.contains(&s.old) && self.is_entry(s.old) {
+            true => Some(s),
             false => s.part(&old),
         };
-        self.near(&range).iter().filter_map(part)
+        self.near(&range).filter_map(part)
     }
 
     fn is_entry(&self, old: u64) -> bool {
@@ -124,10 +159,10 @@ impl<'a> CodeMap<'a> {
     }
 
     /// All stretches that stand for old code in a range, and maybe others.
-    fn near(&self, old: &Range<u64>) -> &[Stretch] {
-        let first = self.furthest.partition_point(|&furthest| furthest <= old.start);
-        let end = self.stretches.partition_point(|s| s.old < old.end).max(first);
-        &self.stretches[first..end]
+    fn near(&self, old: &Range<u64>) -> impl Iterator<Item = Stretch> + use<'_, 'a> {
+        let first = TOGETHER * self.furthest.partition_point(|&furthest| furthest <= old.start);
+        let end = self.stretches.partition_point(|s| s.old < old.end);
+        self.stretches.get(first..end).unwrap_or(&[]).iter().map(Kept::stretch)
     }
 
     /// The output's ranges for old ones, ascending and apart from each other; those of one fragment are one if only alignment is between.
@@ -163,8 +198,8 @@ impl<'a> CodeMap<'a> {
         // Padding, a jump, padding again at its target: more than a few are a circle.
         for _ in 0..8 {
             // One may be empty: what the instruction did is not done, and what follows runs.
-            let holds = |s: &&Stretch| s.old <= at && at < s.old_end;
-            let places = self.near(&(at..at.checked_add(1)?)).iter().filter(holds).map(|s| s.place(at));
+            let holds = |s: &Stretch| s.old <= at && at < s.old_end;
+            let places = self.near(&(at..at.checked_add(1)?)).filter(holds).map(|s| s.place(at));
             match self.own(at, places) {
                 Some(place) => return Some(place),
                 None => at = self.next(at)?,
@@ -196,7 +231,7 @@ impl<'a> CodeMap<'a> {
     /// The new address behind the code that ends at `old`: of a return address.
     pub(crate) fn end(&self, old: u64) -> Option<u64> {
         let last = old.checked_sub(1)?;
-        let ends = self.near(&(last..old)).iter().filter(|s| s.old_end >= old).filter_map(|s| match s.kind {
+        let ends = self.near(&(last..old)).filter(|s| s.old_end >= old).filter_map(|s| match s.kind {
             Kind::Copied => s.part(&(last..old)).map(|part| part.end),
             Kind::Replaced | Kind::Rewritten => (s.old_end == old).then_some(s.end),
         });
@@ -212,17 +247,21 @@ impl<'a> CodeMap<'a> {
     }
 }
 
-fn in_place(start: Va, end: Va) -> Stretch {
-    Stretch { start: start.0, end: end.0, reach: end.0, old: start.0, old_end: end.0, kind: Kind::Copied }
+fn in_place(start: Va, end: Va) -> impl Iterator<Item = Kept> {
+    Kept::parts_of(Stretch { start: start.0, end: end.0, reach: end.0, old: start.0, old_end: end.0, kind: Kind::Copied })
 }
 
 /// The stretches of all fragments, which are placed at these addresses.
-pub(crate) fn all_stretches(shapes: &[FragmentShape], places: &[Va]) -> Vec<Stretch> {
-    shapes.par_iter().zip(places).flat_map_iter(|(code, &at)| stretches(code, at)).collect()
+pub(crate) fn all_stretches(shapes: &Shapes, places: &[Va]) -> Vec<Kept> {
+    places
+        .par_iter()
+        .enumerate()
+        .flat_map_iter(|(fragment, &at)| stretches(shapes.of(fragment), at).into_iter().flat_map(Kept::parts_of))
+        .collect()
 }
 
 /// The stretches of a fragment that is placed at an address.
-fn stretches(code: &FragmentShape, at: Va) -> Vec<Stretch> {
+fn stretches(code: FragmentShape<'_>, at: Va) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::with_capacity(code.runs.len());
     let mut rewritten = code.rewritten.iter().peekable();
     for run in code.runs.iter().filter(|run| run.len > 0) {

@@ -7,9 +7,9 @@ use lifter::x86::decode_bytes;
 
 use super::*;
 use crate::dyno;
-use crate::encode::{FixupTarget, FragmentCode, Run, encode};
+use crate::encode::{FixupTarget, FragmentCode, FragmentShape, Run, measure, write};
 use crate::layout;
-use crate::materialize::{OutTarget, materialize};
+use crate::materialize::{OutFragment, OutProgram, OutTarget, materialize};
 use crate::plan::LayoutPlan;
 use crate::relink::eh_frame::Deeper;
 use crate::testing::{End, ProgramBuilder, TEXT_START, TestBlock, image_of};
@@ -60,14 +60,30 @@ fn replace(edits: &mut EditPlan, block: usize, (offset, len): (u32, u32), code: 
     edits.replacements.push(Replacement { block, offset, len, code, change: Change::PltCall });
 }
 
-fn encoded(program: &Program, bytes: &[u8], plan: &LayoutPlan, edits: &EditPlan) -> Vec<FragmentCode> {
-    let out = materialize(program, &Weights::default(), plan, edits).unwrap();
-    encode(&image_of(bytes), program, &out).unwrap()
+/// A fragment as it is measured and as it is made.
+struct Encoded {
+    code: FragmentCode,
+    offsets: Vec<u32>,
+    runs: Vec<Run>,
 }
 
-fn instructions(code: &FragmentCode) -> Vec<Instruction> {
+fn encoded_fragments(program: &Program, bytes: &[u8], out: &OutProgram<'_>) -> Vec<Encoded> {
+    let shapes = measure(program, out);
+    let encoded = |(fragment, shape): (&OutFragment, FragmentShape<'_>)| {
+        let code = write(&image_of(bytes), program, out, (fragment, shape)).unwrap();
+        assert_eq!(code.bytes.len(), shape.len as usize);
+        Encoded { code, offsets: shape.offsets.to_vec(), runs: shape.runs.to_vec() }
+    };
+    out.fragments.iter().zip(shapes.iter()).map(encoded).collect()
+}
+
+fn encoded(program: &Program, bytes: &[u8], plan: &LayoutPlan, edits: &EditPlan) -> Vec<Encoded> {
+    encoded_fragments(program, bytes, &materialize(program, &Weights::default(), plan, edits).unwrap())
+}
+
+fn instructions(encoded: &Encoded) -> Vec<Instruction> {
     let mut instructions = Vec::new();
-    decode_bytes(&code.bytes, Va(0), &mut instructions);
+    decode_bytes(&encoded.code.bytes, Va(0), &mut instructions);
     instructions
 }
 
@@ -86,7 +102,7 @@ fn new_code_stands_where_the_old_was_with_its_references_and_the_rest_moves_alon
     // The branch and the jump still lead where they did, past one byte more.
     assert_eq!(instructions[6].near_branch64(), 15);
     assert_eq!(instructions[7].near_branch64(), 0);
-    let fixups: Vec<(u32, FixupTarget)> = codes[0].fixups.iter().map(|fixup| (fixup.offset, fixup.target)).collect();
+    let fixups: Vec<(u32, FixupTarget)> = codes[0].code.fixups.iter().map(|fixup| (fixup.offset, fixup.target)).collect();
     assert_eq!(fixups[0], (2, FixupTarget::Code(OutTarget::Fixed(Va(0x8000)))));
     assert_eq!(fixups[1].0, 16);
     assert_eq!(fixups.len(), 2, "the reference of what went is gone");
@@ -121,12 +137,12 @@ fn a_copy_of_a_block_has_its_edits() {
     let mut edits = EditPlan::default();
     replace(&mut edits, 2, (0, 5), through_slot([0xff, 0x15]));
     let mut plan = layout::original(&program);
-    let copy = crate::plan::PlannedBlock { block: Block::new(2), align: 1, copy: Some(1) };
+    let copy = crate::plan::PlannedBlock { block: Block::new(2), align: 1, copy: Some(crate::plan::Times::new(1)) };
     plan.fragments[0].blocks.insert(1, copy);
     let codes = encoded(&program, &bytes, &plan, &edits);
     let calls = instructions(&codes[0]).iter().filter(|instruction| instruction.code() == Code::Call_rm64).count();
     assert_eq!(calls, 2);
-    assert_eq!(codes[0].fixups.iter().filter(|f| f.target == FixupTarget::Code(OutTarget::Fixed(Va(0x8000)))).count(), 2);
+    assert_eq!(codes[0].code.fixups.iter().filter(|f| f.target == FixupTarget::Code(OutTarget::Fixed(Va(0x8000)))).count(), 2);
 }
 
 #[test]
@@ -141,15 +157,16 @@ fn what_lies_apart_is_led_to_and_leads_back_from_each_place_of_its_code() {
     replace(&mut edits, 0, (0, 5), never_runs);
     replace(&mut edits, 0, (6, 1), runs);
     let plan = layout::original(&program);
-    let out = materialize(&program, &Weights::default(), &plan, &edits).unwrap();
-    let codes = encode(&image_of(&bytes), &program, &out).unwrap();
+    let weights = Weights::default();
+    let out = materialize(&program, &weights, &plan, &edits).unwrap();
+    let codes = encoded_fragments(&program, &bytes, &out);
     let added = out.fragments.last().unwrap();
     assert_eq!((out.fragments.len(), added.temperature), (plan.fragments.len() + 1, crate::plan::Temperature::Cold));
     let last = |fragment| out.fragment_blocks(fragment).last().unwrap().0;
     let (first, second) = (last(added), last(&out.fragments[0]));
-    let within = |code: &FragmentCode| -> Vec<(u32, FixupTarget)> {
+    let within = |encoded: &Encoded| -> Vec<(u32, FixupTarget)> {
         let is_within = |f: &&crate::encode::Fixup| matches!(f.target, FixupTarget::Within(..));
-        code.fixups.iter().filter(is_within).map(|fixup| (fixup.offset, fixup.target)).collect()
+        encoded.code.fixups.iter().filter(is_within).map(|fixup| (fixup.offset, fixup.target)).collect()
     };
     // Each comes back behind its own place: 7 bytes from the block's start, and 8 bytes and 7 from there.
     let block = out.placed[Block::new(0)].unwrap();

@@ -8,20 +8,22 @@ use lifter::entity::Block;
 use lifter::ir::Program;
 
 use super::relax::{self, Relaxed, Shape};
-use super::{Rewritten, Run};
+use super::{Rewritten, Run, Shapes};
 use crate::materialize::{Content, Edit, Out, OutBlock, OutFragment, OutProgram};
 use crate::relink::eh_frame::Deeper;
 
-/// The runs of a fragment, and what is rewritten in them; before the block `padded`, if it has room before it, that is its own.
-pub(super) fn runs(
+/// Adds the runs of a fragment, and what is rewritten in them; before the block `padded`, if there is one, is room that is its own.
+pub(super) fn push(
     program: &Program,
     out: &OutProgram<'_>,
     fragment: &OutFragment,
     (blocks, shapes): (&[(Out, OutBlock)], &[Shape]),
     layout: &Relaxed,
     padded: Option<Block>,
-) -> (Vec<Run>, Vec<Rewritten>) {
-    let mut walk = Walk { fragment, at: 0, runs: Vec::new(), rewritten: Vec::new() };
+    all: &mut Shapes,
+) {
+    let first_run = all.runs.len();
+    let mut walk = Walk { fragment, at: 0, first_run, all };
     if let Some(first) = padded {
         walk.push(Run { is_new: true, ..walk.plain(program.blocks[first].start, 0, layout.offsets[0]) });
     }
@@ -41,18 +43,15 @@ pub(super) fn runs(
             walk.push(walk.plain(data.start + u64::from(data.body_len), data.len - data.body_len, taken + jump));
         }
     }
-    walk.runs.dedup_by(|next, last| last.take_in(next));
-    // All fragments wait for the last one.
-    walk.runs.shrink_to_fit();
-    (walk.runs, walk.rewritten)
 }
 
 struct Walk<'a> {
     fragment: &'a OutFragment,
     /// In the fragment.
     at: u32,
-    runs: Vec<Run>,
-    rewritten: Vec<Rewritten>,
+    /// Of the fragment.
+    first_run: usize,
+    all: &'a mut Shapes,
 }
 
 impl Walk<'_> {
@@ -64,8 +63,9 @@ impl Walk<'_> {
     /// Adds what comes next, if it is anything.
     fn push(&mut self, run: Run) {
         self.at = run.offset + run.len;
-        if run.old_len != 0 || run.len != 0 {
-            self.runs.push(run);
+        let is_taken_in = self.all.runs[self.first_run..].last_mut().is_some_and(|last| last.take_in(&run));
+        if !is_taken_in && (run.old_len != 0 || run.len != 0) {
+            self.all.runs.push(run);
         }
     }
 
@@ -103,7 +103,7 @@ impl Walk<'_> {
             let old_len = if works.is_empty() { edit.replaced.max(1) } else { 1 };
             let first = works.first().is_none_or(|w| w.0 > part.start).then_some((part.start, old_start));
             let all = first.into_iter().chain(works.iter().copied());
-            self.rewritten.extend(all.map(|(at, old)| Rewritten { offset: base + at - part.start, old, old_len }));
+            self.all.rewritten.extend(all.map(|(at, old)| Rewritten { offset: base + at - part.start, old, old_len }));
         }
     }
 }
@@ -112,4 +112,3 @@ impl Walk<'_> {
 fn last_at<T: Copy>(list: &[(u32, T)], offset: u32) -> Option<T> {
     list[..list.partition_point(|&(start, _)| start <= offset)].last().map(|&(_, what)| what)
 }
-

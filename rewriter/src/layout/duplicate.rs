@@ -19,7 +19,7 @@ use lifter::ir::{BlockFlags, CodeTarget, Program, StopKind, Terminator};
 use profiles::Weights;
 
 use super::copies::{Budget, by_savings, execution_before};
-use crate::plan::{FragmentPlan, PlannedBlock};
+use crate::plan::{FragmentPlan, PlannedBlock, Times};
 use crate::terminator::SuccessorCounts;
 
 /// The longest chain worth copying.
@@ -132,7 +132,7 @@ fn insert(fragments: &mut [FragmentPlan], mut candidates: Vec<Candidate>) {
         for (position, planned) in old.into_iter().enumerate() {
             blocks.push(planned);
             if let Some(candidate) = wanted.next_if(|c| c.position == position) {
-                let copy = |&(block, count): &(Block, u64)| PlannedBlock { block, align: 1, copy: Some(count) };
+                let copy = |&(block, count): &(Block, u64)| PlannedBlock { block, align: 1, copy: Some(Times::new(count)) };
                 blocks.extend(candidate.chain.iter().map(copy));
             }
         }

@@ -170,7 +170,11 @@ mod tests {
     /// One function with blocks of a hundred bytes that end so, as one fragment; the blocks at `copies` are copies.
     fn measured(ends: Vec<End>, copies: &[usize]) -> (Program, Measured) {
         let blocks: Vec<TestBlock> = ends.into_iter().map(|end| TestBlock::new(100, end)).collect();
-        let planned = |index| PlannedBlock { block: Block::new(index), align: 1, copy: copies.contains(&index).then_some(1) };
+        let planned = |index| PlannedBlock {
+            block: Block::new(index),
+            align: 1,
+            copy: copies.contains(&index).then_some(crate::plan::Times::new(1)),
+        };
         let fragment = FragmentPlan {
             func: Func::new(0),
             temperature: Temperature::Hot,

@@ -22,7 +22,7 @@ use rustc_hash::FxHashMap;
 
 use super::copies::{Budget, by_savings, execution_before};
 use super::count_of;
-use crate::plan::{FragmentPlan, PlannedBlock};
+use crate::plan::{FragmentPlan, PlannedBlock, Times};
 
 /// The longest loop that is copied, and how long it may get.
 const LOOP_BYTES_MAX: u32 = 96;
@@ -191,5 +191,5 @@ fn copy(weights: &Weights, block: Block, candidate: &Candidate) -> PlannedBlock 
     let all = u128::from(candidate.rounds) + u128::from(candidate.exits);
     let parts = u128::from(candidate.copies) + 1;
     let share = u128::from(count_of(weights, block)) * u128::from(candidate.rounds) / (all.max(1) * parts);
-    PlannedBlock { block, align: 1, copy: Some(share as u64) }
+    PlannedBlock { block, align: 1, copy: Some(Times::new(share as u64)) }
 }

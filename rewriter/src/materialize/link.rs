@@ -188,4 +188,3 @@ impl Linker<'_> {
 fn insertion(offset: u32, len: u32, snippet: Snippet) -> Edit {
     Edit { offset, replaced: 0, len, content: Content::Snippet(snippet) }
 }
-

@@ -9,7 +9,7 @@ use lifter::ir::{BlockFlags, CodeTarget, Program, RefRole, RefTarget};
 use rustc_hash::FxHashMap;
 
 use crate::clones::CloneId;
-use crate::encode::{FixupTarget, FragmentShape};
+use crate::encode::{FixupTarget, Shapes};
 use crate::materialize::{Out, OutProgram, OutTarget};
 use crate::relink::place::{Placement, TablePlace};
 
@@ -28,7 +28,7 @@ pub struct Addresses<'a> {
 }
 
 impl<'a> Addresses<'a> {
-    pub(crate) fn new(program: &'a Program, out: &'a OutProgram<'a>, shapes: &[FragmentShape], placement: &Placement) -> Self {
+    pub(crate) fn new(program: &'a Program, out: &'a OutProgram<'a>, shapes: &Shapes, placement: &Placement) -> Self {
         let mut vas = Vec::with_capacity(out.origins.len());
         for (code, &at) in shapes.iter().zip(&placement.fragments) {
             vas.extend(code.offsets.iter().map(|&offset| at + u64::from(offset)));

@@ -16,7 +16,7 @@ use lifter::entity::{Block, EntityId, SecondaryMap, Table};
 use lifter::ir::{Program, RefTarget, TableBase, TableBound};
 
 use crate::clones::CloneId;
-use crate::encode::FragmentShape;
+use crate::encode::{FragmentShape, Shapes};
 use crate::materialize::{Out, OutFragment, OutProgram};
 use crate::plan::{Filling, Temperature};
 use crate::relink::space::{Interval, Overflow, Space, free_text};
@@ -48,7 +48,7 @@ pub(crate) fn place(
     image: &Image<'_>,
     program: &Program,
     out: &OutProgram<'_>,
-    shapes: &[FragmentShape],
+    shapes: &Shapes,
     overflow: Overflow,
 ) -> Placement {
     let code = image.sections.iter().filter(|(id, _)| image.is_movable_code_section(*id));
@@ -80,27 +80,27 @@ pub(crate) fn place(
     try_with(free, None)
 }
 
-fn place_fragments(out: &OutProgram<'_>, shapes: &[FragmentShape], space: &mut Space) -> Vec<Va> {
+fn place_fragments(out: &OutProgram<'_>, shapes: &Shapes, space: &mut Space) -> Vec<Va> {
     if let Some(from) = out.hot_from {
         return place_around(out, shapes, from, space);
     }
-    let place = |(fragment, code): (&OutFragment, &FragmentShape)| {
+    let place = |(fragment, code): (&OutFragment, FragmentShape<'_>)| {
         let (len, align) = (u64::from(code.len), u64::from(fragment.align));
         match fragment.temperature {
             Temperature::Hot => space.take_lines_in_order(len, align),
             Temperature::Unknown | Temperature::Cold => take_cold(space, len, align),
         }
     };
-    out.fragments.iter().zip(shapes).map(place).collect()
+    out.fragments.iter().zip(shapes.iter()).map(place).collect()
 }
 
 /// Places what is hot in order, from an address on, and what is not wherever it fits, the longest first.
-fn place_around(out: &OutProgram<'_>, shapes: &[FragmentShape], from: Va, space: &mut Space) -> Vec<Va> {
-    let size = |index: usize| (u64::from(shapes[index].len), u64::from(out.fragments[index].align));
+fn place_around(out: &OutProgram<'_>, shapes: &Shapes, from: Va, space: &mut Space) -> Vec<Va> {
+    let size = |index: usize| (u64::from(shapes.len_of(index)), u64::from(out.fragments[index].align));
     let (hot, mut others): (Vec<usize>, Vec<usize>) =
-        (0..shapes.len()).partition(|&index| out.fragments[index].temperature == Temperature::Hot);
-    others.sort_by_key(|&index| std::cmp::Reverse(shapes[index].len));
-    let mut places = vec![Va(0); shapes.len()];
+        (0..shapes.count()).partition(|&index| out.fragments[index].temperature == Temperature::Hot);
+    others.sort_by_key(|&index| std::cmp::Reverse(shapes.len_of(index)));
+    let mut places = vec![Va(0); shapes.count()];
     space.begin_at(from);
     for index in hot {
         let (len, align) = size(index);
@@ -140,8 +140,8 @@ fn places_of_tables(program: &Program, out: &OutProgram<'_>) -> (SecondaryMap<Ta
 }
 
 /// Bytes of all fragments, one after the other from where all of them are aligned.
-fn code_len(out: &OutProgram<'_>, shapes: &[FragmentShape]) -> u64 {
-    let fragments = out.fragments.iter().zip(shapes);
+fn code_len(out: &OutProgram<'_>, shapes: &Shapes) -> u64 {
+    let fragments = out.fragments.iter().zip(shapes.iter());
     fragments.fold(0, |at: u64, (fragment, code)| at.next_multiple_of(u64::from(fragment.align).max(1)) + u64::from(code.len))
 }
 

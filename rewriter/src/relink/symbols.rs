@@ -24,7 +24,7 @@ use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::clones::CloneId;
-use crate::encode::FragmentShape;
+use crate::encode::Shapes;
 use crate::materialize::{Out, OutFragment, OutProgram};
 use crate::relink::addresses::Addresses;
 use crate::relink::place::Placement;
@@ -36,7 +36,7 @@ use crate::relink::unwind;
 pub(crate) struct Placed<'a> {
     pub(crate) program: &'a Program,
     pub(crate) out: &'a OutProgram<'a>,
-    pub(crate) shapes: &'a [FragmentShape],
+    pub(crate) shapes: &'a Shapes,
     pub(crate) placement: &'a Placement,
     pub(crate) addresses: &'a Addresses<'a>,
 }
@@ -184,7 +184,7 @@ pub(crate) fn size_at_identity(placed: Placed<'_>, block: Block, has_ibt: bool) 
 fn fragment_end(placed: Placed<'_>, out: Out) -> Option<Va> {
     let fragment = placed.out.fragment_of(out);
     let at = *placed.placement.fragments.get(fragment)?;
-    Some(at + u64::from(placed.shapes[fragment].len))
+    Some(at + u64::from(placed.shapes.len_of(fragment)))
 }
 
 /// A place that needs a name: part of the function that a name stands for.
@@ -285,7 +285,7 @@ fn parts<'a>((image, names): (&'a Image<'_>, Names<'a, 'a>), placed: Placed<'a>)
         let symbol = covering.or_else(|| func.symbol.and_then(|s| image.symbols.get(s)))?;
         let named = placed.program.block_at(Va(symbol.st_value)).map(|block| placed.addresses.block(block));
         let of = symbol.name.split(SUFFIX).next().unwrap_or(symbol.name);
-        let size = u64::from(placed.shapes[index].len);
+        let size = u64::from(placed.shapes.len_of(index));
         let is_entry = |clone: CloneId| fragment.blocks.contains(&(placed.out.clone_entries[clone.index()].index() as u32));
         let clone = fragment.clone.map(|clone| (clone, is_entry(clone)));
         (named != Some(at) && !of.is_empty()).then_some(Part { of, at, size, clone })

@@ -17,7 +17,7 @@ use object::elf;
 use smallvec::{SmallVec, smallvec};
 
 use crate::clones::CloneId;
-use crate::encode::FragmentShape;
+use crate::encode::{Run, Shapes};
 use crate::error::{Error, Result};
 use crate::materialize::OutProgram;
 use crate::plan::Temperature;
@@ -88,15 +88,8 @@ pub(crate) struct Covered<'a> {
 
 #[derive(Copy, Clone, Debug)]
 enum Member<'a> {
-    Moved {
-        at: Va,
-        shape: &'a FragmentShape,
-        clone: Option<CloneId>,
-    },
-    Kept {
-        start: Va,
-        end: Va,
-    },
+    Moved { at: Va, runs: &'a [Run], clone: Option<CloneId> },
+    Kept { start: Va, end: Va },
 }
 
 impl Covered<'_> {
@@ -112,7 +105,7 @@ impl Describe for Covered<'_> {
         for member in &self.members {
             match *member {
                 Member::Kept { start, end } => pieces.push(Piece::in_place(start, end)),
-                Member::Moved { at, shape, clone } => pieces.extend(shape.runs.iter().map(|run| Piece {
+                Member::Moved { at, runs, clone } => pieces.extend(runs.iter().map(|run| Piece {
                     old_start: run.old_start,
                     old_len: run.old_len,
                     new_start: at + u64::from(run.offset),
@@ -132,10 +125,10 @@ pub(crate) fn covered<'a>(
     image: &Image<'_>,
     program: &Program,
     out: &OutProgram<'_>,
-    shapes: &'a [FragmentShape],
+    shapes: &'a Shapes,
     placement: &Placement,
 ) -> Vec<Covered<'a>> {
-    debug_assert_eq!(shapes.len(), out.fragments.len());
+    debug_assert_eq!(shapes.count(), out.fragments.len());
     let mut kept: Vec<Covered<'_>> = Vec::new();
     let mut is_covered = SecondaryMap::<Fde, bool>::new(program.unwind.fdes.len(), false);
     for range in &program.ranges {
@@ -155,9 +148,10 @@ pub(crate) fn covered<'a>(
     starts.extend(program.ranges.iter().filter(|range| !program.funcs[range.func].is_movable()).map(|range| range.start));
     starts.extend(program.blocks.values().filter(|data| data.flags.contains(BlockFlags::ANCHOR)).map(|data| data.start));
     starts.sort_unstable();
-    let moved = out.fragments.iter().zip(shapes).zip(&placement.fragments).filter(|((_, shape), _)| !shape.runs.is_empty());
+    let moved =
+        out.fragments.iter().zip(shapes.iter()).zip(&placement.fragments).filter(|((_, shape), _)| !shape.runs.is_empty());
     let moved = moved.map(|((fragment, shape), &at)| {
-        let members = smallvec![Member::Moved { at, shape, clone: fragment.clone }];
+        let members = smallvec![Member::Moved { at, runs: shape.runs, clone: fragment.clone }];
         (fragment.temperature == Temperature::Cold, Covered { start: at, len: shape.len, members })
     });
     let mut moved: Vec<(bool, Covered<'_>)> = moved.collect();
