@@ -163,10 +163,10 @@ impl OutProgram<'_> {
         let linker = self.linker();
         let (clone, first) = (fragment.clone, fragment.blocks.start as usize);
         let entries = &self.sources.entries[first..fragment.blocks.end as usize];
-        entries
-            .iter()
-            .enumerate()
-            .map(move |(index, &entry)| (Out::new(first + index), linker.block(clone, entry, entries.get(index + 1).copied())))
+        entries.iter().enumerate().map(move |(index, &entry)| {
+            let id = Out::new(first + index);
+            (id, linker.block(clone, (entry, self.edits_of(id)), entries.get(index + 1).copied()))
+        })
     }
     fn linker(&self) -> Linker<'_> {
         let Sources { program, weights, plan, edge_blocks, parts, in_table, .. } = &self.sources;

@@ -95,21 +95,26 @@ struct Place {
     offset: i64,
 }
 
-/// A merge of two linked chains that may pay.
+/// A merge of two linked chains that may pay. Many wait, so each is small.
 #[derive(Copy, Clone, Debug)]
 struct Candidate {
-    /// Exact if `merge` is there, an upper bound otherwise.
     gain: f64,
     chains: (u32, u32),
     link: u32,
+    /// Of the link, times two; odd if the gain is exact, and the link's merge is known. Otherwise the gain is an upper bound.
     version: u32,
-    merge: Option<Merge>,
+}
+
+impl Candidate {
+    fn is_exact(&self) -> bool {
+        self.version % 2 == 1
+    }
 }
 
 impl Ord for Candidate {
     fn cmp(&self, other: &Self) -> Ordering {
         let by_gain = self.gain.total_cmp(&other.gain);
-        by_gain.then(other.chains.cmp(&self.chains)).then(self.merge.is_some().cmp(&other.merge.is_some()))
+        by_gain.then(other.chains.cmp(&self.chains)).then(self.is_exact().cmp(&other.is_exact()))
     }
 }
 impl PartialOrd for Candidate {
@@ -133,6 +138,8 @@ struct Merger<'g> {
     /// By chain, what is known of its inside.
     insides: Vec<Option<Inside<'g>>>,
     links: Links,
+    /// By link, the merge that its exact candidate stands for.
+    merges: Vec<Option<Merge>>,
     candidates: BinaryHeap<Candidate>,
 }
 
@@ -151,6 +158,7 @@ impl<'g> Merger<'g> {
             chains: nodes.map(single).collect(),
             insides: std::iter::repeat_with(|| None).take(graph.len()).collect(),
             links: Links::new(0, Vec::new()),
+            merges: Vec::new(),
             candidates: BinaryHeap::new(),
         }
     }
@@ -204,6 +212,7 @@ impl<'g> Merger<'g> {
         };
         let pairs = (0..).zip(&self.graph.jumps).filter_map(pair).collect();
         self.links = Links::new(self.chains.len(), pairs);
+        self.merges = vec![None; self.links.len() as usize];
         (0..self.links.len()).for_each(|link| self.push_bound(link));
     }
 
@@ -223,15 +232,15 @@ impl<'g> Merger<'g> {
             }
         }
         let gain = best + second + near;
-        self.candidates.push(Candidate { gain, chains: *chains, link, version: *version, merge: None });
+        self.candidates.push(Candidate { gain, chains: *chains, link, version: 2 * version });
     }
 
     fn merge_by_gain(&mut self) {
         while let Some(candidate) = self.candidates.pop() {
-            if self.links.get(candidate.link).version != candidate.version {
+            if self.links.get(candidate.link).version != candidate.version / 2 {
                 continue;
             }
-            match candidate.merge {
+            match self.merges[candidate.link as usize].filter(|_| candidate.is_exact()) {
                 Some(merge) => {
                     self.apply(merge);
                     self.renew_links(merge);
@@ -246,7 +255,8 @@ impl<'g> Merger<'g> {
                         (x, y) => x.or(y),
                     };
                     if let Some(merge) = best.filter(|merge| merge.gain > GAIN_MIN) {
-                        self.candidates.push(Candidate { gain: merge.gain, merge: Some(merge), ..candidate });
+                        self.merges[candidate.link as usize] = Some(merge);
+                        self.candidates.push(Candidate { gain: merge.gain, version: candidate.version + 1, ..candidate });
                     }
                 }
             }

@@ -65,8 +65,8 @@ impl Linker<'_> {
         }
     }
 
-    /// An output block of the functions, or of a clone, before another of the same fragment.
-    pub(super) fn block(&self, clone: Option<CloneId>, entry: Entry, following: Option<Entry>) -> OutBlock {
+    /// An output block of the functions, or of a clone, with these edits, before another of the same fragment.
+    pub(super) fn block(&self, clone: Option<CloneId>, (entry, edits): (Entry, &[Edit]), following: Option<Entry>) -> OutBlock {
         match entry {
             Entry::Edge(edge) => {
                 let target = self.program.edges[edge as usize].target;
@@ -79,7 +79,10 @@ impl Linker<'_> {
                 OutBlock { origin, copies_body: false, align: 1, terminator: OutTerminator::None }
             }
             Entry::Body { block, align } => {
-                let replaces_terminator = self.edits.replaces_terminator(self.program, clone, block);
+                let data = &self.program.blocks[block];
+                let reaches_behind =
+                    |edit: &Edit| matches!(edit.content, Content::Code(_)) && edit.offset + edit.replaced > data.body_len;
+                let replaces_terminator = data.body_len < data.len && edits.iter().any(reaches_behind);
                 let terminator = if replaces_terminator { OutTerminator::None } else { self.terminator(clone, block, following) };
                 OutBlock { origin: block, copies_body: true, align, terminator }
             }

@@ -195,6 +195,8 @@ pub struct UnwindLayout<'a> {
     pub eh_frame_hdr_len: u64,
     /// Of the common entries, with which `.eh_frame` begins.
     pub common_entries_len: u64,
+    /// No-ops at the end of the last of them besides, in bytes.
+    common_filled: u32,
     /// Zeros at the end of `.eh_frame`.
     terminator_len: u64,
     unwind: &'a Unwind,
@@ -241,6 +243,7 @@ impl<'a> UnwindLayout<'a> {
             eh_frame_len: 0,
             eh_frame_hdr_len: HDR_HEADER_LEN + 8 * fdes.len() as u64,
             common_entries_len: 0,
+            common_filled: 0,
             terminator_len: TERMINATOR_LEN,
             unwind,
             cie_offsets: vec![None; unwind.cies.len()],
@@ -294,7 +297,7 @@ impl<'a> UnwindLayout<'a> {
         let mut end = 0u64;
         for (index, _) in is_used.iter().enumerate().filter(|(_, used)| **used) {
             self.cie_offsets[index] = Some(end as u32);
-            end += encode_cie(&self.unwind.cies[index], None, None)?.len() as u64;
+            end += encode_cie(&self.unwind.cies[index], (None, None), 0)?.len() as u64;
         }
         self.common_entries_len = end;
         for fde in &mut self.fdes {
@@ -339,10 +342,13 @@ impl<'a> UnwindLayout<'a> {
         Ok(())
     }
 
-    /// Fills up the entry before one.
+    /// Fills up the entry before one, which is the last common one before the first.
     fn fill_before(&mut self, index: usize, by: u32) -> Result<(), UnwindError> {
-        let before = index.checked_sub(1).and_then(|before| self.fdes.get_mut(before)).ok_or(UnwindError::CommonEntry)?;
-        before.filled += by;
+        match index.checked_sub(1) {
+            Some(before) => self.fdes[before].filled += by,
+            None if self.common_entries_len > 0 => self.common_filled += by,
+            None => return Err(UnwindError::CommonEntry),
+        }
         Ok(())
     }
 
@@ -353,13 +359,15 @@ impl<'a> UnwindLayout<'a> {
             lsda.write(except_table_at + u64::from(*offset), &mut except_table[*offset as usize..])?;
         }
         let mut eh_frame = Vec::with_capacity(self.eh_frame_len as usize);
+        let last = self.cie_offsets.iter().rposition(Option::is_some);
         for (index, _) in self.cie_offsets.iter().enumerate().filter(|(_, offset)| offset.is_some()) {
             let at = eh_frame_at + eh_frame.len() as u64;
             let cie = &self.unwind.cies[index];
             if let (Some((_, at)), None) = (cie.personality, self.personalities[index]) {
                 return Err(UnwindError::PersonalityGone(at));
             }
-            eh_frame.extend(encode_cie(cie, Some(at), self.personalities[index])?);
+            let filled = if last == Some(index) { self.common_filled } else { 0 };
+            eh_frame.extend(encode_cie(cie, (Some(at), self.personalities[index]), filled)?);
         }
         for fde in &self.fdes {
             self.push_fde(fde, except_table_at, eh_frame_at, &mut eh_frame)?;
@@ -489,7 +497,7 @@ fn push_pointer(out: &mut Vec<u8>, base: Va, encoding: u8, target: Option<Va>) -
 }
 
 /// A common entry for an address; without one, of the right length but without its pointer.
-fn encode_cie(cie: &CieData, at: Option<Va>, personality: Option<Va>) -> Result<Vec<u8>, UnwindError> {
+fn encode_cie(cie: &CieData, (at, personality): (Option<Va>, Option<Va>), filled: u32) -> Result<Vec<u8>, UnwindError> {
     let mut out = vec![0; 8]; // the length, filled in below, and the zero that marks a common entry
     out.push(if cie.return_register < 0x80 { 1 } else { 3 });
     out.push(b'z');
@@ -512,7 +520,7 @@ fn encode_cie(cie: &CieData, at: Option<Va>, personality: Option<Va>) -> Result<
     out.extend(lsda_encoding(cie));
     out.push(PCREL_SDATA4);
     out.extend(&cie.instructions);
-    out.resize(out.len().next_multiple_of(ENTRY_ALIGN as usize), gimli::DW_CFA_nop.0);
+    out.resize(out.len().next_multiple_of(ENTRY_ALIGN as usize) + filled as usize, gimli::DW_CFA_nop.0);
     let len = out.len() as u32 - 4;
     out[..4].copy_from_slice(&len.to_le_bytes());
     Ok(out)

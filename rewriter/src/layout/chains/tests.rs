@@ -112,7 +112,7 @@ fn check_gains(graph: &BlockGraph) {
         graph.jumps.iter().filter(inside).map(|jump| jump_score(jump, end(jump.source), place(jump.target))).sum()
     };
     while let Some(candidate) = merger.candidates.pop() {
-        if merger.links.get(candidate.link).version != candidate.version {
+        if merger.links.get(candidate.link).version != candidate.version / 2 {
             continue;
         }
         let (a, b) = candidate.chains;

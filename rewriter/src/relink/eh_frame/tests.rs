@@ -7,6 +7,7 @@ use lifter::elf::Unwind;
 use lifter::elf::lsda::{CallSite, Lsda};
 use lifter::entity::EntityId;
 use lifter::{Image, Va};
+use rustc_hash::FxHashSet;
 
 use crate::relink::space::PAGE;
 
@@ -280,11 +281,17 @@ fn check_torn(name: &str, image: &Image<'_>, unwind: &Unwind, torn: &Torn) {
     oracle::check_search_table(&written.bytes, written.hdr_at, written.eh_frame_at, &new_entries);
     let again = read_back(&written, image);
     assert!(again.fdes.values().all(|f| f.opaque_lsda.is_none()));
+    // A row that begins where the entry ends, as those of PLTs have, holds behind the last instruction, which the oracle does not say.
+    let with_such = unwind.fdes.values().filter(|fde| fde.ops.iter().any(|op| op.at == fde.end));
+    let ends_with_a_row: FxHashSet<Va> = with_such.map(|fde| fde.end).collect();
     for piece in torn.fragments.iter().flat_map(|f| &f.pieces) {
         let old_entry = entry_at(&old_entries, piece.old_start).unwrap();
         for k in 0..u64::from(piece.new_len) {
             let (old, new) = (piece.old_start + k, piece.new_start + k);
             let new_entry = entry_at(&new_entries, new).unwrap_or_else(|| panic!("{name}: no entry for {new}"));
+            if old >= piece.old_end() && ends_with_a_row.contains(&piece.old_end()) {
+                continue;
+            }
             let expected = if old < piece.old_end() { old } else { piece.old_end() };
             let context = || format!("{name}: {old} at {new} in {piece:?}");
             assert_eq!(row_until(&old_entries, piece.old_start, expected), new_entry.row_at(new), "{}", context());
