@@ -155,6 +155,9 @@ fn own_callee_of(side: &Side<'_>, at: u64, inst: Inst) -> Option<u64> {
     side.slot_of_stub(target).is_none().then_some(target)
 }
 
+/// Instructions with one operand that write nothing else, flags and the stack pointer aside.
+const ONLY_NAMED: [&str; 7] = ["inc", "dec", "neg", "not", "bswap", "pop", "push"];
+
 /// Whether an instruction may write a register.
 pub(super) fn may_write(decoded: &Decoded, register: u8) -> bool {
     let is_it = |found: Reg| matches!(found, Reg::General(number, ..) if number == register);
@@ -163,7 +166,12 @@ pub(super) fn may_write(decoded: &Decoded, register: u8) -> bool {
         return true;
     }
     // Implicit registers.
-    if register <= 2 && register != 1 && (decoded.operands.len() < 2 && !matches!(name, "push") || name.starts_with("cmpxchg")) {
+    let names_all = match decoded.operands.len() {
+        0 => false,
+        1 => ONLY_NAMED.contains(&name) || name.starts_with("set"),
+        _ => !name.starts_with("cmpxchg"),
+    };
+    if matches!(register, 0 | 2) && !names_all {
         return true;
     }
     if decoded.class() == Class::Opaque || name.starts_with('x') || name == "mulx" {

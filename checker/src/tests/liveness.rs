@@ -451,6 +451,23 @@ fn a_table_that_is_named_before_a_loop_says_where_the_jump_leads() {
 }
 
 #[test]
+fn an_instruction_that_names_all_it_writes_leaves_a_table_in_the_register_of_products() {
+    if !can_link() {
+        return;
+    }
+    let with = |lost: &str| {
+        let start = HOISTED.replace("%rbx", "%rdx").replace("@LOST@", lost);
+        Behind { start: Box::leak(start.into_boxed_str()), ..QUIET }
+    };
+    for named in ["inc %edi\n    dec %edi", "neg %edi\n    neg %edi", "push %rcx\n    pop %rcx", "sete %sil", "bswap %esi"] {
+        assert!(is_right(with(&format!("    {named}"))), "{named}");
+    }
+    for unnamed in ["mul %ecx", "cltd", "rdtsc", "pop %rdx\n    push %rdx"] {
+        assert!(!is_right(with(&format!("    {unnamed}"))), "{unnamed}");
+    }
+}
+
+#[test]
 fn a_product_with_a_number_only_writes_its_first_operand() {
     if !can_link() {
         return;
