@@ -61,12 +61,10 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         let beginnings = beginnings(walk, &found);
         let tables = graph::tables_named(walk, true);
         roots.extend(walk, &tables, &sought, &beginnings);
-        found = match_pieces(walk, &roots, &tables, &found.labels);
-        std::mem::take(&mut found.matched).mark(walk);
+        found = found.again(walk, &roots, &tables);
         let mut tries = CHANGED_MAX;
         while match_changed(walk, &found, &mut tries) {
-            found = match_pieces(walk, &roots, &tables, &found.labels);
-            std::mem::take(&mut found.matched).mark(walk);
+            found = found.again(walk, &roots, &tables);
         }
     }
     crate::tables::read_arguments(walk);
@@ -261,6 +259,18 @@ struct Found {
     missing: Vec<(u32, u64)>,
     /// The labels of all unreached pieces.
     labels: FxHashSet<u64>,
+}
+
+impl Found {
+    /// The same with more code to compare, or more that is known. What one comparison has found stays found, though another one may have chosen otherwise where the output does
+    /// not tell: each is a proof by itself.
+    fn again(self, walk: &mut Walk<'_, '_>, roots: &Roots, tables: &Tables) -> Self {
+        let mut found = match_pieces(walk, roots, tables, &self.labels);
+        std::mem::take(&mut found.matched).mark(walk);
+        let before: FxHashSet<u32> = self.missing.iter().map(|&(number, _)| number).collect();
+        found.missing.retain(|(number, _)| before.contains(number));
+        found
+    }
 }
 
 /// What the pieces with a partner explain.

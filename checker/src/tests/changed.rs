@@ -114,3 +114,21 @@ fn of_many_dead_functions_those_are_tried_that_begin_alike() {
     assert!(!compare(&after, &wrong).unwrap().is_ok());
     assert!(!compare(&after.replace("lea 5", "lea 6"), &many).unwrap().is_ok());
 }
+
+#[test]
+fn dead_code_that_ends_with_a_call_stays_found_when_more_code_is_compared_that_goes_on_behind_such_a_call() {
+    let test = "    test %edi, %edi\n    je 1f\n";
+    let rest = format!("{CALL}    add %ebx, %eax\n{LEAVE}    ret\n");
+    let goes_on = "    mov $1, %edi\n    call leaf\n";
+    let before = format!("{ENTER}{test}{goes_on}    nop\n{rest}1:\n    .cfi_def_cfa_offset 16\n    mov $7, %eax\n{LEAVE}    ret");
+    let after = format!("{test}{ENTER}{goes_on}    nop\n{rest}1:\n    .cfi_restore rbx\n    mov $7, %eax\n    ret");
+    // What is compared by content goes on to a function that is found by a guess, and begins as the other one's way on does.
+    let changed = format!("{ENTER}{CALL}    lea 5(%rbx,%rax), %edi\n{LEAVE}    jmp live");
+    let stops = ("stops", "    .cfi_def_cfa_offset 16\n    .cfi_offset rbx, -16\n    mov $1, %edi\n    call leaf");
+    let behind = format!("    .cfi_def_cfa_offset 16\n    .cfi_offset rbx, -16\n    nop\n{rest}");
+    let (changed, behind) = (("changed", &*changed), ("behind", &*behind));
+    let Some(input) = program(&before, &[stops, changed, behind], "0x90") else { return };
+    let output = program(&after, &[changed, stops, behind], "0xcc").unwrap();
+    let report = check(&input, &output).unwrap();
+    assert!(report.is_ok() && report.stats.dropped_functions == 0, "{:?}\n{}", report.stats, report.summary(10));
+}
