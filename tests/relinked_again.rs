@@ -82,3 +82,108 @@ fn what_was_relinked_is_relinked_again_function_by_function() {
         }
     }
 }
+
+/// A function as relift may leave it: its landing pad stands first in a piece of code, behind which an exception lands there, so that the piece has two unwind entries. The first one ends with
+/// a call that comes back.
+const PARTED: &str = r#"
+    .text
+    .globl work
+    .type work, @function
+work:
+    .cfi_startproc
+    push %rbx
+    .cfi_def_cfa_offset 16
+    .cfi_offset %rbx, -16
+    mov %edi, %ebx
+    jmp .Lbody
+    .cfi_endproc
+
+    .p2align 4
+.Lpad:
+    .cfi_startproc
+    .cfi_def_cfa_offset 16
+    .cfi_offset %rbx, -16
+    mov %rax, %rdi
+    call __cxa_begin_catch@plt
+    call __cxa_end_catch@plt
+    lea 40(%rbx), %eax
+    pop %rbx
+    .cfi_def_cfa_offset 8
+    ret
+    .cfi_def_cfa_offset 16
+    .org .Lpad + 57, 0x90
+.Lbody:
+    mov %ebx, %edi
+    call clear@plt
+    .cfi_endproc
+.Lsecond:
+    .cfi_startproc
+    .cfi_personality 0x9b, DW.ref.__gxx_personality_v0
+    .cfi_lsda 0x1b, .Ltable
+    .cfi_def_cfa_offset 16
+    .cfi_offset %rbx, -16
+    call may_throw@plt
+    lea 10(%rbx), %eax
+    pop %rbx
+    .cfi_def_cfa_offset 8
+    ret
+    .cfi_endproc
+    .size work, . - work
+
+    .section .gcc_except_table, "a", @progbits
+    .p2align 2
+.Ltable:
+    .byte 0xff, 0x9b
+    .uleb128 .Ltypes - .Lsites_at
+.Lsites_at:
+    .byte 1
+    .uleb128 .Lsites_end - .Lsites
+.Lsites:
+    .byte 0, 5
+    # The landing pad is 64 bytes before the entry.
+    .byte 0xc0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1
+    .byte 1
+.Lsites_end:
+    .byte 1, 0
+    .p2align 2
+    .long 0
+.Ltypes:
+    .hidden DW.ref.__gxx_personality_v0
+    .weak DW.ref.__gxx_personality_v0
+    .section .data.rel.local.DW.ref.__gxx_personality_v0, "awG", @progbits, DW.ref.__gxx_personality_v0, comdat
+    .p2align 3
+    .type DW.ref.__gxx_personality_v0, @object
+    .size DW.ref.__gxx_personality_v0, 8
+DW.ref.__gxx_personality_v0:
+    .quad __gxx_personality_v0
+    .section .note.GNU-stack, "", @progbits
+"#;
+
+const CALLS_PARTED: &str = r#"
+#include <cstdio>
+extern "C" {
+int work(int n);
+int cleared;
+__attribute__((noinline, noclone)) void clear(int n) { cleared += n; }
+__attribute__((noinline, noclone)) void may_throw(int n) { if ((n + cleared) & 1) throw n; }
+}
+int main() {
+    for (int n = 0; n < 9; n++) std::printf("%d ", work(n));
+    std::puts("");
+}
+"#;
+
+#[test]
+fn code_runs_on_behind_a_call_where_an_entry_is_parted_for_its_landing_pad() {
+    if !support::installed("g++") {
+        return support::skipped("g++ is not installed");
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = folder.path();
+    let (assembly, main, program) = (folder.join("work.s"), folder.join("main.cc"), folder.join("program"));
+    fs::write(&assembly, PARTED).expect("the source can be written");
+    fs::write(&main, CALLS_PARTED).expect("the source can be written");
+    support::compile("g++", &["-O2", "-fPIE", "-pie"], &[&main, &assembly], &program).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(run(&mut Command::new(&program), folder).stdout, b"10 11 42 43 14 15 46 47 18 \n");
+    support::every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
+}

@@ -112,7 +112,8 @@ impl NoReturn {
     /// The same, by the callee or the end of the frame description alone.
     pub(crate) fn stops(&self, side: &Side<'_>, address: u64, inst: Inst) -> bool {
         let after = address + u64::from(inst.len);
-        let ends = side.unwind.fde_at(address).is_some_and(|fde| side.unwind.fdes[fde as usize].end <= after);
+        let ends = side.unwind.fde_at(address).is_some_and(|fde| side.unwind.fdes[fde as usize].end <= after)
+            && !side.is_parted_at(after);
         // Where a section ends with a call, there is nothing to come back to.
         ends || side.code.index(after).is_none()
             || match inst.kind {
@@ -214,7 +215,8 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Whether the frame description of what is at `address` ends at `after`: what follows is other code, and the compiler knew that a call before it comes to nothing.
     fn is_end(&self, address: u64, after: u64) -> bool {
-        self.side.unwind.fde_at(address).is_some_and(|fde| self.side.unwind.fdes[fde as usize].end <= after)
+        let ends = self.side.unwind.fde_at(address).is_some_and(|fde| self.side.unwind.fdes[fde as usize].end <= after);
+        ends && !self.side.is_parted_at(after)
     }
 
     fn visit(&mut self, function: u32, start: u64) {

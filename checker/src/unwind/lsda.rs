@@ -37,6 +37,11 @@ pub(crate) struct CallSites {
 }
 
 impl CallSites {
+    /// Whether exceptions land at an address.
+    pub(crate) fn land_at(&self, address: u64) -> bool {
+        self.sites.iter().any(|site| site.landing_pad == Some(address))
+    }
+
     /// `None` if the table is not in this format.
     pub(crate) fn parse(image: &Image<'_>, address: u64, function_start: u64) -> Option<Self> {
         let bytes = image.tail(address)?;

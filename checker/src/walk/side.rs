@@ -177,6 +177,16 @@ impl<'a> Side<'a> {
         joined(places)
     }
 
+    /// Whether code runs on behind a frame description, though it may end with a call. No landing pad can be the start of its own description, so that some are parted in the middle
+    /// of code: the second one's exceptions land where the first one starts. Compilers put something before such a pad.
+    pub(crate) fn is_parted_at(&self, address: u64) -> bool {
+        let Some(next) = self.unwind.fde_at(address).filter(|&next| self.unwind.fdes[next as usize].start == address) else {
+            return false;
+        };
+        let before = next.checked_sub(1).map(|before| &self.unwind.fdes[before as usize]).filter(|before| before.end == address);
+        before.is_some_and(|before| self.call_sites(next).is_some_and(|sites| sites.land_at(before.start)))
+    }
+
     pub(crate) fn call_sites(&self, fde: u32) -> Option<Rc<CallSites>> {
         let fde = &self.unwind.fdes[fde as usize];
         let address = fde.lsda?;

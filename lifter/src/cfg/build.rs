@@ -359,7 +359,9 @@ impl Cutter<'_, '_> {
                 (if ends { DraftEnd::Stop(StopKind::Trap) } else { DraftEnd::Fallthrough(next) }, 0)
             }
             Flow::IndirectJump => (self.builder.stop_kind(instruction), 0),
-            Flow::Call(_) | Flow::IndirectCall if is_last || self.is_no_return(instruction, flow) => {
+            Flow::Call(_) | Flow::IndirectCall
+                if self.builder.units.ends_behind_call(self.data, next) || self.is_no_return(instruction, flow) =>
+            {
                 (DraftEnd::Stop(StopKind::NoReturnCall), 0)
             }
             // What a compiler ends a function with is not meant to be run past.

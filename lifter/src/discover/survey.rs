@@ -218,7 +218,7 @@ impl Surveyor<'_> {
             let is_short = is_short_branch(instruction);
             survey.names.push(CodeName { target, at: Va(instruction.ip()), how, is_short });
         };
-        let is_last = instruction.next_ip() == unit.end.0;
+        let is_last = self.units.ends_behind_call(unit, Va(instruction.next_ip()));
         survey.falls_out = match flow_of(instruction) {
             Flow::Jump(target) => {
                 note(target, How::Jump);

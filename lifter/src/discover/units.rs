@@ -59,12 +59,19 @@ impl UnitData {
 pub(crate) struct Units {
     all: PrimaryMap<Unit, UnitData>,
     index: AddressIndex,
+    /// [`Unwind::parted`].
+    parted: Vec<Va>,
 }
 
 impl Units {
-    fn new(all: PrimaryMap<Unit, UnitData>) -> Self {
+    fn new(all: PrimaryMap<Unit, UnitData>, parted: Vec<Va>) -> Self {
         let index = AddressIndex::new(all.values().map(|unit| unit.start));
-        Self { all, index }
+        Self { all, index, parted }
+    }
+
+    /// Whether a call before an address is the last of its unit, which shows that it does not come back.
+    pub(crate) fn ends_behind_call(&self, unit: &UnitData, after: Va) -> bool {
+        after == unit.end && self.parted.binary_search(&after).is_err()
     }
 }
 
@@ -140,7 +147,7 @@ pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind, claimed: &[Va], rea
         units
     };
     let units: Vec<Vec<UnitData>> = stretches.par_chunks(STRETCHES_AT_ONCE).map(units).collect();
-    Units::new(PrimaryMap::from_items(units.concat()))
+    Units::new(PrimaryMap::from_items(units.concat()), unwind.parted())
 }
 
 fn vouched_ranges(image: &Image<'_>, unwind: &Unwind, reached: &Reached) -> Vec<(Va, Va, Bounds)> {

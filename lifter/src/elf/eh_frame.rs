@@ -89,6 +89,17 @@ impl Unwind {
 }
 
 impl Unwind {
+    /// Where code runs on from one entry into the next, though it may be a call that the first one ends with: relift parts an entry at a call site that lands
+    /// where the entry begins, since a landing pad can't be told as the start of its own. Ascending. Compilers have no such pads.
+    pub(crate) fn parted(&self) -> Vec<Va> {
+        let fdes = self.fdes.as_slice();
+        let is_parted = |pair: &&[FdeData]| {
+            let sites = pair[1].lsda.map_or(&[][..], |lsda| &self.lsdas[lsda as usize].call_sites);
+            pair[0].end == pair[1].start && sites.iter().any(|site| site.landing_pad == Some(pair[0].start))
+        };
+        fdes.windows(2).filter(is_parted).map(|pair| pair[1].start).collect()
+    }
+
     /// The same with entries cut in two at places where one may begin ([`Levels::may_begin`]); these ascend.
     pub(crate) fn cut_at(self, places: &[Va]) -> Self {
         let mut fdes = Vec::with_capacity(self.fdes.len() + places.len());
