@@ -112,16 +112,21 @@ impl NoReturn {
     /// The same, by the callee or the end of the frame description alone.
     pub(crate) fn stops(&self, side: &Side<'_>, address: u64, inst: Inst) -> bool {
         let after = address + u64::from(inst.len);
-        let ends = side.unwind.fde_at(address).is_some_and(|fde| side.unwind.fdes[fde as usize].end <= after)
-            && !side.is_parted_at(after);
         // Where a section ends with a call, there is nothing to come back to.
-        ends || side.code.index(after).is_none()
+        is_end(side, address, after)
+            || side.code.index(after).is_none()
             || match inst.kind {
                 Kind::Call => self.functions.contains(&side.target(address, inst)),
                 Kind::IndirectCall if inst.disp != 0 => self.cells.contains(&side.operand(address, inst)),
                 _ => false,
             }
     }
+}
+
+/// Whether the frame description of what is at `address` ends at `after`: what follows is other code, and the compiler knew that a call before it comes to nothing.
+fn is_end(side: &Side<'_>, address: u64, after: u64) -> bool {
+    let ends = side.unwind.fde_at(address).is_some_and(|fde| side.unwind.fdes[fde as usize].end <= after);
+    ends && !side.is_parted_at(after)
 }
 
 struct Search<'s, 'a> {
@@ -213,12 +218,6 @@ impl<'s, 'a> Search<'s, 'a> {
         }
     }
 
-    /// Whether the frame description of what is at `address` ends at `after`: what follows is other code, and the compiler knew that a call before it comes to nothing.
-    fn is_end(&self, address: u64, after: u64) -> bool {
-        let ends = self.side.unwind.fde_at(address).is_some_and(|fde| self.side.unwind.fdes[fde as usize].end <= after);
-        ends && !self.side.is_parted_at(after)
-    }
-
     fn visit(&mut self, function: u32, start: u64) {
         let mut address = start;
         loop {
@@ -252,7 +251,7 @@ impl<'s, 'a> Search<'s, 'a> {
                 }
                 Kind::IndirectCall => {
                     let is_known = inst.disp != 0 && self.cells.contains(&self.side.operand(address, inst));
-                    if is_known || self.is_end(address, after) {
+                    if is_known || is_end(self.side, address, after) {
                         return;
                     }
                 }
@@ -262,7 +261,7 @@ impl<'s, 'a> Search<'s, 'a> {
                     if self.side.drops_return_address(callee) {
                         return self.returned(function);
                     }
-                    if self.is_end(address, after) {
+                    if is_end(self.side, address, after) {
                         return;
                     }
                     if !self.returns[id as usize] {
