@@ -8,7 +8,7 @@
 //!
 //! **Soundness.** What follows a call that does not come back is only tried, and then compared by content, and no register is asked for behind it. So a function that is taken
 //! for one that never returns hides wrong code; one that is taken for one that may return costs at worst a false alarm. The only guess is that
-//! the compiler ends a frame description behind a call only if *this* call does not come back. It says nothing of other calls of the same
+//! the compiler ends a frame description behind a call only if *this* call does not come back, but for where code shows that it runs on ([`crate::tables::running_on`]). It says nothing of other calls of the same
 //! function, imported or not: `error` returns or not by its first argument, and a compiler that knows the rest of a function for undefined behavior ends it behind a call of
 //! `std::string::insert`.
 //!
@@ -126,7 +126,7 @@ impl NoReturn {
 /// Whether the frame description of what is at `address` ends at `after`: what follows is other code, and the compiler knew that a call before it comes to nothing.
 fn is_end(side: &Side<'_>, address: u64, after: u64) -> bool {
     let ends = side.unwind.fde_at(address).is_some_and(|fde| side.unwind.fdes[fde as usize].end <= after);
-    ends && !side.is_parted_at(after)
+    ends && !side.runs_on_at(after)
 }
 
 struct Search<'s, 'a> {

@@ -14,6 +14,7 @@
 mod bounds;
 mod copies;
 mod named;
+mod running_on;
 mod survey;
 
 use crate::report::ViolationKind;
@@ -23,6 +24,7 @@ use bounds::{bound, bound_by_jumps};
 pub(crate) use copies::{Copies, report_mixed, report_other_uses};
 use named::goes_to_call;
 pub(crate) use named::{may_be_jumped_through, may_jump};
+pub(crate) use running_on::running_on;
 pub(crate) use survey::Survey;
 
 #[derive(Copy, Clone, Debug)]

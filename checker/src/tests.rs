@@ -24,6 +24,7 @@ mod places;
 mod proofs;
 mod registered;
 mod rows;
+mod running_on;
 mod stays;
 mod tails;
 mod text_relocations;

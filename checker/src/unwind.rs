@@ -269,6 +269,11 @@ impl Unwind {
         is_plain && located.row == self.entry_row
     }
 
+    /// Whether the rules at an address are those that compilers write for a function's first instruction.
+    pub(crate) fn is_row_of_entry(&self, address: u64) -> bool {
+        self.locate(address).row == self.entry_row
+    }
+
     /// The frame description that an address is in behind its start, or right behind the end of.
     pub(crate) fn described_around(&self, address: u64) -> Option<u32> {
         match self.fde_at(address) {

@@ -200,8 +200,10 @@ pub(crate) struct Known<'a> {
 impl<'a> Known<'a> {
     pub(crate) fn of(mut side: Side<'a>) -> Self {
         let absolute_fields = crate::data::absolute_fields(&side.image);
+        let survey = crate::shared_entries::tell_apart(&mut side, &absolute_fields);
+        side.note_running_on(crate::tables::running_on(&side, &survey));
         Self {
-            survey: crate::shared_entries::tell_apart(&mut side, &absolute_fields),
+            survey,
             absolute_fields,
             held: OnceCell::new(),
             has_numbers: crate::data::has_numbers(&side.image),

@@ -16,6 +16,7 @@ pub(crate) mod no_return;
 pub(crate) mod reach;
 pub(crate) mod registered;
 pub(crate) mod restartable;
+pub(crate) mod run_on;
 pub(crate) mod shared_entries;
 pub(crate) mod split_stack;
 pub(crate) mod stubs;

@@ -17,6 +17,7 @@ use crate::discover::no_return::find_no_return;
 use crate::discover::reach::{Explored, Reach, Reached};
 use crate::discover::registered::NamesInUnwind;
 use crate::discover::restartable::{Sequence, find_sequences, signatures};
+use crate::discover::run_on::find_running_on;
 use crate::discover::shared_entries::SharedEntries;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
@@ -100,11 +101,14 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     if !claimed.is_empty() {
         (units, surveys) = explorer.look_again(&claimed, &reached, units, surveys);
     }
-    stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
     let mut names = names::collect(image, &unwind, &units, &surveys);
     if use_static_relocs && !image.kind.is_position_independent() {
         names = names.extended(slots::static_code_slots(image, &units).map(|(_, target, _)| (target, NamedBy::SLOT)));
     }
+    let running_on = find_running_on(image, &unwind, &units, &surveys, &names);
+    units.note_running_on(&running_on);
+    running_on.iter().for_each(|unit| surveys[unit.index()].run_on());
+    stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
     let mut clusters = join_by_flow(&units, &surveys, &names);
     let no_return = find_no_return(image, &units, &surveys, &stubs, &clusters);
     stubs.add_no_return(no_return.into_iter());

@@ -135,7 +135,7 @@ impl Search {
 impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
     pub(crate) fn new(walk: &'s Walk<'w, 'a>, prover: &'s mut Prover) -> Self {
         let side = walk.input;
-        let ends = side.unwind.fdes.iter().filter(|fde| !side.is_parted_at(fde.end));
+        let ends = side.unwind.fdes.iter().filter(|fde| !side.runs_on_at(fde.end));
         let ends = ends.filter_map(|fde| instruction_before(walk, fde.end));
         let calls = ends.filter(|(_, inst)| inst.kind == Kind::Call);
         let last_called = calls.map(|(at, inst)| side.target(at, inst)).collect();

@@ -6,6 +6,7 @@
 //!
 //! **Terminates**: each instruction is looked at once, those of functions that name what is behind a call once more, and each body is reached once.
 
+use goblin::elf::dynamic::{DT_FINI, DT_INIT};
 use rustc_hash::FxHashSet;
 
 use crate::decode::{Inst, Kind, Shape};
@@ -44,6 +45,8 @@ pub(crate) struct Survey {
     parts: Vec<(u32, u32)>,
     /// Where jumps lead into other functions, and the jumps; sorted.
     entered: Vec<(u64, u64)>,
+    /// Functions whose last instruction is a call. Ascending.
+    pub(crate) ending_with_calls: Vec<u32>,
     boundaries: Bits,
     /// The same of functions without frame descriptions: that what begins there is code is a guess.
     guessed: Bits,
@@ -74,6 +77,7 @@ impl Survey {
             page_reads: Vec::new(),
             parts: Vec::new(),
             entered: Vec::new(),
+            ending_with_calls: Vec::new(),
             boundaries: Bits::new(side.code.size()),
             guessed: Bits::new(side.code.size()),
             behind_calls: Bits::new(side.code.size()),
@@ -149,6 +153,7 @@ impl Survey {
                 }
                 address += u64::from(inst.len);
             }
+            survey.ending_with_calls.extend((is_behind_call && address == end).then_some(index as u32));
         }
         for &(from, to) in last_calls.iter().filter(|call| !survey.named.contains(call.1 as usize)) {
             survey.groups.join(from, to);
@@ -325,6 +330,9 @@ impl Survey {
 
     fn name_what_the_loader_knows(&mut self, side: &Side<'_>) {
         self.name(side, side.image.elf.entry);
+        for at in [DT_INIT, DT_FINI].into_iter().filter_map(|tag| side.image.dynamic_value(tag)) {
+            self.name(side, at);
+        }
         for &(_, slot) in &side.image.slots {
             if let Slot::Relative(address) | Slot::Resolver(address) = slot {
                 self.name(side, address);
@@ -377,6 +385,14 @@ impl Survey {
     pub(super) fn begins_function(&self, side: &Side<'_>, address: u64) -> bool {
         let function = side.function_at(address).filter(|&function| side.function(function).0 == address);
         function.is_some_and(|function| self.named.contains(function as usize))
+    }
+
+    /// Whether something other than a table leads to a function's first instruction, from elsewhere than some function.
+    pub(super) fn is_led_to(&self, side: &Side<'_>, function: u32, from: u32) -> bool {
+        let (address, from) = (side.function(function).0, side.function(from));
+        let first = self.entered.partition_point(|jump| jump.0 < address);
+        let mut jumps = self.entered[first..].iter().take_while(|jump| jump.0 == address);
+        self.named.contains(function as usize) || jumps.any(|&(_, jump)| jump < from.0 || from.1 <= jump)
     }
 
     /// The smallest frame description of those that jumps connect with this one.

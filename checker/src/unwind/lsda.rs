@@ -39,7 +39,11 @@ pub(crate) struct CallSites {
 impl CallSites {
     /// Whether exceptions land at an address.
     pub(crate) fn land_at(&self, address: u64) -> bool {
-        self.sites.iter().any(|site| site.landing_pad == Some(address))
+        self.landing_pads().any(|pad| pad == address)
+    }
+
+    pub(crate) fn landing_pads(&self) -> impl Iterator<Item = u64> + '_ {
+        self.sites.iter().filter_map(|site| site.landing_pad)
     }
 
     /// `None` if the table is not in this format.

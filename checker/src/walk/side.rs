@@ -22,6 +22,7 @@ pub(crate) struct Side<'a> {
     functions: OnceCell<Functions>,
     starts: Arc<Starts>,
     call_sites: RefCell<FxHashMap<u64, Option<Rc<CallSites>>>>,
+    running_on: Vec<u64>,
 }
 
 impl<'a> Side<'a> {
@@ -39,6 +40,7 @@ impl<'a> Side<'a> {
             functions: OnceCell::new(),
             starts,
             call_sites: RefCell::default(),
+            running_on: Vec::new(),
         })
     }
 
@@ -177,14 +179,14 @@ impl<'a> Side<'a> {
         joined(places)
     }
 
-    /// Whether code runs on behind a frame description, though it may end with a call. No landing pad can be the start of its own description, so that some are parted in the middle
-    /// of code: the second one's exceptions land where the first one starts. Compilers put something before such a pad.
-    pub(crate) fn is_parted_at(&self, address: u64) -> bool {
-        let Some(next) = self.unwind.fde_at(address).filter(|&next| self.unwind.fdes[next as usize].start == address) else {
-            return false;
-        };
-        let before = next.checked_sub(1).map(|before| &self.unwind.fdes[before as usize]).filter(|before| before.end == address);
-        before.is_some_and(|before| self.call_sites(next).is_some_and(|sites| sites.land_at(before.start)))
+    /// Has code run on behind frame descriptions that end with a call; these ends ascend.
+    pub(crate) fn note_running_on(&mut self, ends: Vec<u64>) {
+        self.running_on = ends;
+    }
+
+    /// Whether code runs on behind a frame description that ends at an address, though it may end with a call.
+    pub(crate) fn runs_on_at(&self, address: u64) -> bool {
+        self.running_on.binary_search(&address).is_ok()
     }
 
     pub(crate) fn call_sites(&self, fde: u32) -> Option<Rc<CallSites>> {

@@ -86,6 +86,8 @@ pub(crate) struct Survey {
     pub(crate) body_len: u64,
     /// The callee of a direct call that is the last instruction of an unwind entry: it did not come back here.
     pub(crate) last_call: Option<Va>,
+    /// The last instruction is a call, and nothing but the unit's end tells that it does not come back.
+    pub(crate) ends_with_call: bool,
     /// Contains an instruction that may go back to a caller: a return, or any indirect jump.
     pub(crate) may_return: bool,
     pub(crate) has_indirect_jumps: bool,
@@ -101,6 +103,11 @@ pub(crate) struct Survey {
 impl Survey {
     pub(crate) fn is_opaque(&self) -> bool {
         self.starts.is_empty()
+    }
+    /// The call that it ends with comes back.
+    pub(crate) fn run_on(&mut self) {
+        self.falls_out = true;
+        self.last_call = None;
     }
     /// Whether it comes out the same as long as the unit does, and what is at its `places`.
     pub(crate) fn lasts(&self) -> bool {
@@ -248,10 +255,13 @@ impl Surveyor<'_> {
                     survey.last_call = Some(target);
                 }
                 // The end of an unwind entry is the witness that the call does not come back.
-                !is_last && !self.stubs.is_no_return(target)
+                let is_no_return = self.stubs.is_no_return(target);
+                survey.ends_with_call = is_last && !is_no_return;
+                !is_last && !is_no_return
             }
             Flow::IndirectCall => {
                 survey.has_indirect_calls = true;
+                survey.ends_with_call = is_last;
                 !is_last
             }
             Flow::IndirectJump => {

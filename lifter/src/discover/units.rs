@@ -59,19 +59,25 @@ impl UnitData {
 pub(crate) struct Units {
     all: PrimaryMap<Unit, UnitData>,
     index: AddressIndex,
-    /// [`Unwind::parted`].
-    parted: Vec<Va>,
+    /// Where units end with a call behind which code runs on. Ascending.
+    run_on: Vec<Va>,
 }
 
 impl Units {
-    fn new(all: PrimaryMap<Unit, UnitData>, parted: Vec<Va>) -> Self {
+    fn new(all: PrimaryMap<Unit, UnitData>, run_on: Vec<Va>) -> Self {
         let index = AddressIndex::new(all.values().map(|unit| unit.start));
-        Self { all, index, parted }
+        Self { all, index, run_on }
     }
 
     /// Whether a call before an address is the last of its unit, which shows that it does not come back.
     pub(crate) fn ends_behind_call(&self, unit: &UnitData, after: Va) -> bool {
-        after == unit.end && self.parted.binary_search(&after).is_err()
+        after == unit.end && self.run_on.binary_search(&after).is_err()
+    }
+
+    /// Has code run on behind units that end with a call.
+    pub(crate) fn note_running_on(&mut self, units: &[Unit]) {
+        self.run_on.extend(units.iter().map(|&unit| self.all[unit].end));
+        self.run_on.sort();
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod cut;
 mod parse;
+mod row;
 #[cfg(test)]
 mod tests;
 
@@ -12,6 +13,7 @@ use crate::address::Va;
 use crate::elf::Image;
 use crate::elf::lsda::Lsda;
 use crate::entity::{Fde, PrimaryMap};
+use row::Row;
 
 /// A common information entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -89,18 +91,35 @@ impl Unwind {
 }
 
 impl Unwind {
-    /// Where code runs on from one entry into the next, though it may be a call that the first one ends with: relift parts an entry at a call site that lands
-    /// where the entry begins, since a landing pad can't be told as the start of its own. Ascending. Compilers have no such pads.
+    /// Where code runs on from one entry into the next for certain, though it may be a call that the first one ends with. Ascending.
+    ///
+    /// relift parts an entry at a call site that lands where the entry begins, since a landing pad can't be told as the start of its own: compilers have no such pads. And where nothing is pushed, a call is
+    /// none of a compiler's, which would align the stack first.
     pub(crate) fn parted(&self) -> Vec<Va> {
         let fdes = self.fdes.as_slice();
         let is_parted = |pair: &&[FdeData]| {
             let sites = pair[1].lsda.map_or(&[][..], |lsda| &self.lsdas[lsda as usize].call_sites);
-            pair[0].end == pair[1].start && sites.iter().any(|site| site.landing_pad == Some(pair[0].start))
+            let lands_before = || sites.iter().any(|site| site.landing_pad == Some(pair[0].start));
+            let [before, next] = [&pair[0], &pair[1]];
+            let has_no_frame = || {
+                self.row(next, Row::first_of).is_some_and(|row| row.is_at_entry() && self.row(before, Row::last_of) == Some(row))
+            };
+            before.end == next.start && (lands_before() || has_no_frame())
         };
         fdes.windows(2).filter(is_parted).map(|pair| pair[1].start).collect()
     }
 
-    /// The same with entries cut in two at places where one may begin ([`Levels::may_begin`]); these ascend.
+    /// Whether unwinding is alike at the end of one entry and the start of another, as far as that is understood.
+    pub(crate) fn may_run_on(&self, from: Fde, to: Fde) -> bool {
+        let (last, first) = (self.row(&self.fdes[from], Row::last_of), self.row(&self.fdes[to], Row::first_of));
+        last.is_none() || first.is_none() || last == first
+    }
+
+    fn row(&self, fde: &FdeData, which: impl Fn(&CieData, &FdeData) -> Option<Row>) -> Option<Row> {
+        self.cies.get(fde.cie as usize).and_then(|cie| which(cie, fde))
+    }
+
+    /// The same tables with entries cut in two at places where one may begin ([`Levels::may_begin`]); these ascend.
     pub(crate) fn cut_at(self, places: &[Va]) -> Self {
         let mut fdes = Vec::with_capacity(self.fdes.len() + places.len());
         let mut left = places;

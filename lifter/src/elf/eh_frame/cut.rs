@@ -8,30 +8,9 @@
 use gimli as dw;
 use smallvec::smallvec;
 
-use super::{CfiOp, CieData, FdeData, RETURN_ADDRESS};
+use super::row::Row;
+use super::{CfiOp, CieData, FdeData};
 use crate::address::Va;
-use crate::elf::cfi::Instruction;
-
-/// Register and offset.
-const CFA_AT_ENTRY: (u64, i64) = (7, 8);
-
-/// What an unwinder knows of a place, as far as it matters here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Row {
-    cfa: (u64, i64),
-    /// Registers that have a rule.
-    saved: Vec<u64>,
-}
-
-impl Row {
-    fn at_entry() -> Self {
-        Self { cfa: CFA_AT_ENTRY, saved: Vec::new() }
-    }
-
-    fn is_at_entry(&self) -> bool {
-        self.cfa == CFA_AT_ENTRY && self.saved.is_empty()
-    }
-}
 
 /// A place where unwinding is as at a function's first instruction.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -56,7 +35,7 @@ impl Levels {
         let (mut row, mut remembered) = (Row::at_entry(), Vec::new());
         let mut all = vec![Level { from: fde.start, num_remembered: 0, is_entry: true }];
         for op in &fde.ops {
-            follow(cie, op, &mut row, &mut remembered)?;
+            row.follow(cie, op, &mut remembered)?;
             let is_entry = row.is_at_entry() && remembered.iter().all(Row::is_at_entry);
             let level = Level { from: op.at, num_remembered: remembered.len(), is_entry };
             match all.last_mut() {
@@ -96,27 +75,4 @@ impl Levels {
         };
         starts.zip(ends).map(part).collect()
     }
-}
-
-fn follow(cie: &CieData, op: &CfiOp, row: &mut Row, remembered: &mut Vec<Row>) -> Option<()> {
-    let (instruction, _) = Instruction::decode(&op.bytes, cie.data_alignment)?;
-    let mut save = |register: u64| {
-        if !row.saved.contains(&register) {
-            row.saved.push(register);
-            row.saved.sort_unstable();
-        }
-        (register != RETURN_ADDRESS).then_some(())
-    };
-    match instruction {
-        Instruction::Nop => {}
-        Instruction::DefCfa { register, offset } => row.cfa = (register, offset),
-        Instruction::DefCfaRegister(register) => row.cfa.0 = register,
-        Instruction::DefCfaOffset(offset) => row.cfa.1 = offset,
-        Instruction::Offset { register, .. } => save(register)?,
-        Instruction::Restore(register) if register != RETURN_ADDRESS => row.saved.retain(|&saved| saved != register),
-        Instruction::RememberState => remembered.push(row.clone()),
-        Instruction::RestoreState => *row = remembered.pop()?,
-        _ => return None,
-    }
-    Some(())
 }

@@ -278,9 +278,9 @@ const TWO_FUNCTIONS: [&[u8]; 2] = [
     &[0x41, 0x0e, 0x10, 0x4f, 0x0e, 0x08, 0x41, 0x0e, 0x10, 0x4f, 0x0e, 0x08],
 ];
 
-/// An entry with the common entry that compilers write.
-fn parse_usual(instructions: &[u8]) -> Unwind {
-    let mut unwind = parse_entries(&[instructions]).unwrap();
+/// Entries with the common entry that compilers write.
+fn parse_usual(entries: &[&[u8]]) -> Unwind {
+    let mut unwind = parse_entries(entries).unwrap();
     unwind.cies[0].instructions = vec![0x0c, 7, 8, 0x90, 1];
     unwind
 }
@@ -288,7 +288,7 @@ fn parse_usual(instructions: &[u8]) -> Unwind {
 #[test]
 fn an_entry_is_cut_where_another_may_begin_and_says_the_same_of_each_place() {
     for instructions in TWO_FUNCTIONS {
-        let unwind = parse_usual(instructions);
+        let unwind = parse_usual(&[instructions]);
         let fde = &unwind.fdes.as_slice()[0];
         let levels = Levels::of(&unwind.cies[0], fde).expect("it is what compilers write");
         let may_begin = [0, 1, 2, 31, 32, 33, 34, 63, 64].map(|offset| levels.may_begin(fde.start + offset));
@@ -310,7 +310,27 @@ fn an_entry_is_cut_where_another_may_begin_and_says_the_same_of_each_place() {
 fn an_entry_that_says_more_than_what_is_saved_where_is_left_whole() {
     // An expression for the frame address; a rule for the return address.
     for instructions in [&[0x41, 0x0f, 0x02, 0x77, 0x08][..], &[0x41, 0x90, 0x02]] {
-        let unwind = parse_usual(instructions);
+        let unwind = parse_usual(&[instructions]);
         assert!(Levels::of(&unwind.cies[0], &unwind.fdes.as_slice()[0]).is_none(), "{instructions:x?}");
     }
+}
+
+#[test]
+fn entries_side_by_side_are_compared_by_the_rows_where_they_meet() {
+    let push_and_save: [u8; 4] = [0x0e, 0x10, 0x83, 0x02];
+    let framed = [&[0x41][..], &push_and_save].concat();
+    let back = [&push_and_save[..], &[0x41, 0x0e, 0x08, 0xc3]].concat();
+    let unknown = [0x41, 0x0f, 0x02, 0x77, 0x08];
+    let alike = |entries: [&[u8]; 4]| {
+        let unwind = parse_usual(&entries);
+        let fdes: Vec<_> = unwind.fdes.keys().collect();
+        (fdes.windows(2).map(|pair| unwind.may_run_on(pair[0], pair[1])).collect::<Vec<bool>>(), unwind)
+    };
+    let (found, unwind) = alike([&framed, &back, &[], &framed]);
+    assert_eq!(found, [true; 3]);
+    // Nothing is pushed on either side of the last two.
+    assert_eq!(unwind.parted(), [Va(0x1800), Va(0x1c00)]);
+    let (found, unwind) = alike([&framed, &[0x0e, 0x10], &unknown, &framed]);
+    assert_eq!(found, [false, false, true]);
+    assert_eq!(unwind.parted(), []);
 }
