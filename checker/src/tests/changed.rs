@@ -35,7 +35,7 @@ fn program(live: &str, dead: &[(&str, &str)], filler: &str) -> Option<Vec<u8>> {
 
 /// The report of two programs with this dead code; the first has its functions in another order, and other filler, which begins right behind a call in the second.
 fn check_dead(live: [&str; 2], dead: [&[(&str, &str)]; 2]) -> Option<Report> {
-    let stops = ("stops", "    mov $1, %edi\n    call leaf");
+    let stops = ("stops", "    push %rax\n    .cfi_def_cfa_offset 16\n    mov $1, %edi\n    call leaf");
     let (input, output) = ([&[stops], dead[0]].concat(), [dead[1], &[stops]].concat());
     Some(check(&program(live[0], &input, "0x90")?, &program(live[1], &output, "0xcc")?).unwrap())
 }
