@@ -248,6 +248,8 @@ pub(crate) enum Transform {
     LateSaves,
     /// Put the instructions of hot blocks in an order that takes fewer cycles.
     Schedule,
+    /// Leave out `endbr64` where no tracked indirect branch can arrive.
+    Endbr,
 }
 
 impl Transform {

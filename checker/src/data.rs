@@ -296,7 +296,7 @@ pub(crate) fn seed_symbols(walk: &mut Walk<'_, '_>) {
     let is_certain = |name: &str| from[name].count == 1 && to[name].count == 1;
     for name in names.iter().filter(|name| is_certain(name)) {
         if let ([input], [output]) = (from[name].entries.as_slice(), to[name].entries.as_slice()) {
-            walk.seed(*input, *output, *output);
+            walk.seed_name(*input, *output, *output);
         }
     }
     // Guesses come when all that is certain is known.

@@ -295,7 +295,8 @@ fn property_note<'a>(image: &Image<'a>) -> Option<&'a [u8]> {
         return Some(image.section_bytes(section));
     }
     let header = image.elf.program_headers.iter().find(|header| header.p_type == PT_GNU_PROPERTY)?;
-    image.at(header.p_vaddr, usize::try_from(header.p_filesz).ok()?)
+    // Where the note was cut out, what says where it is says nothing.
+    image.at(header.p_vaddr, usize::try_from(header.p_filesz).ok()?).filter(|bytes| !bytes.is_empty())
 }
 
 /// Whether the file says that it runs with indirect branch tracking.

@@ -151,6 +151,12 @@ fn read_entries(walk: &mut Walk<'_, '_>, table: TableReference, entries: &[Entry
             continue;
         }
         let is_asked_for = !(are_followed && is_certain);
+        if !is_asked_for
+            && let (Entry::To(input), Some(output)) = (input, output)
+            && let Err(violation) = walk.compare_marks(input, output)
+        {
+            walk.violations.push(violation);
+        }
         if is_asked_for && !read_entry(walk, place, input, output, (is_certain, table.width)) {
             break;
         }

@@ -181,7 +181,6 @@ pub(crate) struct Walk<'w, 'a> {
     never: Vec<u64>,
     input_row: Located,
     output_row: Located,
-    pub(crate) has_ibt: bool,
     /// What is said of the program.
     pub(crate) assumptions: crate::Assumptions,
 }
@@ -194,7 +193,6 @@ pub(crate) struct Known<'a> {
     held: OnceCell<Held>,
     has_numbers: bool,
     noreturn: NoReturn,
-    has_ibt: bool,
 }
 
 impl<'a> Known<'a> {
@@ -208,7 +206,6 @@ impl<'a> Known<'a> {
             held: OnceCell::new(),
             has_numbers: crate::data::has_numbers(&side.image),
             noreturn: NoReturn::compute(&side),
-            has_ibt: crate::structure::claims_ibt(&side.image),
             side,
         }
     }
@@ -274,7 +271,6 @@ impl<'w, 'a> Walk<'w, 'a> {
             never: Vec::new(),
             input_row: Located::nowhere(),
             output_row: Located::nowhere(),
-            has_ibt: known.has_ibt,
             assumptions: crate::Assumptions::default(),
         }
     }
@@ -288,6 +284,11 @@ impl<'w, 'a> Walk<'w, 'a> {
         if let Err(violation) = self.compare_marks(input, output) {
             self.violations.push(violation);
         }
+        self.seed_name(input, output, origin);
+    }
+
+    /// The same for a symbol that only debuggers read: nothing branches by it.
+    pub(crate) fn seed_name(&mut self, input: u64, output: u64, origin: u64) {
         self.stats.seeds += 1;
         self.queue.push(Pair::new(input, output, origin, Reach::Name));
     }
@@ -320,13 +321,14 @@ impl<'w, 'a> Walk<'w, 'a> {
         let mut jumps = 0;
         loop {
             let Some(inst) = side.inst(address) else { return Canonical::Bad(address) };
-            if !matches!(inst.kind, Kind::Jump | Kind::Nop) {
+            let is_idle = side.is_idle(inst);
+            if inst.kind != Kind::Jump && !is_idle {
                 return Canonical::At(address, inst);
             }
             if let Some(index) = side.code.index(address) {
                 visit(index, inst.len);
             }
-            if inst.kind == Kind::Nop {
+            if is_idle {
                 address += u64::from(inst.len);
                 continue;
             }
@@ -351,7 +353,7 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Where `address` of the input leads through padding.
     pub(crate) fn input_leads_to(&self, mut address: u64) -> u64 {
-        while let Some(inst) = self.input.inst(address).filter(|inst| inst.kind == Kind::Nop) {
+        while let Some(inst) = self.input.inst(address).filter(|&inst| self.input.is_idle(inst)) {
             address += u64::from(inst.len);
         }
         address
@@ -407,6 +409,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
             let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
             if let Some(name) = name.take().filter(|name| name.reach == Reach::Pointer) {
+                self.compare_marks(name.input, name.output)?;
                 if let Some(other) = self.relation.name(name.input, name.output) {
                     let message = format!("the input's {:#x} already stands at {other:#x}", name.input);
                     return fail(ViolationKind::Conflict, name.output, message);
@@ -416,7 +419,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                     return fail(ViolationKind::Conflict, name.output, message);
                 }
             }
-            if let Some(step) = self.step_of_input(i, a, b, within) {
+            if let Some(step) = self.step_of_input((i, a), (o, b), within) {
                 alone += 1;
                 if alone > ALONE_MAX {
                     return fail(
@@ -488,8 +491,16 @@ impl<'w, 'a> Walk<'w, 'a> {
     ) -> Result<Option<(u64, Inst, u64, Inst)>, Violation> {
         let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
         // What is passed in a callee is not passed in its own right.
-        let input = if within.is_some() { Self::lead(self.input, i, |_, _| {}) } else { self.canonical(true, i) };
-        match (input, self.canonical(false, o)) {
+        let mut input = if within.is_some() { Self::lead(self.input, i, |_, _| {}) } else { self.canonical(true, i) };
+        let output = self.canonical(false, o);
+        if within.is_none()
+            && let (Canonical::At(mark, a), Canonical::At(_, b)) = (&input, &output)
+            && self.may_lose_mark((*mark, *a), *b)
+        {
+            self.input.code.index(*mark).into_iter().for_each(|index| self.relation.pass(true, index, a.len));
+            input = self.canonical(true, mark + u64::from(a.len));
+        }
+        match (input, output) {
             (Canonical::At(input, inst), _) if is_flow && self.is_end_of_function(input, inst) => Ok(None),
             (Canonical::At(input, inst), Canonical::At(output, other)) => Ok(Some((input, inst, output, other))),
             (Canonical::Cycle, Canonical::Cycle) => Ok(None),

@@ -78,6 +78,7 @@ pub enum Change {
     ConstantLoad,
     LateSave,
     Schedule,
+    EndBranch,
 }
 
 impl Change {
@@ -90,6 +91,7 @@ impl Change {
             Change::ConstantLoad => "constant-loads",
             Change::LateSave => "late-saves",
             Change::Schedule => "schedule",
+            Change::EndBranch => "endbr",
         }
     }
 }
@@ -195,6 +197,8 @@ pub struct EditPlan {
     pub clones: PrimaryMap<CloneId, CloneData>,
     /// What `specialize` did, for the report.
     pub tally: Tally,
+    /// A bit for each block that had replacements when they were last settled, in words; empty where that is not known. Most blocks have none, and each is asked several times.
+    edited: Vec<u64>,
 }
 
 impl EditPlan {
@@ -207,6 +211,10 @@ impl EditPlan {
         self.edges.binary_search_by_key(&edge, |i| i.edge).ok().map(|found| &self.edges[found])
     }
     pub fn replacements_of(&self, block: Block) -> &[Replacement] {
+        let is_none = |word: &u64| word >> (block.index() % 64) & 1 == 0;
+        if !self.edited.is_empty() && self.edited.get(block.index() / 64).is_none_or(is_none) {
+            return &[];
+        }
         of_block(&self.replacements, block)
     }
     /// Those of a block where it stands: in its function, or in a clone.
@@ -232,6 +240,9 @@ impl EditPlan {
             is_free
         });
         self.replacements.sort_by_key(|r| (r.block, r.offset));
+        let len = self.replacements.last().map_or(0, |last| last.block.index() / 64 + 1);
+        self.edited = vec![0; len];
+        self.replacements.iter().for_each(|r| self.edited[r.block.index() / 64] |= 1 << (r.block.index() % 64));
     }
 
     /// Keeps the first `fuel` replacements.
@@ -272,7 +283,9 @@ fn check_replacements(program: &Program, replacements: &[Replacement], may_inser
 impl EditPlan {
     /// The weights when all this is done: what is inlined runs at its new places, so the original runs less.
     pub fn adjusted<'w>(&self, program: &Program, weights: &'w Weights) -> Cow<'w, Weights> {
-        if self.replacements.is_empty() {
+        let changes_counts =
+            |r: &Replacement| !self.codes[r.code].instead_of.is_empty() || self.replaces_terminator(program, None, r.block);
+        if !self.replacements.iter().any(changes_counts) {
             return Cow::Borrowed(weights);
         }
         let count_of = |block: Block| weights.blocks.get(block.index()).copied().unwrap_or(0);

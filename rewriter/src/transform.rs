@@ -8,6 +8,7 @@
 //! gathered in order.
 
 pub mod constant_loads;
+pub mod endbr;
 mod entry_row;
 pub mod inline_leaves;
 pub mod late_saves;
@@ -39,6 +40,7 @@ pub struct Options {
     pub constant_loads: bool,
     pub late_saves: bool,
     pub schedule: Option<schedule::Options>,
+    pub endbr: bool,
     /// Every site is hot, whatever the weights say.
     pub everywhere: bool,
 }
@@ -60,6 +62,8 @@ pub(crate) struct Context<'a> {
     stand_ins: FxHashSet<Func>,
     /// Functions that others stand for; they are not in the output.
     folded: FxHashSet<Func>,
+    /// Blocks that begin with an `endbr64` that goes.
+    unmarked: FxHashSet<Block>,
 }
 
 impl<'a> Context<'a> {
@@ -80,6 +84,11 @@ impl<'a> Context<'a> {
 
     pub(crate) fn is_folded(&self, func: Func) -> bool {
         self.folded.contains(&func)
+    }
+
+    /// Whether the `endbr64` at the start of a block goes.
+    pub(crate) fn loses_mark(&self, block: Block) -> bool {
+        self.unmarked.contains(&block)
     }
 
     pub(crate) fn is_reached(&self, block: Block) -> bool {
@@ -115,7 +124,23 @@ impl<'a> Context<'a> {
 
 /// Plans all transforms that are on.
 pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Folding, options: Options) -> EditPlan {
-    let Options { everywhere, plt_calls, inline_leaves, cloning, constant_loads, late_saves, schedule } = options;
+    let stand_ins = endbr::StandIns { functions: folded, blocks: None };
+    let marks = if options.endbr { endbr::find(image, program, weights, stand_ins) } else { Vec::new() };
+    let mut edits = plan_by_weights(image, program, weights, folded, options, &marks);
+    endbr::plan(&marks, &mut edits);
+    edits
+}
+
+/// What is worth it only where something is hot; the marks that go besides are known.
+fn plan_by_weights(
+    image: &Image<'_>,
+    program: &Program,
+    weights: &Weights,
+    folded: &Folding,
+    options: Options,
+    marks: &[(Block, u32)],
+) -> EditPlan {
+    let Options { everywhere, plt_calls, inline_leaves, cloning, constant_loads, late_saves, schedule, endbr: _ } = options;
     let is_off = !(plt_calls || inline_leaves || constant_loads || late_saves || schedule.is_some()) && cloning.is_off();
     let clones_everywhere = cloning.everywhere && !cloning.is_off();
     let is_idle = is_off || !(everywhere || clones_everywhere || weights.has_counts());
@@ -126,7 +151,8 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Fo
     let reached = reached::reached(image, program);
     let stand_ins = folded.pairs().iter().map(|&(_, stays)| stays).collect();
     let folded = folded.pairs().iter().map(|&(gone, _)| gone).collect();
-    let context = Context { image, program, weights, everywhere, hot_min, reached: &reached, stand_ins, folded };
+    let unmarked = marks.iter().filter(|mark| mark.1 == 0).map(|mark| mark.0).collect();
+    let context = Context { image, program, weights, everywhere, hot_min, reached: &reached, stand_ins, folded, unmarked };
     let mut edits = EditPlan::default();
     if options.late_saves {
         late_saves::plan(&context, &mut edits);

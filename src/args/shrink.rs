@@ -57,6 +57,8 @@ pub(crate) enum Technique {
     Order,
     /// Leave out what only aligns functions and loops.
     Padding,
+    /// Leave out `endbr64` where no tracked indirect branch can arrive.
+    Endbr,
     /// Let code that lies side by side share unwind entries.
     UnwindEntries,
     /// Pack relative relocations (DT_RELR).

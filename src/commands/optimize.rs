@@ -91,6 +91,7 @@ pub(crate) fn edits(transforms: &Transforms) -> transform::Options {
             is_insensitive: transforms.without_contexts,
             takes_any: transforms.edit_everywhere,
         }),
+        endbr: transforms.is_on(Transform::Endbr),
         everywhere: transforms.edit_everywhere,
     }
 }

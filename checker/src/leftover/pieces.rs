@@ -129,7 +129,7 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
         loop {
             let Some(inst) = self.side().inst(address) else { return Place::Bad(address) };
             match inst.kind {
-                Kind::Nop => {
+                _ if self.side().is_idle(inst) => {
                     visit(address, inst);
                     address += u64::from(inst.len);
                 }
@@ -159,11 +159,12 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
                 return label.end(End::Nothing);
             };
             let after = address + u64::from(inst.len);
-            if matches!(inst.kind, Kind::Nop | Kind::Jump) || self.rewritten_call(address).is_none() {
+            let is_idle = self.side().is_idle(inst);
+            if is_idle || inst.kind == Kind::Jump || self.rewritten_call(address).is_none() {
                 visit(address, inst);
             }
             match inst.kind {
-                Kind::Nop => address = after,
+                _ if is_idle => address = after,
                 Kind::Jump if jumps == JUMPS_MAX => return label.end(End::Nothing),
                 Kind::Jump => {
                     jumps += 1;
@@ -268,7 +269,7 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
             let names_function = self.names_function(value);
             if names_function || self.may_move(value) {
                 label.bytes(&bytes[..usize::from(inst.disp).min(bytes.len())]);
-                let is_marked = names_function && self.walk.has_ibt && side.begins_with_mark(value);
+                let is_marked = names_function && side.has_ibt && side.begins_with_mark(value);
                 label.byte(u8::from(names_function) + u8::from(is_marked));
                 let field = usize::from(inst.disp);
                 return if names_function { Field::Names(value) } else { Field::MayName { value, field, width: 4 } };

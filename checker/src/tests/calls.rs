@@ -357,6 +357,20 @@ fn a_beginning_with_one_thing_wrong_is_seen() {
 }
 
 #[test]
+fn a_beginning_may_call_a_rest_that_only_returns() {
+    let leaf = "endbr64\n    lea 1(%rdi), %eax\n    jmp nothing\n    int3\nnothing:\n    ret";
+    let body = "lea 1(%rdi), %eax\n    call nothing";
+    let Some(report) = inlined(body, leaf) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    // The return may also be left out.
+    let report = inlined("lea 1(%rdi), %eax", leaf).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    for wrong in ["lea 1(%rdi), %eax\n    call twice", "lea 1(%rdi), %eax\n    call nothing\n    call nothing", "call nothing"] {
+        assert!(!inlined(wrong, leaf).unwrap().is_ok(), "{wrong}");
+    }
+}
+
+#[test]
 fn a_beginning_that_calls_the_rest_with_a_frame_already_made_is_seen() {
     // Behind the `push` the stack of the input is not as at an entry.
     let leaf = EARLY.replace(".cfi_adjust_cfa_offset 8\n    mov", ".cfi_adjust_cfa_offset 8\nleaf_rest:\n    mov");

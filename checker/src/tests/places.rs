@@ -164,6 +164,21 @@ fn numbers_at_a_fixed_address_name_places_if_two_in_one_function_lead_to_instruc
 }
 
 #[test]
+fn a_marked_pointer_to_a_short_function_that_stays_is_good_whatever_filler_is_behind_it() {
+    let stays = |body: &str, filler: &str| {
+        let code = format!("    .balign 16\nmarked:\n    .cfi_startproc\n{body}    .cfi_endproc\n");
+        format!("{code}    .balign 16, {filler}\n")
+    };
+    let holder = function("classify", "    lea marked + 1(%rip), %rax\n    ret");
+    let body = "    endbr64\n    ret\n";
+    let Some(input) = build(&[&stays(body, "0x90"), &holder, TWICE, UNUSED], ".long 0\n") else { return };
+    let output = |body: &str| build(&[&stays(body, "0xcc"), TWICE, &holder, UNUSED], ".long 0\n").unwrap();
+    assert_ok(&input, &output(body));
+    let report = check(&input, &output("    endbr64\n    hlt\n")).unwrap();
+    assert!(!report.is_ok());
+}
+
+#[test]
 fn stubs_with_one_frame_description_are_no_places_of_each_other() {
     let stubs = "    .balign 16\nstubs:\n    .cfi_startproc\n    push handlers(%rip)\n    jmp *handlers(%rip)\n    .balign 16\n\
                  wait:\n    jmp *handlers(%rip)\n    .balign 16\n\

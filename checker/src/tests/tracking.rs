@@ -45,13 +45,43 @@ fn a_taken_address_that_lost_its_mark_is_seen_where_tracking_is_claimed() {
     assert!(report.is_ok(), "{}", report.summary(10));
 }
 
+/// The report where the input has a mark at a place of `classify`, and whether the program claims tracking.
+fn check_mark_of_classify(place: &str, claims: bool) -> Option<Report> {
+    let note = if claims { note("1") } else { String::new() };
+    let classify = CLASSIFY.replace("jmp *%rax", "notrack jmp *%rax");
+    let marked = classify.replace(place, &format!("{place}\n    endbr64"));
+    assert_ne!(marked, classify, "{place}");
+    let input = build(&[&marked, TWICE, UNUSED, &note], TABLE)?;
+    let output = build(&[UNUSED, TWICE, &relaid_with_prefix(), &note], TABLE)?;
+    Some(check(&input, &output).unwrap())
+}
+
 #[test]
-fn a_mark_that_is_gone_is_seen() {
+fn a_mark_that_is_gone_is_seen_where_tracking_is_claimed() {
     let ibt = note("1");
-    let Some(report) = check_layout(&TWICE.replace("endbr64", ""), &relaid_with_prefix(), (&ibt, &ibt)) else { return };
-    assert!(!report.is_ok());
-    let Some(report) = check_layout(&TWICE.replace("endbr64", ""), &relaid_with_prefix(), ("", "")) else { return };
-    assert!(!report.is_ok());
+    let unmarked = TWICE.replace("endbr64", "");
+    let Some(report) = check_layout(&unmarked, &relaid_with_prefix(), (&ibt, &ibt)) else { return };
+    assert_eq!(kinds(&report), [ViolationKind::IndirectBranchTarget], "{}", report.summary(10));
+    let Some(report) = check_layout(&unmarked, &relaid_with_prefix(), ("", "")) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+}
+
+#[test]
+fn a_function_that_only_calls_lead_to_needs_no_mark() {
+    for claims in [true, false] {
+        let Some(report) = check_mark_of_classify("classify:\n    .cfi_startproc", claims) else { return };
+        assert!(report.is_ok(), "{claims}: {}", report.summary(10));
+    }
+}
+
+#[test]
+fn where_a_call_may_return_twice_or_a_table_lead_a_mark_stays_if_tracking_is_claimed() {
+    for place in ["call twice", ".Lone:", "9:\n    .cfi_def_cfa_offset 16"] {
+        let Some(report) = check_mark_of_classify(place, true) else { return };
+        assert!(!report.is_ok(), "{place}");
+        let Some(report) = check_mark_of_classify(place, false) else { return };
+        assert!(report.is_ok(), "{place}: {}", report.summary(10));
+    }
 }
 
 #[test]

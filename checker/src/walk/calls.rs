@@ -33,7 +33,7 @@
 //! **Bounds.** A call within a call is compared as a call, so there is one level; steps of the input alone are limited by the caller.
 
 use super::compare::prefixes_of_call;
-use super::{Pair, Reach, Side, Walk};
+use super::{Pair, Reach, Side, Walk, leads_to};
 use crate::decode::{Inst, Kind, Shape};
 use crate::report::{Violation, ViolationKind};
 
@@ -94,16 +94,29 @@ impl Walk<'_, '_> {
     }
 
     /// Where the input goes alone from an instruction that the output has no counterpart of: into a callee, or back out of it.
-    pub(crate) fn step_of_input(&self, i: u64, a: Inst, b: Inst, within: Option<u64>) -> Option<(u64, Option<u64>)> {
+    pub(crate) fn step_of_input(
+        &self,
+        (i, a): (u64, Inst),
+        (o, b): (u64, Inst),
+        within: Option<u64>,
+    ) -> Option<(u64, Option<u64>)> {
         match within {
             None if a.kind == Kind::Call && !matches!(b.kind, Kind::Call | Kind::IndirectCall) => self.step_into(i, a),
             Some(call) if a.kind == Kind::Return && RETURNS.contains(&self.input.code.bytes(i, a)) => {
                 let is_right = self.input.unwind.is_as_at_entry(i);
-                let len = self.input.inst(call)?.len;
-                is_right.then_some((call + u64::from(len), None))
+                let back = call + u64::from(self.input.inst(call)?.len);
+                (is_right && !self.calls_return(back, o, b)).then_some((back, None))
             }
             _ => None,
         }
+    }
+
+    /// Whether the output calls a function that does nothing but return, and the input, where it returns to, calls none: then it is this return that is called.
+    fn calls_return(&self, back: u64, o: u64, b: Inst) -> bool {
+        let is_at = |side: &Side<'_>, address, kind| {
+            leads_to(side, address).and_then(|at| side.inst(at)).is_some_and(|inst| inst.kind == kind)
+        };
+        b.kind == Kind::Call && is_at(self.output, self.output.target(o, b), Kind::Return) && !is_at(self.input, back, Kind::Call)
     }
 
     /// Where a direct call of the input leads, past a mark, and that what is there is within it.

@@ -26,7 +26,7 @@ use std::rc::Rc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::proofs::Marks;
-use super::{Canonical, Pair, Reach, Walk};
+use super::{Canonical, Pair, Reach, Walk, leads_to};
 use crate::prove::{Called, Entry, Proof, Prover, Told};
 use crate::report::{Violation, ViolationKind};
 use known::Found;
@@ -207,6 +207,9 @@ impl Walk<'_, '_> {
     /// Where jumps and padding lead in both programs.
     pub(crate) fn leads_to(&self, (input, output): At) -> Option<At> {
         match (Self::lead(self.input, input, |_, _| {}), Self::lead(self.output, output, |_, _| {})) {
+            (Canonical::At(mark, a), Canonical::At(output, b)) if self.may_lose_mark((mark, a), b) => {
+                leads_to(self.input, mark + u64::from(a.len)).map(|input| (input, output))
+            }
             (Canonical::At(input, _), Canonical::At(output, _)) => Some((input, output)),
             _ => None,
         }

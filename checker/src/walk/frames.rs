@@ -4,7 +4,7 @@
 //! indirect branch may come there.
 
 use super::{Pair, Reach, Side, Walk};
-use crate::decode::Kind;
+use crate::decode::{Inst, Kind};
 use crate::report::{Violation, ViolationKind};
 use crate::unwind::Located;
 
@@ -19,14 +19,20 @@ impl Walk<'_, '_> {
 
     /// An indirect branch may come here: where the program runs with tracking, an `endbr64` must stand here itself, not behind a jump.
     ///
-    /// The rest of it follows from the walk: `endbr64` is an instruction like any other, which only the same one stands for, and the prefix
-    /// `notrack` is a byte of its jump.
-    pub(super) fn compare_marks(&self, input: u64, output: u64) -> Result<(), Violation> {
-        if self.has_ibt && self.input.begins_with_mark(input) && !self.output.begins_with_mark(output) {
+    /// The rest of it follows from the walk: elsewhere only the same one stands for an `endbr64`, but for [`Walk::may_lose_mark`], and the prefix `notrack` is a byte of its jump. Where the program does not run with
+    /// tracking, it is filler ([`Side::is_idle`]).
+    pub(crate) fn compare_marks(&self, input: u64, output: u64) -> Result<(), Violation> {
+        if self.input.has_ibt && self.input.begins_with_mark(input) && !self.output.begins_with_mark(output) {
             let message = format!("no endbr64 at an address that is taken; the input has one at {input:#x}");
             return Err(Violation::new(ViolationKind::IndirectBranchTarget, output, message));
         }
         Ok(())
+    }
+
+    /// Whether the output may go on behind an `endbr64` of the input that it lacks: it begins a function, to which nothing led here that is tracked. Whoever comes by an address
+    /// asks for the mark.
+    pub(crate) fn may_lose_mark(&self, (i, a): (u64, Inst), b: Inst) -> bool {
+        a.kind == Kind::EndBranch && b.kind != Kind::EndBranch && self.input.unwind.starts_at(i)
     }
 
     pub(super) fn compare_rows(&mut self, i: u64, o: u64) -> Result<(), Violation> {
@@ -94,6 +100,7 @@ impl Walk<'_, '_> {
             (Some(a), Some(b)) => match (a.landing_pad, b.landing_pad) {
                 (None, None) => Ok(()),
                 (Some(input), Some(output)) => {
+                    self.compare_marks(input, output)?;
                     self.queue.push(Pair::new(input, output, o, Reach::Name));
                     Ok(())
                 }

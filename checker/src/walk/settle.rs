@@ -249,7 +249,10 @@ impl Walk<'_, '_> {
         if self.input.is_inside_filler(address) || self.is_in_instruction_that_stays(address) {
             return;
         }
-        let same = |size| self.input.image.at(address, size) == self.output.image.at(address, size);
+        // What is behind a function may be filler of another kind.
+        let end = self.input.unwind.fde_at(address).map(|fde| self.input.unwind.fdes[fde as usize].end);
+        let size = end.map_or(8, |end| (end - address).min(8) as usize);
+        let is_same = || self.input.image.at(address, size) == self.output.image.at(address, size);
         let stale = match Self::lead(self.input, address, |_, _| {}) {
             Canonical::At(input, _) => {
                 let Some(index) = self.input.code.index(input) else { return };
@@ -261,10 +264,10 @@ impl Walk<'_, '_> {
                 }
                 match self.relation.output_of(index) {
                     Some(_) => !stands_for_it && leads_to != Some(input),
-                    None => !same(8),
+                    None => !is_same(),
                 }
             }
-            _ => !same(8),
+            _ => !is_same(),
         };
         if stale {
             let message = format!("still names {address:#x}, but what was there has moved");

@@ -23,6 +23,8 @@ pub(crate) struct Side<'a> {
     starts: Arc<Starts>,
     call_sites: RefCell<FxHashMap<u64, Option<Rc<CallSites>>>>,
     running_on: Vec<u64>,
+    /// Whether the program may run with tracking of indirect branches.
+    pub(crate) has_ibt: bool,
 }
 
 impl<'a> Side<'a> {
@@ -32,7 +34,9 @@ impl<'a> Side<'a> {
         let ranges: Vec<(u64, u64)> = unwind.fdes.iter().map(|fde| (fde.start, fde.end)).collect();
         code.predecode(&ranges);
         let starts = Arc::new(Starts::of(code.size(), code.decoded()));
+        let has_ibt = crate::structure::claims_ibt(&image);
         Ok(Self {
+            has_ibt,
             image,
             code,
             unwind,
@@ -100,6 +104,11 @@ impl<'a> Side<'a> {
 
     pub(crate) fn inst(&self, address: u64) -> Option<Inst> {
         self.code.inst(&self.decoder, address)
+    }
+
+    /// Whether an instruction does nothing: a no-op, or an `endbr64` that nobody looks for.
+    pub(crate) fn is_idle(&self, inst: Inst) -> bool {
+        inst.kind == Kind::Nop || inst.kind == Kind::EndBranch && !self.has_ibt
     }
 
     pub(crate) fn begins_with_mark(&self, address: u64) -> bool {

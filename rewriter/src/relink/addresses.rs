@@ -17,6 +17,7 @@ use crate::relink::place::{Placement, TablePlace};
 #[derive(Debug)]
 pub struct Addresses<'a> {
     program: &'a Program,
+    edited: &'a OutProgram<'a>,
     placed: &'a SecondaryMap<Block, Option<Out>>,
     in_clones: &'a FxHashMap<(CloneId, Block), Out>,
     /// By `Out`.
@@ -43,6 +44,7 @@ impl<'a> Addresses<'a> {
             .collect();
         Addresses {
             program,
+            edited: out,
             placed: &out.placed,
             in_clones: &out.in_clones,
             out: vas,
@@ -115,6 +117,11 @@ impl<'a> Addresses<'a> {
     /// The new place of an address inside code: of a block's start or of an instruction in its body. `None` where nothing moved.
     pub fn translate(&self, va: Va) -> Option<Va> {
         let block = self.program.block_containing(va)?;
-        Some(self.moved(block)? + (va - self.program.blocks[block].start))
+        let start = self.moved(block)?;
+        let offset = (va - self.program.blocks[block].start) as u32;
+        let edits = self.placed[block].map_or(&[][..], |out| self.edited.edits_of(out));
+        let before = edits.iter().take_while(|edit| edit.offset + edit.replaced <= offset && edit.offset < offset);
+        let changed: i64 = before.map(|edit| i64::from(edit.len) - i64::from(edit.replaced)).sum();
+        Some(Va((start + u64::from(offset)).0.wrapping_add_signed(changed)))
     }
 }

@@ -3,7 +3,7 @@
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Block, Func, SecondaryMap};
-use lifter::ir::PinReason;
+use lifter::ir::{PinReason, Program};
 use lifter::split;
 use profiles::Weights;
 use rewriter::edit::EditPlan;
@@ -14,6 +14,7 @@ use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{Filling, LayoutPlan};
 use rewriter::relink::Relinked;
 use rewriter::shrink::dead;
+use rewriter::transform::endbr;
 use rewriter::transform::reached::reached;
 
 use super::super::profile;
@@ -25,8 +26,8 @@ use crate::report::shrink::Saving;
 use crate::timing::Timing;
 
 /// Techniques that move code.
-pub(super) const OF_CODE: [Technique; 5] =
-    [Technique::DeadCode, Technique::Fold, Technique::Tails, Technique::Order, Technique::Padding];
+pub(super) const OF_CODE: [Technique; 6] =
+    [Technique::DeadCode, Technique::Fold, Technique::Tails, Technique::Endbr, Technique::Order, Technique::Padding];
 
 /// What came of the code.
 pub(super) struct Code {
@@ -37,6 +38,7 @@ pub(super) struct Code {
 /// What is to become of the code.
 pub(super) struct Planned {
     plan: LayoutPlan,
+    edits: EditPlan,
     pub(super) weights: Weights,
     gone: Gone,
     pub(super) is_in_place: bool,
@@ -46,7 +48,7 @@ impl Planned {
     /// Relinks; `Err` says why that is not to be had.
     pub(super) fn rewrite(&mut self, job: Job<'_>, lifted: &Lifted<'_>, filling: Filling, timing: &mut Timing) -> Result<Code> {
         self.plan.filling = filling;
-        let planned = (&self.plan, &EditPlan::default());
+        let planned = (&self.plan, &self.edits);
         let relinked = driver::rewrite(&job.args.rewrite.input, lifted, &self.weights, planned, job.wanted, timing)?;
         if relinked.overflow_bytes > 0 {
             return Err(Failure::new("it would need a segment more"));
@@ -122,6 +124,12 @@ pub(super) fn plan(
         timing.phase("find equal tails", |_| BlockFolding::apply(image, program, &mut plan, &weights, &is_reached));
         (gone.num_tails, gone.tail_bytes) = (plan.folded_blocks.pairs().len() as u64, plan.folded_blocks.saved());
     }
+    let mut edits = EditPlan::default();
+    if args.is_on(Technique::Endbr) {
+        let stand_ins = endbr::StandIns { functions: &plan.folded, blocks: Some(&plan.folded_blocks) };
+        let marks = timing.phase("find marks", |_| endbr::find(image, program, &weights, stand_ins));
+        endbr::plan(&marks, &mut edits);
+    }
     // With a profile, what runs is laid out for speed.
     if args.is_on(Technique::Order) && !weights.has_counts() {
         gone.order_bytes = timing.phase("order blocks", |_| layout::compact(program, &mut plan));
@@ -129,7 +137,8 @@ pub(super) fn plan(
     if args.is_on(Technique::UnwindEntries) {
         plan.share_unwind_entries();
     }
-    Ok(Some(Planned { plan, weights, gone, is_in_place: false }))
+    (gone.num_marks, gone.mark_bytes) = marks_gone(program, &plan, &edits);
+    Ok(Some(Planned { plan, edits, weights, gone, is_in_place: false }))
 }
 
 /// Plans smaller unwind tables for code that stays.
@@ -140,7 +149,16 @@ fn plan_in_place(args: &Shrink, lifted: &mut Lifted<'_>) -> Option<Planned> {
     lifted.program.pin_all(PinReason::NotWorthMoving);
     let mut plan = LayoutPlan::default();
     plan.share_unwind_entries();
-    Some(Planned { plan, weights: Weights::default(), gone: Gone::default(), is_in_place: true })
+    let (edits, weights, gone) = (EditPlan::default(), Weights::default(), Gone::default());
+    Some(Planned { plan, edits, weights, gone, is_in_place: true })
+}
+
+/// How many marks go that are in what stays, and how many bytes that is.
+fn marks_gone(program: &Program, plan: &LayoutPlan, edits: &EditPlan) -> (u64, u64) {
+    let mut has_place = SecondaryMap::new(program.blocks.len(), false);
+    plan.fragments.iter().flat_map(|fragment| &fragment.blocks).for_each(|planned| has_place[planned.block] = true);
+    let gone = edits.replacements.iter().filter(|r| has_place[r.block] && plan.folded_blocks.stand_in(r.block) == r.block);
+    gone.fold((0, 0), |(count, bytes), r| (count + 1, bytes + u64::from(r.len)))
 }
 
 /// Makes blocks of ends that may be worth sharing; what was known of blocks is known of their parts.
@@ -172,6 +190,8 @@ struct Gone {
     folded_bytes: u64,
     num_tails: u64,
     tail_bytes: u64,
+    num_marks: u64,
+    mark_bytes: u64,
     /// What shorter branches leave.
     order_bytes: u64,
 }
@@ -183,7 +203,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         inside.sum::<u64>()
     };
     let free_text: u64 = code.map(|section| free_in(section.sh_addr, section.end())).sum();
-    let bodies = gone.dead_bytes + gone.folded_bytes + gone.tail_bytes + gone.order_bytes;
+    let bodies = gone.dead_bytes + gone.folded_bytes + gone.tail_bytes + gone.mark_bytes + gone.order_bytes;
     let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
     let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
     vec![
@@ -191,6 +211,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         Saving::new("dead-code", "functions", gone.num_dead, gone.dead_bytes as i64),
         Saving::new("fold", "functions", gone.num_folded, gone.folded_bytes as i64),
         Saving::new("tails", "blocks", gone.num_tails, gone.tail_bytes as i64),
+        Saving::new("endbr", "instructions", gone.num_marks, gone.mark_bytes as i64),
         Saving::new("order", "bytes", gone.order_bytes, gone.order_bytes as i64),
         Saving::new("padding", "bytes", free_text.saturating_sub(bodies), free_text as i64 - bodies as i64),
         unwind_saving(relinked),

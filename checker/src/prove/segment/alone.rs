@@ -88,7 +88,7 @@ impl Run<'_, '_, '_> {
 
     /// Goes on where the input calls or returns and the output has the callee's body.
     pub(super) fn step_alone(&mut self, input: &mut Cursor, a: Inst, output: &Cursor, b: Inst) -> Step<bool> {
-        let mut step = self.walk.step_of_input(input.at, a, b, input.within);
+        let mut step = self.walk.step_of_input((input.at, a), (output.at, b), input.within);
         if step.is_none() && self.calls_what_is_within(input, a, output, b) {
             step = self.walk.step_into(input.at, a);
         }

@@ -145,6 +145,9 @@ impl Writer<'_> {
                 self.undo(Va(instruction.ip()), member.share);
                 stands = self.region.steps.first().map(|step| step.at);
             }
+            if at == 0 && is_marked && context.loses_mark(member.block) {
+                continue;
+            }
             match part {
                 Part::Store if self.names.slots.has(instruction) => {
                     self.kept(self.names.slots.stored(instruction)?, &mut bytes)?;
