@@ -5,6 +5,7 @@
 
 mod anchors;
 mod bounds;
+mod distances;
 mod faults;
 mod frames;
 mod ordered;
