@@ -162,8 +162,8 @@ fn the_size_of_a_table_is_proven_wherever_the_code_tells_it() {
             }
         }
     }
-    // One compiler alone makes 60: machines need not have both.
-    let enough = tables >= 40 * compilers().len() && proven * 10 >= tables * 8;
+    // gcc alone makes 60: machines need not have both compilers.
+    let enough = compilers().is_empty() || tables >= 60 && proven * 10 >= tables * 8;
     assert!(enough, "{proven} of {tables} tables are proven");
 }
 
