@@ -65,3 +65,44 @@ fn code_runs_on_behind_the_call_that_ends_an_unwind_entry_in_every_form() {
         every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
     }
 }
+
+/// Two functions that end with nothing, as where a compiler thinks that execution never comes there, with breakpoints behind them; a third is nothing but a mark. What comes behind may be called, and does not trap.
+const TRAPS: &str = r#"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+static sigjmp_buf back;
+static void trapped(int signal) { siglongjmp(back, signal); }
+int first(int x), second(int x), third(int x), behind(int x);
+__asm__(".text\n.macro begin name\n.p2align 4, 0xcc\n.globl \\name\n.type \\name, @function\n\\name: .cfi_startproc\n.endm\n"
+    ".macro end name\n.cfi_endproc\n.size \\name, . - \\name\n.endm\n"
+    "begin first\nlea 1(%rdi), %eax\nend first\nbegin second\ntest %edi, %edi\njne behind\nend second\n"
+    "begin third\nendbr64\nend third\nbegin behind\nlea 3(%rdi), %eax\nret\nend behind\n");
+static int (*volatile functions[])(int) = {first, second, third, behind};
+int main(void) {
+    struct sigaction action = {.sa_handler = trapped, .sa_flags = SA_NODEFER};
+    sigaction(SIGTRAP, &action, 0);
+    for (int i = 0; i < 4; i++)
+        for (int x = 0; x < 2; x++) {
+            int number = sigsetjmp(back, 1);
+            if (number) printf("%d %d: signal %d\n", i, x, number);
+            else printf("%d %d: %d\n", i, x, functions[i](x));
+        }
+    return 0;
+}
+"#;
+
+#[test]
+fn a_function_that_runs_into_breakpoints_still_does() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    for flags in FORMS {
+        let program = compile_text(TRAPS, &[&["-O1"], flags].concat(), folder, "program");
+        let said = run(&mut std::process::Command::new(&program), folder).stdout_text();
+        assert_eq!(said.matches("signal 5").count(), 5, "{flags:?}: {said}");
+        every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
+    }
+}

@@ -31,7 +31,7 @@ use crate::ir::{BlockFlags, PinReason, Program, RelinkMode};
 use crate::lift::explore::Explorer;
 use crate::symbolize::pins::PinContext;
 use crate::symbolize::{Assembly, Cluster, slots};
-use crate::x86::MAX_INSTRUCTION_LEN;
+use crate::x86::{BREAKPOINT, MAX_INSTRUCTION_LEN};
 
 /// What the lifter may look at.
 #[derive(Copy, Clone, Debug)]
@@ -333,9 +333,17 @@ fn claimed_padding(
     let labels = symbols.filter(|symbol| is_label(symbol)).map(|symbol| Va(symbol.st_value));
     claimed.extend(labels.filter(in_code));
     claimed.extend(signatures(image, sequences, surveys).filter(in_code));
+    claimed.extend(breakpoints_run_into(image, units, surveys).filter(in_code));
     claimed.sort();
     claimed.dedup();
     claimed
+}
+
+/// The breakpoints between functions into which one runs that ends with nothing: a compiler leaves it so where it thinks that execution never comes there, and a linker fills up with breakpoints. Such a function stays, with
+/// what it runs into; it would run into another one elsewhere.
+fn breakpoints_run_into(image: &Image<'_>, units: &Units, surveys: &[Survey]) -> impl Iterator<Item = Va> {
+    let ending = units.iter().filter(|(unit, data)| data.fde().is_some() && surveys[unit.index()].falls_out);
+    ending.map(|(_, data)| data.end).filter(|&end| image.read(end, 1) == Some(&[BREAKPOINT]))
 }
 
 /// Whether an address outside of units is inside one of the instructions that fill what is between two of them. Whatever has a name begins where the assembler had filled up to: a

@@ -136,6 +136,12 @@ pub(crate) fn is_nop(instruction: &Instruction) -> bool {
     }
 }
 
+/// Whether an instruction's memory is counted from a segment's base: thread-local. The other segments begin at 0 in 64-bit code, so that their prefixes do nothing to memory: `notrack` is one of them, and assemblers
+/// pad with them.
+pub fn has_segment_base(instruction: &Instruction) -> bool {
+    matches!(instruction.segment_prefix(), Register::FS | Register::GS)
+}
+
 /// Whether it is a conditional move.
 pub fn is_conditional_move(name: Mnemonic) -> bool {
     use Mnemonic::*;
@@ -160,6 +166,9 @@ pub fn is_conditional_move(name: Mnemonic) -> bool {
     )
 }
 
+/// `int3`.
+pub(crate) const BREAKPOINT: u8 = 0xcc;
+
 /// How many bytes at the front are padding: no-ops of any length, `int3`, zero bytes.
 pub fn padding_len(bytes: &[u8]) -> usize {
     let mut at = 0;
@@ -171,7 +180,7 @@ pub fn padding_len(bytes: &[u8]) -> usize {
 
 fn padding_instruction_len(bytes: &[u8]) -> Option<usize> {
     match bytes.first()? {
-        0x00 | 0xcc => Some(1),
+        &(0x00 | BREAKPOINT) => Some(1),
         _ => nop_len(bytes),
     }
 }

@@ -14,6 +14,7 @@ use std::collections::BinaryHeap;
 use iced_x86::{Instruction, OpKind};
 use lifter::Va;
 use lifter::ir::{CodeTarget, StopKind, Terminator};
+use lifter::x86::has_segment_base;
 
 use super::evaluate::{Flags, cut, evaluate, operand_bits};
 use super::known::Constant;
@@ -130,7 +131,7 @@ pub(super) fn operand_value(setting: Setting<'_>, instruction: &Instruction, sta
 /// The address of the memory operand, as far as it is in the image.
 fn image_address(setting: Setting<'_>, instruction: &Instruction, state: &State) -> Option<Va> {
     let is_position_independent = setting.around.image.kind.is_position_independent();
-    if instruction.segment_prefix() != iced_x86::Register::None {
+    if has_segment_base(instruction) {
         return None;
     }
     if instruction.is_ip_rel_memory_operand() {

@@ -23,6 +23,7 @@ use smallvec::SmallVec;
 use crate::cfg::body::{Body, BodyBlock, CALLER_SAVED, general};
 use crate::cfg::interval::Interval;
 use crate::cfg::values::stack_step;
+use crate::x86::has_segment_base;
 
 const MAX_DEPTH: usize = 24;
 const MAX_STEPS: u32 = 30_000;
@@ -321,7 +322,7 @@ impl<'b> Ranges<'b> {
 
     /// The memory that an operand names, if registers say where it is.
     fn operand_place(&self, instruction: &Instruction, operand: u32) -> Option<Place> {
-        if instruction.op_kind(operand) != OpKind::Memory || instruction.segment_prefix() != Register::None {
+        if instruction.op_kind(operand) != OpKind::Memory || has_segment_base(instruction) {
             return None;
         }
         let number = |register: Register| match register {

@@ -25,7 +25,7 @@ use crate::cfg::body::{Body, general, sets_frame_pointer};
 use crate::cfg::values::definitions::{Definition, Location};
 pub(crate) use crate::cfg::values::definitions::{Seen, VISITED_MAX};
 pub(crate) use crate::cfg::values::instructions::stack_step;
-use crate::x86::{Flow, flow_of, is_conditional_move};
+use crate::x86::{Flow, flow_of, has_segment_base, is_conditional_move};
 
 const MAX_DEPTH: u32 = 16;
 const RAX: u8 = 0;
@@ -434,7 +434,7 @@ impl<'b> Evaluator<'b> {
     }
 
     fn load64(&mut self, instruction: &Instruction, index: usize) -> Value {
-        if instruction.segment_prefix() != Register::None {
+        if has_segment_base(instruction) {
             return Value::Pointer;
         }
         if let Some(slot) = self.frame_slot(instruction, index) {

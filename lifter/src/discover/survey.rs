@@ -15,7 +15,7 @@ use crate::discover::units::{Bounds, UnitData, Units, unit_at};
 use crate::elf::Image;
 use crate::elf::image::StaticReloc;
 use crate::ir::PinReason;
-use crate::x86::{Flow, MAX_INSTRUCTION_LEN, flow_of, is_nop, is_short_branch};
+use crate::x86::{BREAKPOINT, Flow, MAX_INSTRUCTION_LEN, flow_of, is_nop, is_short_branch};
 
 /// How an instruction names a code address.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -168,8 +168,9 @@ impl Surveyor<'_> {
     }
 
     fn survey_clean(&self, unit: &UnitData, bytes: &[u8]) -> Option<Survey> {
-        // Where there are only no-ops, execution runs through them.
-        let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], falls_out: true, ..Survey::default() };
+        // Where there are only no-ops, execution runs through them; it ends at breakpoints.
+        let falls_out = bytes.first() != Some(&BREAKPOINT);
+        let mut survey = Survey { starts: vec![0; bytes.len().div_ceil(64)], falls_out, ..Survey::default() };
         let mut relocs = self.static_relocs(unit).iter().peekable();
         let (mut reads_words, mut calls_registers) = (false, false);
         let mut code_model = CodeModel::default();

@@ -148,6 +148,26 @@ fn a_spill_in_a_frame_whose_address_is_passed_on_may_change() {
 }
 
 #[test]
+fn a_store_with_a_prefix_for_a_segment_that_begins_at_0_changes_a_spill() {
+    let code = |store: AsmMemoryOperand| {
+        max_at_jump(|a| {
+            let mut go = a.create_label();
+            a.mov(dword_ptr(rsp + 16), edi)?;
+            a.cmp(edi, 7)?;
+            a.jbe(go)?;
+            a.ret()?;
+            a.set_label(&mut go)?;
+            a.mov(store, esi)?;
+            a.mov(eax, dword_ptr(rsp + 16))
+        })
+    };
+    assert_eq!(code(dword_ptr(rsp + 16).cs()), None);
+    assert_eq!(code(dword_ptr(rsp + 16).ds()), None);
+    assert_eq!(code(dword_ptr(rsp + 20).ds()), Some(7));
+    assert_eq!(code(dword_ptr(16).fs()), Some(7));
+}
+
+#[test]
 fn memory_that_was_compared_and_is_read_again_is_bounded_until_a_store_or_a_call() {
     let code = |between: fn(&mut CodeAssembler) -> Assembled| {
         max_at_jump(|a| {
