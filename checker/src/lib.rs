@@ -17,6 +17,7 @@ mod code_model;
 mod data;
 mod debug;
 mod decode;
+mod distances;
 mod dynamic;
 mod error;
 mod faults;
@@ -171,6 +172,7 @@ impl<'a> Original<'a> {
         registered::check(input, &output, &mut report.violations);
         self.liveness = report.liveness;
         let relation = report.relation;
+        distances::check(input, &output, &relation, &mut report.violations);
         text_relocations::check(input, &output, &relation, &mut report.violations);
         let mut report = Report::new(report.violations, report.stats);
         if report.is_ok() {

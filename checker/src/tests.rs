@@ -10,6 +10,7 @@ mod copies;
 mod counted;
 mod dead;
 mod debug;
+mod distances;
 mod doubtful;
 mod fixed;
 mod fold;

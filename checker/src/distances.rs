@@ -1,0 +1,42 @@
+//! Words between functions that name others by their distance, which nothing marks: GHC keeps a table before each entry of its code.
+//!
+//! A word in code outside of all frame descriptions, aligned, that is the distance to where a function without one begins, or to such an address that the program holds, counted from the word itself or from a place a few words behind, is taken for one.
+//! What it names may not have gone elsewhere: the word would still lead to where it was. Compilers that write frame descriptions keep no such words in code.
+
+use crate::report::{Violation, ViolationKind};
+use crate::walk::{Relation, Side, Stands};
+
+/// How far behind a word its distance may be counted from, in words.
+const REACH: u64 = 12;
+
+pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, relation: &Relation, violations: &mut Vec<Violation>) {
+    for area in input.code.areas() {
+        let skipped = area.start.wrapping_neg() % 8;
+        let words = area.bytes.get(skipped as usize..).unwrap_or(&[]).as_chunks::<8>().0;
+        let size = area.bytes.len() as i64;
+        for (word, at) in words.iter().zip((area.start + skipped..).step_by(8)) {
+            let distance = i64::from_le_bytes(*word);
+            if distance == 0 || distance <= -size || size <= distance || input.unwind.fde_at(at).is_some() {
+                continue;
+            }
+            let mut named = (0..=REACH).map(|words| (at + 8 * words).wrapping_add_signed(distance));
+            let is_function =
+                |address: u64| input.unwind.fde_at(address).is_none() && has_moved(input, output, relation, address);
+            if let Some(address) = named.find(|&address| is_function(address)) {
+                let message =
+                    format!("a word between functions may name {address:#x} by its distance, and what was there has moved");
+                violations.push(Violation::new(ViolationKind::StaleReference, at, message));
+            }
+        }
+    }
+}
+
+/// Whether what the program holds or a function stands elsewhere, and not where it was.
+fn has_moved(input: &Side<'_>, output: &Side<'_>, relation: &Relation, address: u64) -> bool {
+    if !input.starts_undescribed(address) {
+        return relation.is_named_elsewhere(address, address);
+    }
+    let Some(index) = input.code.index(address).filter(|&index| relation.output_of(index).is_some()) else { return false };
+    let here = output.code.index(address).and_then(|index| relation.input_of(index));
+    !matches!(here, Some(Stands::For(from)) if from == index)
+}

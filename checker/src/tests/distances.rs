@@ -1,0 +1,81 @@
+//! Tables between functions that name others by their distance.
+
+use super::layout::link;
+use super::*;
+
+const PROGRAM: &str = r#"
+    .text
+    .globl _start
+    .type _start, @function
+_start:
+    lea entry(%rip), %rbx
+    xor %edi, %edi
+    call *%rbx
+    mov @PLACE@(%rbx), %rax
+    add %rbx, %rax
+    call *%rax
+    mov $60, %eax
+    syscall
+    hlt
+
+    .balign 8
+table:
+    .quad @DISTANCE@
+    .quad 0x20000000e
+entry:
+    lea 1(%rdi), %edi
+    ret
+@FUNCTIONS@
+
+    .data
+    .balign 8
+pointers:
+    .quad one
+    .quad two
+"#;
+
+const ONE: &str = "    .balign 8\none: lea 3(%rdi), %edi\n    ret";
+const TWO: &str = "    .balign 8\ntwo: lea 5(%rdi), %edi\n    nop\n    nop\n    ret";
+
+fn build(functions: [&str; 2], distance: &str) -> Option<Vec<u8>> {
+    let text = PROGRAM.replace("@PLACE@", "-16").replace("@DISTANCE@", distance);
+    link(&text.replace("@FUNCTIONS@", &functions.join("\n")), "-pie")
+}
+
+/// The word before the one that tells what the table is of.
+fn distance_in(program: &[u8]) -> String {
+    let marker = 0x2_0000_000e_u64.to_le_bytes();
+    let at = program.windows(8).position(|bytes| bytes == marker).unwrap() - 8;
+    i64::from_le_bytes(program[at..at + 8].try_into().unwrap()).to_string()
+}
+
+#[test]
+fn what_a_word_between_functions_names_by_its_distance_may_not_move() {
+    let Some(input) = build([ONE, TWO], "two - entry") else { return };
+    assert!(check(&input, &input).unwrap().is_ok());
+    let moved = build([TWO, ONE], &distance_in(&input)).unwrap();
+    let report = check(&input, &moved).unwrap();
+    assert_eq!(kinds(&report), [ViolationKind::StaleReference], "{}", report.summary(10));
+}
+
+#[test]
+fn a_word_between_functions_that_is_no_distance_to_one_holds_nothing() {
+    let Some(input) = build([ONE, TWO], "0x100000") else { return };
+    let moved = build([TWO, ONE], "0x100000").unwrap();
+    let report = check(&input, &moved).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+}
+
+/// Nothing holds its address.
+#[test]
+fn what_is_only_called_and_named_by_its_distance_may_not_move() {
+    let calls = |functions: [&str; 2], distance: &str| {
+        let text = PROGRAM.replace("xor %edi, %edi", "call two").replace(".quad two", ".quad 0").replace(".quad one", ".quad 0");
+        let text = text.replace("@PLACE@", "-16").replace("@DISTANCE@", distance);
+        link(&text.replace("@FUNCTIONS@", &functions.join("\n")), "-pie")
+    };
+    let Some(input) = calls([ONE, TWO], "two - entry") else { return };
+    let moved = calls([TWO, ONE], &distance_in(&input)).unwrap();
+    let report = check(&input, &moved).unwrap();
+    assert!(kinds(&report).contains(&ViolationKind::StaleReference), "{}", report.summary(10));
+}
