@@ -124,6 +124,24 @@ fn every_function_symbol_of_the_output_is_where_its_code_is() {
     }
 }
 
+/// Valgrind dies of a request that it does not know.
+#[test]
+fn no_name_that_begins_as_a_request_to_valgrind_is_added() {
+    if !installed("nm") {
+        return skipped("nm: it is not installed");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    for kind in [["-fPIE", "-pie"], ["-fno-pie", "-no-pie"]] {
+        let text = DEEP.replace("middle", "_vgnU_middle");
+        let original = support::compile_text(&text, &[&["-O2"], &kind[..]].concat(), folder.path(), "requests");
+        let output = folder.path().join("shuffled");
+        relift_succeeds(relift().args(["optimize", "--shuffle", "1"]).arg(&original).arg("-o").arg(&output), folder.path());
+        let listed = run(Command::new("nm").arg(&output), folder.path()).stdout_text();
+        let with = |text: &str| listed.lines().filter(|line| line.contains(text)).count();
+        assert_eq!((with("_vgnU_middle"), with("pick.cold") > 0), (1, true), "{kind:?}: {listed}");
+    }
+}
+
 /// Position-independent, at fixed addresses (where old entries keep jumps), and with C++ names.
 const KINDS: [(&str, &[&str]); 3] = [
     ("moving", &["-O2", "-fPIE", "-pie"]),

@@ -6,6 +6,8 @@
 //! temperature: that is how compilers call what is a part of a function and no function, and `gdb` and relift's own reader go by it. `gdb`
 //! prints such a frame under the function's name and, unlike with `.part.0` or with the bare name, sets no second breakpoint there.
 //!
+//! Names that a program asks for by how they begin stay alone: Valgrind reads every symbol that begins with `_vg` as a request to itself (its `pub_tool_redir.h`), so that further fragments of such a function have no name.
+//!
 //! A clone is a function of its own: `name.relift.1` and so on, by the order of clones, and its further fragments are that name's parts.
 //!
 //! Exported symbols stay where pointers to them lead, the anchor in *guard* mode. Their sizes shrink to what is theirs there, or `dladdr`
@@ -211,6 +213,7 @@ fn write_part_symbols(
     let mut name = String::new();
     let mut parts = parts((image, names), placed);
     parts.extend(anchors((image, names), placed));
+    parts.retain(|part| !part.of.starts_with(REQUEST));
     let clones = clone_names(&parts);
     for part in &parts {
         let (of, is_entry) = match part.clone {
@@ -249,6 +252,8 @@ fn write_part_symbols(
 }
 
 const SUFFIX: &str = ".cold";
+/// How names begin by which files ask something of Valgrind.
+const REQUEST: &str = "_vg";
 
 /// Names of clones: those of one function are counted from 1.
 fn clone_names(parts: &[Part<'_>]) -> FxHashMap<CloneId, String> {
