@@ -199,6 +199,7 @@ impl<'a> Examiner<'a> {
 pub(crate) fn require_no_violations(output: &Path, report: &checker::Report) -> Result<()> {
     let Some(first) = report.violations.first() else { return Ok(()) };
     let number = report.violations.len();
-    Err(Failure::at(output, format!("not written: the checker found {number} violations, the first: {first}"))
+    let least = if report.is_whole { "" } else { "at least " };
+    Err(Failure::at(output, format!("not written: the checker found {least}{number} violations, the first: {first}"))
         .hint("please report this with the input file"))
 }

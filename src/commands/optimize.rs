@@ -249,10 +249,7 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
         if !no_check {
             let before = separate::files(&bytes, separate::bytes(debug_files.as_ref()));
             let after = separate::files(&relinked.bytes, relinked.debug_file.as_ref().map(|file| &*file.bytes));
-            // What differs may be a clone's fault, which is told at the end.
-            let is_enough = |checked: &checker::Report| {
-                edits.clones.is_empty() && Unproven::are_about(&lifted.program, &edits, &relinked, checked)
-            };
+            let is_enough = |checked: &checker::Report| Unproven::is_decided(&lifted.program, &edits, &relinked, checked);
             let checked = examiner.examine(output, (before, after), job.assumptions(), &is_enough, timing)?;
             if unproven.find(&lifted.program, &edits, &relinked, &checked) {
                 continue;

@@ -192,11 +192,12 @@ impl Unproven {
         self.unreached.extend(edited.into_iter().filter(is_about));
     }
 
-    /// Whether any violation is about an edited function; if none is, more of them may be.
-    pub(super) fn are_about(program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
-        functions_with(program, edits, Self::is_in_question)
-            .into_iter()
-            .any(|func| Self::is_about(func, program, relinked, checked))
+    /// Whether violations in code that must correspond tell what to leave out next: if none of them is about an edited function, more of them may be. Where there is nothing that could be left out
+    /// but all, one is enough, and a clone's fault is told at the end.
+    pub(super) fn is_decided(program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
+        let edited = functions_with(program, edits, Self::is_in_question);
+        let is_decided = edited.is_empty() || edited.into_iter().any(|func| Self::is_about(func, program, relinked, checked));
+        edits.clones.is_empty() && is_decided
     }
 
     fn is_about(func: Func, program: &Program, relinked: &Relinked, checked: &checker::Report) -> bool {
