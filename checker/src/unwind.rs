@@ -303,14 +303,14 @@ impl Unwind {
     }
 }
 
-/// The addresses of the entries, the terminator included.
+/// The addresses of the entries, the terminator included. Where there is none, what lies behind the table is something else.
 pub(crate) fn entries(image: &Image<'_>) -> Vec<u64> {
     let Some((address, bytes)) = table_of(image) else { return Vec::new() };
     let mut places = vec![address];
     let mut offset = 0;
     while let Ok(Some(entry)) = reader::entry(bytes, offset) {
         offset = entry.end;
-        places.push(address + offset as u64);
+        places.extend((offset < bytes.len()).then_some(address + offset as u64));
     }
     places
 }

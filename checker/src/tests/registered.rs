@@ -253,3 +253,19 @@ fn another_register_or_field_is_no_operand() {
         }
     }
 }
+
+/// A linker that writes no terminator (tcc's) may put anything behind the table: `.init`, whose address the loader is told.
+#[test]
+fn what_lies_behind_a_table_without_a_terminator_is_no_table() {
+    let Some(program) = Program::new(FIXED, CODE, "    .balign 8\n    .quad @ENTRY@\n") else { return };
+    let end = Image::parse(&program.file).unwrap().section(".eh_frame").unwrap().end();
+    assert!(!unwind::entries(&Image::parse(&program.file).unwrap()).contains(&end));
+    let word = program.entry.to_le_bytes();
+    let at = program.file.windows(8).position(|bytes| bytes == word).unwrap();
+    let told = |mut file: Vec<u8>| {
+        file[at..at + 8].copy_from_slice(&end.to_le_bytes());
+        file
+    };
+    let report = check(&told(program.file.clone()), &told(program.registering(program.start, &[0, 1]))).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(20));
+}
