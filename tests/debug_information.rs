@@ -60,6 +60,23 @@ fn debuggers_are_told_the_same_of_an_optimized_program() {
     }
 }
 
+/// Where functions begin with `endbr64` their addresses are named as those of what follows.
+#[test]
+fn debuggers_are_told_the_same_where_marks_of_tracking_go() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    for (name, language) in PROGRAMS.into_iter().chain([("qsort_callbacks", "c")]) {
+        for compiler in compilers(language) {
+            for flags in [["-O2", "-fcf-protection=full"], ["-O0", "-fcf-protection=branch"]] {
+                let input = program(name, language, compiler, &[&flags[..], &["-g", "-w"]].concat(), folder.path());
+                for options in WAYS.into_iter().chain([&[][..]]) {
+                    let debug = told(&input, options, folder.path());
+                    assert_eq!(debug["different"], 0, "{name} {compiler} {flags:?} {options:?}: {debug:#}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn debuggers_are_told_the_same_of_a_trained_program_with_all_edits() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");

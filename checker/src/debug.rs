@@ -19,6 +19,7 @@
 //! * Instructions without a counterpart (jumps, padding, pieces that were proven as a whole, code that nothing leads to) are not compared.
 //! * A call may say no more what it calls.
 //! * Ranges that begin outside of all code say nothing of any instruction; single addresses outside of code stay what they were.
+//! * Where the output does without an `endbr64`, what stood behind it may be a place to stop for both.
 //! * An address of code that the output lacks is outside of code in the output.
 //!
 //! **Sound** as far as it goes: the sums of two instructions are equal only if the same keys hold at both (but for collisions of 64 bits, which nobody seeks: a producer

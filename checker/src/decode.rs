@@ -19,6 +19,9 @@ use crate::image::Area;
 use memo::Beginning;
 pub(crate) use memo::Memo;
 
+/// Of `endbr64`, in bytes.
+pub(crate) const MARK_LEN: u64 = 4;
+
 /// What an instruction does to the flow of control.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]

@@ -20,6 +20,8 @@ struct Standing {
     /// How far behind their starts the last bytes are, of calls.
     last: (u8, u8),
     means: Means,
+    /// The `endbr64` before it in the input, if there is none in the output.
+    lost_mark: Option<u64>,
 }
 
 /// What is known of an instruction of the output besides.
@@ -98,7 +100,8 @@ impl<'c, 'a> Comparison<'c, 'a> {
                     true => Means::Changed,
                 };
                 let (from, to) = (input.code.address(from), output.code.address(to));
-                Standing { output: to, input: from, call, last: lasts_of_call((input, from), (output, to)), means }
+                let lost_mark = lost_mark((input, from), (output, to));
+                Standing { output: to, input: from, call, last: lasts_of_call((input, from), (output, to)), means, lost_mark }
             })
             .collect();
         standings.sort_unstable_by_key(|standing| (standing.output, standing.input, standing.call));
@@ -407,6 +410,12 @@ fn is_same_instruction((input, from): (&Side<'_>, usize), (output, to): (&Side<'
     a.kind == b.kind && (names_place(a) && names_place(b) || input.code.bytes(i, a) == output.code.bytes(o, b))
 }
 
+/// The `endbr64` that stands before an instruction of the input, and not before the output's.
+fn lost_mark((input, from): (&Side<'_>, u64), (output, to): (&Side<'_>, u64)) -> Option<u64> {
+    let mark = |at: u64| at.wrapping_sub(decode::MARK_LEN);
+    (input.begins_with_mark(mark(from)) && !output.begins_with_mark(mark(to))).then(|| mark(from))
+}
+
 /// How far behind the start the last bytes of two calls are; nothing if they are no calls.
 fn lasts_of_call((input, from): (&Side<'_>, u64), (output, to): (&Side<'_>, u64)) -> (u8, u8) {
     match (input.inst(from), output.inst(to)) {
@@ -428,7 +437,7 @@ fn timelines(facts: &Facts, name: impl Fn(u64) -> u64) -> Timelines {
 
 /// What differs first, if anything.
 fn difference(standing: &Standing, input: &Timelines, output: &Timelines) -> Option<Kind> {
-    let Standing { output: o, input: i, call, last, means } = *standing;
+    let Standing { output: o, input: i, call, last, means, lost_mark } = *standing;
     // What is new there belongs to a neighbor, and none is the right one.
     if means == Means::Changed {
         return None;
@@ -443,7 +452,8 @@ fn difference(standing: &Standing, input: &Timelines, output: &Timelines) -> Opt
     if call.is_some() {
         return None;
     }
-    if output.stops.at(o) != input.stops.at(i) {
+    let (stops, told) = (input.stops.at(i), output.stops.at(o));
+    if stops != told && lost_mark.is_none_or(|mark| stops.wrapping_add(input.stops.at(mark)) != told) {
         return Some(Kind::Stops);
     }
     let is_same = |from, to| input.locations.at(from) == output.locations.at(to);

@@ -23,6 +23,8 @@ pub(crate) enum Kind {
     Copied,
     Replaced,
     Rewritten,
+    /// A jump to what followed: it belongs to what it stands behind.
+    Added,
 }
 
 /// A run of output bytes.
@@ -231,11 +233,15 @@ impl<'a> CodeMap<'a> {
     /// The new address behind the code that ends at `old`: of a return address.
     pub(crate) fn end(&self, old: u64) -> Option<u64> {
         let last = old.checked_sub(1)?;
-        let ends = self.near(&(last..old)).filter(|s| s.old_end >= old).filter_map(|s| match s.kind {
+        let end = |s: Stretch| match s.kind {
             Kind::Copied => s.part(&(last..old)).map(|part| part.end),
-            Kind::Replaced | Kind::Rewritten => (s.old_end == old).then_some(s.end),
-        });
-        self.own(last, ends)
+            Kind::Replaced | Kind::Rewritten | Kind::Added => (s.old_end == old).then_some(s.end),
+        };
+        let ends = |is_added: bool| {
+            let near = self.near(&(last..old)).filter(move |s| s.old_end >= old && (s.kind == Kind::Added) == is_added);
+            self.own(last, near.filter_map(end))
+        };
+        ends(false).or_else(|| ends(true))
     }
 
     fn own(&self, old: u64, places: impl Iterator<Item = u64>) -> Option<u64> {
@@ -264,7 +270,8 @@ pub(crate) fn all_stretches(shapes: &Shapes, places: &[Va]) -> Vec<Kept> {
 fn stretches(code: FragmentShape<'_>, at: Va) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::with_capacity(code.runs.len());
     let mut rewritten = code.rewritten.iter().peekable();
-    for run in code.runs.iter().filter(|run| run.len > 0) {
+    // What is left out for nothing keeps a place: that of what follows.
+    for run in code.runs.iter().filter(|run| run.len > 0 || run.old_len > 0) {
         let (start, end) = (at.0 + u64::from(run.offset), at.0 + u64::from(run.offset + run.len));
         let old = run.old_start.0;
         while rewritten.next_if(|r| r.offset < run.offset).is_some() {}
@@ -279,9 +286,12 @@ fn stretches(code: FragmentShape<'_>, at: Va) -> Vec<Stretch> {
         }
         close(&mut stretches, start);
         let is_copied = !run.is_new && run.old_len == run.len;
-        let kind = if is_copied { Kind::Copied } else { Kind::Replaced };
-        // A jump to what followed belongs to what it stands behind.
         let is_added = !run.is_new && run.old_len == 0;
+        let kind = match is_copied {
+            true => Kind::Copied,
+            false if is_added => Kind::Added,
+            false => Kind::Replaced,
+        };
         let old = if is_added { old.saturating_sub(1) } else { old };
         let old_len = if is_copied || run.old_len <= INSTRUCTION_MAX { run.old_len.max(1) } else { 1 };
         stretches.push(Stretch { start, end, reach: end, old, old_end: old + u64::from(old_len), kind });
