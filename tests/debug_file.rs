@@ -6,8 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use object::{Object, ObjectSection, ObjectSymbol};
 use serde_json::Value;
-use support::split::{link, small, split, succeeds};
+use support::split::{link, small, split, split_text, succeeds};
 use support::{End, compile, installed, only_line, relift, relift_succeeds, repository, run, skipped};
 
 const OPTIMIZE: [&str; 3] = ["optimize", "--shuffle", "7"];
@@ -168,4 +169,40 @@ fn symbols_that_are_packed_into_the_program_are_left_out_for_they_name_old_place
     let dropped: Vec<&str> = report["dropped_sections"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     assert!(dropped.contains(&".gnu_debugdata") && dropped.contains(&".gnu_debuglink"), "{report:#}");
     assert_eq!(link(&split.path("output")), None);
+}
+
+/// `rustc`'s libraries export one symbol of a section that is not loaded, and `strip` renumbers sections but not what is loaded: so it may be in the link to the debug file.
+#[test]
+fn a_dynamic_symbol_in_the_link_stays_one_that_is_defined() {
+    const EXPORTING: &str = "int told[2] = { 3, 4 };\nint main(int argc, char **argv) { return argc + 41; }\n";
+    let Some(split) = split_text(EXPORTING, &["-O1", "-rdynamic"]) else { return };
+    let mut bytes = fs::read(&split.program).expect("it is there");
+    let (place, in_link) = section_of_told(&bytes);
+    assert_ne!(in_link, 0);
+    bytes[place..place + 2].copy_from_slice(&in_link.to_le_bytes());
+    bytes[place + 2..place + 10].fill(0);
+    fs::write(&split.program, &bytes).expect("the scratch folder can be written");
+    for command in [&["optimize", "--shuffle", "7"][..], &["shrink"]] {
+        let mut alone = relift();
+        relift_succeeds(alone.args(command).arg(&split.program).arg("-o").arg(split.path("output")), split.folder.path());
+        let output = fs::read(split.path("output")).expect("it was written");
+        let (place, _) = section_of_told(&output);
+        assert!((1..0xff00).contains(&u16::from_le_bytes([output[place], output[place + 1]])), "{command:?}");
+    }
+    // The new link is where the old one was.
+    for command in [&["optimize", "--shuffle", "7"][..], &["shrink"]] {
+        relift_succeeds(&mut split.rewrite(command, &split.debug_file), split.folder.path());
+        let output = fs::read(split.path("output")).expect("it was written");
+        let (place, in_link) = section_of_told(&output);
+        assert_eq!(u16::from_le_bytes([output[place], output[place + 1]]), in_link, "{command:?}");
+    }
+}
+
+/// Where in the file the number of the section of `told` is, and the number of the link, or 0.
+fn section_of_told(bytes: &[u8]) -> (usize, u16) {
+    let file = object::File::parse(bytes).expect("it is an ELF file");
+    let symbol = file.dynamic_symbols().find(|symbol| symbol.name() == Ok("told")).expect("it is exported");
+    let table = file.section_by_name(".dynsym").and_then(|section| section.file_range()).expect("it is in the file").0;
+    let link = file.section_by_name(".gnu_debuglink").map_or(0, |section| section.index().0 as u16);
+    (table as usize + 24 * symbol.index().0 + 6, link)
 }

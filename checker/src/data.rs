@@ -176,11 +176,7 @@ fn seed_dynamic_symbols(walk: &mut Walk<'_, '_>) {
         let is_code = names_code(a, &from);
         // A copy relocation takes the object's size from here.
         let same_object = is_code || from.st_value == to.st_value && from.st_size == to.st_size;
-        // Where the output has no section headers, no index means anything.
-        let has_sections = !b.sections.is_empty();
-        // `strip` renumbers sections, but not in what is loaded: such an index means nothing in the input either.
-        let is_stale = from.st_shndx < SHN_LORESERVE as usize && a.section_name(from.st_shndx).is_none();
-        let same_section = !has_sections || is_code || is_stale || a.section_name(from.st_shndx) == b.section_name(to.st_shndx);
+        let same_section = is_code && !is_special(&to) || is_where_it_was(a, b, &from, &to);
         if !same || !same_place || !same_object || !same_section {
             let message = format!("dynamic symbol {index} ({other_name}) differs from the input's ({name})");
             walk.report(ViolationKind::Symbol, to.st_value, message);
@@ -188,6 +184,22 @@ fn seed_dynamic_symbols(walk: &mut Walk<'_, '_>) {
             walk.seed_pointer(from.st_value, to.st_value, to.st_value);
         }
     }
+}
+
+/// Whether a symbol's section is a number that stands for none: a loader adds no base to an absolute symbol.
+fn is_special(symbol: &Sym) -> bool {
+    symbol.st_shndx >= SHN_LORESERVE as usize
+}
+
+/// Whether a dynamic symbol is in the section that it was in. `strip` renumbers sections, but not in what is loaded: a number may stand for none, or for one that is not loaded and names another thing than the
+/// linker meant. No loader reads which section it is, only whether it is undefined or special; so where that one is gone, the symbol has to be in another that is there and not loaded. Without section headers no number means anything.
+fn is_where_it_was(a: &Image<'_>, b: &Image<'_>, from: &Sym, to: &Sym) -> bool {
+    if is_special(from) || is_special(to) {
+        return from.st_shndx == to.st_shndx;
+    }
+    let (Some(section), false) = (a.sections.get(from.st_shndx), b.sections.is_empty()) else { return true };
+    let Some(other) = b.sections.get(to.st_shndx) else { return false };
+    section.name == other.name || !section.is_alloc() && !other.is_alloc() && b.section(section.name).is_none()
 }
 
 /// Whether a dynamic symbol's value is an address of code: neither an offset of thread-local data nor a number.

@@ -161,11 +161,6 @@ impl<'a> Image<'a> {
         self.sections.iter().find(|section| section.name == name)
     }
 
-    /// The name of a symbol's section, `None` for special indexes and where there are no sections.
-    pub(crate) fn section_name(&self, index: usize) -> Option<&'a str> {
-        self.sections.get(index).map(|section| section.name)
-    }
-
     /// The loaded section that holds `address`.
     pub(crate) fn section_at(&self, address: u64) -> Option<&Section<'a>> {
         self.sections.iter().find(|section| section.is_alloc() && section.address <= address && address < section.end())

@@ -12,6 +12,7 @@ mod dead;
 mod debug;
 mod distances;
 mod doubtful;
+mod dynamic_symbols;
 mod fixed;
 mod fold;
 mod given;

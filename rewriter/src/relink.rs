@@ -211,7 +211,8 @@ pub fn relink(
     let names = symbols::Names { sections: image.all_sections(), symbols: &image.symbols };
     symbols::rewrite(image, names, placed, &mut table, &moved_address);
     rewrite_probes(image, &addresses, &mut table);
-    patch::patch_dynamic(image, placed, &|va| table.section_of(va), &|shndx| table.remap(shndx), &moved_address, &mut file)?;
+    let remap_definition = |shndx, address| table.remap_definition(shndx, address);
+    patch::patch_dynamic(image, placed, &|va| table.section_of(va), &remap_definition, &moved_address, &mut file)?;
     let mut entry = program.block_at(image.e_entry).map_or(image.e_entry, |block| addresses.identity(block));
     match built.as_ref().map(|(_, built, _)| (built.start, built.entry)) {
         Some((Start::Entry, stub)) => entry = stub,

@@ -298,7 +298,7 @@ pub(crate) fn patch_dynamic(
     image: &Image<'_>,
     placed: Placed<'_>,
     section_of: &(dyn Fn(Va) -> Option<u16> + Sync),
-    remap_section: &(dyn Fn(u16) -> u16 + Sync),
+    remap_definition: &(dyn Fn(u16, Option<Va>) -> u16 + Sync),
     moved_address: &dyn Fn(Va) -> Option<Va>,
     out: &mut OutBytes,
 ) -> Result<()> {
@@ -306,13 +306,9 @@ pub(crate) fn patch_dynamic(
     if let Some((_, dynsym)) = image.sections.iter().find(|(_, s)| s.sh_type == elf::SHT_DYNSYM) {
         let table = moved_address(dynsym.sh_addr).unwrap_or(dynsym.sh_addr);
         let renewed = |symbol: &SymbolData<'_>| {
-            let shndx = match remap_section(symbol.st_shndx) {
-                // `strip` renumbers sections but not what is loaded. 0 would make of a definition something that is missed.
-                0 if symbol.has_address() => section_of(Va(symbol.st_value)).unwrap_or(symbol.st_shndx),
-                0 => symbol.st_shndx,
-                known => known,
-            };
-            let block = if symbol.has_address() { program.block_at(Va(symbol.st_value)) } else { None };
+            let address = symbol.has_address().then_some(Va(symbol.st_value));
+            let shndx = remap_definition(symbol.st_shndx, address);
+            let block = address.and_then(|address| program.block_at(address));
             let Some(block) = block else { return (shndx, None, None) };
             let va = addresses.identity(block);
             let size = size_at_identity(placed, block, image.has_ibt).filter(|_| symbol.st_size != 0);

@@ -124,7 +124,12 @@ impl<'a> SectionTable<'a> {
         if !image.has_section_headers {
             return SectionTable { sections, new_index: None, names, dropped };
         }
-        let has_new_link = added.iter().any(|section| section.name == LINK);
+        let new_link = added.iter_mut().find(|section| section.name == LINK);
+        let has_new_link = new_link.is_some();
+        if let Some(link) = new_link {
+            // What the input says of its own link goes for the new one.
+            link.source = image.section_named(LINK);
+        }
         for (id, s) in image.sections.iter().skip(1) {
             if s.name == LINK && has_new_link {
                 continue;
@@ -185,6 +190,20 @@ impl<'a> SectionTable<'a> {
             Some(new_index) if shndx < elf::SHN_LORESERVE => new_index.get(usize::from(shndx)).copied().unwrap_or(0),
             _ => shndx,
         }
+    }
+
+    /// The output index for a definition of `.dynsym`, which is at `address` if it has one. 0 would make of it something that is missed.
+    ///
+    /// `strip` renumbers sections, but not in what is loaded: a number may stand for no section, or for one that is not loaded and that is dropped here. No loader asks which it is, so long as it is neither
+    /// undefined nor absolute. Where no section holds the address, the symbol is in the one that is always there, and never loaded: the section names. A number that stands for nothing stays.
+    pub(crate) fn remap_definition(&self, shndx: u16, address: Option<Va>) -> u16 {
+        let new = self.remap(shndx);
+        if new != 0 || shndx == elf::SHN_UNDEF {
+            return new;
+        }
+        let stood_for_one = self.new_index.as_ref().is_some_and(|all| usize::from(shndx) < all.len());
+        let instead = || if stood_for_one { self.remap(self.names.index() as u16) } else { shndx };
+        address.and_then(|address| self.section_of(address)).unwrap_or_else(instead)
     }
 
     /// The output index of the loaded section that holds an address.

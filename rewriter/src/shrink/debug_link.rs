@@ -38,14 +38,13 @@ pub fn with_link(bytes: &[u8], name: &[u8]) -> Result<Vec<u8>> {
 /// Behind everything but the section headers and their names, which are written anew.
 fn added(image: &Image<'_>, old: Option<Section>, content: &[u8]) -> Option<Vec<u8>> {
     let mut edit = SectionEdit::new(image, image.bytes)?;
-    old.into_iter().for_each(|id| edit.remove(id));
     let is_kept = |id: Section, section: &SectionData<'_>| section.has_bytes() && Some(id) != old && !edit.is_names(id);
     let ends = image.sections.iter().filter(|&(id, section)| is_kept(id, section)).map(|(_, s)| s.sh_offset.0 + s.sh_size);
     let end = ends.chain([space::loaded_file_end(image)]).max()?.next_multiple_of(LINK_ALIGN);
     let mut out = image.bytes.get(..(end as usize).min(image.bytes.len()))?.to_vec();
     out.resize(end as usize, 0);
     out.extend_from_slice(content);
-    edit.add_unloaded(LINK, LINK_ALIGN, end, content.len() as u64);
+    edit.add_unloaded(LINK, old, LINK_ALIGN, end, content.len() as u64);
     edit.write(out)
 }
 

@@ -96,14 +96,15 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
         header
     }
 
-    /// A section that is not loaded.
-    pub(super) fn add_unloaded(&mut self, name: &str, align: u64, offset: u64, size: u64) {
+    /// A section that is not loaded, in the place of another one that goes.
+    pub(super) fn add_unloaded(&mut self, name: &str, old: Option<Section>, align: u64, offset: u64, size: u64) {
+        old.into_iter().for_each(|id| self.remove(id));
         let mut header = self.named(name);
         header[4..8].copy_from_slice(&elf::SHT_PROGBITS.to_le_bytes());
         write_word(&mut header, 24, offset);
         write_word(&mut header, 32, size);
         write_word(&mut header, 48, align);
-        self.headers.push((None, header));
+        self.headers.push((old, header));
     }
 
     /// A section for packed relocations, behind another one.
@@ -155,8 +156,11 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
                 let old = u16::from_le_bytes([field[0], field[1]]);
                 if old < elf::SHN_LORESERVE {
                     let piece = self.rests.iter().filter(|(id, start)| id.index() == usize::from(old) && *start <= value).count();
-                    // What `strip` left behind may name no section at all.
-                    let new = remap(usize::from(old)).filter(|&new| new != 0).unwrap_or(old);
+                    // What `strip` left behind may name no section at all, or one that goes: then it is in the one that is always there, and never loaded.
+                    let new = match remap(usize::from(old)) {
+                        Some(0) if old != elf::SHN_UNDEF => remap(self.names_section.index()).unwrap_or(old),
+                        known => known.unwrap_or(old),
+                    };
                     field.copy_from_slice(&(new + piece as u16).to_le_bytes());
                 }
             }
