@@ -4,7 +4,7 @@
 //! entry, where what follows a call is reached only if the callee may return. This is the least fixpoint, found with one worklist. What is a function
 //! is told by frame descriptions, and where there are none, by the calls that a linear sweep finds: one that is found by mistake is judged for nothing.
 //! A call of what drops or overwrites its return address counts as a return: control goes on where that is put, as in thunks for indirect branches.
-//! Imported functions are judged by name.
+//! Imported functions are judged by name. A call through a word that always holds the same address of the program ([`address_in`]) is a call of what is there: where linkers were told to leave such calls as they are, all code of Rust calls so.
 //!
 //! **Soundness.** What follows a call that does not come back is only tried, and then compared by content, and no register is asked for behind it. So a function that is taken
 //! for one that never returns hides wrong code; one that is taken for one that may return costs at worst a false alarm. The only guess is that
@@ -18,7 +18,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::decode::{Inst, Kind};
 use crate::image::Slot;
-use crate::walk::Side;
+use crate::prove::address_in;
+use crate::walk::{CALL_THROUGH, Side};
 
 /// Functions of the C, C++ and Rust run-time libraries that never return.
 const NAMES: &[&str] = &[
@@ -115,11 +116,19 @@ impl NoReturn {
         // Where a section ends with a call, there is nothing to come back to.
         is_end(side, address, after)
             || side.code.index(after).is_none()
-            || match inst.kind {
-                Kind::Call => self.functions.contains(&side.target(address, inst)),
-                Kind::IndirectCall if inst.disp != 0 => self.cells.contains(&side.operand(address, inst)),
-                _ => false,
-            }
+            || inst.kind == Kind::IndirectCall && inst.disp != 0 && self.cells.contains(&side.operand(address, inst))
+            || callee(side, address, inst).is_some_and(|callee| self.functions.contains(&callee))
+    }
+}
+
+/// The function of the program that a call always enters.
+fn callee(side: &Side<'_>, address: u64, inst: Inst) -> Option<u64> {
+    match inst.kind {
+        Kind::Call => Some(side.target(address, inst)),
+        Kind::IndirectCall if inst.disp != 0 && side.code.bytes(address, inst).starts_with(&CALL_THROUGH) => {
+            address_in(&side.image, side.operand(address, inst))
+        }
+        _ => None,
     }
 }
 
@@ -182,8 +191,8 @@ impl<'s, 'a> Search<'s, 'a> {
             let mut address = start.max(area.start);
             while address < end.min(area.end()) {
                 let inst = self.side.inst(address);
-                if let Some(call) = inst.filter(|inst| inst.kind == Kind::Call) {
-                    self.function(self.side.target(address, call));
+                if let Some(callee) = inst.and_then(|inst| callee(self.side, address, inst)) {
+                    self.function(callee);
                 }
                 address += inst.map_or(1, |inst| u64::from(inst.len));
                 reached = reached.max(address);
@@ -249,22 +258,18 @@ impl<'s, 'a> Search<'s, 'a> {
                         return;
                     }
                 }
-                Kind::IndirectCall => {
-                    let is_known = inst.disp != 0 && self.cells.contains(&self.side.operand(address, inst));
-                    if is_known || is_end(self.side, address, after) {
+                Kind::Call | Kind::IndirectCall => {
+                    if inst.disp != 0 && self.cells.contains(&self.side.operand(address, inst)) {
                         return;
                     }
-                }
-                Kind::Call => {
-                    let callee = self.side.target(address, inst);
-                    let id = self.function(callee);
-                    if self.side.drops_return_address(callee) {
+                    let id = callee(self.side, address, inst).map(|callee| (callee, self.function(callee)));
+                    if id.is_some_and(|(callee, _)| self.side.drops_return_address(callee)) {
                         return self.returned(function);
                     }
                     if is_end(self.side, address, after) {
                         return;
                     }
-                    if !self.returns[id as usize] {
+                    if let Some((_, id)) = id.filter(|&(_, id)| !self.returns[id as usize]) {
                         self.continuations[id as usize].push((function, after));
                         return;
                     }

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod calls;
+mod calls_through_words;
 mod changed;
 mod clones;
 mod code_model;

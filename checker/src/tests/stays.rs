@@ -83,3 +83,15 @@ fn a_copy_of_what_stays_finds_it() {
     let report = check(&input, &with_copy(&COPY.replace("$7", "$6"))).unwrap();
     assert!(kinds(&report).contains(&ViolationKind::Unexplained), "{}", report.summary(10));
 }
+
+#[test]
+fn what_jumps_to_itself_stays_whatever_is_behind_it() {
+    let table = TABLE.replace(".Lend - table", ".Lspins - table");
+    let spins = |to: &str| format!(".Lspins:\n    jmp {to}\n");
+    let Some(input) = build(&[&spins(".Lspins"), CLASSIFY, TWICE, UNUSED], &table) else { return };
+    let moved = |spins: &str| build(&[spins, TWICE, &relaid("je"), UNUSED], &table).unwrap();
+    let report = check(&input, &moved(&spins(".Lspins"))).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    // Something else is there now.
+    assert!(!check(&input, &moved(&spins("twice"))).unwrap().is_ok());
+}

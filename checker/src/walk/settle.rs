@@ -267,6 +267,8 @@ impl Walk<'_, '_> {
                     None => !is_same(),
                 }
             }
+            // Nothing is behind what jumps to itself for ever.
+            Canonical::Cycle if matches!(Self::lead(self.output, address, |_, _| {}), Canonical::Cycle) => false,
             _ => !is_same(),
         };
         if stale {
