@@ -4,7 +4,7 @@
 //! in general; that somebody counts from a label is.
 //!
 //! **Method.** From each instruction that names a place of its own function, the register that gets the address is followed forward on all ways, through copies, and through slots of the stack that are
-//! named by the same register and distance. To move, store, pass, compare, return and jump to an address leaves it what it is. Whatever else reads it, or a memory operand with it, counts with it: what is not known to be harmless is not.
+//! named by the same register and distance. What is written over half of one and more, a number of the x87 too, leaves no address there, and does not read it. To move, store, pass, compare, return and jump to an address leaves it what it is. Whatever else reads it, or a memory operand with it, counts with it: what is not known to be harmless is not.
 //!
 //! **Why this is enough.** A sum of an address and a distance is made somewhere. What is looked for is each address from an instruction of the function, on each way on which it is still one, up to the sum.
 //! Behind an indirect jump the search goes on at each place of the function to which one may lead: what tables and words of data name, and what neither runs on from anything nor is jumped to. (A place that is jumped to
@@ -401,8 +401,11 @@ fn writes_first_only(decoded: &Decoded) -> bool {
     let is_vector = |&(operand, _): &(Operand, _)| matches!(operand, Operand::Reg(Reg::Vector(..)));
     let moves_vector = plain.starts_with("mov") && decoded.operands.iter().any(is_vector);
     let from_vector = ["movmsk", "pmovmsk", "pextr", "cvt", "movd", "movq", "extractps", "set"];
+    // These store 32 bits and more, which leaves no address; other stores of the x87 may be narrower.
+    let stores_number = matches!(name, "fst" | "fstp");
     NAMES.contains(&name)
         || moves_vector
+        || stores_number
         || from_vector.iter().any(|beginning| plain.starts_with(beginning))
         || name == "imul" && decoded.operands.len() == 3
 }

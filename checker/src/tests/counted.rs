@@ -70,6 +70,13 @@ fn a_label_is_followed_to_where_it_is_counted_with() {
         format!(
             "{NAME}    push %rdx\n    xor %edx, %edx\n{LOAD}    push %rdi\n    pop %rdi\n    pop %rsi\n    add %rsi, %rax\n    jmp *%rax\n"
         ),
+        // A number of the x87 was stored beside it, and it was read as one.
+        format!(
+            "{NAME}    mov %rdx, -40(%rsp)\n    xor %edx, %edx\n    fldz\n    fstpl -32(%rsp)\n    fldz\n    fstpt -24(%rsp)\n{LOAD}    add -40(%rsp), %rax\n    jmp *%rax\n"
+        ),
+        format!(
+            "{LOAD}    mov %rax, -16(%rsp)\n{NAME}    mov %rdx, -8(%rsp)\n    fildll -8(%rsp)\n    fildll -16(%rsp)\n    faddp\n    fistpll -8(%rsp)\n    jmp *-8(%rsp)\n"
+        ),
         // A branch, a call that keeps it, and a jump to the sum at another place.
         format!("{NAME}    test %edi, %edi\n    js .Lbase\n{LOAD}    jmp 1f\n    ud2\n1:  add %rdx, %rax\n    jmp *%rax\n"),
         format!(
@@ -163,6 +170,11 @@ fn a_function_that_only_keeps_compares_and_jumps_to_its_labels_may_be_laid_out_a
         ),
         format!(
             "{BOTH}    mov %rax, -32(%rsp)\n    mov %rdx, -24(%rsp)\n    and $1, %edi\n    jmp *-32(%rsp,%rdi,8)\n    movups %xmm0, -32(%rsp)\n    movups %xmm0, -24(%rsp)\n    ret\n"
+        ),
+        // Nor does a number of the x87 that is stored over one.
+        format!(
+            "{BOTH}    mov %rax, (%rsp)\n    push -40(%rsp)\n    push -40(%rsp)\n    pop %rcx\n    pop %rcx\n    fldz\n    fstpt (%rsp)\n    fldt (%rsp)\n    fstps (%rsp)\n    \
+             addl $1, (%rsp)\n    jmp *%rdx\n"
         ),
         // It names itself to others.
         format!(
