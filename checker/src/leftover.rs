@@ -53,7 +53,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     walk.walk_kept_whole();
     let mut roots = Roots::of(walk);
     let tables = graph::tables_named(walk, false);
-    let mut found = match_pieces(walk, &roots, &tables, &FxHashSet::default());
+    let mut found = match_pieces(walk, &roots, &tables, &FxHashSet::default(), false);
     std::mem::take(&mut found.matched).mark(walk);
     let unmatched = found.unmatched.iter().filter(|&&(address, _)| is_uncovered(walk, address)).map(|&(_, label)| label);
     let sought: FxHashSet<u64> = unmatched.chain(found.missing.iter().map(|&(_, label)| label)).collect();
@@ -61,10 +61,14 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         let beginnings = beginnings(walk, &found);
         let tables = graph::tables_named(walk, true);
         roots.extend(walk, &tables, &sought, &beginnings);
-        found = found.again(walk, &roots, &tables);
+        found = found.again(walk, &roots, &tables, false);
         let mut tries = CHANGED_MAX;
         while match_changed(walk, &found, &mut tries) {
-            found = found.again(walk, &roots, &tables);
+            found = found.again(walk, &roots, &tables, false);
+        }
+        // Seldom needed, and another comparison of everything.
+        if found.unmatched.iter().any(|&(address, _)| is_uncovered(walk, address)) {
+            found = found.again(walk, &roots, &tables, true);
         }
     }
     crate::tables::read_arguments(walk);
@@ -264,8 +268,8 @@ struct Found {
 impl Found {
     /// The same with more code to compare, or more that is known. What one comparison has found stays found, though another one may have chosen otherwise where the output does
     /// not tell: each is a proof by itself.
-    fn again(self, walk: &mut Walk<'_, '_>, roots: &Roots, tables: &Tables) -> Self {
-        let mut found = match_pieces(walk, roots, tables, &self.labels);
+    fn again(self, walk: &mut Walk<'_, '_>, roots: &Roots, tables: &Tables, by_context: bool) -> Self {
+        let mut found = match_pieces(walk, roots, tables, &self.labels, by_context);
         std::mem::take(&mut found.matched).mark(walk);
         let before: FxHashSet<u32> = self.missing.iter().map(|&(number, _)| number).collect();
         found.missing.retain(|(number, _)| before.contains(number));
@@ -306,14 +310,14 @@ impl Passed {
     }
 }
 
-fn match_pieces(walk: &Walk<'_, '_>, roots: &Roots, tables: &Tables, wanted: &FxHashSet<u64>) -> Found {
+fn match_pieces(walk: &Walk<'_, '_>, roots: &Roots, tables: &Tables, wanted: &FxHashSet<u64>, by_context: bool) -> Found {
     let mut graph = Graph::new(walk, tables, wanted);
     for &root in &roots.input {
         graph.add(Of::Input, root);
     }
     let started: Vec<(u64, u32)> = roots.output.iter().map(|&root| (root, graph.add(Of::Output, root))).collect();
     graph.add_tables();
-    let partition = choice::solve(&mut graph.nodes, &graph.shapes);
+    let partition = choice::solve(&mut graph.nodes, &graph.shapes, by_context);
     let in_input = classes_of(&graph, &partition, Of::Input);
     let in_output = classes_of(&graph, &partition, Of::Output);
 

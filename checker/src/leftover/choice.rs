@@ -2,7 +2,7 @@
 //!
 //! **Method.** In the input both are known. A class of the partition in which all of the input's nodes say the same makes its nodes of the output say so
 //! too; the partition is refined with what this adds, until no class is added. Where the input's nodes of a class differ, each
-//! of the output takes what then fits. **A choice needs no proof**: it is part of the node that is compared, and nodes are equal only if all
+//! of the output takes what then fits; or, where more fits than is right, what the input says behind equal code ([`Hints`]). **A choice needs no proof**: it is part of the node that is compared, and nodes are equal only if all
 //! that follows from it is equal. A wrong one can only keep equal things apart.
 //!
 //! **Terminates**: each round but the last opens a class.
@@ -88,7 +88,12 @@ impl Open {
 
 /// The successors of a node as far as it has chosen.
 fn successors<'n>(node: &'n Node, shapes: &'n Shapes) -> impl Iterator<Item = Option<u32>> + 'n {
-    let chosen = node.open.as_ref().zip(node.answer).map(|(open, answer)| open.edges(shapes, answer));
+    successors_by(node, shapes, node.answer)
+}
+
+/// The same for an answer.
+fn successors_by<'n>(node: &'n Node, shapes: &'n Shapes, answer: Option<Answer>) -> impl Iterator<Item = Option<u32>> + 'n {
+    let chosen = node.open.as_ref().zip(answer).map(|(open, answer)| open.edges(shapes, answer));
     node.edges.iter().map(Some).chain(chosen.into_iter().flatten())
 }
 
@@ -103,8 +108,8 @@ fn signature(nodes: &[Node], shapes: &Shapes, partition: &Partition, node: u32) 
     hasher.finish()
 }
 
-/// Makes all choices; gives the partition of equal nodes.
-pub(super) fn solve(nodes: &mut [Node], shapes: &Shapes) -> Partition {
+/// Makes all choices; gives the partition of equal nodes. `by_context`: what is left open is what the input says behind equal code, if it says one thing.
+pub(super) fn solve(nodes: &mut [Node], shapes: &Shapes, by_context: bool) -> Partition {
     let labels: Vec<u64> = nodes.iter().map(|node| node.label).collect();
     let mut partition = Partition::new(&labels);
     loop {
@@ -112,7 +117,8 @@ pub(super) fn solve(nodes: &mut [Node], shapes: &Shapes) -> Partition {
         let mut chosen = choose_where_clear(nodes, &partition);
         let is_last = chosen.is_empty();
         if is_last {
-            chosen = choose_the_rest(nodes, shapes, &partition);
+            let hints = if by_context { Hints::find(nodes, shapes, &partition) } else { Hints::default() };
+            chosen = choose_the_rest(nodes, shapes, &partition, &hints);
         }
         for &(node, answer) in &chosen {
             nodes[node as usize].answer = Some(answer);
@@ -149,7 +155,7 @@ fn choose_where_clear(nodes: &[Node], partition: &Partition) -> Vec<(u32, Answer
     chosen
 }
 
-fn choose_the_rest(nodes: &[Node], shapes: &Shapes, partition: &Partition) -> Vec<(u32, Answer)> {
+fn choose_the_rest(nodes: &[Node], shapes: &Shapes, partition: &Partition, hints: &Hints) -> Vec<(u32, Answer)> {
     let mut chosen = Vec::new();
     for members in partition.classes() {
         let is_waiting = |&&node: &&u32| nodes[node as usize].open.is_some() && nodes[node as usize].answer.is_none();
@@ -159,11 +165,69 @@ fn choose_the_rest(nodes: &[Node], shapes: &Shapes, partition: &Partition) -> Ve
         let offer = Offer::of(nodes, shapes, partition, members);
         for &node in members {
             let Some(open) = &nodes[node as usize].open else { continue };
-            let answer = open.own().or_else(|| offer.fitting(shapes, partition, open));
+            let answer = open.own().or_else(|| hints.of(node)).or_else(|| offer.fitting(shapes, partition, open));
             chosen.extend(answer.map(|answer| (node, answer)));
         }
     }
     chosen
+}
+
+/// What nodes of the output may say by what leads to them.
+///
+/// **Problem.** The last of several calls of what throws ends a function, and in the output another block may stand behind it. If that is what other such calls go on with, both answers fit, and the node is like none of the
+/// input if it takes the wrong one.
+///
+/// **Method.** Nodes of the output are led to by nodes that are equal to some of the input, as far as that is known. If all nodes of the same class to which these lead in the same way say the same, it is that. What is said for a node leads further.
+#[derive(Default)]
+struct Hints(FxHashMap<u32, Answer>);
+
+impl Hints {
+    /// Rounds in which what was said leads further. A function has seldom more than a few such calls on a way.
+    const ROUNDS_MAX: usize = 16;
+
+    fn of(&self, node: u32) -> Option<Answer> {
+        self.0.get(&node).copied()
+    }
+
+    fn find(nodes: &[Node], shapes: &Shapes, partition: &Partition) -> Self {
+        let is_output = |node: u32| nodes[node as usize].owner == Owner::Only(Of::Output);
+        let is_waiting = |node: u32| nodes[node as usize].open.is_some() && nodes[node as usize].answer.is_none();
+        // Ways from nodes of one file to those of which it is to be said: what is known of where they begin, and where they end.
+        let ways = |is_wanted: &dyn Fn(u32) -> bool, answer_of: &dyn Fn(u32) -> Option<Answer>| {
+            let mut found = Vec::new();
+            for from in (0..nodes.len() as u32).filter(|&node| is_wanted(node)) {
+                let answer = answer_of(from);
+                for (position, to) in successors_by(&nodes[from as usize], shapes, answer).enumerate() {
+                    if let Some(to) = to.filter(|&to| is_wanted(to) && is_waiting(to)) {
+                        found.push(((partition.class(from), answer, position, partition.class(to)), to));
+                    }
+                }
+            }
+            found
+        };
+        let own = |node: u32| nodes[node as usize].open.as_ref().and_then(Open::own);
+        let mut said: FxHashMap<_, Option<Answer>> = FxHashMap::default();
+        for (way, to) in ways(&|node| !is_output(node), &|node| nodes[node as usize].answer.or_else(|| own(node))) {
+            let answer = own(to);
+            said.entry(way).and_modify(|known| *known = known.filter(|&known| Some(known) == answer)).or_insert(answer);
+        }
+        let mut hints = Self::default();
+        for _ in 0..Self::ROUNDS_MAX {
+            let mut new: FxHashMap<u32, Option<Answer>> = FxHashMap::default();
+            for (way, to) in ways(&is_output, &|node| nodes[node as usize].answer.or_else(|| hints.of(node))) {
+                let answer = said.get(&way).copied().flatten();
+                if hints.of(to).is_none() {
+                    new.entry(to).and_modify(|known| *known = known.filter(|&known| Some(known) == answer)).or_insert(answer);
+                }
+            }
+            let num_known = hints.0.len();
+            hints.0.extend(new.into_iter().filter_map(|(node, answer)| Some((node, answer?))));
+            if hints.0.len() == num_known {
+                break;
+            }
+        }
+        hints
+    }
 }
 
 /// What the input's nodes of a class say, and what follows from it.

@@ -95,6 +95,27 @@ fn a_call_that_ends_a_dead_function_may_stand_before_another_block_of_it() {
 }
 
 #[test]
+fn of_equal_dead_functions_each_may_end_with_a_call_before_another_block_of_it() {
+    let live = live(CALL);
+    let block = |number: u32| format!("{number}:\n    mov ${number}, %edi\n{CALL}    mov %eax, %edi\n{CALL}");
+    let head = format!(
+        "    push %rax\n    .cfi_def_cfa_offset 16\n    test %edi, %edi\n    je 1f\n    js 2f\n{CALL}    mov %eax, %edi\n{CALL}"
+    );
+    let before = format!("{head}{}{}", block(1), block(2));
+    let after = format!("{head}    jmp 1f\n{}{}    jmp 2b", block(2), block(1));
+    // One has an equal, so no function of the input is missing.
+    let compare = |after: &str| {
+        let [input, output] = [[&*before, &before], [&before, after]].map(|[one, other]| [("one", one), ("other", other)]);
+        check_dead([&live, &live], [&input, &output])
+    };
+    let Some(report) = compare(&after) else { return };
+    assert!(report.is_ok() && report.stats.dropped_functions == 0, "{:?}\n{}", report.stats, report.summary(10));
+    for (from, to) in [("$2", "$3"), ("jmp 1f", "jmp 2f"), ("jmp 2b", "jmp 1b"), ("jmp 2b", "nop"), ("js", "jns")] {
+        assert!(!compare(&after.replace(from, to)).unwrap().is_ok(), "{from} became {to}");
+    }
+}
+
+#[test]
 fn of_many_dead_functions_those_are_tried_that_begin_alike() {
     let live = live(CALL);
     let dead = |twice: &str| format!("{ENTER}{twice}    lea 5(%rbx,%rax), %eax\n{LEAVE}    ret");
