@@ -428,6 +428,12 @@ pub(crate) fn about_differences(told: &checker::DebugReport) -> Option<String> {
 }
 
 /// What the user is to know of debug information.
+/// What the output lacks for want of room for a program header more.
+pub(crate) fn about_build_id(relinked: &Relinked) -> Option<&'static str> {
+    let why = "there was no room for a program header more, and the build-id's is given up: a section tells it still, but who looks for it in memory or in a core file does not find it";
+    relinked.gives_up_build_id.then_some(why)
+}
+
 pub(crate) fn about_debug_information(relinked: &Relinked) -> Option<String> {
     let partial = match &relinked.debug {
         Outcome::NotUnderstood(error) => return Some(format!("debug information is left out: {error}")),

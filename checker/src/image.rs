@@ -9,7 +9,7 @@ use goblin::elf::dynamic::{DT_GNU_HASH, DT_HASH, DT_SYMTAB};
 use goblin::elf::header::{EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB, EM_X86_64, Header};
 use goblin::elf::program_header::{PF_X, PT_LOAD, PT_NOTE};
 use goblin::elf::section_header::{SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_RELA};
-use goblin::elf::{Elf, ProgramHeader, Reloc, SectionHeader, reloc};
+use goblin::elf::{Elf, Reloc, SectionHeader, reloc};
 use goblin::strtab::Strtab;
 
 use crate::error::FileError;
@@ -19,6 +19,7 @@ pub(crate) const DT_RELR: u64 = 36;
 pub(crate) const DT_RELRSZ: u64 = 35;
 /// The type of the note that is a build id.
 pub(crate) const NT_GNU_BUILD_ID: u32 = 3;
+pub(crate) const BUILD_ID: &str = ".note.gnu.build-id";
 /// Code is indexed with 32 bits, and one value is reserved.
 const CODE_SIZE_MAX: u64 = 0xffff_fff0;
 
@@ -212,19 +213,22 @@ impl<'a> Image<'a> {
 
     /// Where the build-id's bytes are: new contents have a new one.
     pub(crate) fn build_id(&self) -> Option<Range<u64>> {
-        let notes = self.elf.program_headers.iter().filter(|header| header.p_type == PT_NOTE);
+        let headers = self.elf.program_headers.iter().filter(|header| header.p_type == PT_NOTE);
+        let notes = headers.map(|header| (header.p_vaddr, header.p_filesz, header.p_align));
+        // Where there was no room for its header, a section tells it.
+        let told = self.section(BUILD_ID).map(|section| (section.address, section.size, 4));
         notes
-            .flat_map(|header| self.notes(header))
+            .chain(told)
+            .flat_map(|place| self.notes(place))
             .find(|&(kind, name, _)| kind == NT_GNU_BUILD_ID && name == b"GNU\0")
             .map(|n| n.2)
     }
 
-    /// Type, name and place of the contents of each note of a segment.
-    fn notes(&self, header: &ProgramHeader) -> impl Iterator<Item = (u32, &'a [u8], Range<u64>)> {
-        let bytes = usize::try_from(header.p_filesz).ok().and_then(|size| self.at(header.p_vaddr, size)).unwrap_or(&[]);
-        let start = header.p_vaddr;
+    /// Type, name and place of the contents of each note at an address, of so many bytes, aligned so.
+    fn notes(&self, (start, size, align): (u64, u64, u64)) -> impl Iterator<Item = (u32, &'a [u8], Range<u64>)> {
+        let bytes = usize::try_from(size).ok().and_then(|size| self.at(start, size)).unwrap_or(&[]);
         let place = move |contents: Range<usize>| start + contents.start as u64..start + contents.end as u64;
-        notes_of(bytes, header.p_align).map(move |(kind, name, contents)| (kind, name, place(contents)))
+        notes_of(bytes, align).map(move |(kind, name, contents)| (kind, name, place(contents)))
     }
 
     fn collect_slots(&self) -> Vec<(u64, Slot)> {

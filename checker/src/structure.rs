@@ -5,12 +5,12 @@
 
 use goblin::elf::ProgramHeader;
 use goblin::elf::program_header::{
-    PF_W, PF_X, PT_DYNAMIC, PT_GNU_EH_FRAME, PT_GNU_RELRO, PT_GNU_STACK, PT_INTERP, PT_LOAD, PT_NULL, PT_PHDR, PT_TLS,
+    PF_W, PF_X, PT_DYNAMIC, PT_GNU_EH_FRAME, PT_GNU_RELRO, PT_GNU_STACK, PT_INTERP, PT_LOAD, PT_NOTE, PT_NULL, PT_PHDR, PT_TLS,
 };
 use goblin::elf::section_header::{SHF_EXECINSTR, SHF_TLS, SHF_WRITE, SHT_NOBITS};
 use goblin::elf::sym::STT_FUNC;
 
-use crate::image::{Image, Section};
+use crate::image::{BUILD_ID, Image, Section};
 use crate::report::{Violation, ViolationKind};
 use crate::unwind;
 use crate::walk::Side;
@@ -262,13 +262,24 @@ fn compare_segments(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation
             let is_same = other.p_align == header.p_align && (is_there || is_moved_dynamic(a, b, other));
             other.p_flags == header.p_flags && (!is_fixed || is_same)
         };
-        if !same_type.iter().any(|other| matches(&other)) {
+        if !same_type.iter().any(|other| matches(&other)) && !is_told_twice((a, b), header) {
             report(header.p_vaddr, format!("the input's segment of type {:#x} is lost or changed", header.p_type));
         }
     }
     if a.elf.interpreter != b.elf.interpreter {
         report(0, format!("another interpreter: {:?}", b.elf.interpreter));
     }
+}
+
+/// Whether a note is the file's properties, which `PT_GNU_PROPERTY` names too (loaders ask for that one, and it is compared by itself), or the build-id, of which no loader asks, and a section of the output tells it too.
+fn is_told_twice((a, b): (&Image<'_>, &Image<'_>), note: &ProgramHeader) -> bool {
+    let is_same = |header: &ProgramHeader| {
+        header.p_type == PT_GNU_PROPERTY && (header.p_vaddr, header.p_filesz) == (note.p_vaddr, note.p_filesz)
+    };
+    let is_build_id = |image: &Image<'_>| {
+        image.section(BUILD_ID).is_some_and(|section| section.address == note.p_vaddr && section.size == note.p_filesz)
+    };
+    note.p_type == PT_NOTE && (a.elf.program_headers.iter().any(is_same) || is_build_id(a) && is_build_id(b))
 }
 
 /// Whether it is a dynamic section in memory that is written, and that the input has for nothing. What it says is compared by itself.

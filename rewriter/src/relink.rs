@@ -83,6 +83,8 @@ pub struct Relinked {
     pub clones: Vec<(CloneId, Va, Va)>,
     /// Bytes of the three unwind sections, before and after.
     pub unwind_bytes: (u64, u64),
+    /// No program header tells any more where the build-id is: its entry was needed.
+    pub gives_up_build_id: bool,
     pub debug: Outcome,
     /// The new separate debug file, where one is wanted.
     pub debug_file: Option<NewDebugFile>,
@@ -143,6 +145,7 @@ pub fn relink(
     let adds_code = overflow.extends.is_none() && (payload.is_some() || !overflow.is_empty());
     let adds_memory = reserved.is_some_and(|r| !r.is_growth);
     let slots = headers::find_slots(image, usize::from(adds_code) + usize::from(adds_memory))?;
+    let gives_up_build_id = slots.gives_up_build_id;
     let moved_head = slots.moves.map(|(start, end)| (start, end, overflow.take(end - start, 8)));
     let built = match (payload, &mut reserved) {
         (Some(payload), Some(reserved)) => Some(reserved.build(payload, &mut overflow, &addresses)?),
@@ -251,6 +254,7 @@ pub fn relink(
         free: space::joined(free),
         clones,
         unwind_bytes: (old, new),
+        gives_up_build_id,
         debug,
         debug_file,
     })

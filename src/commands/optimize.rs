@@ -280,6 +280,7 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
     let dyno =
         measure.has_counts().then(|| timing.phase("dyno-stats", |_| dyno_stats(&lifted, measure, &plan, &edits, &relinked)));
     warnings.extend(report::about_debug_information(&relinked));
+    warnings.extend(report::about_build_id(&relinked).map(str::to_owned));
     warnings.extend(told.as_ref().and_then(report::about_differences));
     if !relinked.dropped_sections.is_empty() {
         warnings.push(format!("dropped sections that describe the old code: {}", relinked.dropped_sections.join(", ")));

@@ -196,16 +196,19 @@ impl<'a> Image<'a> {
     }
 
     fn parse_notes(&mut self) {
-        let notes: Vec<Segment> =
-            self.segments.iter().filter(|s| s.p_type == elf::PT_NOTE || s.p_type == elf::PT_GNU_PROPERTY).copied().collect();
-        for segment in notes {
-            let Some(bytes) = file_range(self.bytes, segment.p_offset.0, segment.p_filesz) else { continue };
-            let align = if segment.p_align == 8 { 8 } else { 4 };
+        let is_note = |s: &&Segment| s.p_type == elf::PT_NOTE || s.p_type == elf::PT_GNU_PROPERTY;
+        let notes = self.segments.iter().filter(is_note).map(|s| (s.p_offset, s.p_filesz, s.p_align));
+        // Where there was no room for the header of the build-id, a section tells it.
+        let told = self.section_named(".note.gnu.build-id").map(|id| &self.sections[id]);
+        let notes: Vec<(FileOffset, u64, u64)> = told.map(|s| (s.sh_offset, s.sh_size, 4)).into_iter().chain(notes).collect();
+        for (offset, size, align) in notes {
+            let Some(bytes) = file_range(self.bytes, offset.0, size) else { continue };
+            let align = if align == 8 { 8 } else { 4 };
             for note in notes_of(bytes, align) {
                 if note.name != b"GNU\0" {
                     continue;
                 }
-                let at = FileOffset(segment.p_offset.0 + note.desc_offset as u64);
+                let at = FileOffset(offset.0 + note.desc_offset as u64);
                 match note.n_type {
                     elf::NT_GNU_BUILD_ID => self.build_id = Some((at, note.desc.len())),
                     elf::NT_GNU_PROPERTY_TYPE_0 => self.has_ibt |= property_has_ibt(note.desc),

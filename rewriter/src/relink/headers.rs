@@ -5,7 +5,8 @@
 //!
 //! **Method.** Entries that say nothing are given up: empty ones, and the property note, which linkers write as `PT_NOTE` and again as
 //! `PT_GNU_PROPERTY`. Where these do not do, what follows the table and is only found through program headers (`.interp`, the
-//! notes) or through the dynamic section (hash tables, `.dynsym`) moves to the overflow, and the table grows over its place.
+//! notes) or through the dynamic section (hash tables, `.dynsym`) moves to the overflow, and the table grows over its place. Where something else follows it (code, in the libraries of many Python packages), the entry goes that tells
+//! where the build-id is, if a section tells it too: no loader asks for it, but who looks for build-ids in memory or in a core file does not find this one any more, of which the user is told.
 //!
 //! Sources: gABI chapter 5 (program header); psABI x86-64 §3.3 and the GNU property extension for `PT_GNU_PROPERTY`.
 
@@ -17,6 +18,8 @@ use object::elf;
 use crate::error::{Error, Result};
 use crate::relink::space::Overflow;
 
+const BUILD_ID: &str = ".note.gnu.build-id";
+
 /// Bytes of an `Elf64_Phdr`.
 pub(crate) const ENTRY: u64 = 56;
 
@@ -27,6 +30,8 @@ pub(crate) struct Slots {
     dropped: Vec<usize>,
     /// Bytes behind the table that move away.
     pub(crate) moves: Option<(Va, Va)>,
+    /// One of those that are given up tells where the build-id is.
+    pub(crate) gives_up_build_id: bool,
 }
 
 /// Entries that say nothing, those first that say least.
@@ -41,8 +46,22 @@ pub(crate) fn find_slots(image: &Image<'_>, count: usize) -> Result<Slots> {
     let mut dropped: Vec<usize> = idle(image).take(count).collect();
     dropped.sort_unstable();
     let missing = count - dropped.len();
-    let moves = if missing == 0 { None } else { room_behind(image, missing as u64 * ENTRY)? };
-    Ok(Slots { dropped, moves })
+    let moves = if missing == 0 { Ok(None) } else { room_behind(image, missing as u64 * ENTRY) };
+    match (moves, build_id_note(image)) {
+        (Err(_), Some(note)) if missing == 1 => {
+            dropped.push(note);
+            dropped.sort_unstable();
+            Ok(Slots { dropped, moves: None, gives_up_build_id: true })
+        }
+        (moves, _) => Ok(Slots { dropped, moves: moves?, gives_up_build_id: false }),
+    }
+}
+
+/// The entry that names just what the section of the build-id does.
+fn build_id_note(image: &Image<'_>) -> Option<usize> {
+    let section = &image.sections[image.section_named(BUILD_ID).filter(|_| image.has_section_headers)?];
+    let is_it = |s: &Segment| s.p_type == elf::PT_NOTE && s.p_vaddr == section.sh_addr && s.p_filesz == section.sh_size;
+    image.segments.iter().position(is_it)
 }
 
 /// Whether `count` entries more fit behind the table as it is.
@@ -52,8 +71,9 @@ pub(crate) fn has_room_behind(image: &Image<'_>, count: usize) -> bool {
 
 /// Where the table ends in memory.
 pub(crate) fn table_end(image: &Image<'_>) -> Option<Va> {
-    let first = image.loads().find(|s| s.p_offset.0 == 0)?;
-    Some(Va(first.p_vaddr.0 + image.e_phoff.0 + ENTRY * image.segments.len() as u64))
+    let at = image.e_phoff;
+    let around = image.loads().find(|s| s.p_offset <= at && at.0 < s.p_offset.0 + s.p_filesz)?;
+    Some(around.p_vaddr + (at.0 - around.p_offset.0) + ENTRY * image.segments.len() as u64)
 }
 
 /// What has to move so that the table can grow by `size` bytes; `None` if nothing is there.
