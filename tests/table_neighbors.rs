@@ -159,3 +159,30 @@ fn an_entry_that_is_loaded_by_an_address_of_its_own_is_one_of_the_copy() {
     rewritten_does_the_same(&program, &["optimize"], folder);
     shuffled_does_the_same(&program, &["1", "2", "3"], folder);
 }
+
+/// An entry that a compiler knows the number of is read at its own address (LLVM's libraries, by gcc 14). Another jump goes through the same table, by a number that nothing bounds.
+#[test]
+fn an_entry_that_is_read_by_its_own_address_is_that_of_the_same_table() {
+    const PROGRAM: &str = r#"
+#include <stdio.h>
+long choose(long number, int is_known);
+__asm__(".text\n.globl choose\n.type choose, @function\nchoose: .cfi_startproc\n"
+    "lea cases(%rip), %rax\nmovslq cases+8(%rip), %rdx\nadd %rax, %rdx\ntest %esi, %esi\njne 8f\n"
+    "cmp $5, %edi\nja 9f\nmov %edi, %ecx\nmovslq (%rax,%rcx,4), %rcx\nadd %rax, %rcx\njmp *%rcx\n"
+    "8: jmp *%rdx\n1: mov $1, %eax\nret\n2: mov $2, %eax\nret\n3: mov $3, %eax\nret\n4: mov $4, %eax\nret\n9: xor %eax, %eax\nret\n"
+    ".cfi_endproc\n.size choose, . - choose\n"
+    ".section .rodata\n.balign 4\ncases: .long 1b - cases, 2b - cases, 3b - cases, 4b - cases, 2b - cases, 1b - cases\n.text\n");
+int main(void) {
+    for (long i = 0; i < 7; i++) printf("%ld %ld\n", choose(i, 0), choose(i, 1));
+    return 0;
+}
+"#;
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    for kind in [["-fPIE", "-pie"], ["-fno-pie", "-no-pie"]] {
+        let program = compile_text(PROGRAM, &[&["-O2"], &kind[..]].concat(), scratch.path(), "program");
+        every_form_does_the_same(&program, &["1", "2", "3"], scratch.path());
+    }
+}

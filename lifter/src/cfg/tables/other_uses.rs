@@ -7,6 +7,8 @@
 //! understood by, moves, spills and reloads are the table's own uses; any other read is another use. Calls of code without an unwind entry, which may keep to no convention,
 //! are followed into it up to the next call. Other calls read no register that holds a table by chance.
 //!
+//! An instruction that names an entry of the table by an address of its own (`movslq table+8(%rip), %rdx`, where a compiler knows which entry it is) reads the old table, whatever the others are made to name. That is another use too.
+//!
 //! **Terminates**: what holds the address in front of a block only grows, up to 16 registers and [`SLOTS_MAX`] slots.
 
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
@@ -61,7 +63,7 @@ impl TableContext<'_> {
     /// Whether a table's address is used for anything but the jumps through the table.
     pub(super) fn has_other_uses(&self, body: &Body, table: &Table) -> bool {
         let mut search = Search { context: self, body, table, slots: Vec::new() };
-        table.raw.entry_size == 4 && search.is_any()
+        table.raw.entry_size == 4 && (search.is_any() || search.names_entry())
     }
 }
 
@@ -84,6 +86,14 @@ impl Search<'_> {
             }
         }
         false
+    }
+
+    /// Whether a use of the table names an entry other than the first one, or what a load counts its index from.
+    fn names_entry(&self) -> bool {
+        let Table { raw, loads, uses, .. } = self.table;
+        let is_entry = |va: Va| raw.at < va && va < raw.end() || va != raw.at && loads.iter().any(|load| load.table == va);
+        let mut named = uses.iter().filter_map(|&index| named_by(&self.body.instructions[index]));
+        named.any(is_entry)
     }
 
     fn makes_address(&self, index: usize) -> bool {
@@ -286,4 +296,13 @@ fn flow(held: &mut FxHashMap<usize, Holding>, work: &mut Vec<usize>, block: usiz
         *known = union;
         work.push(block);
     }
+}
+/// The address that a memory operand without registers names, or a `lea`.
+fn named_by(instruction: &Instruction) -> Option<Va> {
+    if instruction.is_ip_rel_memory_operand() {
+        return Some(Va(instruction.ip_rel_memory_address()));
+    }
+    let has_memory = (0..instruction.op_count()).any(|operand| instruction.op_kind(operand) == OpKind::Memory);
+    let is_bare = has_memory && instruction.memory_base() == Register::None && instruction.memory_index() == Register::None;
+    is_bare.then(|| Va(instruction.memory_displacement64()))
 }
