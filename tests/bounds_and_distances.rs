@@ -204,3 +204,34 @@ int main() { for (int i = 0; i < 6; i++) printf("%d ", odd(i)); }
         None => skipped("there is no g++"),
     }
 }
+
+/// Objects tell their function by its distance, as relative virtual tables do: whatever a word of data may name so stays. Unwind tables, which name all functions by distances, are no such data.
+#[test]
+fn functions_that_no_distance_in_data_names_move_though_others_are_called_by_one() {
+    const PROGRAM: &str = r#"
+#include <stdio.h>
+typedef int function(int);
+struct object { int distance; int value; };
+extern const struct object objects[2];
+__attribute__((noinline)) int first(int x) { return x * 3; }
+__attribute__((noinline)) int second(int x) { return x - 5; }
+__asm__(".section .rodata\n.balign 8\n.globl objects\nobjects: .long first - ., 7\n.long second - ., 9\n.text\n");
+__attribute__((noinline)) int call(const struct object *object) {
+    return ((function *)((const char *)object + object->distance))(object->value);
+}
+__attribute__((noinline)) int other(int x) { for (int i = 0; i < 3; i++) x = x * 5 + i; return x; }
+int main(void) { printf("%d %d %d\n", call(&objects[0]), call(&objects[1]), other(2)); return 42; }
+"#;
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let program = compile_text(PROGRAM, &["-O2", "-fPIE", "-pie"], folder, "program");
+    in_every_form(&program, folder);
+    let said = support::relift_succeeds(support::relift().args(["inspect", "--json", "-v"]).arg(&program), folder);
+    let report: serde_json::Value = serde_json::from_slice(&said.stdout).expect("--json prints JSON");
+    let pinned = report["pinned_functions"].as_array().expect("-v names them");
+    let stays = |name: &str| pinned.iter().any(|function| function["name"] == name);
+    assert_eq!(["first", "second", "other"].map(stays), [true, true, false], "{report:#}");
+}

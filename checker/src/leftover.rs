@@ -457,6 +457,27 @@ fn mark_before(walk: &Walk<'_, '_>, address: u64) -> Option<u64> {
     walk.input.inst(before).filter(|inst| inst.kind == Kind::EndBranch).map(|_| before)
 }
 
+/// Whether an address is an old entry that now jumps to the function's copy, or lies before one that has no room for such a jump and goes by way of it.
+fn is_by_old_entry(walk: &mut Walk<'_, '_>, address: u64) -> bool {
+    const SHORT_REACH: u64 = 128;
+    let output = walk.output;
+    let is_covered =
+        |walk: &Walk<'_, '_>, at: u64| output.code.index(at).is_none_or(|index| walk.relation.covered.contains(index));
+    let mut at = address;
+    while at < address + SHORT_REACH && !is_covered(walk, at) {
+        let Some(inst) = output.inst(at) else { return false };
+        if inst.kind == Kind::Jump
+            && walk.input.code.index(at).is_some_and(|index| walk.survey.is_boundary(index))
+            && walk.attempt(Pair::new(at, at, at, Reach::Flow))
+            && is_covered(walk, address)
+        {
+            return true;
+        }
+        at += u64::from(inst.len);
+    }
+    false
+}
+
 fn report_unexplained(walk: &mut Walk<'_, '_>) {
     let output = walk.output;
     for area in output.code.areas() {
@@ -467,12 +488,7 @@ fn report_unexplained(walk: &mut Walk<'_, '_>) {
                 address += 1;
                 continue;
             }
-            // An old entry that now jumps to the function's copy.
-            if output.inst(address).is_some_and(|inst| inst.kind == Kind::Jump)
-                && walk.input.code.index(address).is_some_and(|index| walk.survey.is_boundary(index))
-                && walk.attempt(Pair::new(address, address, address, Reach::Flow))
-                && walk.relation.covered.contains(index)
-            {
+            if is_by_old_entry(walk, address) {
                 continue;
             }
             // A mark that jumps from the old address go past, since they have executed one there.

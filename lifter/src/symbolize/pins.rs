@@ -238,7 +238,8 @@ impl PinContext<'_> {
         // More virtual functions than any class has; without a limit long tables would be read once per word.
         const WORDS_MAX: usize = 1024;
         for (id, section) in self.image.sections.iter() {
-            if !section.is_alloc() || section.is_executable() || !section.has_bytes() {
+            // Unwind tables have distances too, to all that there is, and nothing counts with them but unwinders.
+            if !section.is_alloc() || section.is_executable() || !section.has_bytes() || is_rebuilt(section.name) {
                 continue;
             }
             let words: Vec<i64> = self.image.section_bytes(id).chunks_exact(4).map(signed_word).collect();
@@ -252,8 +253,12 @@ impl PinContext<'_> {
                     if misses == GAP_WORDS {
                         break;
                     }
-                    // A virtual function begins where something does.
-                    if let Some(unit) = unit.filter(|_| !self.names.at(target).is_empty()) {
+                    // A virtual function begins where something does; cases of switches lie inside of a function.
+                    let begins = |&unit: &Unit| match self.units[unit].bounds {
+                        Bounds::Unwind(_) => self.units[unit].start == target,
+                        _ => !self.names.at(target).is_empty(),
+                    };
+                    if let Some(unit) = unit.filter(begins) {
                         pins.pin(self.clusters, unit, PinReason::MayBeTableTarget);
                     }
                 }
