@@ -378,7 +378,7 @@ impl Matched {
     /// The jumps and the padding on the way to a piece.
     fn lead(&mut self, graph: &Graph<'_, '_, '_>, of: Of, address: u64) {
         let passed = if of == Of::Input { &mut self.input } else { &mut self.output };
-        graph.reader(of).lead(address, |address, inst| passed.push(address, inst));
+        graph.reader(of).flow(address, |address, inst| passed.push(address, inst));
     }
 
     fn mark(self, walk: &mut Walk<'_, '_>) {

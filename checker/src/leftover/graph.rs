@@ -152,9 +152,21 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
         }
     }
 
+    /// The node of an address that something holds.
     fn node(&mut self, of: Of, address: u64) -> u32 {
+        let place = self.reader(of).lead(address, |_, _| {});
+        self.node_at(of, place)
+    }
+
+    /// That of where a call, a jump, or falling through leads.
+    fn way(&mut self, of: Of, address: u64) -> u32 {
+        let place = self.reader(of).flow(address, |_, _| {});
+        self.node_at(of, place)
+    }
+
+    fn node_at(&mut self, of: Of, place: Place) -> u32 {
         let reader = self.reader(of);
-        let (key, owner, place, start) = match reader.lead(address, |_, _| {}) {
+        let (key, owner, place, start) = match place {
             Place::Cycle => (Key::Cycle, Owner::Both, 0, None),
             Place::Bad(place) => (Key::Piece(of, place), Owner::Only(of), place, Some(place)),
             Place::At(place) => match reader.related(place) {
@@ -191,22 +203,22 @@ impl<'r, 'w, 'a> Graph<'r, 'w, 'a> {
         let mut open = None;
         let edges = match piece.end {
             End::Nothing => [None; 3],
-            End::Flow(next) => [Some(self.node(of, next)), None, None],
-            End::Ways(first, second) | End::Names { target: first, after: second } => {
-                [Some(self.node(of, first)), Some(self.node(of, second)), None]
-            }
+            End::Flow(next) => [Some(self.way(of, next)), None, None],
+            End::Ways(first, second) => [Some(self.way(of, first)), Some(self.way(of, second)), None],
+            End::Names { target, after } => [Some(self.node(of, target)), Some(self.way(of, after)), None],
             End::Call { callee, landing_pad, personality, at, inst } => {
-                let named = [callee, landing_pad, personality].map(|target| Some(self.node(of, target?)));
-                let after = self.node(of, at + u64::from(inst.len));
+                let callee = callee.map(|callee| self.way(of, callee));
+                let [landing_pad, personality] = [landing_pad, personality].map(|target| Some(self.node(of, target?)));
+                let after = self.way(of, at + u64::from(inst.len));
                 let own = (of == Of::Input).then(|| match self.walk.ends_at(at, inst) {
                     true => Answer::Stops,
                     false => Answer::GoesOn,
                 });
                 open = Some(Open::Call { after, own });
-                named
+                [callee, landing_pad, personality]
             }
             End::MayName { value, at, field, width, after } => {
-                let after = after.map(|after| self.node(of, after));
+                let after = after.map(|after| self.way(of, after));
                 let field = self.field(of, value, (at, field, width));
                 match of {
                     Of::Output => self.fields.push(node),

@@ -5,6 +5,8 @@
 //! it. The label hashes the instructions but for the fields that may move, the rules of unwinding in force, and handlers at calls. It depends on
 //! the code from there on alone, never on where other pieces begin: equal code has equal pieces in both files.
 //!
+//! An `endbr64` that the output lacks where the walk came (`Walk::may_lose_mark`) is padding to direct calls and jumps of what is left, and an instruction to all that names its address.
+//!
 //! **Terminates**: a piece has at most [`INSTRUCTIONS_MAX`] instructions and [`JUMPS_MAX`] jumps; padding comes to an end.
 
 use std::hash::Hasher;
@@ -123,13 +125,33 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
         })
     }
 
-    /// Where `address` leads; `visit` sees the jumps and the padding between.
-    pub(super) fn lead(&self, mut address: u64, mut visit: impl FnMut(u64, Inst)) -> Place {
+    /// Whether an `endbr64` of the input begins a function that the walk found without it in the output: calls and jumps that name it, as all that nothing reached may, pass it. What holds the address
+    /// does not.
+    fn is_lost_mark(&self, address: u64, inst: Inst) -> bool {
+        let is_mark = self.of == Of::Input && inst.kind == Kind::EndBranch && self.side().unwind.starts_at(address);
+        let is_reached = |address| match self.follow(address, |_, _| false, |_, _| {}) {
+            Place::At(place) => self.related(place).is_some(),
+            Place::Bad(_) | Place::Cycle => false,
+        };
+        is_mark && self.related(address).is_none() && is_reached(address + u64::from(inst.len))
+    }
+
+    /// Where an address leads that something holds, which needs its mark; `visit` sees the jumps and the padding between.
+    pub(super) fn lead(&self, start: u64, visit: impl FnMut(u64, Inst)) -> Place {
+        self.follow(start, |address, inst| address != start && self.is_lost_mark(address, inst), visit)
+    }
+
+    /// Where a direct call or jump leads.
+    pub(super) fn flow(&self, start: u64, visit: impl FnMut(u64, Inst)) -> Place {
+        self.follow(start, |address, inst| self.is_lost_mark(address, inst), visit)
+    }
+
+    fn follow(&self, mut address: u64, is_passed: impl Fn(u64, Inst) -> bool, mut visit: impl FnMut(u64, Inst)) -> Place {
         let mut jumps = 0;
         loop {
             let Some(inst) = self.side().inst(address) else { return Place::Bad(address) };
             match inst.kind {
-                _ if self.side().is_idle(inst) => {
+                _ if self.side().is_idle(inst) || is_passed(address, inst) => {
                     visit(address, inst);
                     address += u64::from(inst.len);
                 }
@@ -159,7 +181,7 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
                 return label.end(End::Nothing);
             };
             let after = address + u64::from(inst.len);
-            let is_idle = self.side().is_idle(inst);
+            let is_idle = self.side().is_idle(inst) || address != start && self.is_lost_mark(address, inst);
             if is_idle || inst.kind == Kind::Jump || self.rewritten_call(address).is_none() {
                 visit(address, inst);
             }

@@ -74,6 +74,82 @@ fn a_function_that_only_calls_lead_to_needs_no_mark() {
     }
 }
 
+/// Two dead functions: the first calls and jumps to `classify`, the second leads to the first, and `@NAMED@` is what it names. Both end with jumps that might be by tables, so that nobody guesses
+/// what stands for them.
+const DEAD: &str = r#"
+.Ldead:
+    .cfi_startproc
+    endbr64
+    push %rbx
+    .cfi_def_cfa_offset 16
+    .cfi_offset rbx, -16
+    mov %edi, %ebx
+    call classify
+    mov %ebx, %edi
+    pop %rbx
+    .cfi_def_cfa_offset 8
+    test %eax, %eax
+    je classify
+    add $3, %edi
+    jg 1f
+    jmp classify
+1:
+    mov (%rsi), %rax
+    jmp *%rax
+    .cfi_endproc
+.Lsecond:
+    .cfi_startproc
+    endbr64
+    lea @NAMED@(%rip), %rsi
+    sub $5, %edi
+    jne .Ldead
+    jmp *%rsi
+    .cfi_endproc
+"#;
+
+/// The report where `classify` lost its mark, and dead code is this in the two files.
+fn check_dead_code([before, after]: [&str; 2]) -> Option<Report> {
+    let (ibt, start) = (note("1"), "classify:\n    .cfi_startproc");
+    let marked = CLASSIFY.replace("jmp *%rax", "notrack jmp *%rax").replace(start, &format!("{start}\n    endbr64"));
+    let input = build(&[&marked, TWICE, UNUSED, before, &ibt], TABLE)?;
+    let output = build(&[UNUSED, after, TWICE, &relaid_with_prefix(), &ibt], TABLE)?;
+    Some(check(&input, &output).unwrap())
+}
+
+#[test]
+fn dead_code_may_call_and_jump_to_a_function_that_lost_its_mark() {
+    let dead = DEAD.replace("@NAMED@", "twice");
+    let Some(report) = check_dead_code([&dead, &dead]) else { return };
+    assert!(report.is_ok() && report.stats.dropped_functions == 0, "{}", report.summary(10));
+    for lead in ["call classify", "je classify", "jmp classify"] {
+        let wrong = dead.replace(lead, &lead.replace("classify", "twice"));
+        let report = check_dead_code([&dead, &wrong]).unwrap();
+        assert_eq!(kinds(&report), [ViolationKind::Unexplained], "{lead}: {}", report.summary(10));
+    }
+}
+
+#[test]
+fn a_function_whose_address_dead_code_takes_needs_its_mark() {
+    let dead = DEAD.replace("@NAMED@", "classify");
+    let Some(report) = check_dead_code([&dead, &dead]) else { return };
+    assert_eq!(kinds(&report), [ViolationKind::Unexplained], "{}", report.summary(10));
+}
+
+#[test]
+fn a_dead_function_keeps_its_mark() {
+    let dead = DEAD.replace("@NAMED@", "twice");
+    for function in [".Ldead", ".Lsecond"] {
+        let start = format!("{function}:\n    .cfi_startproc\n");
+        let wrong = dead.replace(&format!("{start}    endbr64\n"), &start);
+        assert_ne!(wrong, dead);
+        let Some(report) = check_dead_code([&dead, &wrong]) else { return };
+        // The second, which nothing names, is one that was left out: what is there now begins behind its mark.
+        let expected: &[ViolationKind] = if function == ".Ldead" { &[ViolationKind::Unexplained] } else { &[] };
+        assert_eq!(kinds(&report), expected, "{function}: {}", report.summary(10));
+        assert!(report.stats.dropped_functions > 0, "{function}");
+    }
+}
+
 #[test]
 fn where_a_call_may_return_twice_or_a_table_lead_a_mark_stays_if_tracking_is_claimed() {
     for place in ["call twice", ".Lone:", "9:\n    .cfi_def_cfa_offset 16"] {
