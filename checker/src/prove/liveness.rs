@@ -27,7 +27,7 @@ use std::rc::Rc;
 use rustc_hash::FxHashMap;
 
 use super::Prover;
-use super::class::{Class, effect_of, is_exclusive_or, is_vector_move};
+use super::class::{Class, effect_of, is_exclusive_or, is_vector_move, plain};
 use super::decoded::{Decoded, Operand, Reg};
 use crate::decode::{Inst, Kind, Shape};
 use crate::walk::Walk;
@@ -41,10 +41,12 @@ pub(super) const KEPT: u16 = 1 << 3 | 1 << 4 | 1 << 5 | 0xf000;
 const RETURNED: u16 = 1 | 1 << 2;
 /// `rcx`.
 const COUNTER: u8 = 1;
+/// `rdx`.
+pub(super) const PRODUCT: u8 = 2;
 const ARGUMENTS: u16 = 1 | 1 << 1 | 1 << 2 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10;
 /// What functions call first in a file that is made for profiling.
 const PROFILING: [&str; 3] = ["mcount", "_mcount", "__fentry__"];
-/// Instructions that write their first operand and only read the others.
+/// Instructions that write their first operand and only read the others, without the `v` of the newer encoding.
 const WRITE_FIRST: [&str; 14] = [
     "mov",
     "movabs",
@@ -289,6 +291,11 @@ pub(super) fn use_of(decoded: &Decoded, register: u8, has_low: bool) -> Use {
     if effect_of(&decoded.name).is_some() && decoded.operands.len() < 2 && register <= 2 && register != 1 {
         return Use::Reads;
     }
+    // `mulx` has two results, and a factor that no operand names.
+    let is_product = decoded.name == "mulx";
+    if is_product && register == PRODUCT {
+        return Use::Reads;
+    }
     if !decoded.names(register) {
         return Use::Passes;
     }
@@ -303,15 +310,18 @@ pub(super) fn use_of(decoded: &Decoded, register: u8, has_low: bool) -> Use {
             .any(|found| matches!(found, Reg::General(number, ..) if number == register)),
         _ => false,
     };
-    let writes_first = WRITE_FIRST.contains(&decoded.name.as_str()) || decoded.name == "imul" && decoded.operands.len() == 3;
-    let [(first, _), rest @ ..] = &*decoded.operands else { return Use::Reads };
+    let writes_first =
+        WRITE_FIRST.contains(&plain(&decoded.name)) || is_product || decoded.name == "imul" && decoded.operands.len() == 3;
+    let (written, rest) = decoded.operands.split_at(decoded.operands.len().min(1 + usize::from(is_product)));
+    let [(first, _), ..] = written else { return Use::Reads };
     let is_read = rest.iter().any(|(operand, _)| reads(operand));
     let clears = decoded.name == "xor" && rest.first().is_some_and(|(second, _)| first == second);
     match () {
-        () if clears && is_it(first) || writes_first && is_it(first) && !is_read => Use::Writes,
+        () if clears && is_it(first) => Use::Writes,
+        () if writes_first && written.iter().any(|(operand, _)| is_it(operand)) && !is_read => Use::Writes,
         () if is_low(first) && (writes_first && !is_read || decoded.name.starts_with("set")) => Use::WritesLow,
         // The low byte may be read and written again, once it was written.
-        () if !is_read && !reads(first) => Use::Passes,
+        () if !is_read && !written.iter().any(|(operand, _)| reads(operand)) => Use::Passes,
         () => Use::Reads,
     }
 }

@@ -16,8 +16,9 @@ use std::rc::Rc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Prover;
+use super::class::is_vector_move;
 use super::decoded::{Decoded, Memory, Operand, Reg};
-use super::liveness::{Use, use_of};
+use super::liveness::{PRODUCT, Use, use_of};
 use crate::decode::{Inst, Kind, Shape};
 use crate::tables::{TableReference, certain_targets, instruction_before};
 use crate::walk::{AT_RETURN_ADDRESS, Walk};
@@ -476,7 +477,14 @@ fn reads_whole(decoded: &Decoded, register: u8) -> bool {
         _ => false,
     };
     // Of the first operand these only write all, or what is left of it is used nowhere.
-    let only_writes = ONLY_WRITTEN.contains(&&*decoded.name) || decoded.name.contains("cvt") || decoded.computes_on_vectors();
-    let first = usize::from(only_writes && matches!(decoded.operands.first(), Some((Operand::Reg(_), _))));
-    !forgets && decoded.operands.iter().skip(first).any(|(found, _)| operand(found))
+    let only_writes = ONLY_WRITTEN.contains(&&*decoded.name)
+        || decoded.name.contains("cvt")
+        || decoded.name.starts_with("kmov")
+        || is_vector_move(&decoded.name)
+        || decoded.computes_on_vectors();
+    // `mulx` has two results, and a factor that no operand names.
+    let is_product = decoded.name == "mulx";
+    let first =
+        if is_product { 2 } else { usize::from(only_writes && matches!(decoded.operands.first(), Some((Operand::Reg(_), _)))) };
+    is_product && register == PRODUCT || !forgets && decoded.operands.iter().skip(first).any(|(found, _)| operand(found))
 }

@@ -218,6 +218,14 @@ fn what_is_read_beside_a_table_by_its_address_is_seen_where_a_copy_is_named() {
         "    mov %rdx, %rsi\n    xor %rsi, %rsi\n    nopl 8(%rdx)\n",
         "    mov %rdx, %rsi\n    mov %esi, -16(%rsp)\n",
         "    mov %rdx, %rsi\n    cmovb %rsp, %rsi\n    mov 16(%rsi), %rsi\n",
+        "    mov %rdx, %rsi\n    movq %xmm0, %rsi\n    mov 16(%rsi), %rsi\n",
+        "    mov %rdx, %rsi\n    vmovq %xmm0, %rsi\n    mov 16(%rsi), %rsi\n",
+        "    mov %rdx, %rsi\n    vmovq %xmm17, %rsi\n    mov 16(%rsi), %rsi\n",
+        "    mov %rdx, %rsi\n    vmovd %xmm0, %esi\n    mov 16(%rsi), %rsi\n",
+        "    mov %rdx, %rsi\n    kmovq %k1, %rsi\n    mov 16(%rsi), %rsi\n",
+        "    mov %rdx, %rsi\n    mov $5, %edx\n    mulx %rdi, %r8, %r9\n    mov %rsi, %rdx\n",
+        "    mov %rdx, %rsi\n    mov %rdx, %r8\n    mov $5, %edx\n    mulx %rdi, %rsi, %rsi\n    mov 16(%rsi), %rsi\n    mov %r8, %rdx\n",
+        "    mov %rdx, %rsi\n    mov %rdx, %r8\n    mov $5, %edx\n    mulx %rdi, %rsi, %rcx\n    mov 16(%rsi), %rsi\n    mov %r8, %rdx\n",
     ];
     for before in own {
         let Some(report) = compare_with_copy(&named("table", before, JUMP), &named("copy", before, JUMP)) else { return };
@@ -235,6 +243,12 @@ fn what_is_read_beside_a_table_by_its_address_is_seen_where_a_copy_is_named() {
         "    cmp %rdx, %rsi\n",
         "    mov %rsp, %rsi\n    cmovb %rdx, %rsi\n",
         "    vpgatherdd %ymm1, (%rdx,%ymm2,4), %ymm3\n",
+        "    vmovq %rdx, %xmm0\n",
+        "    vmovq 16(%rdx), %xmm0\n",
+        "    kmovq %rdx, %k1\n",
+        "    mulx %rdi, %r8, %r9\n",
+        "    mov %rdx, %rsi\n    mov $5, %edx\n    mulx %rsi, %rsi, %rcx\n    mov %rsi, %rdx\n",
+        "    mov %rdx, %rsi\n    mov $5, %edx\n    mulx 16(%rsi), %rsi, %rcx\n    mov %rsi, %rdx\n",
     ];
     for before in others {
         let Some(report) = compare_with_copy(&named("table", before, JUMP), &named("copy", before, JUMP)) else { return };

@@ -477,6 +477,25 @@ fn a_product_with_a_number_only_writes_its_first_operand() {
     assert!(!is_right(Behind { start: "    mov %eax, %edi\n    imul %edi, %r11d\n    mov %r11d, %edi", ..QUIET }));
 }
 
+#[test]
+fn a_product_without_flags_has_two_results_and_a_factor_that_it_does_not_name() {
+    if !can_link() {
+        return;
+    }
+    let start = |start| is_right(Behind { start, ..QUIET });
+    assert!(start("    mov %eax, %edi\n    mulx %rdi, %r11, %rax\n    mov %r11d, %edi"));
+    assert!(start("    mov %eax, %edi\n    mulx %rdi, %rax, %r11\n    mov %r11d, %edi"));
+    assert!(!start("    mov %eax, %edi\n    mulx %r11, %rax, %r11\n    mov %r11d, %edi"));
+    assert!(!start("    mov %eax, %edi\n    mulx (%r11), %r11, %rax\n    mov %r11d, %edi"));
+    assert!(start("    mov %eax, %edi\n    vmovq %xmm0, %r11\n    mov %r11d, %edi"));
+    assert!(!start("    mov %eax, %edi\n    vmovq %r11, %xmm0\n    mov $1, %r11d"));
+    // `rdx` in place of `r11`, in a function that nothing but calls and jumps lead to.
+    let (program, late) = (PROGRAM.replace(".quad work, user, mid, tail", ".quad user, mid"), LATE.replace("r11", "rdx"));
+    let with = |start| is_right_in(&program, &late, Behind { start, mid: "    mov $1, %edx\n    ret", ..QUIET });
+    assert!(with("    mov %eax, %edi\n    mov $1, %edx\n    mulx %rdi, %rcx, %rsi"));
+    assert!(!with("    mov %eax, %edi\n    mulx %rdi, %rcx, %rsi\n    mov $1, %edx"));
+}
+
 /// The same with room between functions, so that one of another length moves none.
 fn apart(program: &str) -> String {
     program.replace("    .type", "    .balign 256, 0xcc\n    .type").replace(".org 0x400", ".org 0x1000")
