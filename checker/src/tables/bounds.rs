@@ -2,6 +2,8 @@
 //!
 //! Linear decoding shows what precedes the instruction that names the table. Where nothing goes on to there, one jump may lead to it, and what precedes that is looked at: in a file that was relinked before, a comparison and its switch stand apart.
 //!
+//! Other data may be named right before a switch as well: where the jump adds the address of another `lea` behind that, the comparison is about the other's table.
+//!
 //! A table that is named before a loop has as many entries as the jumps of the function say that add its address from the same register.
 //!
 //! **Terminates**: windows are limited; for one instruction all of a function are looked at once.
@@ -24,6 +26,7 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
         // Between the two, too, an index may be cut to size.
         mask = mask.or_else(|| entries_by(side.code.bytes(address, inst), None));
         match inst.kind {
+            Kind::IndirectJump if is_through_another(walk, from, address, inst) => return None,
             Kind::IndirectJump if mask.is_some() => return mask,
             Kind::IndirectJump => break,
             Kind::Branch => return None,
@@ -56,6 +59,32 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
         (next, address) = (Some((before, inst)), before);
     }
     None
+}
+
+/// Whether a jump adds the address that another `lea`, between an instruction that names data and the jump, makes of other data: then the jump goes through a table there, and what is compared before it says nothing of
+/// the data.
+fn is_through_another(walk: &Walk<'_, '_>, from: u64, jump: u64, inst: Inst) -> bool {
+    let side = walk.input;
+    let is_named = |at, inst: Inst| (inst.kind == Kind::Lea && inst.disp != 0).then(|| side.operand(at, inst));
+    let (Some(own), Some(base)) = (side.inst(from).and_then(|inst| is_named(from, inst)), added_before(walk, jump, inst)) else {
+        return false;
+    };
+    let mut next = instruction_before(walk, jump);
+    while let Some((sum, _)) = next {
+        next = instruction_before(walk, sum).filter(|&(at, _)| at > from);
+        let Some((at, inst)) = next else { return false };
+        let bytes = side.code.bytes(at, inst);
+        let used = registers_of(walk, at, inst);
+        if used[0] == Some(base) {
+            return is_named(at, inst).is_some_and(|other| other != own);
+        }
+        // A load by the address.
+        let is_load = || matches!(bytes.get(Shape::of(bytes).opcode), Some(0x63 | 0x8b)) && Shape::of(bytes).map == 0;
+        if !matches!(inst.kind, Kind::Plain | Kind::Lea | Kind::Nop) || used.contains(&Some(base)) && !is_load() {
+            return false;
+        }
+    }
+    false
 }
 
 /// The instruction that ends where another begins, as linear decoding meets it.
