@@ -151,6 +151,19 @@ fn a_dead_function_keeps_its_mark() {
 }
 
 #[test]
+fn a_function_that_unwinders_call_needs_its_mark() {
+    let (ibt, start) = (note("1"), "classify:\n    .cfi_startproc");
+    let unmarked = CLASSIFY.replace("jmp *%rax", "notrack jmp *%rax");
+    let marked = unmarked.replace(start, &format!("{start}\n    endbr64"));
+    let handled = TWICE.replace(".cfi_startproc", ".cfi_startproc\n    .cfi_personality 0x1b, classify");
+    let Some(input) = build(&[&marked, &handled, UNUSED, &ibt], TABLE) else { return };
+    let report = check(&input, &build(&[UNUSED, &handled, &marked, &ibt], TABLE).unwrap()).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let report = check(&input, &build(&[UNUSED, &handled, &unmarked, &ibt], TABLE).unwrap()).unwrap();
+    assert_eq!(kinds(&report), [ViolationKind::IndirectBranchTarget], "{}", report.summary(10));
+}
+
+#[test]
 fn where_a_call_may_return_twice_or_a_table_lead_a_mark_stays_if_tracking_is_claimed() {
     for place in ["call twice", ".Lone:", "9:\n    .cfi_def_cfa_offset 16"] {
         let Some(report) = check_mark_of_classify(place, true) else { return };

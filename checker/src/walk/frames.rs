@@ -49,6 +49,10 @@ impl Walk<'_, '_> {
         let personality =
             |side: &Side<'_>, located: &Located| side.unwind.fdes.get(located.fde as usize).and_then(|fde| fde.local_personality);
         if !is_known && let (Some(input), Some(output)) = (personality(self.input, &a), personality(self.output, &b)) {
+            // The unwinder calls it by its address.
+            if let Err(violation) = self.compare_marks(input, output) {
+                self.violations.push(violation);
+            }
             self.queue.push(Pair::new(input, output, o, Reach::Name));
         }
         if a.row == b.row && a.frame == b.frame {
