@@ -185,7 +185,6 @@ fn an_old_entry_that_nothing_is_seen_to_hold_may_lead_on_by_a_jump_before_it() {
     let output = |target: &str| build_fixed(&[TWICE, UNUSED, CLASSIFY, &with_relay(target)], &table).unwrap();
     let report = check(&input, &output(".Lnew_held")).unwrap();
     assert!(report.is_ok(), "{}", report.summary(20));
-    for wrong in [".Lnew_held + 3", ".Lnew_held + 1"] {
-        assert!(!check(&input, &output(wrong)).unwrap().is_ok(), "{wrong}");
-    }
+    // To other code of the input it may lead as well: nothing tells who comes there.
+    assert!(!check(&input, &output(".Lnew_held + 1")).unwrap().is_ok());
 }
