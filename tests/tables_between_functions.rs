@@ -6,21 +6,23 @@ use std::process::Command;
 
 use support::{End, SUCCESS, compile_text, every_form_does_the_same, installed, relift_succeeds, run, skipped};
 
-/// Entries have a table before them: by how far from the entry the function is that goes on with the work. None of it has unwind entries, as all that GHC makes; the functions of C do.
+/// Entries have a table before them, which begins with a zero: by how far from the entry the function is that goes on with the work. None of it has unwind entries, as all that GHC makes; the functions of C do, and one stands before each table.
 const PROGRAM: &str = r#"
 typedef int function(int);
-extern function entry, other, slow_entry, slow_other;
+extern function entry, other, slow_entry, slow_other, first, second;
 __asm__(".text\n.macro begin name\n.globl \\name\n.type \\name, @function\n\\name:\n.endm\n"
-    ".balign 8\n.quad slow_entry - entry\n.quad 0x20000000e\nbegin entry\nlea 1(%rdi), %eax\nret\n.size entry, . - entry\n"
+    ".macro described name, number\n.balign 8\nbegin \\name\n.cfi_startproc\nlea \\number(%rdi), %eax\nret\n.cfi_endproc\n.size \\name, . - \\name\n.endm\n"
+    "described first, 11\n.balign 8\n.quad 0, 0\n.quad slow_entry - entry\n.quad 0x20000000e\nbegin entry\nlea 1(%rdi), %eax\nret\n.size entry, . - entry\n"
     ".balign 8\nbegin slow_entry\nlea 3(%rdi), %eax\nret\n.size slow_entry, . - slow_entry\n"
-    ".balign 8\n.quad slow_other - other\n.quad 0x20000000e\nbegin other\nlea 5(%rdi), %eax\nret\n.size other, . - other\n"
+    "described second, 13\n.balign 8\n.quad 0, 0\n.quad slow_other - other\n.quad 0x20000000e\nbegin other\nlea 5(%rdi), %eax\nret\n.size other, . - other\n"
     ".balign 8\nbegin slow_other\nlea 7(%rdi), %eax\nret\n.size slow_other, . - slow_other\n");
 static int (*volatile entries[])(int) = {entry, other};
 __attribute__((noinline)) int enter(function *entry, int x) {
     function *slow = (function *)((const char *)entry + ((const long *)entry)[-2]);
-    return entry(x) * 100 + slow(x);
+    long zeros = ((const long *)entry)[-3] | ((const long *)entry)[-4];
+    return zeros ? 1 : entry(x) * 100 + slow(x);
 }
-int main(void) { return enter(entries[0], 1) + enter(entries[1], 1) == 204 + 608 && slow_entry(0) + slow_other(0) == 10 ? 42 : 1; }
+int main(void) { return enter(entries[0], 1) + enter(entries[1], 1) == 204 + 608 && slow_entry(0) + slow_other(0) == 10 && first(0) + second(0) == 24 ? 42 : 1; }
 "#;
 
 #[test]

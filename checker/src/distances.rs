@@ -2,7 +2,10 @@
 //!
 //! A word in code outside of all frame descriptions, aligned, that is the distance to where a function without one begins, or to such an address that the program holds, counted from the word itself or from a place a few words behind, is taken for one.
 //! What it names may not have gone elsewhere: the word would still lead to where it was. Compilers that write frame descriptions keep no such words in code.
+//!
+//! Such a table may begin with zeros, which look like filler behind the function before it. Where what follows is what it was, they are too.
 
+use crate::decode::Kind;
 use crate::report::{Violation, ViolationKind};
 use crate::walk::{Relation, Side, Stands};
 
@@ -29,6 +32,40 @@ pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, relation: &Relation, vi
             }
         }
     }
+}
+
+/// How many bytes a table begins with at most, that are zeros.
+const ZEROS_MAX: u64 = 64;
+
+/// Words of zeros right before code without a frame description that stays.
+pub(crate) fn check_zeros(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<Violation>) {
+    for (start, end) in input.undescribed() {
+        let Some((zeros, behind)) = zeros_before_code(input, start, end) else { continue };
+        let same = |at: u64| input.image.at(at, 8).is_some_and(|bytes| output.image.at(at, 8) == Some(bytes));
+        let first = zeros.max(behind.saturating_sub(ZEROS_MAX)).next_multiple_of(8);
+        let changed = (first..behind).step_by(8).find(|&word| word + 8 <= behind && !same(word));
+        if let Some(word) = changed.filter(|_| same(behind)) {
+            let message = "zeros between functions, with which a table may begin, are something else now";
+            violations.push(Violation::new(ViolationKind::DataChanged, word, message));
+        }
+    }
+}
+
+/// Where the zeros behind the filler of a gap begin, and where something follows them.
+fn zeros_before_code(side: &Side<'_>, start: u64, end: u64) -> Option<(u64, u64)> {
+    let (mut at, mut zeros) = (start, start);
+    while at < end {
+        let inst = side.inst(at).filter(|inst| matches!(inst.kind, Kind::Nop | Kind::Trap));
+        match (side.image.at(at, 1)?, inst) {
+            ([0], _) => at += 1,
+            (_, Some(inst)) => {
+                at += u64::from(inst.len);
+                zeros = at;
+            }
+            _ => return Some((zeros, at)),
+        }
+    }
+    None
 }
 
 /// Whether what the program holds or a function stands elsewhere, and not where it was.

@@ -172,6 +172,7 @@ impl<'a> Original<'a> {
         registered::check(input, &output, &mut report.violations);
         self.liveness = report.liveness;
         let relation = report.relation;
+        distances::check_zeros(input, &output, &mut report.violations);
         distances::check(input, &output, &relation, &mut report.violations);
         text_relocations::check(input, &output, &relation, &mut report.violations);
         let mut report = Report::new(report.violations, report.stats);

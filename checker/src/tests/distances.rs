@@ -79,3 +79,21 @@ fn what_is_only_called_and_named_by_its_distance_may_not_move() {
     let report = check(&input, &moved).unwrap();
     assert!(kinds(&report).contains(&ViolationKind::StaleReference), "{}", report.summary(10));
 }
+
+/// The zeros look like filler, and are where a layout might put something.
+#[test]
+fn zeros_with_which_a_table_between_functions_begins_stay() {
+    let filled = |zeros: &str| {
+        let table =
+            format!("    .cfi_startproc\n    lea 9(%rdi), %edi\n    ret\n    .cfi_endproc\n    .balign 8\n    {zeros}\ntable:");
+        let text =
+            PROGRAM.replace("    .balign 8\ntable:", &table).replace("@PLACE@", "-16").replace("@DISTANCE@", "two - entry");
+        link(&text.replace("@FUNCTIONS@", &[ONE, TWO].join("\n")), "-pie")
+    };
+    let Some(input) = filled(".quad 0, 0") else { return };
+    assert!(check(&input, &input).unwrap().is_ok());
+    for other in [".fill 16, 1, 0xcc", ".quad 0, -1"] {
+        let report = check(&input, &filled(other).unwrap()).unwrap();
+        assert!(kinds(&report).contains(&ViolationKind::DataChanged), "{other}: {}", report.summary(10));
+    }
+}

@@ -322,16 +322,27 @@ impl MaxTree {
     }
 }
 
-/// What pinned functions occupy: their ranges, and the padding between two that follow each other, which execution may run through.
-fn pinned_text(program: &Program) -> Vec<Interval> {
+/// What pinned functions occupy: their ranges, and the padding between two that follow each other, which execution may run through. Zeros before code without an unwind entry are no padding: the table before an entry of GHC's begins with them.
+fn pinned_text(image: &Image<'_>, program: &Program) -> Vec<Interval> {
     let mut ranges: Vec<&CodeRange> = program.ranges.iter().filter(|r| r.start < r.end).collect();
     ranges.sort_by_key(|r| r.start);
     let mut pinned = Vec::new();
     for (index, range) in ranges.iter().enumerate().filter(|(_, r)| !program.funcs[r.func].is_movable()) {
         let next = ranges.get(index + 1).filter(|next| next.func == range.func);
-        pinned.push(Interval { start: range.start, end: next.map_or(range.end, |next| next.start) });
+        let before = index.checked_sub(1).map_or(image.low(), |last| ranges[last].end);
+        let num_zeros = if range.fde.is_none() { zeros_before(image, before, range.start) } else { 0 };
+        pinned.push(Interval { start: Va(range.start.0 - num_zeros), end: next.map_or(range.end, |next| next.start) });
     }
     pinned
+}
+
+/// How many zero bytes end at `end`, from `start` on.
+fn zeros_before(image: &Image<'_>, start: Va, end: Va) -> u64 {
+    /// More than any table begins with.
+    const ZEROS_MAX: u64 = 64;
+    let len = end.0.saturating_sub(start.0).min(ZEROS_MAX);
+    let bytes = image.read(Va(end.0 - len), len as usize).unwrap_or(&[]);
+    bytes.iter().rev().take_while(|&&byte| byte == 0).count() as u64
 }
 
 /// What the jumps occupy that stay at anchors of movable functions, and their relays.
@@ -346,7 +357,7 @@ fn anchored_text(program: &Program, has_ibt: bool) -> impl Iterator<Item = Inter
 
 /// What the old text leaves free when everything movable has left it: the movable sections less what pinned functions and anchors occupy.
 pub(crate) fn free_text(image: &Image<'_>, program: &Program) -> Vec<Interval> {
-    let mut pinned = pinned_text(program);
+    let mut pinned = pinned_text(image, program);
     pinned.extend(anchored_text(program, image.has_ibt));
     pinned.sort_by_key(|i| i.start);
     let mut free = Vec::new();
