@@ -182,6 +182,7 @@ fn shrink_program(job: Job<'_>, lifted: &mut Lifted<'_>, timing: &mut Timing, wa
     };
     memory::give_back();
     warnings.extend(code.as_ref().and_then(|code| report::about_debug_information(&code.relinked)));
+    warnings.extend(code.as_ref().and_then(|code| report::about_build_id(&code.relinked)).map(str::to_owned));
     let has_code = code.is_some();
     let finished = finish::finish(job, code, &known, timing)?;
     if !may_cut || !has_code || finished.lost(job.unchanged) < LOST_MIN {
