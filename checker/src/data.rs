@@ -14,7 +14,7 @@ use goblin::elf::sym::{STT_FUNC, STT_GNU_IFUNC, STT_TLS};
 use goblin::elf::{Dynamic, ProgramHeader, Sym};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::image::{DT_RELR, DT_RELRSZ, Image, Section, Slot};
+use crate::image::{BUILD_ID, DT_RELR, DT_RELRSZ, Image, Section, Slot};
 use crate::report::{Violation, ViolationKind};
 use crate::walk::{Pair, Reach, Side, Walk, joined};
 
@@ -31,7 +31,7 @@ const BY_MEANING: &[&str] = &[
     ".gnu.version_r",
     ".hash",
     ".gnu.hash",
-    ".note.gnu.build-id",
+    BUILD_ID,
     ".rela.dyn",
     ".rela.plt",
     ".relr.dyn",

@@ -17,12 +17,13 @@ pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, relation: &Relation, vi
         let skipped = area.start.wrapping_neg() % 8;
         let words = area.bytes.get(skipped as usize..).unwrap_or(&[]).as_chunks::<8>().0;
         let size = area.bytes.len() as i64;
-        for (word, at) in words.iter().zip((area.start + skipped..).step_by(8)) {
+        for (index, word) in words.iter().enumerate() {
+            let at = area.start + skipped + 8 * index as u64;
             let distance = i64::from_le_bytes(*word);
             if distance == 0 || distance <= -size || size <= distance || input.unwind.fde_at(at).is_some() {
                 continue;
             }
-            let mut named = (0..=REACH).map(|words| (at + 8 * words).wrapping_add_signed(distance));
+            let mut named = (0..=REACH).map(|words| at.wrapping_add(8 * words).wrapping_add_signed(distance));
             let is_function =
                 |address: u64| input.unwind.fde_at(address).is_none() && has_moved(input, output, relation, address);
             if let Some(address) = named.find(|&address| is_function(address)) {
@@ -42,8 +43,8 @@ pub(crate) fn check_zeros(input: &Side<'_>, output: &Side<'_>, violations: &mut 
     for (start, end) in input.undescribed() {
         let Some((zeros, behind)) = zeros_before_code(input, start, end) else { continue };
         let same = |at: u64| input.image.at(at, 8).is_some_and(|bytes| output.image.at(at, 8) == Some(bytes));
-        let first = zeros.max(behind.saturating_sub(ZEROS_MAX)).next_multiple_of(8);
-        let changed = (first..behind).step_by(8).find(|&word| word + 8 <= behind && !same(word));
+        let Some(first) = zeros.max(behind.saturating_sub(ZEROS_MAX)).checked_next_multiple_of(8) else { continue };
+        let changed = (first..behind).step_by(8).find(|&word| behind - word >= 8 && !same(word));
         if let Some(word) = changed.filter(|_| same(behind)) {
             let message = "zeros between functions, with which a table may begin, are something else now";
             violations.push(Violation::new(ViolationKind::DataChanged, word, message));
@@ -55,15 +56,15 @@ pub(crate) fn check_zeros(input: &Side<'_>, output: &Side<'_>, violations: &mut 
 fn zeros_before_code(side: &Side<'_>, start: u64, end: u64) -> Option<(u64, u64)> {
     let (mut at, mut zeros) = (start, start);
     while at < end {
-        let inst = side.inst(at).filter(|inst| matches!(inst.kind, Kind::Nop | Kind::Trap));
-        match (side.image.at(at, 1)?, inst) {
-            ([0], _) => at += 1,
-            (_, Some(inst)) => {
-                at += u64::from(inst.len);
-                zeros = at;
-            }
-            _ => return Some((zeros, at)),
+        if side.image.at(at, 1)? == [0] {
+            at += 1;
+            continue;
         }
+        let Some(filler) = side.inst(at).filter(|inst| matches!(inst.kind, Kind::Nop | Kind::Trap)) else {
+            return Some((zeros, at));
+        };
+        at += u64::from(filler.len);
+        zeros = at;
     }
     None
 }

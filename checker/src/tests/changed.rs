@@ -77,15 +77,21 @@ fn what_leads_to_a_dead_function_that_was_changed_is_found_after_it() {
     }
 }
 
-#[test]
-fn a_call_that_ends_a_dead_function_may_stand_before_another_block_of_it() {
-    let live = live(CALL);
+/// A function of which three blocks end with a call that ends it, and the same with two of them in another order.
+fn in_another_order() -> (String, String) {
     let block = |number: u32| format!("{number}:\n    mov ${number}, %edi\n{CALL}    mov %eax, %edi\n{CALL}");
     let head = format!(
         "    push %rax\n    .cfi_def_cfa_offset 16\n    test %edi, %edi\n    je 1f\n    js 2f\n{CALL}    mov %eax, %edi\n{CALL}"
     );
     let before = format!("{head}{}{}", block(1), block(2));
     let after = format!("{head}    jmp 1f\n{}{}    jmp 2b", block(2), block(1));
+    (before, after)
+}
+
+#[test]
+fn a_call_that_ends_a_dead_function_may_stand_before_another_block_of_it() {
+    let live = live(CALL);
+    let (before, after) = in_another_order();
     let compare = |after: &str| check_dead([&live, &live], [&[("dead", &before)], &[("dead", after)]]);
     let Some(report) = compare(&after) else { return };
     assert!(report.is_ok() && report.stats.dropped_functions == 0, "{:?}\n{}", report.stats, report.summary(10));
@@ -97,12 +103,7 @@ fn a_call_that_ends_a_dead_function_may_stand_before_another_block_of_it() {
 #[test]
 fn of_equal_dead_functions_each_may_end_with_a_call_before_another_block_of_it() {
     let live = live(CALL);
-    let block = |number: u32| format!("{number}:\n    mov ${number}, %edi\n{CALL}    mov %eax, %edi\n{CALL}");
-    let head = format!(
-        "    push %rax\n    .cfi_def_cfa_offset 16\n    test %edi, %edi\n    je 1f\n    js 2f\n{CALL}    mov %eax, %edi\n{CALL}"
-    );
-    let before = format!("{head}{}{}", block(1), block(2));
-    let after = format!("{head}    jmp 1f\n{}{}    jmp 2b", block(2), block(1));
+    let (before, after) = in_another_order();
     // One has an equal, so no function of the input is missing.
     let compare = |after: &str| {
         let [input, output] = [[&*before, &before], [&before, after]].map(|[one, other]| [("one", one), ("other", other)]);

@@ -7,8 +7,8 @@
 
 use crate::address::Va;
 use crate::elf::Image;
+use crate::x86::BREAKPOINT;
 
-const INT3: u8 = 0xcc;
 const JUMP: u8 = 0xe9;
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
@@ -28,5 +28,5 @@ pub(crate) fn run_around(image: &Image<'_>, entry: Va) -> Vec<Va> {
 
 fn is_entry(image: &Image<'_>, va: Va, (size, before, used): (u64, &[u8], usize)) -> bool {
     let Some(bytes) = image.read(va, size as usize) else { return false };
-    bytes.starts_with(before) && bytes[before.len()] == JUMP && bytes[used..].iter().all(|&byte| byte == INT3)
+    bytes.starts_with(before) && bytes[before.len()] == JUMP && bytes[used..].iter().all(|&byte| byte == BREAKPOINT)
 }

@@ -35,7 +35,7 @@ use crate::discover::survey::{How, NumberRole, Survey};
 use crate::discover::units::{Bounds, UnitData, Units, is_in, joined};
 use crate::discover::unseen::aligned_words;
 use crate::elf::Image;
-use crate::x86::padding_len;
+use crate::x86::{BREAKPOINT, padding_len};
 pub(crate) use region::is_plausible;
 use region::{Cut, Found, Log, NotCode, Region, State};
 
@@ -259,7 +259,7 @@ impl Explored<'_> {
     fn take_breakpoint(&mut self, va: Va) -> bool {
         let Some(region) = region_at(&self.regions, va).map(|index| &mut self.regions[index]) else { return false };
         let at = (va - region.start) as usize;
-        let is_new = region.bytes[at] == INT3 && region.states[at] == State::Unknown;
+        let is_new = region.bytes[at] == BREAKPOINT && region.states[at] == State::Unknown;
         if is_new {
             region.states[at] = State::Start(false);
         }
@@ -307,7 +307,7 @@ impl Explored<'_> {
     fn may_begin_function(&self, va: Va) -> bool {
         let Some(region) = region_at(&self.regions, va).map(|index| &self.regions[index]) else { return false };
         let before = ((va - region.start) as usize).checked_sub(1).map(|at| region.bytes[at]);
-        va.0.is_multiple_of(16) || before.is_none_or(|byte| [RET, INT3, NOP].contains(&byte))
+        va.0.is_multiple_of(16) || before.is_none_or(|byte| [RET, BREAKPOINT, NOP].contains(&byte))
     }
 
     /// Takes note of functions that never return; says whether there are more than before.
@@ -458,7 +458,6 @@ impl Explored<'_> {
 /// Few multiples of this are addresses of functions.
 const ROUND: u64 = 4096;
 const RET: u8 = 0xc3;
-const INT3: u8 = 0xcc;
 const NOP: u8 = 0x90;
 
 fn region_at(regions: &[Region<'_>], va: Va) -> Option<usize> {

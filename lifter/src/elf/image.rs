@@ -11,6 +11,8 @@ use crate::entity::{PrimaryMap, Section, Symbol};
 /// The largest span of loaded addresses that the reader accepts, so that rel32 arithmetic reaches everywhere and an address relative
 /// to the image's start fits in 32 bits.
 pub const MAX_IMAGE_SPAN: u64 = 1 << 31;
+/// The section with the note of the build-id.
+pub const BUILD_ID: &str = ".note.gnu.build-id";
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum FileKind {

@@ -199,7 +199,7 @@ impl<'a> Image<'a> {
         let is_note = |s: &&Segment| s.p_type == elf::PT_NOTE || s.p_type == elf::PT_GNU_PROPERTY;
         let notes = self.segments.iter().filter(is_note).map(|s| (s.p_offset, s.p_filesz, s.p_align));
         // Where there was no room for the header of the build-id, a section tells it.
-        let told = self.section_named(".note.gnu.build-id").map(|id| &self.sections[id]);
+        let told = self.section_named(BUILD_ID).map(|id| &self.sections[id]);
         let notes: Vec<(FileOffset, u64, u64)> = told.map(|s| (s.sh_offset, s.sh_size, 4)).into_iter().chain(notes).collect();
         for (offset, size, align) in notes {
             let Some(bytes) = file_range(self.bytes, offset.0, size) else { continue };

@@ -2,6 +2,7 @@
 
 use iced_x86::{Code, Encoder, Instruction, OpKind, Register};
 use lifter::Va;
+use lifter::x86::has_segment_base;
 
 use super::assemble::{displacement, encode_error};
 use crate::error::{Error, Result};
@@ -105,9 +106,9 @@ fn push_of(instruction: &Instruction, rip_target: Option<Va>) -> Result<Instruct
     }
     let mut push = *instruction;
     push.set_code(Code::Push_rm64);
-    // `notrack` and `bnd` are for branches; of segments only two have a base of their own.
+    // `notrack` and `bnd` are for branches.
     push.set_has_repne_prefix(false);
-    if !matches!(push.segment_prefix(), Register::FS | Register::GS) {
+    if !has_segment_base(&push) {
         push.set_segment_prefix(Register::None);
     }
     match instruction.memory_base() {

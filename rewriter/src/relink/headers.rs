@@ -12,13 +12,11 @@
 
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
-use lifter::elf::image::{SectionData, Segment};
+use lifter::elf::image::{BUILD_ID, SectionData, Segment};
 use object::elf;
 
 use crate::error::{Error, Result};
 use crate::relink::space::Overflow;
-
-const BUILD_ID: &str = ".note.gnu.build-id";
 
 /// Bytes of an `Elf64_Phdr`.
 pub(crate) const ENTRY: u64 = 56;

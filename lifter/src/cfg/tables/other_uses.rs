@@ -297,6 +297,7 @@ fn flow(held: &mut FxHashMap<usize, Holding>, work: &mut Vec<usize>, block: usiz
         work.push(block);
     }
 }
+
 /// The address that a memory operand without registers names, or a `lea`.
 fn named_by(instruction: &Instruction) -> Option<Va> {
     if instruction.is_ip_rel_memory_operand() {
