@@ -90,3 +90,40 @@ fn what_a_caller_keeps_is_found_from_every_instruction_of_a_way_without_saves() 
         assert!(before > 5_000 && after < before, "{guarded}: {before} steps, then {after}");
     }
 }
+
+/// `partly` writes the low byte of a register that it saves, and returns it with what the caller had above; `whole` clears what is above. Both call `other` on a way that seldom runs.
+const PARTS: &str = r#"
+__asm__(".text\n"
+#define BOTH(name, clear, result) ".type " #name ", @function\n" #name ": .cfi_startproc\n" \
+    "push %rbx\n.cfi_def_cfa_offset 16\n.cfi_offset rbx, -16\n" clear "test %edi, %edi\nsetne %bl\ncmp $1000, %edi\nja 1f\n" result \
+    "pop %rbx\n.cfi_def_cfa_offset 8\nret\n" \
+    "1: .cfi_def_cfa_offset 16\ncall other\nadd %bl, %al\nmovzbl %al, %eax\npop %rbx\n.cfi_def_cfa_offset 8\nret\n.cfi_endproc\n.size " #name ", . - " #name "\n"
+BOTH(partly, "", "mov %ebx, %eax\n")
+BOTH(whole, "xor %ebx, %ebx\n", "mov %ebx, %eax\n"));
+int partly(int), whole(int);
+__attribute__((noinline)) int other(int x) { __asm__ volatile("" ::: "memory"); return x + 1; }
+int main(void) {
+    unsigned sum = 0;
+    for (int i = 0; i < 100; i++) sum += (partly(i * 11) & 255) + whole(i * 11);
+    return sum & 127;
+}
+"#;
+
+#[test]
+fn no_copy_is_made_that_would_read_what_the_caller_had_in_a_register() {
+    if !support::installed("gcc") {
+        return skipped("registers of which only the low byte is written: there is no gcc");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let (source, input, output) = (folder.path().join("parts.c"), folder.path().join("input"), folder.path().join("output"));
+    std::fs::write(&source, PARTS).expect("the scratch folder can be written");
+    compile("gcc", &["-O2", "-w"], &[&source], &input).unwrap_or_else(|error| panic!("{error}"));
+    let mut command = relift();
+    command.args(["optimize", "--edit-everywhere", "--only", "late-saves", "--verbose"]).arg(&input).arg("-o").arg(&output);
+    let said = relift_succeeds(&mut command, folder.path());
+    let text = said.stderr_text();
+    assert_eq!(text.matches("edit: late-saves").count(), 1, "{text}");
+    assert!(!text.contains("left out"), "{text}");
+    let ends = [&input, &output].map(|program| run(&mut Command::new(program), folder.path()).end);
+    assert_eq!(ends[0], ends[1]);
+}

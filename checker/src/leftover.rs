@@ -35,6 +35,9 @@ use pieces::{End, Of, Tables};
 /// Pairs of functions and pieces that are tried where content differs.
 const CHANGED_MAX: usize = 10_000;
 
+/// Pairs of pieces that are proven, which takes longer.
+const DEAD_MAX: usize = 512;
+
 /// Explains what is left of both sides, then reports what stays.
 pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     let keeps_old_text = walk.keeps_old_text();
@@ -64,6 +67,9 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         found = found.again(walk, &roots, &tables, false);
         let mut tries = CHANGED_MAX;
         while match_changed(walk, &found, &mut tries) {
+            found = found.again(walk, &roots, &tables, false);
+        }
+        if match_dead(walk, &found, &roots, &tables) {
             found = found.again(walk, &roots, &tables, false);
         }
         // Seldom needed, and another comparison of everything.
@@ -116,6 +122,36 @@ fn match_changed(walk: &mut Walk<'_, '_>, found: &Found, tries: &mut usize) -> b
                 has_found = true;
                 break;
             }
+        }
+        walk.settle();
+    }
+    has_found
+}
+
+/// Code of the output that nothing leads to any more, since a copy made for the usual way does its work, runs on into code that may have been changed: it is compared once more, and proven, with what begins with
+/// an equal piece in the input, reached or not. Whether some was found.
+fn match_dead(walk: &mut Walk<'_, '_>, found: &Found, roots: &Roots, tables: &Tables) -> bool {
+    let is_left = |&&(at, _): &&(u64, u64)| is_uncovered(walk, at);
+    let left: Vec<(u64, u64)> = found.unmatched.iter().filter(is_left).copied().collect();
+    let mut by_label: FxHashMap<u64, Vec<u64>> = left.iter().map(|&(_, label)| (label, Vec::new())).collect();
+    if left.is_empty() {
+        return false;
+    }
+    let reader = pieces::Reader { walk, of: Of::Input, tables };
+    for &input in &roots.input {
+        if let Some(alike) = by_label.get_mut(&reader.piece(input, |_, _| {}).label) {
+            alike.push(input);
+        }
+    }
+    let (mut has_found, mut tries) = (false, DEAD_MAX);
+    for (output, label) in left {
+        for &input in by_label.get(&label).into_iter().flatten() {
+            if tries == 0 || !is_uncovered(walk, output) {
+                break;
+            }
+            tries -= 1;
+            let guess = Pair::new(input, output, output, Reach::Flow);
+            has_found |= walk.attempt(guess) || walk.attempt_proof(guess);
         }
         walk.settle();
     }

@@ -179,9 +179,14 @@ impl Prover {
         if let Some(known) = self.liveness.called.get(&place).and_then(|answer| answer.is_dead(register)) {
             return known;
         }
-        let Some(body) = self.bodies(walk).at(walk, place) else { return false };
+        // Not all linkers describe their stubs.
+        let from = match self.bodies(walk).at(walk, place) {
+            Some(body) => Place::open(body, place),
+            None if walk.input.slot_of_stub(place).is_some() => Place::entry(place),
+            None => return false,
+        };
         let asked = asked_with(register);
-        let read = self.read_from(walk, asked, Search::from(Place::open(body, place), asked));
+        let read = self.read_from(walk, asked, Search::from(from, asked));
         self.liveness.called.entry(place).or_default().add(asked, read, register)
     }
 

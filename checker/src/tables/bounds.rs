@@ -14,20 +14,27 @@ use crate::walk::Walk;
 /// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
 const BOUND_WINDOW: usize = 8;
 
+/// How control comes from a branch to what is behind it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Way {
+    Taken,
+    On,
+}
+
 /// The number of entries by a comparison with an unsigned branch, or a mask, right before the instruction that names the table. Only
 /// if the jump follows closely as well: a `lea` that was hoisted has other comparisons around it.
 pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     let side = walk.input;
     let (_, end) = side.function(side.function_at(from)?);
     let mut address = from;
-    let mut mask = None;
+    let mut cut = None;
     for position in 0..=BOUND_WINDOW {
         let inst = side.inst(address).filter(|_| address < end)?;
         // Between the two, too, an index may be cut to size.
-        mask = mask.or_else(|| entries_by(side.code.bytes(address, inst), None));
+        cut = cut.or_else(|| mask(side.code.bytes(address, inst)));
         match inst.kind {
             Kind::IndirectJump if is_through_another(walk, from, address, inst) => return None,
-            Kind::IndirectJump if mask.is_some() => return mask,
+            Kind::IndirectJump if cut.is_some() => return cut,
             Kind::IndirectJump => break,
             Kind::Branch => return None,
             _ if inst.ends_flow() || position == BOUND_WINDOW => return None,
@@ -35,7 +42,7 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
         }
     }
     let begins_here = |address| side.function_at(address).is_some_and(|function| side.function(function).0 == address);
-    let mut next: Option<(u64, Inst)> = None;
+    let mut next: Option<(u64, Inst, Way)> = None;
     let mut address = from;
     let (mut others, mut jumps) = (0, 0);
     while others < BOUND_WINDOW && jumps < BOUND_WINDOW {
@@ -44,19 +51,31 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
             Kind::Jump => side.target(at, inst) == address,
             _ => !begins_here(address) && !inst.ends_flow(),
         };
-        let (before, inst) = match instruction_before(walk, address).filter(|&before| runs_on(before)) {
-            Some(before) => before,
-            None => walk
-                .survey
-                .only_jump_to(side, address)
-                .filter(|&(at, inst)| may_lead_to_switch(side.code.bytes(at, inst), inst))?,
+        let (before, inst, way) = match instruction_before(walk, address).filter(|&before| runs_on(before)) {
+            Some((before, inst)) => (before, inst, Way::On),
+            None => {
+                let (at, inst) = walk.survey.only_jump_to(side, address)?;
+                (at, inst, Way::Taken)
+            }
         };
-        let branch = next.map(|(address, inst)| (side.code.bytes(address, inst), inst.kind));
-        if let Some(found) = entries_by(side.code.bytes(before, inst), branch) {
+        if way == Way::Taken && !may_lead_to_switch(side.code.bytes(before, inst), inst) {
+            return None;
+        }
+        let branch = next.filter(|(_, inst, _)| inst.kind == Kind::Branch);
+        let branch = branch.map(|(address, inst, way)| (side.code.bytes(address, inst), way));
+        let bytes = side.code.bytes(before, inst);
+        if let Some((branch, way)) = branch
+            && let Some(compared) = compared_with(bytes)
+            && let Some(is_below) = is_below(branch)
+        {
+            // The other way has a number above the bound, and another switch: what stands before is about that one's.
+            return (is_below.0 == way).then(|| compared.saturating_add(is_below.1));
+        }
+        if let Some(found) = mask(bytes) {
             return Some(found);
         }
         *if inst.kind == Kind::Jump { &mut jumps } else { &mut others } += 1;
-        (next, address) = (Some((before, inst)), before);
+        (next, address) = (Some((before, inst, way)), before);
     }
     None
 }
@@ -143,28 +162,39 @@ fn may_lead_to_switch(bytes: &[u8], inst: Inst) -> bool {
     }
 }
 
-/// The number of values that pass a comparison and the branch after it, or a mask.
-fn entries_by(bytes: &[u8], next: Option<(&[u8], Kind)>) -> Option<usize> {
+/// The number of values that a mask leaves.
+fn mask(bytes: &[u8]) -> Option<usize> {
     let shape = Shape::of(bytes);
-    let opcode = *bytes.get(shape.opcode)?;
+    let is_mask = shape.map == 0
+        && matches!(bytes.get(shape.opcode), Some(0x80 | 0x83))
+        && bytes.get(shape.modrm).is_some_and(|modrm| modrm >> 3 & 7 == 4);
+    let bits = usize::from(*bytes.last()?);
+    (is_mask && (bits + 1).is_power_of_two() && bits < 0x80).then_some(bits + 1)
+}
+
+/// The number that something is compared with.
+fn compared_with(bytes: &[u8]) -> Option<usize> {
+    let shape = Shape::of(bytes);
     let operation = *bytes.get(shape.modrm)? >> 3 & 7;
     let byte = usize::from(*bytes.last()?);
-    if (shape.map, operation) == (0, 4) && matches!(opcode, 0x80 | 0x83) {
-        return ((byte + 1).is_power_of_two() && byte < 0x80).then_some(byte + 1);
-    }
-    let immediate = match (shape.map, opcode, operation) {
-        (0, 0x80, 7) | (0, 0x3c, _) => byte,
-        (0, 0x83, 7) if byte < 0x80 => byte,
+    match (shape.map, *bytes.get(shape.opcode)?, operation) {
+        (0, 0x80, 7) | (0, 0x3c, _) => Some(byte),
+        (0, 0x83, 7) if byte < 0x80 => Some(byte),
         (0, 0x81, 7) | (0, 0x3d, _) => {
             let field = bytes.get(bytes.len().checked_sub(4)?..)?;
-            u32::from_le_bytes(field.try_into().ok()?) as usize
+            Some(u32::from_le_bytes(field.try_into().ok()?) as usize)
         }
-        _ => return None,
-    };
-    let (branch, Kind::Branch) = next? else { return None };
+        _ => None,
+    }
+}
+
+/// On which way from an unsigned branch the number is no larger than what it was compared with, and whether it may be equal.
+fn is_below(branch: &[u8]) -> Option<(Way, usize)> {
     match branch.get(Shape::of(branch).opcode)? & 15 {
-        2 | 3 => Some(immediate),
-        6 | 7 => Some(immediate.saturating_add(1)),
+        2 => Some((Way::Taken, 0)),
+        3 => Some((Way::On, 0)),
+        6 => Some((Way::Taken, 1)),
+        7 => Some((Way::On, 1)),
         _ => None,
     }
 }

@@ -28,3 +28,25 @@ fn such_an_entry_that_leads_to_what_does_something_else_is_seen() {
     let (Some(input), Some(output)) = (program(ANOTHER_TEN, ".Lanother_ten"), program("", ".Ltwenty")) else { return };
     assert!(!check(&input, &output).unwrap().is_ok());
 }
+
+/// `rbx` has the table; a number of at most 1 goes another way than to it. The third case calls `leaf`.
+const ABOVE: &str = "    push %rbx\n    .cfi_def_cfa_offset 16\n    .cfi_offset rbx, -16\n    lea table(%rip), %rbx\n    mov %edi, %eax\n    cmp $1, %edi\n    jbe 9f
+    dec %eax\n    movslq (%rbx,%rax,4), %rax\n    add %rbx, %rax\n    jmp *%rax
+.Lten:\n    mov $10, %eax\n    jmp 9f\n.Ltwenty:\n    mov $20, %eax\n    jmp 9f\n.Lcalls:\n    @CALL@\n9:\n    pop %rbx\n    .cfi_def_cfa_offset 8\n    ret";
+
+#[test]
+fn a_comparison_whose_other_way_leads_to_the_table_says_nothing_of_its_entries() {
+    let leaf = function("leaf", "    lea 1(%rsi), %eax\n    ret");
+    let program = |call: &str, third: &str| {
+        let functions = [function("_start", START), function("classify", &ABOVE.replace("@CALL@", call)), leaf.clone()].concat();
+        let table = format!("table:\n    .long .Lten - table, .Ltwenty - table, {third} - table\n");
+        link(&format!("    .text\n    .globl _start\n{functions}\n    .section .rodata, \"a\"\n    .balign 4\n{table}"), "-pie")
+    };
+    // Nothing but the third entry leads to a body in the place of the call, which equal content does not know of.
+    let (Some(input), Some(output)) = (program("call leaf", ".Lcalls"), program("lea 1(%rsi), %eax", ".Lcalls")) else { return };
+    let report = check(&input, &output).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    for (call, third) in [("lea 2(%rsi), %eax", ".Lcalls"), ("call leaf", ".Lten")] {
+        assert!(!check(&input, &program(call, third).unwrap()).unwrap().is_ok(), "{call} {third}");
+    }
+}

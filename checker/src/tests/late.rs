@@ -344,3 +344,40 @@ fn behind_a_late_frame_the_last_call_of_what_was_called_may_go_through_a_stub() 
         assert!(!report.is_ok(), "{from} became {to}");
     }
 }
+
+#[test]
+fn behind_a_way_without_a_frame_a_stub_that_no_frame_description_is_about_reads_arguments_alone() {
+    let stub = format!("{OTHER}\n    .cfi_endproc\nstub:\n    jmp *shared(%rip)\n    .cfi_startproc\n    ud2");
+    let test = "    test %edi, %edi\n    je 1f\n";
+    let frame = "1:\n    .cfi_def_cfa_offset 24\n    .cfi_offset rbx, -16\n    .cfi_offset rbp, -24\n";
+    let rest = "    call other\n    add %rbx, %rax\n";
+    let leave = LEAVE.replace("ret", "jmp stub");
+    let early = format!("{ENTER}    mov %rdi, %rbx\n{test}    lea 3(%rbx), %rdi\n{leave}{frame}{rest}{LEAVE}");
+    let late =
+        format!("    mov %rdi, %r11\n{test}    lea 3(%r11), %rdi\n    jmp stub\n1:\n{ENTER}    mov %rdi, %rbx\n{rest}{LEAVE}");
+    let Some(report) = report_of((&early, &stub), (&late, &stub)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    for (from, to) in [("lea 3(%r11)", "lea 4(%r11)"), ("r11", "r9"), ("r11", "r12")] {
+        let report = report_of((&early, &stub), (&late.replace(from, to), &stub)).unwrap();
+        assert!(!report.is_ok(), "{from} became {to}");
+    }
+}
+
+#[test]
+fn what_nothing_leads_to_may_lead_to_the_body_of_a_call_in_what_was_proven() {
+    let rest = "2:\n    call other\n    add %rbx, %rax\n";
+    // `r11` is another one from the copy on, so that all of the function is proven at once.
+    let (early, late) = early_and_late("    mov %rdi, %rbx\n", "    mov %rdi, %r11\n", rest);
+    let late = late.replace("call other", "lea (%rdi,%rdi), %eax");
+    let dead = "    .cfi_def_cfa_offset 24\n    .cfi_offset rbx, -16\n    .cfi_offset rbp, -24\n    test %edi, %edi\n    je 2b
+    lea 3(%rdi), %rax\n    pop %rbp\n    .cfi_def_cfa_offset 16\n    pop %rbx\n    .cfi_def_cfa_offset 8\n    ret\n";
+    let right = format!("{late}{dead}");
+    let Some(report) = report_of((&early, OTHER), (&right, OTHER)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    for (from, to) in [("je 2b\n    lea 3", "je 2b\n    lea 4"), ("je 2b", "jne 2b"), ("(%rdi,%rdi), %eax", "(%rdi,%rsi), %eax")]
+    {
+        let wrong = right.replace(from, to);
+        assert_ne!(wrong, right);
+        assert!(!report_of((&early, OTHER), (&wrong, OTHER)).unwrap().is_ok(), "{from} became {to}");
+    }
+}

@@ -52,17 +52,7 @@ impl Proofs {
 impl Walk<'_, '_> {
     /// Walks all that flows from a root.
     pub(super) fn walk_from(&mut self, root: Pair) {
-        let marks = Marks {
-            queue: self.queue.len(),
-            tables: self.tables.len(),
-            tries: self.tries.len(),
-            unmoved: self.unmoved.len(),
-            displaced: self.displaced.len(),
-            calls: self.contexts.calls.len(),
-            inside: self.contexts.inside.len(),
-            violations: self.violations.len(),
-            stats: self.stats,
-        };
+        let marks = self.marks();
         if root.reach != Reach::Flow {
             self.enter(root.output);
         }
@@ -147,6 +137,27 @@ impl Walk<'_, '_> {
             if let Some(index) = self.output.code.index(address) {
                 self.relation.pass(false, index, size);
             }
+        }
+    }
+
+    /// Whether there is a proof for a guess that a walk does not bear out. Nothing has happened if there is none.
+    pub(crate) fn attempt_proof(&mut self, guess: Pair) -> bool {
+        let marks = self.marks();
+        self.touched.clear();
+        self.prove(guess, &marks, &mut [])
+    }
+
+    fn marks(&self) -> Marks {
+        Marks {
+            queue: self.queue.len(),
+            tables: self.tables.len(),
+            tries: self.tries.len(),
+            unmoved: self.unmoved.len(),
+            displaced: self.displaced.len(),
+            calls: self.contexts.calls.len(),
+            inside: self.contexts.inside.len(),
+            violations: self.violations.len(),
+            stats: self.stats,
         }
     }
 

@@ -10,7 +10,7 @@
 //! function's own frame, below the return address, which nobody else knows of before the region is left: no call is made, and the stack pointer goes nowhere.
 //! * *Registers.* The copy does not write the registers that it no longer saves, so where it returns they are what they were. What it writes instead is dead when the region begins and
 //!   behind all ways out of it: by liveness across calls (`analysis::liveness`), so no caller that knows the callee's code relies on it; or it gets back what it held, from a vector register of
-//!   which the same is known.
+//!   which the same is known. Nothing of what a register that is no longer saved held before is read (`held`).
 //! * *Flags.* Steps of the frame that set flags are left out only where the flags are written again before they are read. A frame made late sets none.
 //! * *Memory.* The other accesses are those of the original, in its order.
 //! * *Unwinders.* Of the copy they read the row of the entry: the return address on top, no register saved, which is so; or that behind the saves that are made at once. Of each step of a late frame, the row that the original has
@@ -21,6 +21,7 @@
 
 mod assigned;
 mod frame;
+mod held;
 mod names;
 mod region;
 mod slots;
@@ -110,6 +111,9 @@ fn site(context: &Context<'_>, live: &RegisterLiveness, flags: &FlagLiveness, bl
     RARE.iter().find_map(|&rare| {
         let region = region::of(context, block, rare)?;
         let names = Names::find(context, live, &region).filter(|_| flags_are_free(context, flags, &region))?;
+        if !held::is_unread(&region, context.program, &names) {
+            return None;
+        }
         let code = write::write(context, &region, &names)?;
         let saved = saved(context, &region, &names);
         (context.everywhere || saved > 0).then(|| Site { block, len: context.program.blocks[block].len, code, saved })

@@ -106,7 +106,7 @@ impl Place {
         Self { context: Context::Open(body), at }
     }
 
-    fn entry(at: u64) -> Self {
+    pub(super) fn entry(at: u64) -> Self {
         Self { context: Context::Called(at), at }
     }
 
