@@ -128,8 +128,8 @@ fn match_changed(walk: &mut Walk<'_, '_>, found: &Found, tries: &mut usize) -> b
     has_found
 }
 
-/// Code of the output that nothing leads to any more, since a copy made for the usual way does its work, runs on into code that may have been changed: it is compared once more, and proven, with what begins with
-/// an equal piece in the input, reached or not. Whether some was found.
+/// Code of the output that nothing leads to any more, since a copy made for the usual way does its work, runs on into code that may have been changed: it is compared once more, and proven, with code that
+/// begins with an equal piece and is reached in the input. (What is reached in neither is called by nobody that is known, and a proof would ask for nothing.) Whether some was found.
 fn match_dead(walk: &mut Walk<'_, '_>, found: &Found, roots: &Roots, tables: &Tables) -> bool {
     let is_left = |&&(at, _): &&(u64, u64)| is_uncovered(walk, at);
     let left: Vec<(u64, u64)> = found.unmatched.iter().filter(is_left).copied().collect();
@@ -138,7 +138,8 @@ fn match_dead(walk: &mut Walk<'_, '_>, found: &Found, roots: &Roots, tables: &Ta
         return false;
     }
     let reader = pieces::Reader { walk, of: Of::Input, tables };
-    for &input in &roots.input {
+    let is_reached = |at: u64| walk.input.code.index(at).is_some_and(|index| walk.relation.seen.contains(index));
+    for &input in roots.input.iter().filter(|&&at| is_reached(at)) {
         if let Some(alike) = by_label.get_mut(&reader.piece(input, |_, _| {}).label) {
             alike.push(input);
         }

@@ -140,8 +140,11 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Whether there is a proof for a guess that a walk does not bear out. Nothing has happened if there is none.
+    /// Whether there is a proof for a guess on proven ground, where no walk bears one out. Nothing has happened if there is none.
     pub(crate) fn attempt_proof(&mut self, guess: Pair) -> bool {
+        if !self.input.unwind.fde_at(guess.input).is_some_and(|fde| self.proofs.ground.contains(&fde)) {
+            return false;
+        }
         let marks = self.marks();
         self.touched.clear();
         self.prove(guess, &marks, &mut [])
