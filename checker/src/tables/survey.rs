@@ -41,7 +41,7 @@ pub(crate) struct Survey {
     pub(crate) calls_inside: Vec<u64>,
     /// Instructions that read words out of other code, of frame descriptions that begin a page, and these.
     pub(crate) page_reads: Vec<(u64, u32)>,
-    /// Frame descriptions, and others to which they jump elsewhere than to an entry.
+    /// Frame descriptions, and others to which or from which there is a jump elsewhere than to an entry. Ascending.
     parts: Vec<(u32, u32)>,
     /// Where jumps lead into other functions, and the jumps; sorted.
     entered: Vec<(u64, u64)>,
@@ -162,6 +162,8 @@ impl Survey {
         survey.referenced.sort_unstable();
         survey.referenced.dedup();
         survey.entered.sort_unstable();
+        survey.parts.sort_unstable();
+        survey.parts.dedup();
         survey.tell_labels_from_returns(side);
         survey.find_rooted(count, last_calls);
         survey
@@ -227,19 +229,19 @@ impl Survey {
             self.bodies.join(from, to);
         }
         let is_part = is_described(from) && is_described(to) && !(is_beginning && has_no_frame);
-        self.parts.extend(is_part.then_some((from, to)));
+        if is_part {
+            self.parts.extend([(from, to), (to, from)]);
+        }
     }
 
     /// Adds to frame descriptions those that are parts of the same functions, with jumps elsewhere than to an entry, from or to another part. The instructions because of which they are asked for
     /// stay with them.
     pub(crate) fn with_parts(&self, mut fdes: Vec<(u64, u32)>) -> Vec<(u64, u32)> {
         let mut known: FxHashSet<(u64, u32)> = fdes.iter().copied().collect();
-        let mut neighbors: Vec<(u32, u32)> = self.parts.iter().flat_map(|&(one, other)| [(one, other), (other, one)]).collect();
-        neighbors.sort_unstable();
         let mut next = 0;
         while let Some(&(at, fde)) = fdes.get(next) {
-            let first = neighbors.partition_point(|pair| pair.0 < fde);
-            let parts = neighbors[first..].iter().take_while(|pair| pair.0 == fde).map(|pair| (at, pair.1));
+            let first = self.parts.partition_point(|pair| pair.0 < fde);
+            let parts = self.parts[first..].iter().take_while(|pair| pair.0 == fde).map(|pair| (at, pair.1));
             fdes.extend(parts.filter(|&part| known.insert(part)));
             next += 1;
         }
