@@ -10,7 +10,7 @@
 //! **Functions that return twice** are those that compilers treat so by name (`setjmp` and its kin, `vfork`, `getcontext`): no analysis can see that from a
 //! call, so the compiler that made the code could not either.
 
-use iced_x86::{Code, Decoder, DecoderOptions};
+use lifter::elf::stubs;
 use lifter::{Image, Va};
 use object_constants::{GLOB_DAT, JUMP_SLOT};
 
@@ -158,22 +158,10 @@ impl Library {
         for &(slot, name) in &slots {
             library.add(slot, name);
         }
-        let code = image.sections.iter().filter(|(_, s)| s.is_alloc() && s.is_executable() && s.name.starts_with(".plt"));
-        for (id, section) in code {
-            let entry_size = if section.sh_entsize == 0 { 16 } else { section.sh_entsize };
-            let mut decoder = Decoder::with_ip(64, image.section_bytes(id), section.sh_addr.0, DecoderOptions::NONE);
-            while decoder.can_decode() {
-                let instruction = decoder.decode();
-                if instruction.code() != Code::Jmp_rm64 || !instruction.is_ip_rel_memory_operand() {
-                    continue;
-                }
-                let within = instruction.ip().wrapping_sub(section.sh_addr.0);
-                let stub = section.sh_addr + within / entry_size * entry_size;
-                library.stubs.push(stub);
-                let slot = Va(instruction.ip_rel_memory_address());
-                if let Ok(found) = slots.binary_search_by_key(&slot, |s| s.0) {
-                    library.add(stub, slots[found].1);
-                }
+        for (stub, slot) in stubs(image) {
+            library.stubs.push(stub);
+            if let Ok(found) = slots.binary_search_by_key(&slot, |s| s.0) {
+                library.add(stub, slots[found].1);
             }
         }
         library.by_address.sort_unstable();

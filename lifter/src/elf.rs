@@ -9,7 +9,9 @@ pub mod image;
 mod implied;
 pub mod lsda;
 mod parse;
+pub(crate) mod stubs;
 
 pub use debug_file::DebugFile;
 pub use eh_frame::Unwind;
 pub use image::Image;
+pub use stubs::stubs;

@@ -4,12 +4,10 @@
 //! A stub is recognised by its indirect jump through a slot; the slot by its dynamic relocation. A name is a proof only for functions
 //! whose standard says that they do not come back.
 
-use iced_x86::{Code, Decoder, DecoderOptions};
-use object::elf;
+use object::elf as numbers;
 
 use crate::address::Va;
-use crate::discover::units::is_stub_section;
-use crate::elf::Image;
+use crate::elf::{self, Image};
 
 /// The dynamic symbols behind stubs and slots.
 #[derive(Clone, Debug, Default)]
@@ -25,24 +23,13 @@ impl Stubs {
         let mut no_return: Vec<Va> = image
             .dynamic_relocs
             .iter()
-            .filter(|r| [elf::R_X86_64_JUMP_SLOT, elf::R_X86_64_GLOB_DAT].contains(&r.r_type))
+            .filter(|r| [numbers::R_X86_64_JUMP_SLOT, numbers::R_X86_64_GLOB_DAT].contains(&r.r_type))
             .filter(|r| image.dynamic_symbols.get(r.symbol as usize).is_some_and(|s| never_returns(s.name)))
             .map(|r| r.slot)
             .collect();
         no_return.sort();
-        let mut stubs = Vec::new();
-        for (id, section) in image.sections.iter().filter(|(_, s)| is_stub_section(s.name) && s.has_bytes()) {
-            let entry_size = if section.sh_entsize == 0 { 16 } else { section.sh_entsize };
-            let mut decoder = Decoder::with_ip(64, image.section_bytes(id), section.sh_addr.0, DecoderOptions::NONE);
-            while decoder.can_decode() {
-                let instruction = decoder.decode();
-                let is_jump = instruction.code() == Code::Jmp_rm64 && instruction.is_ip_rel_memory_operand();
-                if is_jump && no_return.binary_search(&Va(instruction.ip_rel_memory_address())).is_ok() {
-                    let within = instruction.ip().wrapping_sub(section.sh_addr.0);
-                    stubs.push(section.sh_addr + within / entry_size * entry_size);
-                }
-            }
-        }
+        let stubs = elf::stubs(image).into_iter().filter(|(_, slot)| no_return.binary_search(slot).is_ok());
+        let stubs: Vec<Va> = stubs.map(|(stub, _)| stub).collect();
         no_return.extend(stubs);
         no_return.sort();
         no_return.dedup();

@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use crate::address::Va;
 use crate::address_index::AddressIndex;
 use crate::discover::reach::Reached;
+use crate::elf::stubs::is_stub_section;
 use crate::elf::{Image, Unwind};
 use crate::entity::{EntityId, Fde, PrimaryMap, Section, Symbol};
 use crate::x86::padding_len;
@@ -99,11 +100,6 @@ pub(crate) fn unit_at(units: &Units, va: Va) -> Option<Unit> {
 /// The unit that starts at an address.
 pub(crate) fn unit_starting_at(units: &Units, va: Va) -> Option<Unit> {
     unit_at(units, va).filter(|&unit| units[unit].start == va)
-}
-
-/// Stubs that the linker makes: they hold no reference to code that moves, and nothing but calls and jumps names them.
-pub(crate) fn is_stub_section(name: &str) -> bool {
-    [".plt", ".plt.got", ".plt.sec", ".plt.bnd", ".iplt"].contains(&name)
 }
 
 /// All units of the image, ascending by address. `claimed` are addresses that instructions name, ascending: what looks like padding
