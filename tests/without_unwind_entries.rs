@@ -186,6 +186,37 @@ fn functions_side_by_side_of_which_most_are_reached_by_nothing_stay_together() {
     }
 }
 
+/// The same of which one in the middle has an unwind entry, as V8's functions that are entered from C++; nothing but the table leads to any.
+const ARRAY_WITH_ENTRY: &str = r#"
+#include <stdio.h>
+__asm__(".text\n.p2align 6\nfirst:\n"
+    ".set number, 0\n.rept 12\n.p2align 6\n.if number == 5\n.cfi_startproc\n.endif\n"
+    "mov %edi, %eax\n.rept 15\nadd $number, %eax\n.endr\nimul $(number + 3), %eax, %eax\nret\n"
+    ".if number == 5\n.cfi_endproc\n.endif\n.set number, number + 1\n.endr\n.p2align 6\n");
+extern int first(int);
+static const unsigned distances[12] = { 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704 };
+__attribute__((noinline)) static int call(const char *base, unsigned number, int x) {
+    int result = ((int (*)(int))(base + distances[number]))(x);
+    __asm__ volatile("" : "+r"(result));
+    return result;
+}
+int main(int argc, char **argv) {
+    int x = argc;
+    for (unsigned i = 0; i < 60; i++) x = (x + call((const char *)first, i % 12, x)) % 9973;
+    printf("%d\n", x);
+    return 42;
+}
+"#;
+
+#[test]
+fn a_function_with_an_unwind_entry_between_regions_that_nothing_reaches_stays_with_them() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = compile_text(ARRAY_WITH_ENTRY, &["-O2", "-fPIE", "-pie"], folder.path(), "input");
+    let expected = run(&mut Command::new(&input), folder.path());
+    assert_eq!(expected.end, End::Exit(SUCCESS));
+    shuffled_does_the_same(&input, &["1", "2", "3", "4"], folder.path());
+}
+
 /// The case that crashes is at the end of the function, begins like padding, and only the table leads there.
 const CRASHING_CASE: &str = r#"
 #include <stdio.h>

@@ -17,7 +17,7 @@
 //!
 //! **Arrays.** V8's built-in functions lie side by side, and a table of offsets in data says where each begins. Few are reached in any other way; were one of these moved, or the first, from which the others
 //! are counted, the program would no more find them. So stretches stay in which more is left over than was reached, whatever regions they span: the maximal ones (`Cut::without_arrays`). Functions with bounds that lie
-//! in one stay too, and what stands before one if something knows its address. In ordinary code what nothing reaches is a few percent, and such stretches are as long as themselves.
+//! in one stay too, and what stands before one if something knows its address. A region that is given up is left over whole: where V8's functions that C++ enters are all that has an unwind entry, they lie between such. In ordinary code what nothing reaches is a few percent, and such stretches are as long as themselves.
 //!
 //! Nothing unwinds through code without unwind entries, so it may move like any other; it has no unwind entry where it goes, either.
 //! Terminates: each step decodes an instruction that was not decoded before, or ends a trial; each seed is tried once.
@@ -376,16 +376,18 @@ impl Explored<'_> {
             let cut = region.cut(&self.no_return);
             let is_understood =
                 cut.num_left_over() <= region.most_left_over(cut.num_reached()) && (!region.reads_numbers || is_entered[index]);
-            if !is_understood || cut.pieces.is_empty() {
-                continue;
-            }
-            reached.regions.push((region.start, region.end()));
             // What has bounds stands between regions; it counts like what is reached.
             all.pieces.extend(end.filter(|&end| end < region.start).map(|end| (end, region.start)));
-            all.pieces.extend(cut.pieces);
-            all.left_over.extend(cut.left_over);
-            pointed.extend(&region.pointed);
             end = Some(region.end());
+            if is_understood && !cut.pieces.is_empty() {
+                reached.regions.push((region.start, region.end()));
+                all.pieces.extend(cut.pieces);
+                all.left_over.extend(cut.left_over);
+                pointed.extend(&region.pointed);
+            } else {
+                // It stays, whatever reaches it. What has bounds between two such regions may be found by its distance from one of them.
+                all.left_over.extend(joined([cut.pieces, cut.left_over].concat()));
+            }
         }
         // At a fixed address a region is understood as a whole or not at all.
         if !self.regions.iter().any(|region| region.reads_numbers) {
