@@ -1,4 +1,4 @@
-//! Prefixes for segments that begin at 0 do nothing to memory: `notrack`, and what assemblers pad with.
+//! Prefixes for segments that begin at 0 do nothing to memory: `notrack`, and what assemblers pad with. One of branches, `bnd`, did something once.
 
 mod support;
 
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use support::{End, SUCCESS, compile_text, installed, relift, relift_succeeds, run, skipped};
+use support::{End, SUCCESS, compile_text, installed, relift, relift_succeeds, run, shuffled_does_the_same, skipped};
 
 /// Two switches: the target of one waits in a slot while something is called, the other jumps through its table of addresses.
 const PROGRAM: &str = r#"
@@ -60,4 +60,23 @@ fn a_switch_that_jumps_through_memory_with_notrack_is_a_switch() {
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
     assert_eq!(num_tables(&["-O2", "-fPIE", "-pie"], scratch.path()), 1);
     assert_eq!(num_tables(&["-O2", "-fno-pie", "-no-pie", "-DFIXED"], scratch.path()), 2);
+}
+
+/// As in the loader of C libraries that know of bounds registers.
+const BOUNDED: &str = r#"
+int sign(long x);
+__asm__(
+    ".text\n.p2align 4\n.type sign, @function\nsign:\n.cfi_startproc\n"
+    "test %rdi, %rdi\nbnd jns 1f\nmov $1, %eax\nbnd ret\n1: mov $2, %eax\nbnd ret\n.cfi_endproc\n.size sign, . - sign\n");
+int main(void) { return sign(-5) == 1 && sign(5) == 2 ? 42 : 1; }
+"#;
+
+#[test]
+fn a_function_with_a_conditional_branch_that_keeps_the_bounds_registers_stays() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let program = compile_text(BOUNDED, &["-O1", "-fPIE", "-pie"], scratch.path(), "program");
+    shuffled_does_the_same(&program, &["1", "2", "3", "4"], scratch.path());
 }

@@ -345,7 +345,11 @@ impl Cutter<'_, '_> {
         }
         let end = match flow {
             Flow::Jump(target) => (DraftEnd::Jump(target), len),
-            Flow::Branch(condition, target) => (DraftEnd::Branch(condition, target, next), len),
+            Flow::Branch(condition, target) => {
+                // One that is made anew has no prefix, and this one keeps the bounds registers (C libraries of 2016 to 2021, where the loader binds symbols).
+                self.draft.is_broken |= instruction.has_repne_prefix();
+                (DraftEnd::Branch(condition, target, next), len)
+            }
             Flow::Loop(target) => {
                 // Its 8 bits reach no place outside the program once it has moved.
                 self.draft.is_broken |= unit_at(self.builder.units, target).is_none();
