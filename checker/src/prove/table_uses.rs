@@ -42,12 +42,13 @@ const ONLY_WRITTEN: [&str; 17] = [
 /// Instructions that leave their first operand as it is.
 const ONLY_READ: [&str; 8] = ["cmp", "test", "push", "bt", "mul", "div", "imul", "idiv"];
 
-/// Which registers and slots hold the table's address, which registers may hold entries, and which a sum of the two.
+/// Which registers and slots hold the table's address, which registers may hold entries, which of them were seen to be loaded with one, and which hold a sum of the two.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 struct Holding {
     registers: u16,
     slots: u64,
     entries: u16,
+    loaded: u16,
     sums: u16,
 }
 
@@ -60,7 +61,7 @@ pub(crate) struct Tables {
 
 impl Holding {
     fn is_empty(self) -> bool {
-        self.registers == 0 && self.slots == 0
+        self.registers == 0 && self.slots == 0 && self.loaded == 0
     }
 
     fn union(self, other: Self) -> Self {
@@ -68,6 +69,7 @@ impl Holding {
             registers: self.registers | other.registers,
             slots: self.slots | other.slots,
             entries: self.entries | other.entries,
+            loaded: self.loaded | other.loaded,
             sums: self.sums | other.sums,
         }
     }
@@ -79,16 +81,18 @@ impl Holding {
     fn set(&mut self, register: u8, is_held: bool) {
         self.registers = self.registers & !(1 << register) | u16::from(is_held) << register;
         self.entries &= !(1 << register);
+        self.loaded &= !(1 << register);
         self.sums &= !(1 << register);
     }
 
     /// The same as another register.
     fn copy(&mut self, to: u8, from: u8) {
-        let Self { registers, entries, sums, .. } = *self;
+        let Self { registers, entries, loaded, sums, .. } = *self;
         let bit = |set: u16| (set >> from & 1) << to;
         self.set(to, false);
         self.registers |= bit(registers);
         self.entries |= bit(entries);
+        self.loaded |= bit(loaded);
         self.sums |= bit(sums);
     }
 }
@@ -111,6 +115,8 @@ struct Search {
     held: FxHashMap<At, Holding>,
     work: Vec<At>,
     slots: Vec<(u8, u64)>,
+    /// Slots in which something was put that had been loaded as an entry.
+    entry_slots: FxHashSet<(u8, u64)>,
     /// The table, and its copies.
     copies: Vec<(u64, u64)>,
 }
@@ -125,6 +131,13 @@ impl Search {
         if union != *known {
             *known = union;
             self.work.push(at);
+        }
+    }
+
+    /// Takes note of a slot that may hold an entry; what was known before is looked at once more.
+    fn put_entry(&mut self, place: (u8, u64)) {
+        if self.entry_slots.insert(place) {
+            self.work.extend(self.held.keys());
         }
     }
 
@@ -322,6 +335,7 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
                 holding.registers &= !if has_frame { LOST } else { RETURNED };
                 // What the callee read for its caller, as outlined code does.
                 holding.entries = !holding.registers;
+                holding.loaded &= !LOST;
                 return (holding, false);
             }
             _ => {}
@@ -336,7 +350,7 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
             return moved.map_or((holding, true), |holding| (holding, false));
         }
         let loaded = self.loaded_by_name(at, inst, &decoded, &search.copies).or_else(|| entry_loaded(&decoded, holding));
-        let is_sum = adds_entry(&decoded, holding);
+        let is_sum = adds_entry(&decoded, holding, &search.entry_slots);
         let (held, mut is_other) = (holding, false);
         for register in (0..16).filter(|&register| held.has(register)) {
             match use_of(&decoded, register, false) {
@@ -354,7 +368,9 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
             let extended = decoded.name == "movsxd"
                 && matches!(decoded.operands.get(1), Some(&(Operand::Reg(Reg::General(from, ..)), _)) if holding.entries >> from & 1 == 1);
             holding.set(*written, false);
-            holding.entries |= u16::from(loaded == Some(*written) || extended) << written;
+            let is_entry = u16::from(loaded == Some(*written) || extended) << written;
+            holding.entries |= is_entry;
+            holding.loaded |= is_entry;
             holding.sums |= u16::from(is_sum) << written;
         }
         if decoded.name == "cdqe" && holding.has(0) {
@@ -362,6 +378,7 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         }
         if inst.kind == Kind::IndirectCall {
             holding.registers &= !LOST;
+            holding.loaded &= !LOST;
         }
         (holding, is_other)
     }
@@ -389,7 +406,11 @@ fn moved(decoded: &Decoded, mut holding: Holding, search: &mut Search) -> Option
                 holding.set(general(to)?, slot.is_some_and(|slot| holding.slots >> slot & 1 == 1));
             }
             (Operand::Memory(memory), Operand::Reg(_)) => {
-                let (place, is_held) = (slot_of(&memory)?, holding.has(general(from)?));
+                let (place, from) = (slot_of(&memory)?, general(from)?);
+                let is_held = holding.has(from);
+                if holding.loaded >> from & 1 == 1 {
+                    search.put_entry(place);
+                }
                 let slot = match search.slot(place) {
                     None if is_held && search.slots.len() == SLOTS_MAX => return Some(None),
                     None if is_held => {
@@ -428,7 +449,7 @@ fn entry_loaded(decoded: &Decoded, holding: Holding) -> Option<u8> {
 }
 
 /// Whether an instruction adds an entry and the table's address.
-fn adds_entry(decoded: &Decoded, holding: Holding) -> bool {
+fn adds_entry(decoded: &Decoded, holding: Holding, entry_slots: &FxHashSet<(u8, u64)>) -> bool {
     let is_pair = |one: u8, other: u8| {
         let is_entry = |register: u8| holding.entries >> register & 1 == 1;
         holding.has(one) && is_entry(other) || holding.has(other) && is_entry(one)
@@ -436,6 +457,10 @@ fn adds_entry(decoded: &Decoded, holding: Holding) -> bool {
     match (&*decoded.name, &*decoded.operands) {
         ("add", &[(Operand::Reg(Reg::General(one, 64, _)), _), (Operand::Reg(Reg::General(other, 64, _)), _)]) => {
             is_pair(one, other)
+        }
+        // Where registers are few, an entry waits in a slot.
+        ("add", &[(Operand::Reg(Reg::General(one, 64, _)), _), (Operand::Memory(memory), _)]) => {
+            holding.has(one) && slot_of(&memory).is_some_and(|place| entry_slots.contains(&place))
         }
         ("lea", &[_, (Operand::Memory(Memory { base, index, scale: 1, displacement: 0, .. }), _)]) => match (base, index) {
             (Some(Reg::General(one, 64, _)), Some(Reg::General(other, 64, _))) => is_pair(one, other),

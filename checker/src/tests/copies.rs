@@ -260,6 +260,23 @@ fn what_is_read_beside_a_table_by_its_address_is_seen_where_a_copy_is_named() {
     assert!(kinds(&report).contains(&ViolationKind::JumpTable), "{}", report.summary(10));
 }
 
+#[test]
+fn an_entry_may_wait_in_a_slot_and_be_added_to_the_address_of_its_table_from_there() {
+    const READ: &str = "    lea @TABLE@(%rip), %rax\n    movslq (%rax,%rdi,4), %rax\n    mov @KEPT@, -16(%rsp)\n";
+    const JUMP: &str = "    lea @TABLE@(%rip), %rax\n    add -16(%rsp), %rax\n    jmp *%rax\n";
+    let named = |table: &str, kept: &str| {
+        switch(&READ.replace("@TABLE@", table).replace("@KEPT@", kept), &JUMP.replace("@TABLE@", table))
+    };
+    let Some(report) = compare_with_copy(&named("table", "%rax"), &named("copy", "%rax")) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    // What was put there is no entry: the sum may be anything beside the table.
+    let report = compare_with_copy(&named("table", "%rsi"), &named("copy", "%rsi")).unwrap();
+    assert!(kinds(&report).contains(&ViolationKind::JumpTable), "{}", report.summary(10));
+    // The entry of one, added to the address of the other.
+    let mixed = switch(&READ.replace("@TABLE@", "table").replace("@KEPT@", "%rax"), &JUMP.replace("@TABLE@", "copy"));
+    assert_different(&named("table", "%rax"), &mixed);
+}
+
 /// The report of a live function that moved and names a copy of its table, and of a dead one, which no symbol names, that names the table itself in both; the table has the input's entries.
 fn check_array_before(dead: [&str; 2]) -> Option<Report> {
     let live = |table: &str| switch(&read_from(table), "    add %rdx, %rax\n    jmp *%rax\n");
