@@ -135,3 +135,41 @@ fn the_report_counts_marks_that_went() {
     assert!(saved.is_some_and(|saved| saved["bytes"].as_i64() > Some(40)), "{shrunk}");
     assert!(run(&["optimize", "--skip", "endbr"])["transforms"].get("endbr").is_none());
 }
+
+/// A function whose beginning stands in the place of all its calls: nothing calls it any more but for its rest.
+const TAKEN_IN: &str = r#"
+#include <stdio.h>
+int count;
+__attribute__((noinline)) int part(int *p) {
+    if (!p) return 7;
+    count += printf("some %d\n", *p);
+    return puts("slow") - *p;
+}
+__attribute__((noinline)) int caller(int *p) { printf("%d\n", count); return part(p) * 3 - 1; }
+__attribute__((noinline)) int other(int *p) { puts("other"); return part(p) * 5 - 2; }
+int main(void) {
+    int sum = 0, x = 5;
+    for (int i = 0; i < 4; i++) sum += caller(i & 1 ? &x : 0) + other(i & 2 ? &x : 0);
+    printf("%d\n", sum);
+    return 0;
+}
+"#;
+
+#[test]
+fn where_tracking_is_claimed_a_function_that_nothing_calls_any_more_keeps_its_mark_and_others_their_edits() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let program = compile_text(TAKEN_IN, &[&MARKED[..], &CLAIMED[..1], KINDS[0]].concat(), folder, "program");
+    for seed in ["1", "2", "3", "4"] {
+        let form = ["optimize", "--shuffle", seed, "--edit-everywhere"];
+        rewritten_does_the_same(&program, &form, folder);
+        let mut command = relift();
+        let said = relift_succeeds(command.args(form).arg("--json").arg(&program).arg("-o").arg(folder.join("again")), folder);
+        let report = serde_json::from_slice::<serde_json::Value>(&said.stdout).expect("--json prints JSON");
+        let sites = |name: &str| report["transforms"][name]["sites"].as_u64();
+        assert!(sites("inline-leaves") == Some(2) && sites("endbr") >= Some(2), "seed {seed}: {report}");
+    }
+}

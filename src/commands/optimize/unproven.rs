@@ -106,7 +106,9 @@ impl Unproven {
         }
         self.tries += 1;
         let is_late = self.tries > Self::TRIES_MAX;
-        if !is_late && checked.violations.iter().all(|v| v.kind == ViolationKind::Unexplained) {
+        let is_about_unreached =
+            |v: &checker::Violation| [ViolationKind::Unexplained, ViolationKind::MissingFunction].contains(&v.kind);
+        if !is_late && checked.violations.iter().all(is_about_unreached) {
             let count = self.unreached.len();
             self.find_unreached(program, edits, relinked, checked);
             if self.unreached.len() > count {
@@ -182,12 +184,20 @@ impl Unproven {
         self.clones.functions.extend(calling);
     }
 
-    /// Finds the edited functions of which nothing is found in the input.
+    /// Finds the edited functions of which nothing is found in the input, and those of the input of which nothing is found in the output: where tracking is claimed, one may have lost its mark that
+    /// nothing calls any more.
     fn find_unreached(&mut self, program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) {
-        let unexplained = checked.violations.iter().filter(|v| v.kind == ViolationKind::Unexplained);
-        let mut places: Vec<u64> = unexplained.map(|v| v.address).collect();
-        places.sort_unstable();
-        let is_about = |&func: &Func| program.funcs[func].blocks.iter().any(|block| holds_one(relinked, block, &places));
+        let addresses = |kind: ViolationKind| {
+            let mut places: Vec<u64> = checked.violations.iter().filter(|v| v.kind == kind).map(|v| v.address).collect();
+            places.sort_unstable();
+            places
+        };
+        let (places, missing) = (addresses(ViolationKind::Unexplained), addresses(ViolationKind::MissingFunction));
+        let is_missing = |block: Block| missing.binary_search(&program.blocks[block].start.0).is_ok();
+        let is_about = |&func: &Func| {
+            let mut blocks = program.funcs[func].blocks.iter();
+            blocks.any(|block| is_missing(block) || holds_one(relinked, block, &places))
+        };
         let edited = functions_with(program, edits, |_| true);
         self.unreached.extend(edited.into_iter().filter(is_about));
     }
