@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use support::{End, SUCCESS, compile, relift, relift_succeeds, repository, run, skipped};
+use support::{End, SUCCESS, compile, compile_text, relift, relift_succeeds, repository, run, skipped};
 
 /// Runs the fixture's `main` from code that keeps a number of its own in each register that calls keep. Each instruction raises a signal, whose handler unwinds to
 /// that code and looks for the numbers.
@@ -115,9 +115,7 @@ fn no_copy_is_made_that_would_read_what_the_caller_had_in_a_register() {
         return skipped("registers of which only the low byte is written: there is no gcc");
     }
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
-    let (source, input, output) = (folder.path().join("parts.c"), folder.path().join("input"), folder.path().join("output"));
-    std::fs::write(&source, PARTS).expect("the scratch folder can be written");
-    compile("gcc", &["-O2", "-w"], &[&source], &input).unwrap_or_else(|error| panic!("{error}"));
+    let (input, output) = (compile_text(PARTS, &["-O2", "-w"], folder.path(), "input"), folder.path().join("output"));
     let mut command = relift();
     command.args(["optimize", "--edit-everywhere", "--only", "late-saves", "--verbose"]).arg(&input).arg("-o").arg(&output);
     let said = relift_succeeds(&mut command, folder.path());

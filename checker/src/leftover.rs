@@ -6,7 +6,8 @@
 //! whom. A piece of the output is explained by any piece of the input of its class, a function of the input by any piece of the output.
 //! Pieces without a partner are then compared with all code of the other file that begins alike, reached or not (copies, and
 //! pieces that begin in the middle of another). Equal content says nothing of dead code that was changed, that runs on into changed code, or that stands where what lies behind a call can be taken
-//! for its way on: functions still without a counterpart are walked in lock-step with what is left of the output, as a guess that must hold to the end, and what leads to those that were found is compared again. At last every byte of the output's code is passed by the walk, a piece with a partner,
+//! for its way on: functions still without a counterpart are walked in lock-step with what is left of the output, as a guess that must hold to the end, and what leads to those that were found is compared again.
+//! So is the rest of a reached function that only a proof knows, since a copy does its work: it is proven from there. At last every byte of the output's code is passed by the walk, a piece with a partner,
 //! padding, a table, or the same byte as at the same address of the input.
 //!
 //! **Invariant.** Whatever is unreached in the output does what unreached or other code of the input does, for ever.
@@ -133,10 +134,10 @@ fn match_changed(walk: &mut Walk<'_, '_>, found: &Found, tries: &mut usize) -> b
 fn match_dead(walk: &mut Walk<'_, '_>, found: &Found, roots: &Roots, tables: &Tables) -> bool {
     let is_left = |&&(at, _): &&(u64, u64)| is_uncovered(walk, at);
     let left: Vec<(u64, u64)> = found.unmatched.iter().filter(is_left).copied().collect();
-    let mut by_label: FxHashMap<u64, Vec<u64>> = left.iter().map(|&(_, label)| (label, Vec::new())).collect();
     if left.is_empty() {
         return false;
     }
+    let mut by_label: FxHashMap<u64, Vec<u64>> = left.iter().map(|&(_, label)| (label, Vec::new())).collect();
     let reader = pieces::Reader { walk, of: Of::Input, tables };
     let is_reached = |at: u64| walk.input.code.index(at).is_some_and(|index| walk.relation.seen.contains(index));
     for &input in roots.input.iter().filter(|&&at| is_reached(at)) {

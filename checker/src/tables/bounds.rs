@@ -27,14 +27,14 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     let side = walk.input;
     let (_, end) = side.function(side.function_at(from)?);
     let mut address = from;
-    let mut cut = None;
+    let mut masked = None;
     for position in 0..=BOUND_WINDOW {
         let inst = side.inst(address).filter(|_| address < end)?;
         // Between the two, too, an index may be cut to size.
-        cut = cut.or_else(|| mask(side.code.bytes(address, inst)));
+        masked = masked.or_else(|| mask(side.code.bytes(address, inst)));
         match inst.kind {
             Kind::IndirectJump if is_through_another(walk, from, address, inst) => return None,
-            Kind::IndirectJump if cut.is_some() => return cut,
+            Kind::IndirectJump if masked.is_some() => return masked,
             Kind::IndirectJump => break,
             Kind::Branch => return None,
             _ if inst.ends_flow() || position == BOUND_WINDOW => return None,
@@ -54,22 +54,18 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
         let (before, inst, way) = match instruction_before(walk, address).filter(|&before| runs_on(before)) {
             Some((before, inst)) => (before, inst, Way::On),
             None => {
-                let (at, inst) = walk.survey.only_jump_to(side, address)?;
+                let jump = walk.survey.only_jump_to(side, address);
+                let (at, inst) = jump.filter(|&(at, inst)| may_lead_to_switch(side.code.bytes(at, inst), inst))?;
                 (at, inst, Way::Taken)
             }
         };
-        if way == Way::Taken && !may_lead_to_switch(side.code.bytes(before, inst), inst) {
-            return None;
-        }
-        let branch = next.filter(|(_, inst, _)| inst.kind == Kind::Branch);
-        let branch = branch.map(|(address, inst, way)| (side.code.bytes(address, inst), way));
         let bytes = side.code.bytes(before, inst);
-        if let Some((branch, way)) = branch
+        if let Some((at, branch, gone)) = next.filter(|(_, next, _)| next.kind == Kind::Branch)
             && let Some(compared) = compared_with(bytes)
-            && let Some(is_below) = is_below(branch)
+            && let Some((below, more)) = below(side.code.bytes(at, branch))
         {
             // The other way has a number above the bound, and another switch: what stands before is about that one's.
-            return (is_below.0 == way).then(|| compared.saturating_add(is_below.1));
+            return (below == gone).then(|| compared.saturating_add(more));
         }
         if let Some(found) = mask(bytes) {
             return Some(found);
@@ -188,8 +184,8 @@ fn compared_with(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// On which way from an unsigned branch the number is no larger than what it was compared with, and whether it may be equal.
-fn is_below(branch: &[u8]) -> Option<(Way, usize)> {
+/// The way from an unsigned branch on which the number is no larger than what it was compared with, and 1 if it may be equal there.
+fn below(branch: &[u8]) -> Option<(Way, usize)> {
     match branch.get(Shape::of(branch).opcode)? & 15 {
         2 => Some((Way::Taken, 0)),
         3 => Some((Way::On, 0)),

@@ -14,7 +14,7 @@ use lifter::ir::Program;
 
 use super::frame::{Part, stored_at, used, writes};
 use super::names::{Name, Names};
-use super::region::{Region, inside};
+use super::region::{Member, Region, inside};
 
 /// Stores of one region.
 const STORES_MAX: usize = 16;
@@ -67,6 +67,16 @@ struct Done {
     must: u32,
 }
 
+impl Done {
+    fn and(self, more: u32) -> Self {
+        Self { may: self.may | more, must: self.must | more }
+    }
+
+    fn meet(self, other: Self) -> Self {
+        Self { may: self.may | other.may, must: self.must & other.must }
+    }
+}
+
 const UNREACHED: Done = Done { may: 0, must: u32::MAX };
 
 /// A way out, and what has been done there.
@@ -93,38 +103,22 @@ pub(super) fn exits(region: &Region, program: &Program, names: &Names, stores: &
     let others: u16 =
         (0..16).filter(|&register| matches!(names.of(register), Name::Other(_))).map(|register| 1 << register).sum();
     let mut factory = InstructionInfoFactory::new();
-    let mut done_by = |index: usize| {
-        let working = region.members[index].body.iter().filter(|(_, part)| matches!(part, Part::Free | Part::Load | Part::Leave));
+    let mut done_by = |(index, member): (usize, &Member)| {
+        let working = member.body.iter().filter(|(_, part)| matches!(part, Part::Free | Part::Load | Part::Leave));
         let written = working.fold(0, |all, (instruction, _)| all | used(instruction, &mut factory).writes) & others;
         let stored = stores.iter().enumerate().filter(|(_, (member, _))| *member == index).map(|(at, _)| 1 << (16 + at));
         u32::from(written) | stored.sum::<u32>()
     };
-    let each: Vec<u32> = (0..region.members.len()).map(&mut done_by).collect();
+    let each: Vec<u32> = region.members.iter().enumerate().map(&mut done_by).collect();
     let all = u32::from(others) | ((1 << stores.len()) - 1) << 16;
-    let mut starts = vec![UNREACHED; region.members.len()];
-    if let Some(first) = starts.first_mut() {
-        *first = Done { may: 0, must: 0 };
-    }
-    let end =
-        |starts: &[Done], index: usize| Done { may: starts[index].may | each[index], must: starts[index].must | each[index] };
-    loop {
-        let before = starts.clone();
-        for (index, member) in region.members.iter().enumerate().filter(|(_, member)| !member.is_frameless) {
-            let end = end(&starts, index);
-            for next in inside(program, member.block).into_iter().filter_map(|target| region.find(target)) {
-                starts[next] = Done { may: starts[next].may | end.may, must: starts[next].must & end.must };
-            }
-        }
-        if starts == before {
-            break;
-        }
-    }
+    let starts = region.at_starts(program, Done { may: 0, must: 0 }, |index, start| start.and(each[index]), Done::meet);
     let mut exits: Vec<(Block, Done)> = region.exits(program).into_iter().map(|exit| (exit, UNREACHED)).collect();
-    for (index, member) in region.members.iter().enumerate().filter(|(_, member)| !member.is_frameless) {
-        let end = end(&starts, index);
+    let leaving = region.members.iter().zip(starts).zip(&each).filter(|((member, _), _)| !member.is_frameless);
+    for ((member, start), &done) in leaving {
+        let Some(end) = start.map(|start| start.and(done)) else { continue };
         for target in inside(program, member.block) {
             if let Some((_, done)) = exits.iter_mut().find(|(exit, _)| *exit == target) {
-                *done = Done { may: done.may | end.may, must: done.must & end.must };
+                *done = done.meet(end);
             }
         }
     }

@@ -12,7 +12,7 @@ use lifter::ir::Program;
 
 use super::frame::{Part, number};
 use super::names::{Name, Names};
-use super::region::{Region, inside};
+use super::region::{Member, Region, inside};
 
 /// A write of so many bytes leaves nothing of what a register has held.
 const WHOLE: u8 = 4;
@@ -23,44 +23,31 @@ type Written = [u8; 16];
 /// Whether nothing of what a register that the copy keeps elsewhere holds at first is read in the region, or behind it together with what is written there.
 pub(super) fn is_unread(region: &Region, program: &Program, names: &Names) -> bool {
     let is_elsewhere = |register: usize| matches!(names.of(register as u8), Name::Other(_));
-    let Some(starts) = starts(region, program) else { return false };
     let mut factory = InstructionInfoFactory::new();
+    let after = |index: usize, mut written: Written| {
+        working(&region.members[index]).for_each(|instruction| write(instruction, &mut written, &mut factory));
+        written
+    };
+    let meet = |one: Written, other: Written| std::array::from_fn(|register| one[register].min(other[register]));
+    let starts = region.at_starts(program, [0; 16], after, meet);
     region.members.iter().zip(starts).all(|(member, start)| {
         let Some(mut written) = start else { return true };
-        for (instruction, part) in &member.body {
-            if !matches!(part, Part::Make(_) | Part::Undo(_)) {
-                let is_held = |register: &(usize, u8)| is_elsewhere(register.0) && written[register.0] < register.1;
-                if reads(instruction, &mut factory).iter().any(is_held) {
-                    return false;
-                }
-                write(instruction, &mut written, &mut factory);
+        for instruction in working(member) {
+            let is_held = |register: &(usize, u8)| is_elsewhere(register.0) && written[register.0] < register.1;
+            if reads(instruction, &mut factory).iter().any(is_held) {
+                return false;
             }
+            write(instruction, &mut written, &mut factory);
         }
         let is_left = !member.is_frameless && inside(program, member.block).into_iter().any(|to| region.find(to).is_none());
         !is_left || (0..16).all(|register| !is_elsewhere(register) || [0, WHOLE].contains(&written[register]))
     })
 }
 
-/// What has been written on all ways to the beginning of each member; `None` for one that nothing leads to.
-fn starts(region: &Region, program: &Program) -> Option<Vec<Option<Written>>> {
-    let mut factory = InstructionInfoFactory::new();
-    let mut starts: Vec<Option<Written>> = vec![None; region.members.len()];
-    *starts.first_mut()? = Some([0; 16]);
-    let mut open = vec![0];
-    while let Some(index) = open.pop() {
-        let member = &region.members[index];
-        let Some(mut end) = starts[index].filter(|_| !member.is_frameless) else { continue };
-        let working = member.body.iter().filter(|(_, part)| !matches!(part, Part::Make(_) | Part::Undo(_)));
-        working.for_each(|(instruction, _)| write(instruction, &mut end, &mut factory));
-        for next in inside(program, member.block).into_iter().filter_map(|target| region.find(target)) {
-            let met = starts[next].map_or(end, |known| std::array::from_fn(|register| known[register].min(end[register])));
-            if starts[next] != Some(met) {
-                starts[next] = Some(met);
-                open.push(next);
-            }
-        }
-    }
-    Some(starts)
+/// All instructions but those that make and unmake the frame.
+fn working(member: &Member) -> impl Iterator<Item = &Instruction> {
+    let all = member.body.iter().filter(|(_, part)| !matches!(part, Part::Make(_) | Part::Undo(_)));
+    all.map(|(instruction, _)| instruction)
 }
 
 /// The general registers that an instruction reads, each with how many low bytes; of `ah` and its kin two.

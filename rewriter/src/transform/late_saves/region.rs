@@ -63,6 +63,29 @@ impl Region {
         self.steps.iter().map_while(save).collect()
     }
 
+    /// What holds where each member begins, by what holds at the first one, what a member makes of it, and what two ways that meet have in common; `None` for one that nothing leads to. Ends if what is
+    /// in common with something else can only so often be another thing.
+    pub(super) fn at_starts<T: Copy + PartialEq>(
+        &self,
+        program: &Program,
+        first: T,
+        mut after: impl FnMut(usize, T) -> T,
+        meet: impl Fn(T, T) -> T,
+    ) -> Vec<Option<T>> {
+        let mut starts = vec![None; self.members.len()];
+        let mut open = vec![(0, first)];
+        while let Some((index, arriving)) = open.pop() {
+            let (Some(member), Some(start)) = (self.members.get(index), starts.get_mut(index)) else { continue };
+            let met = start.map_or(arriving, |known| meet(known, arriving));
+            if start.replace(met) == Some(met) || member.is_frameless {
+                continue;
+            }
+            let end = after(index, met);
+            open.extend(inside(program, member.block).into_iter().filter_map(|target| Some((self.find(target)?, end))));
+        }
+        starts
+    }
+
     /// Where control leaves to code that expects the frame.
     pub(super) fn exits(&self, program: &Program) -> Vec<Block> {
         let mut exits = Vec::new();
