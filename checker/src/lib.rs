@@ -13,6 +13,7 @@
 //! **Invariant.** No violation means: there is a relation between input and output code addresses that contains all starting pairs, is
 //! closed under execution, and relates only instructions with the same effect; every other byte that is loaded is the same.
 
+mod arrays;
 mod code_model;
 mod data;
 mod debug;
@@ -174,6 +175,7 @@ impl<'a> Original<'a> {
         let relation = report.relation;
         distances::check_zeros(input, &output, &mut report.violations);
         distances::check(input, &output, &relation, &mut report.violations);
+        arrays::check(input, &output, &relation, &mut report.violations);
         text_relocations::check(input, &output, &relation, &mut report.violations);
         let mut report = Report::new(report.violations, report.stats);
         if report.is_ok() {
