@@ -9,7 +9,7 @@ use crate::procedures::{Procedure, Procedures};
 /// Hot blocks and call counts of a program.
 #[derive(Clone, Debug)]
 pub struct Counts<'p> {
-    /// By block.
+    /// By block; empty if nothing is known, as if all were zero.
     pub blocks: &'p [u64],
     /// Blocks executed at least so often are hot.
     pub threshold: u64,
@@ -31,13 +31,13 @@ impl<'p> Counts<'p> {
     ) -> Self {
         let site_count = |id: SiteId| {
             let site = &graph.sites[id];
-            let all = blocks[site.block.index()];
+            let all = count_of(blocks, site.block.index());
             // What a conditional jump out of the procedure does not leave by stays.
             let stays = |kind: EdgeKind| kind == EdgeKind::Fallthrough;
             let data = &program.blocks[site.block];
             let kept: u64 = match (site.is_tail, data.terminator) {
                 (true, Terminator::Branch { .. }) => {
-                    data.edges.as_usize().filter(|&e| stays(program.edges[e].kind)).map(|e| edges[e]).sum()
+                    data.edges.as_usize().filter(|&e| stays(program.edges[e].kind)).map(|e| count_of(edges, e)).sum()
                 }
                 _ => 0,
             };
@@ -47,15 +47,15 @@ impl<'p> Counts<'p> {
             blocks,
             threshold: threshold(program, blocks, phi),
             sites: graph.sites.keys().map(site_count).collect(),
-            entries: procedures.all.values().map(|p| blocks[p.entry.index()]).collect(),
+            entries: procedures.all.values().map(|p| count_of(blocks, p.entry.index())).collect(),
         }
     }
 
     pub fn is_hot(&self, block: Block) -> bool {
-        self.blocks[block.index()] >= self.threshold
+        self.of_block(block) >= self.threshold
     }
     pub fn of_block(&self, block: Block) -> u64 {
-        self.blocks[block.index()]
+        count_of(self.blocks, block.index())
     }
     pub fn of_site(&self, site: SiteId) -> u64 {
         self.sites[site.index()]
@@ -66,12 +66,17 @@ impl<'p> Counts<'p> {
     }
 }
 
+fn count_of(counts: &[u64], index: usize) -> u64 {
+    counts.get(index).copied().unwrap_or(0)
+}
+
 fn threshold(program: &Program, blocks: &[u64], phi: f64) -> u64 {
     let mut executed: Vec<(u64, u128)> = program
         .blocks
         .iter()
-        .map(|(id, data)| (blocks[id.index()], u128::from(blocks[id.index()]) * u128::from(data.num_insts)))
+        .map(|(id, data)| (count_of(blocks, id.index()), u128::from(data.num_insts)))
         .filter(|e| e.0 > 0)
+        .map(|(count, instructions)| (count, u128::from(count) * instructions))
         .collect();
     executed.sort_unstable_by_key(|e| std::cmp::Reverse(e.0));
     let total: u128 = executed.iter().map(|e| e.1).sum();

@@ -14,6 +14,7 @@ pub mod lsda;
 mod patch;
 mod place;
 mod reserved;
+mod room;
 mod sections;
 pub(crate) mod space;
 mod symbols;
@@ -43,6 +44,7 @@ use headers::HeaderChanges;
 use patch::OutBytes;
 use place::Placement;
 use reserved::Reserved;
+use room::Rooms;
 use sections::{ContentPlace, OutSection, SectionTable};
 use space::{Overflow, PAGE};
 
@@ -264,15 +266,17 @@ pub fn relink(
 /// a number of its own, by counting from the end of the file or from the end of the section headers, so all of these have to stay.
 pub(crate) fn payload_behind<'a>(image: &Image<'a>) -> Option<(u64, &'a [u8])> {
     let sections = image.sections.values().filter(|s| s.has_bytes()).map(|s| s.sh_offset.0 + s.sh_size);
-    let headers = if image.has_section_headers {
-        image.bytes.get(40..48).map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()))
-            + 64 * image.sections.len() as u64
-    } else {
-        0
-    };
+    let headers = section_headers(image).map_or(0, |(_, end)| end);
     let end = sections.chain([headers, space::loaded_file_end(image)]).max().unwrap_or(0);
     let rest = image.bytes.get(end as usize..).unwrap_or(&[]);
     rest.iter().any(|&b| b != 0).then_some((end, rest))
+}
+
+/// Where in the file the section headers are: start and end.
+fn section_headers(image: &Image<'_>) -> Option<(u64, u64)> {
+    let e_shoff = image.bytes.get(40..48).filter(|_| image.has_section_headers)?;
+    let start = u64::from_le_bytes(e_shoff.try_into().ok()?);
+    Some((start, start.saturating_add(64 * image.sections.len() as u64)))
 }
 
 /// Encodes the fragments and writes them where they are placed.
@@ -532,7 +536,8 @@ fn finish(
         .ok_or_else(|| Error::Inconsistent("the program headers are not in the loaded part of the file".into()))?
         .copy_from_slice(&headers);
     let payload = payload_behind(image);
-    let written = table.write(&mut bytes, payload.map(|(at, _)| at));
+    let rooms = Rooms::of(image, segments, bytes.len() as u64);
+    let written = table.write(&mut bytes, rooms, payload.map(|(at, _)| at));
     if let Some((at, payload)) = payload {
         if bytes.len() as u64 > at {
             return Err(Error::TrailingPayload { at, excess: bytes.len() as u64 - at });

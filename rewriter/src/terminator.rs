@@ -49,6 +49,9 @@ pub struct SuccessorCounts {
 impl SuccessorCounts {
     /// From the counts of the block and of its edges. A target outside the function has no edge: it gets what the others leave.
     pub fn of(program: &Program, weights: &Weights, block: Block) -> Self {
+        if weights.blocks.is_empty() && weights.edges.is_empty() {
+            return Self::default();
+        }
         let count = |kind: EdgeKind| {
             let mut edges = program.blocks[block].edges.as_usize();
             edges.find(|&edge| program.edges[edge].kind == kind).map(|edge| weights.edges.get(edge).copied().unwrap_or(0))

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Analyze, style: Style, timing: &mut Timing) -> Result<E
     let bytes = files::read(&args.input)?;
     let lifted = driver::lift(&args.input, &bytes, false, timing)?;
     let weights = match args.profile.is_empty() {
-        true => Weights::none(lifted.program.blocks.len(), lifted.program.edges.len()),
+        true => Weights::default(),
         false => {
             timing
                 .phase("attribute the profile", |timing| {

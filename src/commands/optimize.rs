@@ -205,7 +205,7 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
     *has_undescribed = moves_undescribed(&lifted.program);
     let mut warnings = Vec::new();
     let (weights, quality) = match job.profiles {
-        [] => (Weights::none(lifted.program.blocks.len(), lifted.program.edges.len()), None),
+        [] => (Weights::default(), None),
         paths => {
             let (weights, quality) = timing
                 .phase("attribute the profile", |timing| profile::load(paths, job.profile_binary, input, &lifted, timing))?;

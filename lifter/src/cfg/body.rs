@@ -216,9 +216,9 @@ impl Body {
                 _ => self.add_fallthrough(index, next),
             }
         }
-        for &(jump, target) in table_edges {
-            if let Some(source) = self.block_containing(jump) {
-                self.add_edge(source, target);
+        for edges in table_edges.chunk_by(|a, b| a.0 == b.0) {
+            if let Some(source) = self.block_containing(edges[0].0) {
+                edges.iter().for_each(|&(_, target)| self.add_edge(source, target));
             }
         }
         let computed: Vec<u32> = computed.iter().filter_map(|&jump| Some(self.block_containing(jump)? as u32)).collect();

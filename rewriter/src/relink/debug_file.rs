@@ -26,6 +26,7 @@ use lifter::entity::Section;
 use object::elf;
 
 use super::renew_build_id;
+use super::room::Rooms;
 use super::sections::{ContentPlace, LINK, OutSection, SectionTable, is_made_false, section_names_of};
 use super::symbols::{self, Names, Placed};
 use crate::debug::map::CodeMap;
@@ -102,7 +103,7 @@ pub(super) fn build(
 fn write(head: Head, table: SectionTable<'_>, output: Output<'_, '_>) -> NewDebugFile {
     let build_id_at = output.build_id.and_then(|(at, len)| head.place_of(at, len));
     let mut bytes = head.bytes;
-    let written = table.write(&mut bytes, None);
+    let written = table.write(&mut bytes, Rooms::default(), None);
     bytes[24..32].copy_from_slice(&output.entry.0.to_le_bytes());
     bytes[40..48].copy_from_slice(&written.e_shoff.to_le_bytes());
     bytes[60..62].copy_from_slice(&written.e_shnum.to_le_bytes());

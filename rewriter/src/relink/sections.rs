@@ -14,6 +14,7 @@ use lifter::elf::image::SectionData;
 use lifter::entity::{EntityId, Section};
 use object::elf;
 
+use super::room::Rooms;
 use crate::debug::{self, Updated};
 
 /// The link to a separate debug file.
@@ -59,6 +60,14 @@ impl OutSection<'_> {
             sh_addralign: 1,
             sh_entsize: 0,
             place: ContentPlace::Appended(bytes.into()),
+        }
+    }
+
+    /// How many bytes it adds to the file, if any are to be added.
+    fn appended_size(&self) -> Option<u64> {
+        match &self.place {
+            ContentPlace::Loaded(_) => None,
+            ContentPlace::Appended(bytes) => Some(bytes.len() as u64),
         }
     }
 
@@ -221,30 +230,16 @@ impl<'a> SectionTable<'a> {
         }
     }
 
-    /// Appends all contents and the headers to the file. The headers end at `end`, if there is room.
-    pub(crate) fn write(mut self, file: &mut Vec<u8>, end: Option<u64>) -> Written {
+    /// Adds all contents to the file, in its rooms as far as they fit, and the headers behind everything: they end at `end`, if there is room.
+    pub(crate) fn write(mut self, file: &mut Vec<u8>, rooms: Rooms, end: Option<u64>) -> Written {
         let mut written = Written::default();
         if self.new_index.is_none() {
             return written;
         }
         let names = self.name_table();
-        let appended = |s: &OutSection<'_>| match &s.place {
-            ContentPlace::Loaded(_) => 0,
-            ContentPlace::Appended(bytes) => bytes.len() + s.sh_addralign.clamp(1, 4096) as usize,
-        };
-        file.reserve_exact(self.sections.iter().map(appended).sum::<usize>() + 64 * (self.sections.len() + 2));
+        let places = self.write_contents(file, rooms);
         let mut headers = vec![0u8; 64];
-        for (index, section) in self.sections.iter().enumerate() {
-            let sh_offset = match &section.place {
-                ContentPlace::Loaded(offset) => offset.0,
-                ContentPlace::Appended(bytes) => {
-                    let align = section.sh_addralign.clamp(1, 4096) as usize;
-                    file.resize(file.len().next_multiple_of(align), 0);
-                    let at = file.len() as u64;
-                    file.extend_from_slice(bytes);
-                    at
-                }
-            };
+        for (index, (section, &sh_offset)) in self.sections.iter().zip(&places).enumerate() {
             if section.source == Some(self.names) {
                 written.e_shstrndx = (index + 1) as u16;
             }
@@ -262,6 +257,35 @@ impl<'a> SectionTable<'a> {
         written.e_shnum = (self.sections.len() + 1) as u16;
         file.extend_from_slice(&headers);
         written
+    }
+
+    /// Gives where each content is. The largest are the first to take a room; behind the file they are in their order.
+    fn write_contents(&self, file: &mut Vec<u8>, mut rooms: Rooms) -> Vec<u64> {
+        let align = |section: &OutSection<'_>| section.sh_addralign.clamp(1, 4096);
+        let mut places: Vec<Option<u64>> = vec![None; self.sections.len()];
+        let mut by_size: Vec<usize> = (0..self.sections.len()).collect();
+        by_size.sort_by_key(|&index| std::cmp::Reverse(self.sections[index].appended_size()));
+        for index in by_size {
+            let section = &self.sections[index];
+            places[index] = section.appended_size().and_then(|size| rooms.take(size, align(section)));
+        }
+        rooms.clear(file);
+        let behind = self.sections.iter().zip(&places).filter(|(_, place)| place.is_none());
+        let size: u64 = behind.filter_map(|(s, _)| Some(s.appended_size()? + align(s))).sum();
+        file.reserve_exact(size as usize + 64 * (self.sections.len() + 2));
+        let mut settled = Vec::with_capacity(self.sections.len());
+        for (section, place) in self.sections.iter().zip(places) {
+            settled.push(match &section.place {
+                ContentPlace::Loaded(offset) => offset.0,
+                ContentPlace::Appended(bytes) => {
+                    let at = place.map_or_else(|| file.len().next_multiple_of(align(section) as usize), |at| at as usize);
+                    file.resize(file.len().max(at + bytes.len()), 0);
+                    file[at..at + bytes.len()].copy_from_slice(bytes);
+                    at as u64
+                }
+            });
+        }
+        settled
     }
 
     /// Fills in the section-name string table; gives where each name is in it.

@@ -59,10 +59,9 @@ pub(crate) fn plan(context: &Context<'_>, cloning: Cloning, edits: &mut EditPlan
         return;
     }
     let summaries = Summaries::compute(Surroundings::new(context.image, context.program));
-    let none = (vec![0; context.weights.blocks.len()], vec![0; context.weights.edges.len()]);
-    let weights = match cloning.everywhere {
+    let weights: (&[u64], &[u64]) = match cloning.everywhere {
         // By counts, only what runs would be looked at.
-        true => (&none.0[..], &none.1[..]),
+        true => (&[], &[]),
         false => (&context.weights.blocks[..], &context.weights.edges[..]),
     };
     let counts = Counts::new(context.program, &summaries.around.procedures, &summaries.graph, weights, 1.0);
