@@ -87,3 +87,22 @@ fn a_cold_landing_pad_from_which_an_exception_comes_back_to_it_is_not_where_its_
     assert_eq!(expected.end, End::Exit(SUCCESS), "{expected:?}");
     assert_eq!(run(&mut Command::new(&output), folder.path()), expected);
 }
+
+#[test]
+fn code_that_throws_to_a_jump_of_which_nothing_is_left_before_it_is_not_where_its_entry_starts() {
+    if !installed("g++") {
+        return skipped("a landing pad that is a jump to code that lands on it: there is no g++");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let (input, output) = (folder.path().join("input"), folder.path().join("output"));
+    let source = support::repository("fixtures/programs/lands_on_itself/lands_on_itself.cc");
+    let flags = ["-O2", "-fPIE", "-pie", "-w", "-DSECOND_PAD=\".Ljump_\""];
+    compile("g++", &flags, &[&source], &input).unwrap_or_else(|error| panic!("{error}"));
+    let expected = run(&mut Command::new(&input), folder.path());
+    assert_eq!(expected.end, End::Exit(SUCCESS), "{expected:?}");
+    for seed in 0..12 {
+        let seed = seed.to_string();
+        relift_succeeds(relift().args(["optimize", "--shuffle", &seed]).arg(&input).arg("-o").arg(&output), folder.path());
+        assert_eq!(run(&mut Command::new(&output), folder.path()), expected, "seed {seed}");
+    }
+}

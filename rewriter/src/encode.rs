@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use lifter::Image;
 use lifter::address::Va;
-use lifter::entity::{Block, EntityId, Table};
+use lifter::entity::{EntityId, Table};
 use lifter::ir::{BlockFlags, Condition, Program, RefData, RefKind, RefRole, RefTarget};
 use rayon::prelude::*;
 
@@ -228,11 +228,10 @@ fn measure_fragment(program: &Program, out: &OutProgram<'_>, fragment: &OutFragm
     };
     let shapes: Vec<Shape> = blocks.iter().map(shape).collect();
     // A jump to the block that follows is not made, so the code may begin with a later block than the fragment does.
-    let mut made = blocks.iter().zip(&shapes).filter(|(_, shape)| !shape.is_empty());
-    let first = made.next().map(|((_, block), _)| block.origin);
-    let room = u32::from(first.is_some_and(|first| lands_on_itself(program, first)));
-    let layout = relax::relax(&shapes, &fragment.blocks, room);
-    runs::push(program, out, fragment, (&blocks, &shapes), &layout, first.filter(|_| room > 0), all);
+    let first = shapes.iter().position(|shape| !shape.is_empty());
+    let padded = first.filter(|&first| lands_on_itself(program, &blocks[..=first])).map(|first| blocks[first].1.origin);
+    let layout = relax::relax(&shapes, &fragment.blocks, u32::from(padded.is_some()));
+    runs::push(program, out, fragment, (&blocks, &shapes), &layout, padded, all);
     all.offsets.extend_from_slice(&layout.offsets);
     all.is_long.extend_from_slice(&layout.is_long);
     let (blocks, runs, rewritten) = (all.offsets.len() as u32, all.runs.len() as u32, all.rewritten.len() as u32);
@@ -261,15 +260,16 @@ pub fn write(
     Ok(writer.code)
 }
 
-/// Whether a landing pad is its own from its first byte on. Pads count from where their unwind entry starts, and 0 means none, so such a block can't be the first of its entry.
-fn lands_on_itself(program: &Program, block: Block) -> bool {
-    let data = &program.blocks[block];
-    if !data.flags.contains(BlockFlags::LANDING_PAD) {
-        return false;
-    }
-    let lsda = program.unwind.fde_containing(data.start).and_then(|fde| program.unwind.fdes[fde].lsda);
+/// Whether code is its own landing pad from its first byte on: that of the last of these blocks, where all others come to lie too, since nothing is left of them.
+/// Pads count from where their unwind entry starts, and 0 means none, so such code can't be the first of its entry.
+fn lands_on_itself(program: &Program, blocks: &[(Out, OutBlock)]) -> bool {
+    let is_pad = |block: &OutBlock| program.blocks[block.origin].flags.contains(BlockFlags::LANDING_PAD);
+    let Some((_, code)) = blocks.last().filter(|_| blocks.iter().any(|(_, block)| is_pad(block))) else { return false };
+    let start = program.blocks[code.origin].start;
+    let lsda = program.unwind.fde_containing(start).and_then(|fde| program.unwind.fdes[fde].lsda);
     let sites = lsda.map_or(&[][..], |lsda| &program.unwind.lsdas[lsda as usize].call_sites);
-    sites.iter().any(|site| site.landing_pad == Some(data.start) && site.start <= data.start && data.start < site.end)
+    let lies_here = |pad: Va| blocks.iter().any(|(_, block)| program.blocks[block.origin].start == pad);
+    sites.iter().any(|site| site.start <= start && start < site.end && site.landing_pad.is_some_and(lies_here))
 }
 
 fn usize_range(range: &Range<u32>) -> Range<usize> {
