@@ -43,6 +43,7 @@ mod segment;
 mod semantics;
 mod table_uses;
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -72,7 +73,7 @@ const SEGMENTS_MAX: usize = 200_000;
 const RETURN_TWICE: [&str; 8] = ["setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "vfork", "getcontext", "savectx", "__vfork"];
 
 /// A pair of addresses, and the call in whose place the input's is.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Key {
     pub(crate) input: u64,
     pub(crate) output: u64,
@@ -318,7 +319,7 @@ impl Prover {
             needs_return: false,
             all: [privacy, &saves],
             visited: FxHashMap::default(),
-            work: Vec::new(),
+            work: BTreeSet::new(),
         };
         visits.begin(start);
         let mut segments = 0;
@@ -398,7 +399,7 @@ impl Prover {
         let has_any = privacy.has_any();
         let Some(known) = visits.visited.get_mut(&node) else {
             visits.visited.insert(node, Visited { facts, outcome: None });
-            visits.work.push(node);
+            visits.work.insert(node);
             return Ok(());
         };
         let Some(met) = known.facts.meet(&facts) else { return Ok(()) };
@@ -415,14 +416,15 @@ impl Prover {
             }
         }
         *known = Visited { facts: Rc::new(met), outcome: None };
-        visits.work.push(node);
+        visits.work.insert(node);
         Ok(())
     }
 
     /// A proof of the pair with which as little was known, and which holds where the frame description returns to.
     fn proven_with(&self, key: Key, privacy: &Privacy, facts: &Facts, returns_from: Option<u32>) -> Option<&Proven> {
         let holds_here = |proven: &Proven| proven.returns_from.is_none() || proven.returns_from == returns_from;
-        let is_enough = |proven: &&Proven| holds_here(proven) && proven.privacy == *privacy && proven.facts.meet(facts).is_none();
+        let is_less = |proven: &&Proven| proven.facts.may_be_less_than(facts) && proven.facts.meet(facts).is_none();
+        let is_enough = |proven: &&Proven| holds_here(proven) && proven.privacy == *privacy && is_less(proven);
         self.proven.get(&key)?.iter().find(is_enough)
     }
 
@@ -480,18 +482,19 @@ struct Visits<'p> {
     /// What is private before an address of the frame goes elsewhere, and then.
     all: [&'p Privacy; 2],
     visited: FxHashMap<Node, Visited>,
-    work: Vec<Node>,
+    /// What is left to be looked at. The first in the input goes first: ways mostly join behind where they part, so that all have arrived by then.
+    work: BTreeSet<Node>,
 }
 
 impl<'p> Visits<'p> {
     fn begin(&mut self, start: &Facts) {
         self.visited.insert((self.root, false), Visited { facts: Rc::new(start.clone()), outcome: None });
-        self.work.push((self.root, false));
+        self.work.insert((self.root, false));
     }
 
     /// A pair that has to be looked at, with what is known there.
     fn next(&mut self) -> Option<(Node, Rc<Facts>)> {
-        while let Some(node) = self.work.pop() {
+        while let Some(node) = self.work.pop_first() {
             if let Some(known) = self.visited.get(&node).filter(|known| known.outcome.is_none()) {
                 return Some((node, Rc::clone(&known.facts)));
             }
@@ -504,7 +507,7 @@ impl<'p> Visits<'p> {
         for (&node, visited) in &mut self.visited {
             if matches!(&visited.outcome, Some(Ok(segment)) if segment.table == Some(table)) {
                 visited.outcome = None;
-                self.work.push(node);
+                self.work.insert(node);
             }
         }
     }

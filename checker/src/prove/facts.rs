@@ -9,6 +9,8 @@
 //! **Meeting.** Where ways join, places stay equal that are so on both: a pair of different values becomes a class, the same for the same pair. Each meeting splits
 //! classes or drops an operation, so a chain of them ends.
 
+mod less;
+
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
@@ -351,7 +353,10 @@ impl Facts {
         if self == other {
             return None;
         }
-        let mut meeting = Meeting { numbers: FxHashMap::default(), classes: Vec::new(), facts: [self, other] };
+        let room = self.classes.len().max(other.classes.len());
+        let firsts = vec![None; self.classes.len()];
+        let mut meeting =
+            Meeting { firsts, numbers: FxHashMap::default(), classes: Vec::with_capacity(room), facts: [self, other] };
         // A slot that only one of them lists is the same in both programs in the other.
         let mut boundaries: Vec<(i64, i64)> = Vec::new();
         for places in [&self.input, &other.input] {
@@ -487,6 +492,8 @@ pub(super) fn common_pieces(input: &Machine, output: &Machine) -> Vec<(i64, i64)
 }
 
 struct Meeting<'f> {
+    /// By class of the first, the other value that it met first, its width, and what became of these: mostly there is no other.
+    firsts: Vec<Option<(Value, u16, u32)>>,
     numbers: FxHashMap<(Value, Value, u16), u32>,
     classes: Vec<Class>,
     facts: [&'f Facts; 2],
@@ -563,11 +570,20 @@ impl Meeting<'_> {
     }
 
     fn class(&mut self, first: Value, second: Value, width: u16) -> u32 {
-        let is_of_table = self.facts[0].is_of_table(first) || self.facts[1].is_of_table(second);
-        *self.numbers.entry((first, second, width)).or_insert_with(|| {
+        let next = self.classes.len() as u32;
+        let known = match first {
+            Value::Class(class) => {
+                let known = self.firsts[class as usize].get_or_insert((second, width, next));
+                (known.0 == second && known.1 == width).then_some(known.2)
+            }
+            _ => None,
+        };
+        let class = known.unwrap_or_else(|| *self.numbers.entry((first, second, width)).or_insert(next));
+        if class == next {
+            let is_of_table = self.facts[0].is_of_table(first) || self.facts[1].is_of_table(second);
             self.classes.push(Class { width, is_of_table });
-            self.classes.len() as u32 - 1
-        })
+        }
+        class
     }
 }
 

@@ -111,3 +111,42 @@ fn zeros_in_a_vector_register_are_known_only_where_all_ways_have_them() {
         assert!(!is_there(&met));
     }
 }
+
+/// Facts where `rsi` has 32 bits of something in both programs, and the output in `rdi` too if `is_copied`; and a slot is listed or not.
+fn listed(is_copied: bool, slot: Option<u64>) -> Facts {
+    let mut pool = Pool::default();
+    let (mut input, mut output) = Facts::identity(None).start(&mut pool, false);
+    let loaded = LOADED(&mut pool, 0);
+    (input.general[RSI], output.general[RSI]) = (loaded, loaded);
+    if is_copied {
+        output.general[RDI] = loaded;
+    }
+    if let Some(value) = slot {
+        let value = pool.constant(value, 64);
+        input.slots.insert(-16, (64, value));
+        output.slots.insert(-16, (64, value));
+    }
+    Facts::end(&mut pool, &input, &output)
+}
+
+#[test]
+fn facts_are_refused_at_a_glance_only_if_meeting_others_would_change_them() {
+    let mut all = vec![Facts::identity(None), Facts::identity(Some((STACK, -8))), cleared(true), cleared(false)];
+    all.extend([WHOLE, HALF, LOADED].into_iter().flat_map(|make| [RSI, RDI].map(|register| aside(make, register))));
+    for is_copied in [false, true] {
+        all.extend([None, Some(0), Some(7)].map(|slot| listed(is_copied, slot)));
+    }
+    let met: Vec<Facts> = all.iter().flat_map(|one| all.iter().filter_map(|other| one.meet(other))).collect();
+    all.extend(met);
+    let (mut num_refused, mut num_changed) = (0, 0);
+    for one in &all {
+        for other in &all {
+            let changes = one.meet(other).is_some();
+            let is_refused = !one.may_be_less_than(other);
+            assert!(changes || !is_refused, "{one:?} and {other:?}");
+            num_changed += usize::from(changes);
+            num_refused += usize::from(is_refused);
+        }
+    }
+    assert!(num_refused * 2 > num_changed, "{num_refused} of {num_changed}");
+}
