@@ -8,7 +8,7 @@ use crate::address::Va;
 use crate::cfg::build::Builder;
 use crate::cfg::escape::misused_targets;
 use crate::cfg::tables::exclusive::mark_exclusive;
-use crate::cfg::tables::{ClusterJumps, Dispatch, RawTable, TableContext, merge_tables};
+use crate::cfg::tables::{Callees, ClusterJumps, Dispatch, RawTable, TableContext, merge_tables};
 use crate::cfg::thunks::Thunks;
 use crate::discover::clusters::{Clusters, join_by_flow};
 use crate::discover::jump_runs::run_around;
@@ -450,10 +450,11 @@ impl Discovered<'_> {
         is_asked: impl Fn(&[Unit]) -> bool + Sync,
     ) -> Vec<(Unit, ClusterJumps)> {
         let mut known_tables: Vec<Va> = Vec::new();
+        let callees = Callees::default();
         let mut answers: Vec<(Unit, ClusterJumps)> = Vec::new();
         let mut kept: Vec<Unit> = Vec::new();
         loop {
-            let context = self.table_context(names, clusters, &known_tables);
+            let context = self.table_context(names, clusters, (&known_tables, &callees));
             let has_jumps = |members: &[Unit]| members.iter().any(|&u| self.has_jumps(u));
             let is_open =
                 |members: &Vec<Unit>| has_jumps(members) && is_asked(members) && kept.binary_search(&members[0]).is_err();
@@ -544,7 +545,12 @@ impl Discovered<'_> {
         survey.has_indirect_jumps || survey.has_relative_calls || !self.thunks.is_empty() && has_thunks()
     }
 
-    fn table_context<'c>(&'c self, names: &'c Names, clusters: &'c Clusters, known_tables: &'c [Va]) -> TableContext<'c> {
+    fn table_context<'c>(
+        &'c self,
+        names: &'c Names,
+        clusters: &'c Clusters,
+        (known_tables, callees): (&'c [Va], &'c Callees),
+    ) -> TableContext<'c> {
         TableContext {
             image: self.image,
             unwind: self.unwind,
@@ -555,13 +561,15 @@ impl Discovered<'_> {
             names,
             clusters,
             known_tables,
+            callees,
             use_static_relocs: self.use_static_relocs,
         }
     }
 
     /// Code addresses that instructions count with or read from, ascending.
     fn misused_addresses(&self, names: &Names, clusters: &Clusters, jumps: &[(Unit, ClusterJumps)]) -> Vec<Va> {
-        let context = self.table_context(names, clusters, &[]);
+        let callees = Callees::default();
+        let context = self.table_context(names, clusters, (&[], &callees));
         let answer = |unit: Unit| jumps.binary_search_by_key(&unit, |j| j.0).ok().map(|i| &jumps[i].1);
         let members = clusters.members();
         let mut misused: Vec<Va> =

@@ -37,6 +37,7 @@ use crate::cfg::ranges::Ranges;
 use crate::cfg::tables::entries::{Readings, Shape};
 use crate::cfg::tables::in_vain::named_in_vain;
 pub(crate) use crate::cfg::tables::merged::merge_tables;
+pub(crate) use crate::cfg::tables::other_uses::Callees;
 use crate::cfg::thunks::Thunks;
 use crate::cfg::values::{Evaluator, Load, Numbers, Seen, VISITED_MAX, Value};
 use crate::discover::clusters::Clusters;
@@ -131,6 +132,7 @@ pub(crate) struct TableContext<'i> {
     pub(crate) clusters: &'i Clusters,
     /// Tables found in earlier rounds: where another one starts, a table ends. Ascending.
     pub(crate) known_tables: &'i [Va],
+    pub(crate) callees: &'i Callees,
     pub(crate) use_static_relocs: bool,
 }
 

@@ -11,6 +11,8 @@
 //!
 //! **Terminates**: what holds the address in front of a block only grows, up to 16 registers and [`SLOTS_MAX`] slots.
 
+use std::sync::{Mutex, PoisonError};
+
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 use rustc_hash::FxHashMap;
 
@@ -200,18 +202,38 @@ impl Search<'_> {
         if data.fde().is_some() {
             return false;
         }
-        let mut instructions = Vec::new();
-        decode_bytes(self.context.image.read(data.start, data.len()).unwrap_or(&[]), data.start, &mut instructions);
-        let names = crate::discover::names::Names::default();
-        let callee = Body::of(instructions, vec![target], &names, self.context.stubs);
-        is_read_from(&callee, target, registers)
+        let read = self.context.callees.read_by(target, || {
+            let mut instructions = Vec::new();
+            decode_bytes(self.context.image.read(data.start, data.len()).unwrap_or(&[]), data.start, &mut instructions);
+            let names = crate::discover::names::Names::default();
+            read_from(&Body::of(instructions, vec![target], &names, self.context.stubs), target)
+        });
+        read & registers != 0
     }
 }
 
-/// Whether code reads one of these registers as it finds it, on a way of direct jumps.
-fn is_read_from(code: &Body, start: Va, registers: RegisterMask) -> bool {
+/// By callee, the registers that it reads as it finds them: many tables are held at calls of the same few functions, and to decode one is dear.
+#[derive(Debug, Default)]
+pub(crate) struct Callees(Mutex<FxHashMap<Va, RegisterMask>>);
+
+impl Callees {
+    fn read_by(&self, callee: Va, find: impl FnOnce() -> RegisterMask) -> RegisterMask {
+        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = known().get(&callee).copied();
+        found.unwrap_or_else(|| {
+            // Whoever else looks meanwhile finds the same.
+            let found = find();
+            known().insert(callee, found);
+            found
+        })
+    }
+}
+
+/// The registers that code reads as it finds them, on ways of direct jumps.
+fn read_from(code: &Body, start: Va) -> RegisterMask {
+    let mut read = 0;
     let mut asked: FxHashMap<usize, RegisterMask> = FxHashMap::default();
-    let mut work: Vec<(usize, RegisterMask)> = code.index_of(start).map(|index| (index, registers)).into_iter().collect();
+    let mut work: Vec<(usize, RegisterMask)> = code.index_of(start).map(|index| (index, RegisterMask::MAX)).into_iter().collect();
     while let Some((index, registers)) = work.pop() {
         let known = asked.entry(index).or_default();
         if *known & registers == registers || index >= code.num_own {
@@ -220,10 +242,10 @@ fn is_read_from(code: &Body, start: Va, registers: RegisterMask) -> bool {
         *known |= registers;
         let instruction = &code.instructions[index];
         let is_save = instruction.mnemonic() == Mnemonic::Push || is_nop(instruction) || forgets_operand(instruction);
-        if !is_save && reads_address(instruction, code.reads[index] & registers) {
-            return true;
+        if !is_save {
+            read |= read_whole(instruction) & code.reads[index] & registers;
         }
-        let left = registers & !code.writes[index];
+        let left = registers & !code.writes[index] & !read;
         let next = (index + 1, left);
         let at = |target: Va| code.index_of(target).map(|index| (index, left));
         match flow_of(instruction) {
@@ -236,7 +258,7 @@ fn is_read_from(code: &Body, start: Va, registers: RegisterMask) -> bool {
             _ => {}
         }
     }
-    false
+    read
 }
 
 /// Where a value is moved from or to.
@@ -254,15 +276,15 @@ fn slot_of(instruction: &Instruction) -> Option<(Register, u64)> {
 
 /// Whether an instruction reads one of these registers whole, or memory by it: parts of a register are no address.
 fn reads_address(instruction: &Instruction, registers: RegisterMask) -> bool {
-    let is_read = |register: Register| {
-        let is_whole = register.is_gpr64();
-        is_whole && general(register).is_some_and(|number| registers >> number & 1 == 1)
-    };
-    let is_operand = |operand: u32| instruction.op_kind(operand) == OpKind::Register && is_read(instruction.op_register(operand));
-    registers != 0
-        && (is_read(instruction.memory_base())
-            || is_read(instruction.memory_index())
-            || (0..instruction.op_count()).any(is_operand))
+    read_whole(instruction) & registers != 0
+}
+
+/// The registers that an instruction has for operands whole, or addresses memory by.
+fn read_whole(instruction: &Instruction) -> RegisterMask {
+    let whole = |register: Register| general(register).filter(|_| register.is_gpr64()).map_or(0, |number| 1 << number);
+    let operands = (0..instruction.op_count()).filter(|&operand| instruction.op_kind(operand) == OpKind::Register);
+    let named = operands.fold(0, |all, operand| all | whole(instruction.op_register(operand)));
+    named | whole(instruction.memory_base()) | whole(instruction.memory_index())
 }
 
 /// Whether the result does not depend on what the operand was, or nothing but flags is made of it that tell zero.
@@ -306,4 +328,24 @@ fn named_by(instruction: &Instruction) -> Option<Va> {
     let has_memory = (0..instruction.op_count()).any(|operand| instruction.op_kind(operand) == OpKind::Memory);
     let is_bare = has_memory && instruction.memory_base() == Register::None && instruction.memory_index() == Register::None;
     is_bare.then(|| Va(instruction.memory_displacement64()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_callee_reads_is_looked_for_once() {
+        let callees = Callees::default();
+        let mut num_looked = 0;
+        for _ in 0..3 {
+            let mut find = |read| {
+                num_looked += 1;
+                read
+            };
+            assert_eq!(callees.read_by(Va(0x1000), || find(1 << 3)), 1 << 3);
+            assert_eq!(callees.read_by(Va(0x2000), || find(0)), 0);
+        }
+        assert_eq!(num_looked, 2);
+    }
 }
