@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::path::Path;
 use std::process::Command;
 
 use support::{End, SUCCESS, compile_text, every_form_does_the_same, installed, relift_succeeds, run, skipped};
@@ -25,6 +26,16 @@ __attribute__((noinline)) int enter(function *entry, int x) {
 int main(void) { return enter(entries[0], 1) + enter(entries[1], 1) == 204 + 608 && slow_entry(0) + slow_other(0) == 10 && first(0) + second(0) == 24 ? 42 : 1; }
 "#;
 
+/// How many functions move, and how many stay for tables, or because nothing leads to them.
+fn moved_and_stayed(program: &Path, folder: &Path) -> (u64, [u64; 2]) {
+    let said = relift_succeeds(support::relift().args(["inspect", "--json", "-v"]).arg(program), folder);
+    let report: serde_json::Value = serde_json::from_slice(&said.stdout).expect("--json prints JSON");
+    let functions = &report["functions"];
+    let number = |value: &serde_json::Value| value.as_u64().unwrap_or(0);
+    let stayed = ["unknown-metadata", "no-bounds"].map(|reason| number(&functions["pinned"][reason]));
+    (number(&functions["moved"]), stayed)
+}
+
 #[test]
 fn functions_that_tables_between_functions_name_stay_and_others_move() {
     if !installed("gcc") {
@@ -36,10 +47,77 @@ fn functions_that_tables_between_functions_name_stay_and_others_move() {
         let program = compile_text(PROGRAM, &flags, folder, "program");
         assert_eq!(run(&mut Command::new(&program), folder).end, End::Exit(SUCCESS));
         every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
-        let said = relift_succeeds(support::relift().args(["inspect", "--json", "-v"]).arg(&program), folder);
-        let report: serde_json::Value = serde_json::from_slice(&said.stdout).expect("--json prints JSON");
-        let functions = &report["functions"];
-        assert!(functions["moved"].as_u64() > Some(0), "{flags:?}: {functions}");
-        assert!(functions["pinned"]["unknown-metadata"].as_u64() > Some(0), "{flags:?}: {functions}");
+        let (moved, stayed) = moved_and_stayed(&program, folder);
+        assert!(moved > 0 && stayed != [0, 0], "{flags:?}: {moved} {stayed:?}");
     }
+}
+
+/// Entries of 60 bytes with a table before each, in which nothing is a distance; the program reads what they are of, and how many words.
+const TABLES_ALONE: &str = r#"
+typedef int function(int);
+__asm__(".text\n.macro entry name, words\n.balign 8\n.quad 2 * \\words + 1, 0x20000000e\n.globl \\name\n.type \\name, @function\n\\name:\nmov %edi, %eax\n"
+    ".rept 19\nlea \\words(%rax), %eax\n.endr\nret\n.size \\name, . - \\name\n.endm\n"
+    "entry a, 1\nentry b, 2\nentry c, 3\nentry d, 4\nentry e, 5\nentry f, 6\nentry g, 7\nentry h, 8\n");
+extern function a, b, c, d, e, f, g, h;
+static function *volatile entries[] = {a, b, c, d, e, f, g, h};
+int main(void) {
+    for (int i = 0; i < 8; i++) {
+        const long *entry = (const long *)entries[i];
+        if (entry[-1] != 0x20000000e || entry[-2] != 2 * i + 3 || entries[i](3) != 3 + 19 * (i + 1)) return 1;
+    }
+    return 42;
+}
+"#;
+
+#[test]
+fn no_code_without_unwind_entries_moves_where_functions_have_tables_without_a_distance() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    for flags in [["-O2", "-fPIE", "-pie", "-rdynamic"], ["-O2", "-fPIE", "-pie", "-s"]] {
+        let program = compile_text(TABLES_ALONE, &flags, folder, "program");
+        assert_eq!(run(&mut Command::new(&program), folder).end, End::Exit(SUCCESS));
+        every_form_does_the_same(&program, &["1", "2", "3"], folder);
+        let (_, stayed) = moved_and_stayed(&program, folder);
+        assert!(stayed[0] > 0, "{flags:?}: {stayed:?}");
+    }
+}
+
+/// A hundred functions without tables, the first of which holds a number that is, counted from its place, the distance to the next.
+const FEW: &str = r#"
+__asm__(".text\n.balign 8\n.type f_first, @function\nf_first:\n.rept 6\nnop\n.endr\nmovabs $16, %rax\nadd %rdi, %rax\nret\n"
+    ".balign 8\n.rept 100\n.balign 8\nmov %edi, %eax\n.rept 12\nlea 1(%rax), %eax\n.endr\nret\n.endr\n"
+    ".balign 8\n.globl call_all\n.type call_all, @function\ncall_all:\npush %rbx\nmov %edi, %ebx\n"
+    ".set number, 0\n.rept 100\nmov %ebx, %edi\ncall f_first + 24 + 40 * number\nmov %eax, %ebx\n.set number, number + 1\n.endr\n"
+    "mov %ebx, %edi\ncall f_first\npop %rbx\nret\n");
+int call_all(int);
+"#;
+
+#[test]
+fn code_without_tables_moves_beside_a_number_that_looks_like_a_distance_and_beside_a_few_tables() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let flags = ["-O2", "-fPIE", "-pie", "-rdynamic"];
+    let alone = format!("{FEW}int main(void) {{ return call_all(1) == 1217 ? 42 : 1; }}");
+    let program = compile_text(&alone, &flags, folder, "alone");
+    assert_eq!(run(&mut Command::new(&program), folder).end, End::Exit(SUCCESS));
+    every_form_does_the_same(&program, &["1", "2"], folder);
+    let (moved, stayed) = moved_and_stayed(&program, folder);
+    assert!(moved > 90 && stayed[0] > 0, "{moved} {stayed:?}");
+
+    let both = format!(
+        "{}{FEW}{}",
+        PROGRAM.replace("int main(void) { return ", "static int tables_work(void) { return "),
+        "int main(void) { return call_all(1) == 1217 ? tables_work() : 2; }"
+    );
+    let program = compile_text(&both, &flags, folder, "both");
+    assert_eq!(run(&mut Command::new(&program), folder).end, End::Exit(SUCCESS));
+    every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
+    let (moved, stayed) = moved_and_stayed(&program, folder);
+    assert!(moved > 90 && stayed[0] >= 4, "{moved} {stayed:?}");
 }

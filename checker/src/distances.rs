@@ -1,7 +1,9 @@
-//! Words between functions that name others by their distance, which nothing marks: GHC keeps a table before each entry of its code.
+//! Tables in front of functions, and words that name others by their distance, which nothing marks: GHC keeps a table before each entry of its code.
 //!
 //! A word in code outside of all frame descriptions, aligned, that is the distance to where a function without one begins, or to such an address that the program holds, counted from the word itself or from a place a few words behind, is taken for one.
-//! What it names may not have gone elsewhere: the word would still lead to where it was. Compilers that write frame descriptions keep no such words in code.
+//! What it names may not have gone elsewhere, and no function that it is counted from: the word would still lead to where it was. Compilers that write frame descriptions keep no such words in code. What is executed is no data, so a word is none in which an instruction was passed, or that is filler.
+//!
+//! A function without frame description stays if the word before it is what ends GHC's tables: a small number, the type of a closure, and 32 bits more.
 //!
 //! Such a table may begin with zeros, which look like filler behind the function before it. Where what follows is what it was, they are too.
 
@@ -12,27 +14,52 @@ use crate::walk::{Relation, Side, Stands};
 /// How far behind a word its distance may be counted from, in words.
 const REACH: u64 = 12;
 
+/// Above all types of closures, of which there are 64.
+const TYPES: u64 = 128;
+
 pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, relation: &Relation, violations: &mut Vec<Violation>) {
     for area in input.code.areas() {
         let skipped = area.start.wrapping_neg() % 8;
         let words = area.bytes.get(skipped as usize..).unwrap_or(&[]).as_chunks::<8>().0;
         let size = area.bytes.len() as i64;
+        let has_moved = |address: u64| input.unwind.fde_at(address).is_none() && has_moved(input, output, relation, address);
         for (index, word) in words.iter().enumerate() {
             let at = area.start + skipped + 8 * index as u64;
-            let distance = i64::from_le_bytes(*word);
-            if distance == 0 || distance <= -size || size <= distance || input.unwind.fde_at(at).is_some() {
+            let is_table = (1..TYPES).contains(&(u64::from_le_bytes(*word) & 0xffff_ffff)) && input.starts_undescribed(at + 8);
+            let distance = distance_in(*word);
+            let is_distance = distance != 0 && -size < distance && distance < size;
+            if !is_table && !is_distance || input.unwind.fde_at(at).is_some() || is_code(input, relation, at) {
                 continue;
             }
-            let mut named = (0..=REACH).map(|words| at.wrapping_add(8 * words).wrapping_add_signed(distance));
-            let is_function =
-                |address: u64| input.unwind.fde_at(address).is_none() && has_moved(input, output, relation, address);
-            if let Some(address) = named.find(|&address| is_function(address)) {
-                let message =
-                    format!("a word between functions may name {address:#x} by its distance, and what was there has moved");
+            if is_table && has_moved(at + 8) {
+                let message = format!("{:#x} has moved away from the table before it", at + 8);
+                violations.push(Violation::new(ViolationKind::StaleReference, at, message));
+            }
+            let places = (0..=REACH).map(|words| at.wrapping_add(8 * words)).filter(|_| is_distance);
+            let mut named = places.map(|from| (from, from.wrapping_add_signed(distance)));
+            let is_function = |address: u64| input.unwind.fde_at(address).is_none() && input.starts_undescribed(address);
+            let holds_not = |&(from, to): &(u64, u64)| has_moved(to) || is_function(to) && is_function(from) && has_moved(from);
+            if let Some((from, address)) = named.find(holds_not) {
+                let message = format!(
+                    "a word between functions may name {address:#x} by its distance from {from:#x}, and one of the two has moved"
+                );
                 violations.push(Violation::new(ViolationKind::StaleReference, at, message));
             }
         }
     }
+}
+
+/// A distance in a word. Up to 9.0, GHC writes 32 bits of it and fills up with zeros.
+fn distance_in(word: [u8; 8]) -> i64 {
+    let distance = i64::from_le_bytes(word);
+    u32::try_from(distance).map_or(distance, |low| i64::from(low.cast_signed()))
+}
+
+/// Whether a word is passed by execution, or filler of its size.
+fn is_code(input: &Side<'_>, relation: &Relation, word: u64) -> bool {
+    let is_passed = |at: u64| input.code.index(at).is_some_and(|index| relation.seen.contains(index));
+    let is_filler = || input.inst(word).is_some_and(|inst| inst.kind == Kind::Nop && inst.len == 8);
+    (word..word.saturating_add(8)).any(is_passed) || is_filler()
 }
 
 /// How many bytes a table begins with at most, that are zeros.

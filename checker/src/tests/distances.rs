@@ -97,3 +97,49 @@ fn zeros_with_which_a_table_between_functions_begins_stay() {
         assert!(kinds(&report).contains(&ViolationKind::DataChanged), "{other}: {}", report.summary(10));
     }
 }
+
+/// Up to 9.0, GHC's compiler wrote 32 bits of a distance, and zeros.
+#[test]
+fn what_32_bits_and_zeros_name_by_a_distance_back_may_not_move() {
+    let before = |functions: [&str; 2], distance: &str| {
+        let table = format!("{}\n    .balign 8\ntable:", functions.join("\n"));
+        let text = PROGRAM.replace("    .balign 8\ntable:", &table).replace("@FUNCTIONS@", "");
+        let text = text.replace("mov @PLACE@(%rbx), %rax", "movslq -16(%rbx), %rax");
+        link(&text.replace(".quad @DISTANCE@", &format!(".long {distance}, 0")), "-pie")
+    };
+    let Some(input) = before([ONE, TWO], "two - entry") else { return };
+    assert!(check(&input, &input).unwrap().is_ok());
+    let moved = before([TWO, ONE], &distance_in(&input)).unwrap();
+    let report = check(&input, &moved).unwrap();
+    assert_eq!(kinds(&report), [ViolationKind::StaleReference], "{}", report.summary(10));
+}
+
+/// The table is read by the function's address, and only it may be in front of it.
+#[test]
+fn code_without_a_frame_description_may_not_move_away_from_a_table_before_it() {
+    let behind = |table: &str, functions: [&str; 2]| {
+        let text = PROGRAM.replace("@PLACE@", "-16").replace("@DISTANCE@", "0x100000");
+        link(&text.replace("@FUNCTIONS@", &format!("    .balign 8\n    {table}\n{}", functions.join("\n"))), "-pie")
+    };
+    for (table, is_one) in
+        [(".quad 2, 14", true), (".quad 2, 0x30000001e", true), (".quad 2, 0x100", false), (".quad 2, 0", false)]
+    {
+        let Some(input) = behind(table, [ONE, TWO]) else { return };
+        assert!(check(&input, &input).unwrap().is_ok());
+        let report = check(&input, &behind(table, [TWO, ONE]).unwrap()).unwrap();
+        assert_eq!(kinds(&report).contains(&ViolationKind::StaleReference), is_one, "{table}: {}", report.summary(10));
+    }
+}
+
+/// The number is 24 bytes before the second function.
+#[test]
+fn a_distance_in_an_instruction_that_is_executed_holds_nothing() {
+    let behind = |functions: [&str; 2]| {
+        let three = "    .balign 8\nthree:\n    .rept 6\n    nop\n    .endr\n    movabs $24, %rax\n    ret";
+        let text = PROGRAM.replace("xor %edi, %edi", "call three").replace("@PLACE@", "-16").replace("@DISTANCE@", "0x100000");
+        link(&text.replace("@FUNCTIONS@", &format!("{three}\n{}", functions.join("\n"))), "-pie")
+    };
+    let Some(input) = behind([ONE, TWO]) else { return };
+    let report = check(&input, &behind([TWO, ONE]).unwrap()).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+}

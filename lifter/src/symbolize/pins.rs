@@ -102,7 +102,7 @@ impl PinContext<'_> {
         self.pin_by_order(&mut pins);
         self.pin_by_fault(&mut pins);
         self.pin_by_text_relocation(&mut pins);
-        self.pin_by_self_relative_word(&mut pins);
+        self.pin_by_table_in_front(&mut pins);
         self.pin_by_jump(jumps, &mut pins);
         for &va in relative_words.iter().flatten() {
             self.pin_at(va, PinReason::UnknownMetadata, &mut pins);
