@@ -5,8 +5,8 @@
 //!
 //! **Method.** The last word of such a table is the type of a closure, a small number, in 32 bits and 32 more (`rts/storage/InfoTables.h`, with tables next to code), and entries begin at multiples of a word. If one function in [`SHARE`] that begins so has such a table, no code
 //! without unwind entries moves: by GHC's compilers from 8.8 to 9.10 that is at least every third one, elsewhere one in 300 at most, by chance.
-//! Other files may hold a little of such code. There, what has a table stays. And so do the place, the word and the function if a word outside of what has an unwind entry is the distance to a function without one from a place up to [`WORDS`] words behind it. Compilers that write
-//! unwind entries keep no such words in code. A number that only looks like one costs a few moves.
+//! Nor does any if a word outside of what has an unwind entry is the distance to a function without one from a place up to [`WORDS`] words behind it. Compilers that write unwind entries keep no such words in code; a number that only looks like one costs moves.
+//! (To pin no more than what such numbers name was tried. In `deno` and `libvips`, which have some by chance, the checker then refuses what moves for other reasons.) In all other files, what has a table stays.
 
 use rustc_hash::FxHashSet;
 
@@ -31,15 +31,14 @@ const SHARE: usize = 16;
 impl PinContext<'_> {
     pub(crate) fn pin_by_table_in_front(&self, pins: &mut Pins) {
         let undescribed = || self.units.iter().filter(|(_, unit)| self.is_undescribed(unit));
-        if self.tables_are_no_chance() {
-            undescribed().for_each(|(unit, _)| pins.pin(self.clusters, unit, PinReason::UnknownMetadata));
-            return;
-        }
         let starts = undescribed().map(|(_, unit)| unit.start);
         let named = self.names.iter().filter(|(_, by)| by.intersects(!NamedBy::BRANCH)).map(|(va, _)| va);
         let functions: FxHashSet<Va> = starts.chain(named.filter(|&va| self.is_undescribed_at(va))).collect();
-        let tables = functions.iter().filter(|&&va| self.has_table_in_front(va)).flat_map(|&va| [va, Va(va.0 - 1)]);
-        for va in tables.chain(self.self_relative_words(&functions)) {
+        if self.tables_are_no_chance() || self.has_self_relative_word(&functions) {
+            undescribed().for_each(|(unit, _)| pins.pin(self.clusters, unit, PinReason::UnknownMetadata));
+            return;
+        }
+        for va in functions.iter().filter(|&&va| self.has_table_in_front(va)).flat_map(|&va| [va, Va(va.0 - 1)]) {
             self.pin_at(va, PinReason::UnknownMetadata, pins);
         }
     }
@@ -58,30 +57,25 @@ impl PinContext<'_> {
         bytes.is_some_and(|bytes| (1..TYPES).contains(&u32::from_le_bytes(*bytes)))
     }
 
-    /// Words that may name functions by a distance, the places that it may be counted from, and what they name.
-    fn self_relative_words(&self, functions: &FxHashSet<Va>) -> Vec<Va> {
-        let mut found = Vec::new();
-        for (id, section) in self.image.sections.iter().filter(|(id, _)| self.image.is_movable_code_section(*id)) {
+    /// Whether a word may name a function by a distance.
+    fn has_self_relative_word(&self, functions: &FxHashSet<Va>) -> bool {
+        let sections =
+            self.image.sections.iter().filter(|(id, _)| !functions.is_empty() && self.image.is_movable_code_section(*id));
+        sections.into_iter().any(|(id, section)| {
             let skipped = section.sh_addr.0.wrapping_neg() % WORD;
             let words = self.image.section_bytes(id).get(skipped as usize..).unwrap_or(&[]).as_chunks::<8>().0;
             let size = section.sh_size.cast_signed();
-            for (index, bytes) in words.iter().enumerate() {
+            words.iter().enumerate().any(|(index, bytes)| {
                 let distance = distance_in(*bytes);
                 // Most words of code are no distance inside of it.
                 if distance == 0 || distance <= -size || size <= distance || nop_len(bytes) == Some(bytes.len()) {
-                    continue;
+                    return false;
                 }
                 let at = section.sh_addr + skipped + index as u64 * WORD;
-                let places =
-                    (0..=WORDS).map(|words| at + words * WORD).map(|from| (from, Va(from.0.wrapping_add_signed(distance))));
-                let mut named = places.filter(|(_, to)| functions.contains(to)).peekable();
-                if named.peek().is_some() && !self.is_described(at) {
-                    found.push(at);
-                    found.extend(named.flat_map(|(from, to)| [from, to]));
-                }
-            }
-        }
-        found
+                let mut named = (0..=WORDS).map(|words| Va((at + words * WORD).0.wrapping_add_signed(distance)));
+                named.any(|va| functions.contains(&va)) && !self.is_described(at)
+            })
+        })
     }
 
     fn is_undescribed(&self, unit: &UnitData) -> bool {
