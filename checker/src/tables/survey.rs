@@ -228,7 +228,9 @@ impl Survey {
         } else {
             self.bodies.join(from, to);
         }
-        let is_part = is_described(from) && is_described(to) && !(is_beginning && has_no_frame);
+        // Stubs of imports have one frame description for all, and are parts of no function.
+        let is_stub = side.inst(target).is_some_and(|inst| inst.kind == Kind::IndirectJump);
+        let is_part = is_described(from) && is_described(to) && !(is_beginning && has_no_frame) && !is_stub;
         if is_part {
             self.parts.extend([(from, to), (to, from)]);
         }

@@ -126,6 +126,22 @@ fn a_part_with_a_frame_description_of_its_own_stays_with_the_function_that_count
     assert_seen(&table(".long"), whole);
 }
 
+/// Linkers write one frame description for all stubs of imports.
+#[test]
+fn what_jumps_to_the_same_stubs_as_a_function_that_counts_may_move() {
+    let stubs = function("stubs", "    jmp *handlers(%rip)\n    .p2align 3\nsecond_stub:\n    jmp *handlers+8(%rip)\n");
+    let jumping = function("twice", "    endbr64\n    lea (%rdi,%rdi), %edi\n    jmp second_stub\n");
+    let counting = |cases| counting(&format!("    test %edi, %edi\n    js second_stub\n{LOAD}{NAME}{ADD}"), cases);
+    let [one, two] = CASES;
+    let right = stubs.clone() + &counting([one, two]);
+    let Some(input) = build(&[&right, &jumping, UNUSED], &table(".long")) else { return };
+    let moved = build(&[&right, UNUSED, &jumping], &table(".long")).unwrap();
+    let report = check(&input, &moved).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let wrong = build(&[&(stubs + &counting([two, one])), UNUSED, &jumping], &table(".long")).unwrap();
+    assert!(!check(&input, &wrong).unwrap().is_ok());
+}
+
 #[test]
 fn at_a_fixed_address_a_number_may_be_the_label() {
     const LOAD: &str = "    movslq table(,%rdi,4), %rax\n";
