@@ -79,20 +79,16 @@ fn runs(side: &Side<'_>, relation: &Relation) -> Vec<Run> {
         let mut last: Option<Run> = None;
         let mut at = start;
         while at < end {
-            let is_passed = |at: u64| side.code.index(at).is_some_and(|index| relation.seen.contains(index));
-            let (size, is_left_over) = match filler(side, at) {
-                _ if is_passed(at) => (1, false),
-                Some(size) => {
-                    at += size;
-                    continue;
-                }
-                None => (1, true),
-            };
-            match last.as_mut().filter(|last| last.is_left_over == is_left_over && last.end == at) {
-                Some(last) => last.end = at + size,
-                None => runs.extend(last.replace(Run { start: at, end: at + size, is_left_over })),
+            let is_left_over = side.code.index(at).is_none_or(|index| !relation.seen.contains(index));
+            if let Some(size) = is_left_over.then(|| filler(side, at)).flatten() {
+                at += size;
+                continue;
             }
-            at += size;
+            match last.as_mut().filter(|last| last.is_left_over == is_left_over && last.end == at) {
+                Some(last) => last.end = at + 1,
+                None => runs.extend(last.replace(Run { start: at, end: at + 1, is_left_over })),
+            }
+            at += 1;
         }
         runs.extend(last);
     }
@@ -118,8 +114,8 @@ fn first_moved(input: &Side<'_>, output: &Side<'_>, relation: &Relation, run: &R
     (run.start..run.end).find(has_moved)
 }
 
-/// Where the last function of a run without a frame description begins.
+/// Where the last function of a run begins, if the run has no frame description.
 fn last_function(side: &Side<'_>, run: &Run) -> Option<u64> {
-    let is_start = |&at: &u64| side.unwind.fde_at(at).is_none() && side.starts_undescribed(at);
-    (run.start..run.end).rev().find(is_start)
+    let is_undescribed = side.unwind.fde_at(run.start).is_none();
+    (run.start..run.end).rev().filter(|_| is_undescribed).find(|&at| side.starts_undescribed(at))
 }

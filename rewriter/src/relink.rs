@@ -253,7 +253,7 @@ pub fn relink(
         dropped_sections,
         overflow_bytes: overflow.len(),
         num_anchors,
-        free: space::joined(free),
+        free: space::joined(free.into_iter().map(|interval| (interval.start, interval.end)).collect()),
         clones,
         unwind_bytes: (old, new),
         gives_up_build_id,

@@ -31,9 +31,10 @@ const SHARE: usize = 16;
 impl PinContext<'_> {
     pub(crate) fn pin_by_table_in_front(&self, pins: &mut Pins) {
         let undescribed = || self.units.iter().filter(|(_, unit)| self.is_undescribed(unit));
-        let starts = undescribed().map(|(_, unit)| unit.start);
-        let named = self.names.iter().filter(|(_, by)| by.intersects(!NamedBy::BRANCH)).map(|(va, _)| va);
-        let functions: FxHashSet<Va> = starts.chain(named.filter(|&va| self.is_undescribed_at(va))).collect();
+        let named =
+            |unit: &UnitData| self.names.within(unit.start, unit.end).iter().filter(|(_, by)| by.intersects(!NamedBy::BRANCH));
+        let functions: FxHashSet<Va> =
+            undescribed().flat_map(|(_, unit)| named(unit).map(|&(va, _)| va).chain([unit.start])).collect();
         if self.tables_are_no_chance() || self.has_self_relative_word(&functions) {
             undescribed().for_each(|(unit, _)| pins.pin(self.clusters, unit, PinReason::UnknownMetadata));
             return;
@@ -80,10 +81,6 @@ impl PinContext<'_> {
 
     fn is_undescribed(&self, unit: &UnitData) -> bool {
         !matches!(unit.bounds, Bounds::Unwind(_)) && self.image.is_movable_code_section(unit.section)
-    }
-
-    fn is_undescribed_at(&self, va: Va) -> bool {
-        unit_at(self.units, va).is_some_and(|unit| self.is_undescribed(&self.units[unit]))
     }
 
     fn is_described(&self, va: Va) -> bool {

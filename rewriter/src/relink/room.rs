@@ -9,12 +9,12 @@
 use lifter::Image;
 use lifter::elf::image::Segment;
 
-use super::headers;
+use super::{headers, space};
 
 /// Bytes of an `Elf64_Ehdr`.
 const FILE_HEADER: u64 = 64;
 
-/// The parts of a file that are free, by place: start and end. None holds nothing, and none touches another.
+/// The parts of a file that are free, by place: start and end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rooms(Vec<(u64, u64)>);
 
@@ -24,7 +24,6 @@ impl Rooms {
         let sections = image.sections.values().filter(|s| !s.is_alloc() && s.has_bytes());
         let mut free: Vec<(u64, u64)> = sections.map(|s| (s.sh_offset.0, s.sh_offset.0.saturating_add(s.sh_size))).collect();
         free.extend(super::section_headers(image));
-        free.sort_unstable();
         let table = (image.e_phoff.0, image.e_phoff.0 + headers::ENTRY * segments.len() as u64);
         let mut used: Vec<(u64, u64)> =
             segments.iter().map(|s| (s.p_offset.0, s.p_offset.0.saturating_add(s.p_filesz))).collect();
@@ -32,7 +31,7 @@ impl Rooms {
         used.sort_unstable();
         let mut rooms = Vec::new();
         let mut at = 0;
-        for (start, end) in free {
+        for (start, end) in space::joined(free) {
             at = start.max(at);
             for &(used_start, used_end) in &used {
                 if used_start >= end {
@@ -48,7 +47,7 @@ impl Rooms {
                 at = end;
             }
         }
-        Self(joined(rooms))
+        Self(space::joined(rooms))
     }
 
     /// Takes a place for so many bytes out of the smallest room that has one.
@@ -72,18 +71,6 @@ impl Rooms {
             }
         }
     }
-}
-
-/// Ranges that touch become one.
-fn joined(ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    let mut joined: Vec<(u64, u64)> = Vec::new();
-    for (start, end) in ranges {
-        match joined.last_mut().filter(|last| start <= last.1) {
-            Some(last) => last.1 = last.1.max(end),
-            None => joined.push((start, end)),
-        }
-    }
-    joined
 }
 
 #[cfg(test)]

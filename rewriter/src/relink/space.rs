@@ -254,12 +254,12 @@ impl Space {
     }
 }
 
-/// Ascending, with what touches made one.
-pub(crate) fn joined(mut intervals: Vec<Interval>) -> Vec<(Va, Va)> {
-    intervals.retain(|interval| interval.len() > 0);
-    intervals.sort_by_key(|interval| interval.start);
-    let mut joined: Vec<(Va, Va)> = Vec::with_capacity(intervals.len());
-    for Interval { start, end } in intervals {
+/// Ranges of addresses, or of a file, ascending, with what touches made one.
+pub(crate) fn joined<T: Copy + Ord>(mut ranges: Vec<(T, T)>) -> Vec<(T, T)> {
+    ranges.retain(|(start, end)| start < end);
+    ranges.sort_by_key(|&(start, _)| start);
+    let mut joined: Vec<(T, T)> = Vec::with_capacity(ranges.len());
+    for (start, end) in ranges {
         match joined.last_mut() {
             Some(last) if start <= last.1 => last.1 = last.1.max(end),
             _ => joined.push((start, end)),
