@@ -45,6 +45,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     walk.settle();
     crate::tables::read_arguments(walk);
     walk.settle_tries(|reach| reach == Reach::Pointer || keeps_old_text);
+    walk.try_doubtful();
     if keeps_old_text {
         walk_old_text(walk);
     }

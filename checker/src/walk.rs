@@ -23,6 +23,7 @@ mod contexts;
 mod frames;
 mod guesses;
 mod numbers;
+mod outlined;
 mod places;
 mod proofs;
 mod relation;
@@ -464,6 +465,14 @@ impl<'w, 'a> Walk<'w, 'a> {
                 match self.compare(i, a, o, b) {
                     Ok(references) => self.follow(references, i, o)?,
                     Err(violation) => {
+                        if within.is_none()
+                            && let Some(behind) = self.pass_outlined((i, a), (o, b))?
+                        {
+                            let Some(next) = behind else { return Ok(()) };
+                            origin = o;
+                            (i, o) = next;
+                            continue;
+                        }
                         let Some(end) = self.pass_changed((i, a), (o, b), within)? else {
                             return Err(violation.from(origin));
                         };
@@ -555,12 +564,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                     let (input, output) = (self.input.target(i, a), self.output.target(o, b));
                     self.called(i, Pair::new(input, output, o, Reach::Call));
                 }
-                if self.noreturn.ends_at(self.input, i, a) && !self.goes_on_behind_return(after_i) {
-                    self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));
-                    return Ok(None);
-                }
-                self.note_return(after_i, after_o, o);
-                Ok(Some((after_i, after_o)))
+                Ok(self.behind_call((i, a), (o, b)))
             }
             Kind::Trap => {
                 self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));
@@ -574,6 +578,17 @@ impl<'w, 'a> Walk<'w, 'a> {
             Kind::IndirectJump | Kind::Return | Kind::Stop => Ok(None),
             _ => Ok(Some((after_i, after_o))),
         }
+    }
+
+    /// Where both go on behind calls that correspond; `None` where nothing follows.
+    fn behind_call(&mut self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> Option<(u64, u64)> {
+        let (after_i, after_o) = (i + u64::from(a.len), o + u64::from(b.len));
+        if self.noreturn.ends_at(self.input, i, a) && !self.goes_on_behind_return(after_i) {
+            self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));
+            return None;
+        }
+        self.note_return(after_i, after_o, o);
+        Some((after_i, after_o))
     }
 
     /// Queues what an instruction refers to.

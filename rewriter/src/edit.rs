@@ -79,6 +79,7 @@ pub enum Change {
     LateSave,
     Schedule,
     EndBranch,
+    Outline,
 }
 
 impl Change {
@@ -92,6 +93,7 @@ impl Change {
             Change::LateSave => "late-saves",
             Change::Schedule => "schedule",
             Change::EndBranch => "endbr",
+            Change::Outline => "outline",
         }
     }
 }

@@ -9,7 +9,7 @@
 
 pub mod constant_loads;
 pub mod endbr;
-mod entry_row;
+pub(crate) mod entry_row;
 pub mod inline_leaves;
 pub mod late_saves;
 pub mod plt_calls;

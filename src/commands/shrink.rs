@@ -48,7 +48,7 @@ fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut T
         driver::read(input, &files::read(input)?)?;
     }
     let mut args = args.clone();
-    for less in [Less::Stripping, Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries] {
+    for less in [Less::Stripping, Less::Outline, Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries] {
         let failure = match result {
             Err(failure) if !failure.is_of_debug_file => failure,
             result => return result,
@@ -67,6 +67,7 @@ fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut T
 /// What is left out where the checker can't follow everything.
 #[derive(Copy, Clone, Debug)]
 enum Less {
+    Outline,
     Tails,
     Folding,
     Stripping,
@@ -79,6 +80,7 @@ impl Less {
     fn leave_out(self, args: &mut Shrink) -> bool {
         match self {
             Less::Stripping => std::mem::take(&mut args.strip),
+            Less::Outline => skip(args, &[Technique::Outline]),
             Less::Tails => skip(args, &[Technique::Tails]),
             Less::Folding => skip(args, &[Technique::Fold]),
             Less::Code => skip(args, &OF_CODE),
@@ -88,6 +90,7 @@ impl Less {
 
     fn consequence(self) -> &'static str {
         match self {
+            Less::Outline => "calls keep their arguments",
             Less::Tails => "blocks that go on alike keep a copy each",
             Less::Folding => "functions that do the same keep a body each",
             Less::Stripping => "nothing is stripped",

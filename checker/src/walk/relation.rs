@@ -115,7 +115,8 @@ pub(crate) struct Relation {
     held: FxHashMap<u64, u64>,
     /// Of an output instruction in a body that stands in a call's place: the input's call.
     within: FxHashMap<usize, u64>,
-    /// Of an output instruction that stands where the input makes a call and makes that call otherwise or not at all: the call.
+    /// Of an output instruction that stands where the input makes a call and makes that call otherwise or not at all: the call. Where it makes the call and what comes before it:
+    /// the first of that.
     rewritten: FxHashMap<usize, usize>,
     /// These calls.
     rewritten_calls: FxHashSet<usize>,
@@ -328,7 +329,7 @@ impl Relation {
         self.held.get(&name).is_some_and(|&other| other != address)
     }
 
-    /// Notes that the output goes on at an index, in another way, where the input makes a call.
+    /// Notes that the output goes on at an index, in another way, where the input makes a call, or passes its arguments.
     pub(super) fn rewrite(&mut self, call: usize, output: usize) {
         if self.rewritten.insert(output, call).is_none() {
             self.note(Undo::Rewritten(output));

@@ -53,6 +53,19 @@ impl Walk<'_, '_> {
         }
     }
 
+    /// Tries where entries of tables lead that nobody may select, in a file that makes calls in other ways; kept is what makes one so.
+    pub(crate) fn try_doubtful(&mut self) {
+        let entries: Vec<Pair> = match self.relation.num_rewritten_calls() {
+            0 => Vec::new(),
+            _ => self.doubtful.iter().map(|entry| Pair::new(entry.input, entry.output, entry.place, Reach::Flow)).collect(),
+        };
+        for pair in entries {
+            if self.attempt_if(pair, true) {
+                self.settle();
+            }
+        }
+    }
+
     /// Whether a function of the input ends before an address. Nothing says what lies behind it: the next function, which need not be the next in the output,
     /// and may resemble what is.
     fn ends_function(&self, address: u64) -> bool {

@@ -91,8 +91,10 @@ impl Walk<'_> {
         let base = self.at;
         for (index, &start) in starts.iter().enumerate() {
             let end = starts.get(index + 1).copied().unwrap_or(part.end);
-            let old_len = if index == 0 { edit.replaced } else { 0 };
-            let old_start = last_at(stands, start).unwrap_or(old_start);
+            let elsewhere = last_at(stands, start);
+            // What stands elsewhere stands at one instruction there.
+            let old_len = if index == 0 && elsewhere.is_none() { edit.replaced } else { 0 };
+            let old_start = elsewhere.unwrap_or(old_start);
             let deeper = Deeper { stack: last_at(deeper, start).unwrap_or(self.fragment.deeper), saves: self.fragment.deeper };
             self.push(Run { old_start, old_len, offset: base + start - part.start, len: end - start, is_new, deeper });
         }

@@ -17,18 +17,18 @@
 //! **Termination.** A search in depth visits each block once; settling first only keeps more, then only drops more.
 
 use lifter::Image;
-use lifter::address::Va;
 use lifter::entity::{Block, EntityId, Func, SecondaryMap};
 use lifter::ir::{BlockFlags, CodeTarget, Program, RefTarget, Terminator};
 use profiles::Weights;
 use rayon::prelude::*;
 
+use super::loops::in_loops;
 use super::{Context, Folding};
 use crate::plan::LayoutPlan;
 use hashes::{Hasher, Suffix};
 use settle::View;
 
-pub(super) mod hashes;
+pub(crate) mod hashes;
 mod settle;
 
 /// What it has to save with another function to be worth a jump that is executed.
@@ -198,35 +198,6 @@ fn successors(program: &Program, block: Block) -> impl Iterator<Item = Block> {
         CodeTarget::Block(block) => Some(block),
         CodeTarget::Fixed(_) => None,
     })
-}
-
-/// Blocks that a branch back, by address, goes around.
-pub(super) fn in_loops(program: &Program) -> SecondaryMap<Block, bool> {
-    let mut is_looping = SecondaryMap::new(program.blocks.len(), false);
-    for func in program.funcs.values() {
-        let mut spans: Vec<(Va, Va)> = Vec::new();
-        for source in func.blocks.iter() {
-            let data = &program.blocks[source];
-            let back = successors(program, source).map(|target| &program.blocks[target]);
-            spans.extend(
-                back.filter(|target| target.func == data.func && target.start <= data.start).map(|t| (t.start, data.start)),
-            );
-        }
-        spans.sort_unstable();
-        let mut reach: Vec<(Va, Va)> = Vec::with_capacity(spans.len());
-        for (start, end) in spans {
-            match reach.last_mut() {
-                Some(last) if start <= last.1 => last.1 = last.1.max(end),
-                _ => reach.push((start, end)),
-            }
-        }
-        for block in func.blocks.iter() {
-            let start = program.blocks[block].start;
-            let before = reach.partition_point(|span| span.0 <= start);
-            is_looping[block] = before.checked_sub(1).is_some_and(|index| start <= reach[index].1);
-        }
-    }
-    is_looping
 }
 
 #[cfg(test)]

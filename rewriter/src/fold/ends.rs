@@ -17,7 +17,8 @@ use profiles::Weights;
 use rayon::prelude::*;
 
 use super::blocks::hashes::{Hasher, Suffix};
-use super::blocks::{Scope, in_loops, pays};
+use super::blocks::{Scope, pays};
+use super::loops::in_loops;
 use super::{Context, Folding};
 
 /// Instructions of an end that are looked at.

@@ -7,7 +7,7 @@ use lifter::ir::Program;
 use crate::relink::eh_frame::{has_pushed, keeps_initial_row};
 
 /// Whether the frame description of a block says so from its start up to `end`, an address in it.
-pub(super) fn has_entry_row(program: &Program, block: Block, end: Va) -> bool {
+pub(crate) fn has_entry_row(program: &Program, block: Block, end: Va) -> bool {
     let data = &program.blocks[block];
     let Some(fde) = program.ranges[data.range as usize].fde else { return false };
     let described = &program.unwind.fdes[fde];

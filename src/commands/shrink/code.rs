@@ -6,14 +6,14 @@ use lifter::entity::{Block, Func, SecondaryMap};
 use lifter::ir::{PinReason, Program};
 use lifter::split;
 use profiles::Weights;
-use rewriter::edit::EditPlan;
+use rewriter::edit::{Change, EditPlan};
 use rewriter::fold::Folding;
 use rewriter::fold::blocks::BlockFolding;
 use rewriter::fold::ends;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{Filling, LayoutPlan};
 use rewriter::relink::Relinked;
-use rewriter::shrink::dead;
+use rewriter::shrink::{dead, outline};
 use rewriter::transform::endbr;
 use rewriter::transform::reached::reached;
 
@@ -26,8 +26,15 @@ use crate::report::shrink::Saving;
 use crate::timing::Timing;
 
 /// Techniques that move code.
-pub(super) const OF_CODE: [Technique; 6] =
-    [Technique::DeadCode, Technique::Fold, Technique::Tails, Technique::Endbr, Technique::Order, Technique::Padding];
+pub(super) const OF_CODE: [Technique; 7] = [
+    Technique::DeadCode,
+    Technique::Fold,
+    Technique::Tails,
+    Technique::Outline,
+    Technique::Endbr,
+    Technique::Order,
+    Technique::Padding,
+];
 
 /// What came of the code.
 pub(super) struct Code {
@@ -137,6 +144,9 @@ pub(super) fn plan(
     if args.is_on(Technique::UnwindEntries) {
         plan.share_unwind_entries();
     }
+    if args.is_on(Technique::Outline) {
+        gone.outlined = timing.phase("outline", |_| outline::plan(image, program, &weights, &is_reached, &mut plan, &mut edits));
+    }
     (gone.num_marks, gone.mark_bytes) = marks_gone(program, &plan, &edits);
     Ok(Some(Planned { plan, edits, weights, gone, is_in_place: false }))
 }
@@ -157,7 +167,8 @@ fn plan_in_place(args: &Shrink, lifted: &mut Lifted<'_>) -> Option<Planned> {
 fn marks_gone(program: &Program, plan: &LayoutPlan, edits: &EditPlan) -> (u64, u64) {
     let mut has_place = SecondaryMap::new(program.blocks.len(), false);
     plan.fragments.iter().flat_map(|fragment| &fragment.blocks).for_each(|planned| has_place[planned.block] = true);
-    let gone = edits.replacements.iter().filter(|r| has_place[r.block] && plan.folded_blocks.stand_in(r.block) == r.block);
+    let marks = edits.replacements.iter().filter(|r| r.change == Change::EndBranch);
+    let gone = marks.filter(|r| has_place[r.block] && plan.folded_blocks.stand_in(r.block) == r.block);
     gone.fold((0, 0), |(count, bytes), r| (count + 1, bytes + u64::from(r.len)))
 }
 
@@ -192,6 +203,7 @@ struct Gone {
     tail_bytes: u64,
     num_marks: u64,
     mark_bytes: u64,
+    outlined: outline::Outlined,
     /// What shorter branches leave.
     order_bytes: u64,
 }
@@ -203,7 +215,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         inside.sum::<u64>()
     };
     let free_text: u64 = code.map(|section| free_in(section.sh_addr, section.end())).sum();
-    let bodies = gone.dead_bytes + gone.folded_bytes + gone.tail_bytes + gone.mark_bytes + gone.order_bytes;
+    let bodies = gone.dead_bytes + gone.folded_bytes + gone.tail_bytes + gone.mark_bytes + gone.outlined.bytes + gone.order_bytes;
     let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
     let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
     vec![
@@ -211,6 +223,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         Saving::new("dead-code", "functions", gone.num_dead, gone.dead_bytes as i64),
         Saving::new("fold", "functions", gone.num_folded, gone.folded_bytes as i64),
         Saving::new("tails", "blocks", gone.num_tails, gone.tail_bytes as i64),
+        Saving::new("outline", "calls", gone.outlined.num_calls, gone.outlined.bytes as i64),
         Saving::new("endbr", "instructions", gone.num_marks, gone.mark_bytes as i64),
         Saving::new("order", "bytes", gone.order_bytes, gone.order_bytes as i64),
         Saving::new("padding", "bytes", free_text.saturating_sub(bodies), free_text as i64 - bodies as i64),

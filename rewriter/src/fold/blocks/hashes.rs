@@ -104,7 +104,7 @@ impl<'a> Hasher<'a> {
             let (before, inside) = refs.split_at(refs.partition_point(|reference| reference.offset < start));
             words.clear();
             for reference in inside {
-                self.reference(reference, start, &mut own, &mut words)?;
+                push_reference(program, self.folded, reference, start, &mut own, &mut words)?;
             }
             refs = before;
             let at = data.start + u64::from(start);
@@ -120,23 +120,6 @@ impl<'a> Hasher<'a> {
             suffixes.push(Suffix { offset: start, num_before, hash, num_rows });
         }
         (end == 0).then_some(Suffix { offset: 0, num_before: 0, hash, num_rows })
-    }
-
-    fn reference(&self, reference: &RefData, start: u32, bytes: &mut [u8], words: &mut Vec<u64>) -> Option<()> {
-        let width = if reference.kind == RefKind::Abs64 { 8 } else { 4 };
-        let offset = (reference.offset - start) as usize;
-        bytes.get_mut(offset..offset + width)?.fill(0);
-        words.extend([offset as u64, u64::from(reference.to_end), reference.kind as u64, reference.role as u64]);
-        match reference.target {
-            RefTarget::Block(target) if matches!(reference.role, RefRole::Call | RefRole::Branch) => {
-                words.extend([1, self.folded.stand_in(self.program, target).index() as u64]);
-            }
-            RefTarget::Block(target) => words.extend([2, target.index() as u64]),
-            RefTarget::Fixed(va) => words.extend([3, va.0]),
-            RefTarget::Table(table) => words.extend([4, table.index() as u64]),
-            RefTarget::UnwindTable(va) => words.extend([5, va.0]),
-        }
-        Some(())
     }
 
     /// How a block ends, behind its body.
@@ -204,6 +187,31 @@ impl<'a> Hasher<'a> {
         }
         Some(Unwinding { class, rows: Some(rows), sites })
     }
+}
+
+/// Appends what a field of an instruction at `start` names, and clears the field in the instruction's bytes. Functions are called by the name of the one that stands for them.
+pub(crate) fn push_reference(
+    program: &Program,
+    folded: &Folding,
+    reference: &RefData,
+    start: u32,
+    bytes: &mut [u8],
+    words: &mut Vec<u64>,
+) -> Option<()> {
+    let width = if reference.kind == RefKind::Abs64 { 8 } else { 4 };
+    let offset = (reference.offset - start) as usize;
+    bytes.get_mut(offset..offset + width)?.fill(0);
+    words.extend([offset as u64, u64::from(reference.to_end), reference.kind as u64, reference.role as u64]);
+    match reference.target {
+        RefTarget::Block(target) if matches!(reference.role, RefRole::Call | RefRole::Branch) => {
+            words.extend([1, folded.stand_in(program, target).index() as u64]);
+        }
+        RefTarget::Block(target) => words.extend([2, target.index() as u64]),
+        RefTarget::Fixed(va) => words.extend([3, va.0]),
+        RefTarget::Table(table) => words.extend([4, table.index() as u64]),
+        RefTarget::UnwindTable(va) => words.extend([5, va.0]),
+    }
+    Some(())
 }
 
 /// What unwinders find in one block.

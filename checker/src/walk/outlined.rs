@@ -1,0 +1,127 @@
+//! Calls that do more than the input's: what the input has before a call stands where the output's call leads.
+//!
+//! **The rule.** Where the output calls and the input has an instruction that is none, what is called may be a *body*: the instructions of the input from here to a direct
+//! call, the same but for what they name, and then a jump to what that call calls. From the output's call to the end of the jump the states of both programs are the same but for the stack
+//! pointer, which is 8 lower in the output, and the word that it points to. The jump then makes the state that the input's call makes: a return address on the stack, which leads
+//! to what stands behind the call. So in a body
+//! * no instruction reads or writes the stack pointer or addresses by it ([`crate::stack`]), and none leaves but the jump at the end;
+//! * the frame description of the body says at each instruction what it says at an entry, without handlers, and where the output calls it says what the input says
+//!   at each of the instructions: who unwinds arrives at the same frame with the same registers;
+//! * an instruction that may fault has the handlers of the call, since who unwinds from the body finds those;
+//! * no instruction is one whose faults a handler may know by its place.
+//!
+//! A body may stand for several pieces of the input, each of which is compared with it. What returns from it returns to the one place of the output that is compared with
+//! what stands behind the input's call.
+//!
+//! The word below the stack pointer is overwritten before the instructions, not after. The input's call overwrites it too, so only an instruction between that reads what is below the
+//! stack by another register than the stack pointer could tell; functions that call keep nothing there (psABI, section 3.2.2: signal handlers leave it alone, callees don't).
+//!
+//! **Bounds.** A body has at most [`BODY_MAX`] instructions.
+
+use super::compare::prefixes_of_call;
+use super::{Pair, Reach, Recorded, Reference, Walk};
+use crate::decode::{Inst, Kind};
+use crate::faults::may_fault;
+use crate::report::{Violation, ViolationKind};
+
+/// Instructions of a body, its jump aside; relift writes 16 at most.
+const BODY_MAX: usize = 32;
+
+/// An instruction of both programs, and what it names.
+struct Same {
+    input: (u64, Inst),
+    output: (u64, Inst),
+    reference: Option<Reference>,
+}
+
+/// A body that stands for what the input has before a call.
+struct Body {
+    insts: Vec<Same>,
+    /// The input's call.
+    call: (u64, Inst),
+    /// The jump at the end of the body.
+    jump: (u64, Inst),
+}
+
+impl Walk<'_, '_> {
+    /// Passes what the output's call at `o` does for the input from `i` to the end of a call; where both go on, which is nowhere behind a call that does not return. `None` in the first place
+    /// if the output's call is no such one.
+    pub(super) fn pass_outlined(
+        &mut self,
+        (i, a): (u64, Inst),
+        (o, b): (u64, Inst),
+    ) -> Result<Option<Option<(u64, u64)>>, Violation> {
+        let Some(body) = self.body_of((i, a), (o, b)) else { return Ok(None) };
+        self.enter(self.output.target(o, b));
+        for Same { input, output, reference } in body.insts {
+            self.record_in_body(input, output)?;
+            self.compare_rows(input.0, o)?;
+            self.follow(reference, input.0, output.0)?;
+        }
+        let ((call, a), jump) = (body.call, body.jump);
+        self.record_in_body(body.call, jump)?;
+        if let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) {
+            self.relation.rewrite(from, to);
+        }
+        self.compare_rows(call, o)?;
+        self.compare_call_sites(call, o)?;
+        let callee = (self.input.target(call, a), self.output.target(jump.0, jump.1));
+        self.called(call, Pair::new(callee.0, callee.1, o, Reach::Call));
+        Ok(Some(self.behind_call((call, a), (o, b))))
+    }
+
+    fn record_in_body(&mut self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> Result<(), Violation> {
+        let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
+        match self.relation.record(from, to, (a.len, b.len), None) {
+            Recorded::Known => {}
+            Recorded::Conflict(_) => {
+                let message = format!("stands in the place of a call, and for the input's {i:#x}");
+                return Err(Violation::new(ViolationKind::Conflict, o, message));
+            }
+            Recorded::New => self.recorded.push(to as u32),
+        }
+        self.stats.instructions += 1;
+        self.stats.moved_instructions += u64::from(i != o);
+        Ok(())
+    }
+
+    /// The body that the output calls, if it is one.
+    fn body_of(&self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> Option<Body> {
+        let is_plain = |inst: Inst| matches!(inst.kind, Kind::Plain | Kind::Lea);
+        if b.kind != Kind::Call || b.len != 5 || !is_plain(a) {
+            return None;
+        }
+        let mut insts: Vec<Same> = Vec::new();
+        let (mut from, mut to) = (i, self.output.target(o, b));
+        while insts.len() <= BODY_MAX {
+            let (a, b) = (self.input.inst(from)?, self.output.inst(to)?);
+            if !self.output.unwind.is_as_at_entry(to) {
+                return None;
+            }
+            if a.kind == Kind::Call {
+                let is_plain = prefixes_of_call(self.input.code.bytes(from, a)).next().is_none();
+                let is_end = is_plain && b.kind == Kind::Jump && self.have_handlers_of(&insts, from);
+                return is_end.then_some(Body { insts, call: (from, a), jump: (to, b) });
+            }
+            let bytes = self.input.code.bytes(from, a);
+            if !is_plain(a) || !self.stack_use.is_free(bytes, from) || self.is_known_by_fault(from, a) {
+                return None;
+            }
+            let reference = self.compare(from, a, to, b).ok()?;
+            insts.push(Same { input: (from, a), output: (to, b), reference });
+            (from, to) = (from + u64::from(a.len), to + u64::from(b.len));
+        }
+        None
+    }
+
+    /// Whether those that may fault have the handlers of the call.
+    fn have_handlers_of(&self, insts: &[Same], call: u64) -> bool {
+        let handlers_at = |address: u64| {
+            let fde = self.input.unwind.fde_at(address)?;
+            self.input.call_sites(fde).map(|sites| sites.find(address).map(|site| (site.handlers.clone(), site.landing_pad)))
+        };
+        let mut risky =
+            insts.iter().map(|same| same.input).filter(|&(at, inst)| may_fault(self.input.code.bytes(at, inst), inst.kind));
+        risky.all(|(at, _)| handlers_at(at) == handlers_at(call))
+    }
+}

@@ -1,0 +1,373 @@
+//! What stands before calls of the same function, put once where all of these calls lead: arguments that are alike.
+//!
+//! **Problem.** `lea message(%rip), %rdi; xor %eax, %eax; call report` stands in a program a hundred times over. Blocks that go on alike share a copy
+//! ([`crate::fold::blocks`]); these go on each in a way of their own.
+//!
+//! **Method.** Each direct call has the instructions before it in its block, up to one that can't come along, as a path in a tree: calls of one function are together at the
+//! root, those with the same last instruction before them together below that, and so on. A node of the tree may become a *body*: its instructions, and a jump to the function called. Each of its calls is then a call
+//! of the body alone. From the leaves up, for each node, it is decided what saves the most bytes: the bodies of what is below, one for all, or both.
+//!
+//! **Safety.** A body runs with the state that the instructions had, but for the stack pointer, which is lower by the return address that the call has pushed already. No
+//! instruction in it reads, writes or addresses by the stack pointer. The jump makes the state that the call made, and what is called returns to where it returned to: so
+//! nothing on the stack differs for it, nor for who unwinds, nor for a shadow stack. For an unwinder a body is as a function at its entry: the instructions had one row, that of the call, and where one of them may fault,
+//! the call's handlers. Callee-saved registers are left alone, so that who looks at a body as at a function finds that it keeps them.
+//! The word in which the call leaves its return address is written earlier; a function that calls keeps nothing there.
+//!
+//! **Speed.** A jump more for each call, so none in loops, and where a profile has counts, nothing that ran.
+//!
+//! **Termination.** Each node is looked at once from below and once from above.
+
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, OpAccess, OpKind, Register};
+use lifter::Image;
+use lifter::address::Va;
+use lifter::elf::lsda::CallSite;
+use lifter::entity::{Block, EntityId, Func, SecondaryMap};
+use lifter::ir::{BlockFlags, Evidence, Program, RefData, RefKind, RefRole, RefTarget, StopKind, Terminator};
+use lifter::x86;
+use profiles::Weights;
+use rayon::prelude::*;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::clones::{CloneData, CloneId};
+use crate::edit::{Change, EditPlan, NewCode, Replacement};
+use crate::fold::Folding;
+use crate::fold::blocks::hashes::push_reference;
+use crate::fold::loops::in_loops;
+use crate::materialize::block_bytes;
+use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature, Times};
+use crate::relink::eh_frame::FrameRows;
+use crate::transform::entry_row::has_entry_row;
+
+mod tree;
+
+use tree::Tree;
+
+/// Bytes of a direct call, and of a jump.
+const CALL_LEN: u32 = 5;
+/// Instructions before a call that are looked at.
+const DEPTH_MAX: usize = 16;
+
+/// What came of it.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outlined {
+    pub num_bodies: u64,
+    pub num_calls: u64,
+    /// Bytes of code less, as far as is known before layout.
+    pub bytes: u64,
+}
+
+/// A direct call, and what may come along before it.
+struct Site {
+    block: Block,
+    /// Of the call, from the block's start.
+    call: u32,
+    /// Offsets of the instructions before it, from the last one on.
+    starts: Vec<u32>,
+    /// Of each of these, with all behind it up to the function called.
+    hashes: Vec<u64>,
+}
+
+/// Puts bodies behind all code of the plan, and calls of them in its blocks. `is_open` are the blocks that something leads to.
+pub fn plan(
+    image: &Image<'_>,
+    program: &Program,
+    weights: &Weights,
+    is_open: &SecondaryMap<Block, bool>,
+    plan: &mut LayoutPlan,
+    edits: &mut EditPlan,
+) -> Outlined {
+    let Some(host) = host(program, plan) else { return Outlined::default() };
+    let is_looping = in_loops(program);
+    let is_wanted = |block: Block| {
+        let has_run = weights.blocks.get(block.index()).is_some_and(|&count| count > 0);
+        let is_dear = if weights.has_counts() { has_run } else { is_looping[block] && std::env::var_os("NOLOOP").is_none() };
+        is_open[block] && !is_dear && !program.blocks[block].flags.intersects(BlockFlags::KNOWN_BY_FAULT | BlockFlags::THUNK)
+    };
+    let mut funcs: Vec<(Func, Vec<Block>)> = Vec::new();
+    let placed = plan.fragments.iter().flat_map(|fragment| fragment.blocks.iter().map(|planned| (fragment.func, planned)));
+    let mut blocks: Vec<(Func, Block)> = placed
+        .filter(|(_, planned)| planned.copy.is_none() && is_wanted(planned.block))
+        .map(|(func, p)| (func, p.block))
+        .collect();
+    blocks.sort_unstable();
+    for same in blocks.chunk_by(|a, b| a.0 == b.0) {
+        funcs.push((same[0].0, same.iter().map(|&(_, block)| block).collect()));
+    }
+    let finder = Finder { image, program, folded: &plan.folded };
+    let found: Vec<Vec<Site>> = funcs.par_iter().map(|(_, blocks)| finder.sites_of(blocks)).collect();
+    let sites: Vec<Site> = found.into_iter().flatten().filter(|site| !site.starts.is_empty()).collect();
+    let tree = Tree::of(sites.iter().map(|site| (&site.hashes[..], lens_of(site))));
+    let mut outlined = Outlined::default();
+    let mut clones: Vec<Option<CloneId>> = vec![None; tree.len()];
+    for (index, site) in sites.iter().enumerate() {
+        let Some((node, depth)) = tree.body_for(index) else { continue };
+        let start = site.starts[depth];
+        let clone = match clones[node] {
+            Some(clone) => clone,
+            None => {
+                let Some(body) = body_of(image, program, site, start, host) else { continue };
+                outlined.num_bodies += 1;
+                outlined.bytes = outlined.bytes.saturating_sub(body.bytes.len() as u64);
+                *clones[node].insert(push_clone(program, host, body, edits))
+            }
+        };
+        outlined.num_calls += 1;
+        outlined.bytes += u64::from(site.call - start);
+        let code = edits.codes.push(call_of(program, site, host, clone));
+        let len = site.call + CALL_LEN - start;
+        edits.replacements.push(Replacement { block: site.block, offset: start, len, code, change: Change::Outline });
+    }
+    edits.settle();
+    plan.fragments.extend(clones.into_iter().flatten().map(|clone| {
+        let planned = PlannedBlock { block: host, align: 1, copy: Some(Times::new(0)) };
+        let (func, temperature) = (program.func_of(host), Temperature::Cold);
+        FragmentPlan { func, temperature, align: 1, blocks: vec![planned], clone: Some(clone) }
+    }));
+    outlined
+}
+
+/// A block that bodies can say they are copies of: a function's first, for whose start the unwind tables say what they say of every entry, and behind which nothing is run into.
+fn host(program: &Program, plan: &LayoutPlan) -> Option<Block> {
+    let is_fit = |block: &Block| {
+        let data = &program.blocks[*block];
+        let Some(fde) = program.ranges[data.range as usize].fde else { return false };
+        let described = &program.unwind.fdes[fde];
+        let has_handlers = described.lsda.is_some() || program.unwind.cies[described.cie as usize].personality.is_some();
+        let is_start = described.start == data.start && program.funcs[data.func].entry == *block;
+        let ends = !matches!(data.terminator, Terminator::Fallthrough { .. } | Terminator::Stop(StopKind::TableJump(_)));
+        let names_table = || program.block_refs(*block).iter().any(|r| matches!(r.target, RefTarget::Table(_)));
+        is_start && ends && !has_handlers && !names_table() && has_entry_row(program, *block, data.start + 1)
+    };
+    plan.fragments.iter().filter(|fragment| fragment.clone.is_none()).map(|fragment| fragment.blocks[0].block).find(is_fit)
+}
+
+/// Bytes before the call, by how many instructions come along.
+fn lens_of(site: &Site) -> impl Iterator<Item = u32> {
+    site.starts.iter().map(|start| site.call - start)
+}
+
+fn push_clone(program: &Program, host: Block, body: NewCode, edits: &mut EditPlan) -> CloneId {
+    let code = edits.codes.push(body);
+    let data = &program.blocks[host];
+    let replacement = Replacement { block: host, offset: 0, len: data.len, code, change: Change::Outline };
+    edits.clones.push(CloneData {
+        func: data.func,
+        entry: host,
+        blocks: vec![host],
+        replacements: vec![replacement],
+        decided: Vec::new(),
+        count: 0,
+        deeper: 0,
+        dropped: Vec::new(),
+        bound: Vec::new(),
+    })
+}
+
+/// The instructions from `start` on, and a jump to what the call calls.
+fn body_of(image: &Image<'_>, program: &Program, site: &Site, start: u32, host: Block) -> Option<NewCode> {
+    let mut bytes = block_bytes(image, program, site.block).ok()?.get(start as usize..site.call as usize)?.to_vec();
+    bytes.extend([0xe9, 0, 0, 0, 0]);
+    let inside = |reference: &&RefData| (start..site.call + CALL_LEN).contains(&reference.offset);
+    let refs = program.block_refs(site.block).iter().filter(inside).map(|reference| {
+        let role = if reference.role == RefRole::Call { RefRole::Branch } else { reference.role };
+        RefData { offset: reference.offset - start, role, ..*reference }
+    });
+    let works = vec![(0, program.blocks[site.block].start + u64::from(start))];
+    Some(NewCode { bytes, refs: refs.collect(), stands: vec![(0, program.blocks[host].start)], works, ..NewCode::default() })
+}
+
+/// A call of a body, which unwinders take for the call that it stands for.
+fn call_of(program: &Program, site: &Site, host: Block, clone: CloneId) -> NewCode {
+    let reference = RefData {
+        offset: 1,
+        to_end: 4,
+        kind: RefKind::Rel32,
+        role: RefRole::Call,
+        evidence: Evidence::Derived,
+        target: RefTarget::Block(host),
+    };
+    let call = program.blocks[site.block].start + u64::from(site.call);
+    NewCode {
+        bytes: vec![0xe8, 0, 0, 0, 0],
+        refs: vec![reference],
+        enters: vec![(1, clone)],
+        stands: vec![(0, call)],
+        works: vec![(0, call)],
+        ..NewCode::default()
+    }
+}
+
+/// Looks for calls.
+struct Finder<'a> {
+    image: &'a Image<'a>,
+    program: &'a Program,
+    folded: &'a Folding,
+}
+
+impl Finder<'_> {
+    /// In blocks of one function, ascending.
+    fn sites_of(&self, blocks: &[Block]) -> Vec<Site> {
+        let mut sites = Vec::new();
+        let mut infos = InstructionInfoFactory::new();
+        let mut instructions = Vec::new();
+        let mut described: Option<(u32, Option<Described<'_>>)> = None;
+        for &block in blocks {
+            let refs = self.program.block_refs(block);
+            if !refs.iter().any(|reference| reference.role == RefRole::Call) {
+                continue;
+            }
+            let range = self.program.blocks[block].range;
+            if described.as_ref().is_none_or(|(known, _)| *known != range) {
+                described = Some((range, Described::of(self.program, range)));
+            }
+            let Some((_, Some(described))) = &described else { continue };
+            x86::decode_block_into(self.image, self.program, block, &mut instructions);
+            let is_call = |r: &&RefData| r.role == RefRole::Call && self.is_callee(r.target);
+            for reference in refs.iter().filter(is_call) {
+                sites.extend(self.site(block, &instructions, reference, described, &mut infos));
+            }
+        }
+        sites
+    }
+
+    fn is_callee(&self, target: RefTarget) -> bool {
+        match target {
+            RefTarget::Block(callee) => {
+                let func = &self.program.funcs[self.program.func_of(callee)];
+                func.entry == callee && !self.program.blocks[callee].flags.contains(BlockFlags::THUNK)
+            }
+            RefTarget::Fixed(_) => true,
+            RefTarget::Table(_) | RefTarget::UnwindTable(_) => false,
+        }
+    }
+
+    fn site(
+        &self,
+        block: Block,
+        instructions: &[Instruction],
+        reference: &RefData,
+        described: &Described<'_>,
+        infos: &mut InstructionInfoFactory,
+    ) -> Option<Site> {
+        let start = self.program.blocks[block].start;
+        let call = reference.offset.checked_sub(1)?;
+        let at = start + u64::from(call);
+        let index = instructions.binary_search_by_key(&at.0, Instruction::ip).ok()?;
+        if instructions[index].code() != Code::Call_rel32_64 || instructions[index].len() != CALL_LEN as usize {
+            return None;
+        }
+        let bytes = block_bytes(self.image, self.program, block).ok()?;
+        let mut refs = self.program.block_refs(block);
+        let mut words = Vec::new();
+        push_reference(self.program, self.folded, reference, call, &mut [0; CALL_LEN as usize], &mut words)?;
+        let mut hash = xxh3_64(&bytes_of(&words));
+        let mut site = Site { block, call, starts: Vec::new(), hashes: Vec::new() };
+        refs = &refs[..refs.partition_point(|r| r.offset < call)];
+        let mut end = at.0;
+        for instruction in instructions[..index].iter().rev().take(DEPTH_MAX) {
+            let (offset, next) = ((instruction.ip() - start.0) as u32, (instruction.next_ip() - start.0) as u32);
+            if instruction.next_ip() != end
+                || !may_come_along(instruction, infos)
+                || !described.is_as_at((Va(instruction.ip()), instruction), at)
+            {
+                break;
+            }
+            let (before, inside) = refs.split_at(refs.partition_point(|r| r.offset < offset));
+            if inside.iter().any(|r| matches!(r.target, RefTarget::Table(_) | RefTarget::UnwindTable(_))) {
+                break;
+            }
+            let mut own = bytes.get(offset as usize..next as usize)?.to_vec();
+            words.clear();
+            for reference in inside {
+                push_reference(self.program, self.folded, reference, offset, &mut own, &mut words)?;
+            }
+            own.extend(bytes_of(&words));
+            own.extend(hash.to_le_bytes());
+            hash = xxh3_64(&own);
+            site.starts.push(offset);
+            site.hashes.push(hash);
+            (refs, end) = (before, instruction.ip());
+        }
+        Some(site)
+    }
+}
+
+fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Whether an instruction does the same with a return address more on the stack, and leaves what callers count on.
+fn may_come_along(instruction: &Instruction, infos: &mut InstructionInfoFactory) -> bool {
+    let is_plain = instruction.flow_control() == FlowControl::Next
+        && !instruction.is_stack_instruction()
+        && !instruction.is_privileged()
+        && !matches!(instruction.code(), Code::Endbr64 | Code::Endbr32 | Code::INVALID)
+        && instruction.mnemonic() != iced_x86::Mnemonic::Nop;
+    if !is_plain {
+        return false;
+    }
+    let info = infos.info(instruction);
+    let is_kept = |register: Register| {
+        let kept = [Register::RBX, Register::RBP, Register::R12, Register::R13, Register::R14, Register::R15];
+        kept.contains(&register)
+    };
+    let is_free = |register: Register, access: OpAccess| {
+        let writes = !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess);
+        let full = register.full_register();
+        full != Register::RSP && !(writes && is_kept(full))
+    };
+    info.used_registers().iter().all(|used| is_free(used.register(), used.access()))
+}
+
+/// Whether an instruction reads or writes memory, or may stop otherwise.
+fn may_fault(instruction: &Instruction) -> bool {
+    let is_lea = instruction.mnemonic() == iced_x86::Mnemonic::Lea;
+    let divides = matches!(instruction.mnemonic(), iced_x86::Mnemonic::Div | iced_x86::Mnemonic::Idiv);
+    let is_memory = |operand| {
+        !matches!(
+            instruction.op_kind(operand),
+            OpKind::Register
+                | OpKind::Immediate8
+                | OpKind::Immediate8_2nd
+                | OpKind::Immediate16
+                | OpKind::Immediate32
+                | OpKind::Immediate64
+                | OpKind::Immediate8to16
+                | OpKind::Immediate8to32
+                | OpKind::Immediate8to64
+                | OpKind::Immediate32to64
+        )
+    };
+    divides || !is_lea && (0..instruction.op_count()).any(is_memory)
+}
+
+/// What unwinders find in a range of code.
+struct Described<'a> {
+    rows: FrameRows<'a>,
+    sites: &'a [CallSite],
+}
+
+impl<'a> Described<'a> {
+    /// `None` where it is not understood, or nothing is said.
+    fn of(program: &'a Program, range: u32) -> Option<Self> {
+        let fde = program.unwind.fdes.get(program.ranges[range as usize].fde?)?;
+        if fde.opaque_lsda.is_some() {
+            return None;
+        }
+        let rows = FrameRows::evaluate(program.unwind.cies.get(fde.cie as usize)?, fde)?;
+        let sites = match fde.lsda {
+            Some(lsda) => &program.unwind.lsdas.get(lsda as usize)?.call_sites[..],
+            None => &[],
+        };
+        Some(Self { rows, sites })
+    }
+
+    /// Whether who unwinds from an instruction finds what is found at the call behind it.
+    fn is_as_at(&self, (at, instruction): (Va, &Instruction), call: Va) -> bool {
+        let handlers = |va: Va| {
+            let site = self.sites.iter().rfind(|site| site.start <= va).filter(|site| va < site.end);
+            site.map(|site| (site.landing_pad, site.action))
+        };
+        self.rows.at(at) == self.rows.at(call) && (!may_fault(instruction) || handlers(at) == handlers(call))
+    }
+}
