@@ -24,6 +24,7 @@ mod late;
 mod layout;
 mod liveness;
 mod mutation;
+mod outlined;
 mod parts;
 mod places;
 mod proofs;

@@ -459,6 +459,13 @@ impl<'w, 'a> Walk<'w, 'a> {
                 }
                 self.compare_inlined(call, i, a, o)?;
             }
+            if within.is_none()
+                && self.lands_if_it_faults(i, a)
+                && let Err(violation) = self.compare_call_sites(i, o)
+            {
+                // What registers hold, which may be proven, does not matter for it.
+                self.violations.push(violation);
+            }
             if self.is_call_past_stub(i, a, o, b) || self.is_call_of_constant(i, a, b) {
                 self.relation.rewrite(from, to);
             } else {

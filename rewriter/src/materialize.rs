@@ -23,7 +23,7 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::clones::CloneId;
-use crate::edit::{EditPlan, NewCode, NewCodeId, Replacement, Snippet};
+use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement, Snippet};
 use crate::error::{Error, Result};
 use crate::plan::{Filling, FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 use link::Linker;
@@ -152,6 +152,10 @@ impl OutProgram<'_> {
         let ends = &self.sources.edit_ends;
         let end = |index: usize| ends.get(index).map_or(0, |&end| end as usize);
         &self.sources.edits[block.index().checked_sub(1).map_or(0, end)..end(block.index())]
+    }
+    /// Whether a clone is what stands before calls of the same function (`crate::shrink::outline`), and no copy of the one that it says.
+    pub fn is_body(&self, clone: CloneId) -> bool {
+        self.sources.plan.clones[clone].replacements.iter().any(|replacement| replacement.change == Change::Outline)
     }
     /// The index of the fragment that has an output block.
     pub fn fragment_of(&self, block: Out) -> usize {

@@ -5,6 +5,7 @@
 
 use super::{Pair, Reach, Side, Walk};
 use crate::decode::{Inst, Kind};
+use crate::faults::may_fault;
 use crate::report::{Violation, ViolationKind};
 use crate::unwind::Located;
 
@@ -77,6 +78,15 @@ impl Walk<'_, '_> {
         match kind_at(o) {
             Some((Kind::EndBranch, after)) => kind_at(after).is_some_and(|(kind, _)| kind == Kind::Jump),
             _ => false,
+        }
+    }
+
+    /// Whether an instruction of the input that is no call has a landing pad, where its fault is an exception (`-fnon-call-exceptions`, Ada).
+    pub(super) fn lands_if_it_faults(&self, i: u64, a: Inst) -> bool {
+        let has_table = self.input.unwind.fdes.get(self.input_row.fde as usize).is_some_and(|fde| fde.lsda.is_some());
+        has_table && may_fault(self.input.code.bytes(i, a), a.kind) && {
+            let sites = self.input.call_sites(self.input_row.fde);
+            sites.is_some_and(|sites| sites.find(i).is_some_and(|site| site.landing_pad.is_some()))
         }
     }
 

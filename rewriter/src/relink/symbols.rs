@@ -213,6 +213,7 @@ fn write_part_symbols(
     let mut name = String::new();
     let mut parts = parts((image, names), placed);
     parts.extend(anchors((image, names), placed));
+    parts.extend(bodies(placed));
     parts.retain(|part| !part.of.starts_with(REQUEST));
     let clones = clone_names(&parts);
     for part in &parts {
@@ -252,6 +253,8 @@ fn write_part_symbols(
 }
 
 const SUFFIX: &str = ".cold";
+/// What is no part of any function.
+const BODIES: &str = "outlined";
 /// How names begin by which files ask something of Valgrind.
 const REQUEST: &str = "_vg";
 
@@ -281,6 +284,9 @@ fn parts<'a>((image, names): (&'a Image<'_>, Names<'a, 'a>), placed: Placed<'a>)
     let values: Vec<Va> = functions.iter().map(|s| Va(s.st_value)).collect();
     let by_value = AddressIndex::new(values.iter().copied());
     let part = |(index, fragment): (usize, &OutFragment)| {
+        if fragment.clone.is_some_and(|clone| placed.out.is_body(clone)) {
+            return None;
+        }
         let at = placed.placement.fragments[index];
         let first = placed.out.origins[Out::new(fragment.blocks.start as usize)];
         let start = placed.program.blocks[first].start;
@@ -296,6 +302,23 @@ fn parts<'a>((image, names): (&'a Image<'_>, Names<'a, 'a>), placed: Placed<'a>)
         (named != Some(at) && !of.is_empty()).then_some(Part { of, at, size, clone })
     };
     placed.out.fragments.par_iter().enumerate().filter_map(part).collect()
+}
+
+/// What calls lead to that have arguments alike: one symbol for what lies side by side.
+fn bodies(placed: Placed<'_>) -> Vec<Part<'static>> {
+    let body = |(index, fragment): (usize, &OutFragment)| {
+        let clone = fragment.clone.filter(|&clone| placed.out.is_body(clone))?;
+        let size = u64::from(placed.shapes.len_of(index));
+        Some(Part { of: BODIES, at: placed.placement.fragments[index], size, clone: Some((clone, true)) })
+    };
+    let mut bodies: Vec<Part<'static>> = placed.out.fragments.iter().enumerate().filter_map(body).collect();
+    bodies.sort_unstable_by_key(|body| body.at);
+    bodies.dedup_by(|next, last| {
+        let is_beside = last.at + last.size == next.at;
+        last.size += if is_beside { next.size } else { 0 };
+        is_beside
+    });
+    bodies
 }
 
 /// The jumps at old entries that a symbol named.

@@ -1,0 +1,229 @@
+//! What stands before calls of the input stands where the output's calls lead: the right bodies correspond, and one thing wrong in them is seen.
+
+use super::dead::found;
+use super::layout::link;
+use super::*;
+
+/// `first` and `second` call `report` with arguments of which three are alike. `@BODIES@` is behind all that.
+const PROGRAM: &str = r#"
+    .text
+    .globl _start
+    .type _start, @function
+_start:
+    .cfi_startproc
+    .cfi_undefined rip
+    mov $2, %edi
+    call first
+    call second
+    mov %eax, %edi
+    mov $60, %eax
+    syscall
+    hlt
+    .cfi_endproc
+    .size _start, . - _start
+
+    .type first, @function
+first:
+    .cfi_startproc
+    push %rbx
+    .cfi_adjust_cfa_offset 8
+    .cfi_offset rbx, -16
+    mov %edi, %ebx
+    @FIRST@
+    add %ebx, %eax
+    pop %rbx
+    .cfi_adjust_cfa_offset -8
+    ret
+    .cfi_endproc
+    .size first, . - first
+
+    .type second, @function
+second:
+    .cfi_startproc
+    sub $8, %rsp
+    .cfi_adjust_cfa_offset 8
+    @SECOND@
+    xor $1, %eax
+    add $8, %rsp
+    .cfi_adjust_cfa_offset -8
+    ret
+    .cfi_endproc
+    .size second, . - second
+
+    .type report, @function
+report:
+    .cfi_startproc
+    lea (%rdi,%rsi), %eax
+    add (%rdx), %eax
+    ret
+    .cfi_endproc
+    .size report, . - report
+    @BODIES@
+
+    .org 0x400, 0xcc
+    .section .rodata, "a"
+    .balign 16
+message:
+    .asciz "a string that nobody prints"
+other:
+    .asciz "another"
+    .data
+    .balign 8
+word:
+    .quad 7
+"#;
+
+const ARGUMENTS: &str = "lea message(%rip), %rdx\n    mov word(%rip), %rsi\n    mov $17, %edi\n";
+const CALL: &str = "call report";
+const BODY: &str = ".cfi_startproc\n    body: @ARGUMENTS@    jmp report\n    .cfi_endproc\n";
+
+fn program(first: &str, second: &str, bodies: &str) -> Option<Vec<u8>> {
+    link(&PROGRAM.replace("@FIRST@", first).replace("@SECOND@", second).replace("@BODIES@", bodies), "-pie")
+}
+
+fn before(arguments: &str) -> String {
+    format!("{arguments}    {CALL}")
+}
+
+/// The report on an output whose calls lead to bodies, of an input with these arguments.
+fn report(arguments: &str, calls: (&str, &str), bodies: &str) -> Option<Report> {
+    let input = program(&before(arguments), &before(arguments), "")?;
+    let output = program(calls.0, calls.1, &bodies.replace("@ARGUMENTS@", arguments))?;
+    Some(check(&input, &output).unwrap())
+}
+
+const BOTH: (&str, &str) = ("call body", "call body");
+
+#[test]
+fn arguments_that_stand_where_both_calls_lead_correspond() {
+    let Some(right) = report(ARGUMENTS, BOTH, BODY) else { return };
+    assert!(right.is_ok(), "{}", right.summary(10));
+    // One call alone, and a body of which the last instructions are those of another.
+    let Some(right) = report(ARGUMENTS, ("call body", &before(ARGUMENTS)), BODY) else { return };
+    assert!(right.is_ok(), "{}", right.summary(10));
+    let rest = before("mov word(%rip), %rsi\n    mov $17, %edi\n");
+    let first = format!("lea message(%rip), %rdx\n    {}", "call body");
+    let body = BODY.replace("@ARGUMENTS@", rest.strip_suffix(&format!("    {CALL}")).unwrap());
+    let Some(right) = report(ARGUMENTS, (&first, &first), &body) else { return };
+    assert!(right.is_ok(), "{}", right.summary(10));
+}
+
+#[test]
+fn a_body_in_which_one_thing_is_wrong_is_seen() {
+    let wrong = [
+        ("message(%rip)", "other(%rip)"),
+        ("$17", "$18"),
+        ("mov $17, %edi\n", "\n"),
+        ("mov $17, %edi\n", "mov $17, %edi\n    inc %edi\n"),
+        ("word(%rip)", "word+1(%rip)"),
+        ("%rsi\n    mov $17, %edi\n", "%rsi\n    mov $17, %esi\n"),
+    ];
+    for (right, wrong) in wrong {
+        let input = program(&before(ARGUMENTS), &before(ARGUMENTS), "").zip(Some(ARGUMENTS.replace(right, wrong)));
+        let Some((input, arguments)) = input else { return };
+        let Some(output) = program(BOTH.0, BOTH.1, &BODY.replace("@ARGUMENTS@", &arguments)) else { return };
+        let report = check(&input, &output).unwrap();
+        assert!(!report.is_ok(), "{wrong} for {right}: {}", report.summary(10));
+    }
+}
+
+#[test]
+fn a_body_that_leads_elsewhere_is_seen() {
+    for body in [
+        BODY.replace("jmp report", "jmp first"),
+        BODY.replace("jmp report", "ret"),
+        BODY.replace("jmp report", "call report\n    ret"),
+    ] {
+        let Some(report) = report(ARGUMENTS, BOTH, &body) else { return };
+        assert!(!report.is_ok(), "{body}: {}", report.summary(10));
+    }
+}
+
+#[test]
+fn arguments_that_tell_where_the_stack_is_are_no_body() {
+    for own in ["mov %rsp, %rcx", "mov 8(%rsp), %rcx", "lea 16(%rsp), %rcx", "push %rcx\n    pop %rcx", "mov %ecx, -8(%rsp)"] {
+        let arguments = format!("{own}\n    {ARGUMENTS}");
+        let Some(report) = report(&arguments, BOTH, BODY) else { return };
+        assert!(found(&report).contains(&ViolationKind::InstructionMismatch), "{own}: {}", report.summary(10));
+    }
+}
+
+#[test]
+fn a_body_from_which_unwinders_find_another_frame_is_seen() {
+    let described = "body: .cfi_adjust_cfa_offset 8\n    @ARGUMENTS@";
+    for body in [BODY.replace(".cfi_startproc", "").replace(".cfi_endproc", ""), BODY.replace("body: @ARGUMENTS@", described)] {
+        let Some(report) = report(ARGUMENTS, BOTH, &body) else { return };
+        assert!(!report.is_ok(), "{body}: {}", report.summary(10));
+    }
+    // The frame changes between the arguments.
+    let changing = format!(".cfi_undefined rbx\n    {ARGUMENTS}");
+    let input = program(&format!("{ARGUMENTS}    .cfi_undefined rbx\n    {CALL}"), &before(ARGUMENTS), "");
+    let output = program(
+        &format!("{}\n    call body", changing.lines().next().unwrap_or("")),
+        "call body",
+        &BODY.replace("@ARGUMENTS@", ARGUMENTS),
+    );
+    let Some((input, output)) = input.zip(output) else { return };
+    let report = check(&input, &output).unwrap();
+    assert_eq!(found(&report), [ViolationKind::UnwindRow], "{}", report.summary(10));
+}
+
+#[test]
+fn what_stands_behind_a_call_of_a_body_is_compared() {
+    let input = program(&before(ARGUMENTS), &before(ARGUMENTS), "");
+    let output = program("call body\n    inc %eax", "call body", &BODY.replace("@ARGUMENTS@", ARGUMENTS));
+    let Some((input, output)) = input.zip(output) else { return };
+    let report = check(&input, &output).unwrap();
+    assert!(!report.is_ok(), "{}", report.summary(10));
+}
+
+/// `second` with an exception table in which what stands from `from` to behind the call has a landing pad.
+fn covered(arguments: &str, call: &str, from: &str) -> String {
+    let table = "
+    .pushsection .gcc_except_table, \"a\"
+.Ltable:
+    .byte 0xff, 0xff, 0x01
+    .uleb128 .Ltableend - .Lsites
+.Lsites:
+    .uleb128 @FROM@ - second
+    .uleb128 .Lreturn - @FROM@
+    .uleb128 .Lpad - second
+    .uleb128 0
+.Ltableend:
+    .popsection
+    .cfi_personality 0x1b, report
+    .cfi_lsda 0x1b, .Ltable
+    .Larguments: "
+        .replace("@FROM@", from);
+    format!("{table}{arguments}    .Lcall: {call}\n    jmp .Lreturn\n    .Lpad: dec %eax\n    .Lreturn:")
+}
+
+#[test]
+fn a_load_among_arguments_elsewhere_has_the_handlers_of_the_call() {
+    for (from, is_right) in [(".Larguments", true), (".Lcall", false)] {
+        let input = program(&before(ARGUMENTS), &covered(ARGUMENTS, CALL, from), "");
+        let body = BODY.replace("@ARGUMENTS@", ARGUMENTS);
+        let output = program("call body", &covered("", "call body", ".Lcall"), &body);
+        let Some((input, output)) = input.zip(output) else { return };
+        let report = check(&input, &output).unwrap();
+        assert_eq!(report.is_ok(), is_right, "{from}: {}", report.summary(10));
+    }
+    // What can't fault needs no handlers.
+    let without_load = ARGUMENTS.replace("mov word(%rip), %rsi", "lea word(%rip), %rsi");
+    let input = program(&before(&without_load), &covered(&without_load, CALL, ".Lcall"), "");
+    let output = program("call body", &covered("", "call body", ".Lcall"), &BODY.replace("@ARGUMENTS@", &without_load));
+    let Some((input, output)) = input.zip(output) else { return };
+    let report = check(&input, &output).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+}
+
+/// With `-fnon-call-exceptions` the fault of a load is an exception.
+#[test]
+fn a_load_that_loses_its_landing_pad_is_seen() {
+    let with = |from: &str| program(&before(ARGUMENTS), &covered(ARGUMENTS, CALL, from), "");
+    let Some((all, call)) = with(".Larguments").zip(with(".Lcall")) else { return };
+    for (input, output, is_right) in [(&all, &all, true), (&call, &call, true), (&all, &call, false)] {
+        let report = check(input, output).unwrap();
+        assert_eq!(found(&report), if is_right { vec![] } else { vec![ViolationKind::CallSite] }, "{}", report.summary(10));
+    }
+}

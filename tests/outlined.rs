@@ -1,0 +1,274 @@
+//! Arguments that calls have alike, put where these calls lead: what the program does, what unwinders, debuggers and handlers find there, and what becomes of it when it is relinked again.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{End, SUCCESS, compile, installed, relift, relift_succeeds, run, skipped};
+
+/// Functions that call `report` with arguments of which most are alike, and go on each in its own way. `REPORT` says what `report` does.
+const CALLS: &str = r#"
+#include <stdint.h>
+#include <stdio.h>
+#include <unwind.h>
+static uintptr_t top;
+static volatile long noted;
+static long table[8] = {3, 1, 4, 1, 5, 9, 2, 6};
+static _Unwind_Reason_Code one(struct _Unwind_Context *context, void *depth) {
+    uintptr_t frame = _Unwind_GetCFA(context);
+    if (++*(int *)depth > 1 && frame <= top) printf(" %ld", (long)(top - frame));
+    return frame < top ? _URC_NO_REASON : _URC_END_OF_STACK;
+}
+__attribute__((noipa)) static long report(long x, const char *text, long kind, long level, const long *where) {
+    int depth = 0;
+    printf("%s %ld %ld %ld %ld", text, x, kind, level, *where);
+    _Unwind_Backtrace(one, &depth);
+    printf("\n");
+    return x + kind;
+}
+#define F(n) __attribute__((noipa)) static long f##n(long a) { \
+    long x = a * n; \
+    if (x & 1) x = x * 3 + report(x, "an odd number", 17, 23, &table[3]); \
+    if (x & 2) x ^= report(x + n, "an odd number", 17, 23, &table[3]) * n; \
+    if (x & 4) noted += n, x -= report(a, "a square", 19, 29, &table[5]); \
+    return x ^ report(x, "a square", 19, 29, &table[5]) << (n & 3); }
+F(3) F(5) F(7) F(11) F(13) F(17)
+int main(void) {
+    top = (uintptr_t)__builtin_dwarf_cfa();
+    long sum = f3(1) + f5(2) + f7(3) + f11(4) + f13(5) + f17(6) + f3(f5(7));
+    printf("%ld %ld\n", sum, (long)noted);
+    return 42;
+}
+"#;
+
+/// Each instruction of `traced` and of what it calls raises a signal, whose handler unwinds to `main` from there.
+const STEPS: &str = r#"
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <unwind.h>
+static uintptr_t top;
+static volatile long noted, num_steps, num_lost;
+static long table[8] = {3, 1, 4, 1, 5, 9, 2, 6};
+static _Unwind_Reason_Code one(struct _Unwind_Context *context, void *found) {
+    uintptr_t frame = _Unwind_GetCFA(context);
+    *(int *)found |= frame == top;
+    return frame < top ? _URC_NO_REASON : _URC_END_OF_STACK;
+}
+static void trap(int signal) { int found = 0; (void)signal; _Unwind_Backtrace(one, &found); num_steps++; num_lost += !found; }
+__attribute__((noipa)) static long report(long x, const char *text, long kind, long level, const long *where) { noted += x; return text[x & 3] + kind * level + *where; }
+#define F(n) __attribute__((noipa)) static long f##n(long a) { \
+    long x = a * n; \
+    if (x & 1) x = x * 3 + report(x, "an odd number", 17, 23, &table[3]); \
+    if (x & 2) x ^= report(x + n, "an odd number", 17, 23, &table[3]) * n; \
+    if (x & 4) noted += n, x -= report(a, "a square", 19, 29, &table[5]); \
+    return x ^ report(x, "a square", 19, 29, &table[5]) << (n & 3); }
+F(3) F(5) F(7) F(11) F(13) F(17)
+__attribute__((noinline)) static long traced(long i) { return f3(i) + f5(i + 1) + f7(i + 2) + f11(i + 3) + f13(i + 4) + f17(i + 5); }
+int main(int count, char **arguments) {
+    // What takes room by a number counts its frame from a register that `pushfq` leaves alone.
+    volatile char *room = __builtin_alloca(16 * count);
+    room[0] = 1;
+    top = (uintptr_t)__builtin_dwarf_cfa();
+    signal(SIGTRAP, trap);
+    raise(SIGTRAP);
+    __asm__ volatile("pushfq; orq $256, (%%rsp); popfq" ::: "memory", "cc");
+    long sum = traced(1);
+    __asm__ volatile("pushfq; andq $-257, (%%rsp); popfq" ::: "memory", "cc");
+    __asm__ volatile("pushfq; orq $256, (%%rsp); popfq" ::: "memory", "cc");
+    sum += traced(4);
+    __asm__ volatile("pushfq; andq $-257, (%%rsp); popfq" ::: "memory", "cc");
+    printf("%ld %ld, lost %ld\n", sum, (long)noted, (long)num_lost);
+    return num_steps > 300 ? 42 : 1;
+}
+"#;
+
+/// Exceptions come out of `report`, and out of loads among its arguments, each inside and outside of what catches them.
+const EXCEPTIONS: &str = r#"
+#include <csignal>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+static volatile long noted;
+static long table[8] = {3, 1, 4, 1, 5, 9, 2, 6};
+static long *volatile nowhere = nullptr, *volatile somewhere = table + 2;
+struct Guard { long x; __attribute__((noinline)) ~Guard() { noted = noted * 31 + x; std::printf("~%ld ", x); } };
+// Not all functions have something to clean up.
+__attribute__((noinline)) static unsigned plain(unsigned x) { return x * 77 >> 3; }
+static void fault(int) { sigset_t set; sigemptyset(&set); sigaddset(&set, SIGSEGV); sigprocmask(SIG_UNBLOCK, &set, nullptr); throw std::runtime_error("nowhere"); }
+__attribute__((noinline)) static long report(long x, const char *text, long kind, long level, long word) {
+    noted += plain(x);
+    if (x % 3 == 0) throw std::runtime_error("three " + std::to_string(x));
+    if (x % 5 == 0) throw x;
+    return text[x & 3] + kind * level + word;
+}
+#define F(n) __attribute__((noinline)) static long f##n(long a, long *at) { \
+    Guard guard{n}; long x = a * n + 1; \
+    try { if (x & 1) x += report(x, "an odd number", 17, 23, *at); } catch (long thrown) { std::printf("caught %ld ", thrown); x ^= thrown; } \
+    if (x & 2) x = x * n - report(x, "an odd number", 17, 23, *at); \
+    try { Guard other{x & 7}; x ^= report(a + n, "a square", 19, 29, *at) << 1; } catch (const std::runtime_error &error) { std::printf("%s ", error.what()); x++; } \
+    return x + report(x | 1, "a square", 19, 29, *at) * n; }
+F(2) F(7) F(11) F(13)
+static long call(int which, long a, long *at) { return which == 0 ? f2(a, at) : which == 1 ? f7(a, at) : which == 2 ? f11(a, at) : f13(a, at); }
+int main() {
+    std::signal(SIGSEGV, fault);
+    long sum = 0;
+    for (int i = 0; i < 64; i++) {
+        try { sum += call(i & 3, i, i % 7 == 3 ? nowhere : somewhere); }
+        catch (const std::exception &error) { std::printf("out: %s\n", error.what()); sum ^= i; }
+        catch (long thrown) { std::printf("out: %ld\n", thrown); }
+    }
+    std::printf("%ld %ld\n", sum, (long)noted);
+    return 42;
+}
+"#;
+
+fn built(text: &str, (compiler, extension): (&str, &str), flags: &[&str], folder: &Path) -> PathBuf {
+    let (source, input) = (folder.join(format!("program.{extension}")), folder.join("input"));
+    std::fs::write(&source, text).expect("the scratch folder can be written");
+    // Tails that functions share would leave little here.
+    let flags = [&["-O2", "-fPIE", "-pie", "-w"], flags].concat();
+    compile(compiler, &flags, &[&source], &input).unwrap_or_else(|error| panic!("{error}"));
+    input
+}
+
+/// How many calls lead to arguments that they have alike, in what `shrink` makes of a program.
+fn shrunk(input: &Path, output: &Path, options: &[&str], folder: &Path) -> i64 {
+    let mut command = relift();
+    command.args(["shrink", "--verify", "--json"]).args(options).arg(input).arg("-o").arg(output);
+    let said = relift_succeeds(&mut command, folder);
+    let report: serde_json::Value = serde_json::from_slice(&said.stdout).expect("--json prints JSON");
+    let warned = report["warnings"].to_string();
+    assert!(!warned.contains("checker"), "{warned}");
+    let technique = report["techniques"].as_array().into_iter().flatten().find(|saving| saving["technique"] == "outline");
+    technique.and_then(|saving| saving["count"].as_i64()).unwrap_or(0)
+}
+
+/// The program without what tails do, which would leave less to this.
+fn outlined(input: &Path, folder: &Path) -> PathBuf {
+    let output = folder.join("output");
+    let count = shrunk(input, &output, &["--skip", "tails"], folder);
+    assert!(count >= 10, "{count} calls lead to what they have alike");
+    output
+}
+
+/// What both say, which is the same.
+fn said(input: &Path, output: &Path, folder: &Path) -> String {
+    let (before, after) = (run(&mut Command::new(input), folder), run(&mut Command::new(output), folder));
+    assert_eq!(before.end, End::Exit(SUCCESS), "{before:?}");
+    assert_eq!(before, after);
+    before.stdout_text()
+}
+
+#[test]
+fn frames_lie_where_they_did_for_calls_that_lead_to_their_arguments() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    for compiler in support::c_compilers() {
+        let input = built(CALLS, (compiler, "c"), &[], folder.path());
+        let output = outlined(&input, folder.path());
+        let text = said(&input, &output, folder.path());
+        assert!(text.lines().filter(|line| line.ends_with(" 0")).count() > 15, "every walk ends in main: {text}");
+        // With all techniques, and what is without them.
+        shrunk(&input, &output, &[], folder.path());
+        said(&input, &output, folder.path());
+        let text = String::from_utf8_lossy(&std::fs::read(&output).expect("it was written")).into_owned();
+        assert!(text.contains("outlined.relift.1") && !text.contains("main.relift"), "it has a name of its own");
+        assert_eq!(shrunk(&input, &output, &["--skip", "outline"], folder.path()), 0);
+    }
+}
+
+#[test]
+fn main_is_found_from_every_instruction_of_arguments_elsewhere() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = built(STEPS, (support::c_compilers()[0], "c"), &[], folder.path());
+    let output = outlined(&input, folder.path());
+    // A jump more is a step more.
+    let (before, after) = (run(&mut Command::new(&input), folder.path()), run(&mut Command::new(&output), folder.path()));
+    assert_eq!(before.end, End::Exit(SUCCESS), "{before:?}");
+    assert_eq!(before, after);
+    assert!(before.stdout_text().ends_with("lost 0\n"), "{before:?}");
+}
+
+#[test]
+fn exceptions_out_of_arguments_and_out_of_what_is_called_arrive_where_they_did() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    for compiler in ["g++", "clang++"] {
+        if !installed(compiler) {
+            skipped(&format!("{compiler}: it is not installed"));
+            continue;
+        }
+        let input = built(EXCEPTIONS, (compiler, "cpp"), &["-fnon-call-exceptions"], folder.path());
+        let output = outlined(&input, folder.path());
+        let text = said(&input, &output, folder.path());
+        for thrown in ["out: three", "out: nowhere", "caught ", "nowhere ~", "three "] {
+            assert!(text.contains(thrown) || compiler != "g++", "{thrown} is among what is thrown: {text}");
+        }
+    }
+}
+
+#[test]
+fn debuggers_find_main_from_what_is_called_through_arguments_elsewhere() {
+    if !installed("gdb") {
+        skipped("gdb is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = built(CALLS, (support::c_compilers()[0], "c"), &["-g"], folder.path());
+    let output = outlined(&input, folder.path());
+    let frames = |program: &Path| {
+        let mut command = Command::new("gdb");
+        command.args(["-nx", "-batch", "-ex", "set debuginfod enabled off", "-ex", "break report", "-ex", "run"]);
+        for _ in 0..15 {
+            command.args(["-ex", "backtrace", "-ex", "continue"]);
+        }
+        let text = run(command.arg(program), folder.path()).stdout_text();
+        let names = text.lines().filter(|line| line.starts_with('#')).filter_map(|line| line.split(" (").next());
+        names.filter_map(|line| line.split_whitespace().last().map(str::to_owned)).collect::<Vec<String>>()
+    };
+    let (before, after) = (frames(&input), frames(&output));
+    assert_eq!(before.iter().filter(|name| *name == "main").count(), 15, "{before:?}");
+    assert_eq!(before, after);
+}
+
+#[test]
+fn arguments_elsewhere_are_relinked_again() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let again = folder.path().join("again");
+    for text in [CALLS, STEPS] {
+        let input = built(text, (support::c_compilers()[0], "c"), &[], folder.path());
+        let output = outlined(&input, folder.path());
+        for form in [&["shrink"][..], &["optimize"], &["optimize", "--shuffle", "1"], &["optimize", "--shuffle", "2"]] {
+            let mut command = relift();
+            relift_succeeds(command.args(form).arg(&output).arg("-o").arg(&again), folder.path());
+            said(&input, &again, folder.path());
+        }
+    }
+}
+
+#[test]
+fn what_is_in_loops_and_what_ran_keeps_its_arguments() {
+    const LOOPS: &str = "#include <stdio.h>
+        __attribute__((noinline)) static long report(long x, const char *text, long kind, long level) { return text[x & 3] + kind * level; }
+        #define F(n) __attribute__((noipa)) static long f##n(long a) { long x = a; \\
+            for (long i = 0; i < a + n; i++) x = x * n + report(x, \"an odd number\", 17, 23); return x; }
+        F(3) F(5) F(7) F(11)
+        int main(int count, char **arguments) { printf(\"%ld\\n\", f3(count) + f5(count) + f7(count) + f11(count)); return 42; }";
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let compiler = support::c_compilers()[0];
+    let output = folder.path().join("output");
+    let input = built(LOOPS, (compiler, "c"), &[], folder.path());
+    assert_eq!(shrunk(&input, &output, &[], folder.path()), 0);
+    let input = built(CALLS, (compiler, "c"), &[], folder.path());
+    let profile = folder.path().join("profile.rlp");
+    let counting = folder.path().join("counting");
+    let mut command = relift();
+    relift_succeeds(command.arg("instrument").arg(&input).arg("-o").arg(&counting).arg("--profile").arg(&profile), folder.path());
+    assert_eq!(run(&mut Command::new(&counting), folder.path()).end, End::Exit(SUCCESS));
+    let profile = profile.to_str().expect("the scratch folder has a plain name");
+    let without = shrunk(&input, &output, &["--skip", "tails"], folder.path());
+    let with = shrunk(&input, &output, &["--skip", "tails", "-p", profile], folder.path());
+    assert!(with < without, "{with} of {without} calls did not run");
+    said(&input, &output, folder.path());
+}
