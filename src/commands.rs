@@ -13,6 +13,7 @@ mod separate;
 mod shrink;
 mod train;
 
+use lifter::lift::Undescribed;
 use std::process::ExitCode;
 
 pub(crate) use bolt::door::parse;
@@ -89,4 +90,13 @@ fn print(text: &str) -> Result<()> {
 fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).map_err(|e| Failure::new(format!("can't print JSON: {e}")))?;
     print(&(text + "\n"))
+}
+
+/// What less is done where less is believed of code without unwind entries.
+fn less_of(undescribed: Undescribed) -> Option<&'static str> {
+    match undescribed {
+        Undescribed::Sought => None,
+        Undescribed::Doubted => Some("what may be named by code that nothing reaches stays as it is"),
+        Undescribed::Stays => Some("code without unwind entries stays as it is"),
+    }
 }

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use lifter::elf::Unwind;
-use lifter::ir::Program;
-use lifter::lift::{self, LiftOptions};
+use lifter::ir::{FuncData, Program};
+use lifter::lift::{self, LiftOptions, Undescribed};
 use lifter::{Image, verify};
 use profiles::Weights;
 use rewriter::edit::EditPlan;
@@ -23,6 +23,15 @@ use crate::timing::Timing;
 pub(crate) struct Lifted<'a> {
     pub(crate) image: Image<'a>,
     pub(crate) program: Program,
+}
+
+impl Lifted<'_> {
+    /// Whether code moves that neither unwind entries nor relocations speak for.
+    pub(crate) fn moves_undescribed(&self) -> bool {
+        let ranges = |func: &FuncData| &self.program.ranges[func.ranges.as_usize()];
+        let is_described = |func: &FuncData| ranges(func).iter().all(|range| range.fde.is_some());
+        self.program.funcs.values().any(|func| func.is_movable() && !is_described(func))
+    }
 }
 
 /// Bytes to image.
@@ -50,11 +59,17 @@ pub(crate) fn lift_with<'a>(
 }
 
 /// As `lift`, for an output with less code in it.
-pub(crate) fn lift_to_shrink<'a>(path: &Path, bytes: &'a [u8], verify: bool, timing: &mut Timing) -> Result<Lifted<'a>> {
+pub(crate) fn lift_to_shrink<'a>(
+    path: &Path,
+    bytes: &'a [u8],
+    undescribed: Undescribed,
+    verify: bool,
+    timing: &mut Timing,
+) -> Result<Lifted<'a>> {
     timing.phase("lift", |timing| {
         let mut image = timing.phase("read ELF", |_| read(path, bytes))?;
         image.moves_fini = true;
-        lift_image(path, image, LiftOptions::default(), verify, timing)
+        lift_image(path, image, LiftOptions { undescribed, ..LiftOptions::default() }, verify, timing)
     })
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use lifter::entity::{Block, EntityId, Func};
-use lifter::ir::{FuncData, PinReason, Program};
+use lifter::ir::{FuncData, PinReason};
 use lifter::lift::{LiftOptions, Undescribed};
 use profiles::Weights;
 use rewriter::debug;
@@ -174,22 +174,12 @@ pub(crate) fn optimize(job: &Job<'_>, timing: &mut Timing) -> Result<Done> {
     for (fold, undescribed) in less.into_iter().filter(is_less) {
         let job = Job { order: job.order.clone(), fold, undescribed, ..*job };
         if let Ok(mut done) = optimize_once(&job, &mut false, timing) {
-            let consequence = match undescribed {
-                Undescribed::Sought => "functions that do the same keep a body each",
-                Undescribed::Doubted => "what may be named by code that nothing reaches stays as it is",
-                Undescribed::Stays => "code without unwind entries stays as it is",
-            };
+            let consequence = super::less_of(undescribed).unwrap_or("functions that do the same keep a body each");
             done.report.warnings.push(format!("{consequence}: {failure}"));
             return Ok(done);
         }
     }
     Err(failure)
-}
-
-/// Whether code moves that neither unwind entries nor relocations speak for.
-fn moves_undescribed(program: &Program) -> bool {
-    let is_described = |func: &FuncData| program.ranges[func.ranges.as_usize()].iter().all(|range| range.fde.is_some());
-    program.funcs.values().any(|func| func.is_movable() && !is_described(func))
 }
 
 fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing) -> Result<Done> {
@@ -202,7 +192,7 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
     let debug_file = debug_files.as_ref().map(|paths| paths.parse(&lifted.image)).transpose()?;
     let separate = debug_files.as_ref().zip(debug_file.as_ref()).map(|(paths, file)| paths.wanted(file)).transpose()?;
     let wanted = debug::Wanted { mode, separate };
-    *has_undescribed = moves_undescribed(&lifted.program);
+    *has_undescribed = lifted.moves_undescribed();
     let mut warnings = Vec::new();
     let (weights, quality) = match job.profiles {
         [] => (Weights::default(), None),

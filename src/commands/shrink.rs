@@ -5,6 +5,7 @@ mod finish;
 
 use std::process::ExitCode;
 
+use lifter::lift::Undescribed;
 use rewriter::debug;
 use rewriter::plan::Filling;
 
@@ -41,25 +42,36 @@ pub(crate) fn run(args: &Shrink, style: Style, timing: &mut Timing) -> Result<Ex
 
 /// Where the checker can't follow all techniques (it finds less than was known, or relift is wrong), those that change most are left out.
 fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut Timing) -> Result<Report> {
-    let mut result = shrink(args, debug_files, timing);
+    let mut has_undescribed = false;
+    let mut result = shrink(args, Undescribed::Sought, debug_files, &mut has_undescribed, timing);
     if result.is_err() {
         // Without a file, or with one that is no program, nothing else would do.
         let input = &args.rewrite.input;
         driver::read(input, &files::read(input)?)?;
     }
     let mut args = args.clone();
-    for less in [Less::Stripping, Less::Outline, Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries] {
+    let mut with_all = args.clone();
+    let doubts = [Undescribed::Doubted, Undescribed::Stays].into_iter().filter(|_| has_undescribed).map(Less::Undescribed);
+    let last = [Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries];
+    for less in [Less::Stripping, Less::Outline].into_iter().chain(doubts).chain(last) {
         let failure = match result {
             Err(failure) if !failure.is_of_debug_file => failure,
             result => return result,
         };
-        result = match less.leave_out(&mut args) {
-            false => Err(failure),
-            true => shrink(&args, debug_files, timing).map(|mut report| {
+        let tried = match less {
+            Less::Undescribed(undescribed) => Some((&with_all, undescribed)),
+            _ => less.leave_out(&mut args).then_some((&args, Undescribed::Sought)),
+        };
+        result = match tried {
+            None => Err(failure),
+            Some((args, undescribed)) => shrink(args, undescribed, debug_files, &mut false, timing).map(|mut report| {
                 report.warnings.push(format!("{}: {failure}", less.consequence()));
                 report
             }),
         };
+        if matches!(less, Less::Stripping) {
+            with_all = args.clone();
+        }
     }
     result
 }
@@ -67,6 +79,8 @@ fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut T
 /// What is left out where the checker can't follow everything.
 #[derive(Copy, Clone, Debug)]
 enum Less {
+    /// No technique, but less is believed of code without unwind entries.
+    Undescribed(Undescribed),
     Outline,
     Tails,
     Folding,
@@ -76,9 +90,10 @@ enum Less {
 }
 
 impl Less {
-    /// Whether that is any less.
+    /// Whether there are techniques that are less.
     fn leave_out(self, args: &mut Shrink) -> bool {
         match self {
+            Less::Undescribed(_) => false,
             Less::Stripping => std::mem::take(&mut args.strip),
             Less::Outline => skip(args, &[Technique::Outline]),
             Less::Tails => skip(args, &[Technique::Tails]),
@@ -90,6 +105,7 @@ impl Less {
 
     fn consequence(self) -> &'static str {
         match self {
+            Less::Undescribed(undescribed) => super::less_of(undescribed).unwrap_or("nothing is left out"),
             Less::Outline => "calls keep their arguments",
             Less::Tails => "blocks that go on alike keep a copy each",
             Less::Folding => "functions that do the same keep a body each",
@@ -115,7 +131,13 @@ struct Job<'j> {
     wanted: debug::Wanted<'j>,
 }
 
-fn shrink(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut Timing) -> Result<Report> {
+fn shrink(
+    args: &Shrink,
+    undescribed: Undescribed,
+    debug_files: Option<&Paths<'_>>,
+    has_undescribed: &mut bool,
+    timing: &mut Timing,
+) -> Result<Report> {
     let input = &args.rewrite.input;
     let bytes = files::read(input)?;
     let mut report = Report::new(&args.rewrite, bytes.len() as u64);
@@ -127,8 +149,9 @@ fn shrink(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut Timing) -
     let linked = debug_files.map(|paths| paths.linked(&args.rewrite, &bytes)).transpose()?;
     let mode = args.rewrite.debug.unwrap_or(DebugInformation::Drop).mode();
     let job = Job { args, unchanged: linked.as_deref().unwrap_or(&bytes), wanted: debug::Wanted { mode, separate } };
-    let mut finished = match driver::lift_to_shrink(input, &bytes, args.rewrite.verify, timing) {
+    let mut finished = match driver::lift_to_shrink(input, &bytes, undescribed, args.rewrite.verify, timing) {
         Ok(mut lifted) => {
+            *has_undescribed = lifted.moves_undescribed();
             memory::give_back();
             let finished = shrink_program(job, &mut lifted, timing, &mut report.warnings)?;
             report.set_coverage(&lifted.program);
