@@ -1,7 +1,7 @@
 //! `cargo xtask suites`: real test-suites on relinked programs and libraries.
 //!
 //! A suite names the files that it relinks and a script. Each file is laid out at random with `relift optimize --shuffle --verify` (or in its
-//! order, without a profile), which runs the independent checker too. The script then runs twice, each time in a mount namespace of its own, at the same paths: once with the
+//! order, without a profile, or made smaller by `relift shrink`), which runs the independent checker too. The script then runs twice, each time in a mount namespace of its own, at the same paths: once with the
 //! originals, once with the outputs mounted in their places (or put in a private folder of libraries). It leaves its results in a folder, and
 //! both folders must hold the same cases with the same bytes. Where one differs, the originals run again, up to three times: where these
 //! already say two things, numbers are left out of the comparison. The system's own files are never changed.
@@ -35,8 +35,11 @@ pub(crate) struct SuitesArgs {
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     shuffle: u64,
     /// Lay everything out in its order, as without a profile, in place of at random
-    #[arg(long)]
+    #[arg(long, conflicts_with = "shrink")]
     in_order: bool,
+    /// Make everything smaller, by `relift shrink`, in place of laying it out at random
+    #[arg(long)]
+    shrink: bool,
     /// Leave the checker out: where it takes too long, or gives an alarm that is known to be false
     #[arg(long)]
     no_check: bool,
@@ -67,11 +70,53 @@ record() {
 }
 "#;
 
+/// What is done to the files before the suites run on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Treatment {
+    /// `relift optimize --shuffle SEED`.
+    Shuffled(u64),
+    /// `relift optimize` without a profile.
+    InOrder,
+    /// `relift shrink`, which keeps debug information true.
+    Shrunk,
+}
+
+impl Treatment {
+    /// The command, without the files.
+    pub(crate) fn command(self) -> Vec<String> {
+        match self {
+            Treatment::Shuffled(seed) => vec!["optimize".into(), "--shuffle".into(), seed.to_string()],
+            Treatment::InOrder => vec!["optimize".into()],
+            Treatment::Shrunk => vec!["shrink".into(), "--debug".into(), "update".into()],
+        }
+    }
+
+    /// The argument of `cargo xtask suites` that asks for it.
+    pub(crate) fn argument(self) -> String {
+        match self {
+            Treatment::Shuffled(seed) => format!("--shuffle {seed}"),
+            Treatment::InOrder => "--in-order".into(),
+            Treatment::Shrunk => "--shrink".into(),
+        }
+    }
+}
+
+impl SuitesArgs {
+    fn treatment(&self) -> Treatment {
+        if self.shrink {
+            Treatment::Shrunk
+        } else if self.in_order {
+            Treatment::InOrder
+        } else {
+            Treatment::Shuffled(self.shuffle)
+        }
+    }
+}
+
 /// What all suites share.
 pub(crate) struct Context {
     pub(crate) relift: PathBuf,
-    pub(crate) seed: u64,
-    pub(crate) in_order: bool,
+    pub(crate) treatment: Treatment,
     pub(crate) check: bool,
     /// Where sources are fetched to, once for all runs.
     pub(crate) directory: PathBuf,
@@ -89,8 +134,7 @@ pub(crate) fn run(args: &SuitesArgs) -> Result {
     let absolute = |path: &Path| std::path::absolute(path).map_err(|error| format!("cannot resolve {}: {error}", path.display()));
     let context = Context {
         relift: absolute(&relift)?,
-        seed: args.shuffle,
-        in_order: args.in_order,
+        treatment: args.treatment(),
         check: !args.no_check,
         directory: absolute(&directory)?,
     };

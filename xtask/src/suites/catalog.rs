@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Context, prepare};
+use super::{Context, Treatment, prepare};
 use crate::shell::Result;
 
 pub(super) struct Suite {
@@ -189,7 +189,7 @@ fn gdb(context: &Context, folder: &Path) -> Result<Plan> {
     let built = prepare::build(folder, include_str!("scripts/exceptions-build.sh"), &[], context)?;
     let mut subjects = installed(&["/usr/bin/gdb", "/usr/bin/perl", "/usr/bin/python3"])?;
     subjects.extend(["libthrower.so", "catcher", "catcher-fixed"].iter().map(|name| over_itself(&built.join(name))));
-    let layout = if context.in_order { "in-order" } else { "shuffled" };
+    let layout = if context.treatment == Treatment::InOrder { "in-order" } else { "in-pieces" };
     Ok(Plan { subjects, script: include_str!("scripts/gdb.sh"), arguments: strings(&[layout]), ..Plan::default() })
 }
 
@@ -251,14 +251,17 @@ fn rustc(_context: &Context, _folder: &Path) -> Result<Plan> {
     Ok(Plan { subjects, script: include_str!("scripts/rustc.sh"), arguments, ..Plan::default() })
 }
 
-fn relift(context: &Context, folder: &Path) -> Result<Plan> {
+/// The seed that relift, relinked, lays out others by.
+const SEED_WITHIN: u64 = 2;
+
+fn relift(_context: &Context, folder: &Path) -> Result<Plan> {
     let tests = prepare::own_tests()?;
     let program = crate::repository_root().join("target/release/relift");
     // What is relinked is a copy, so that the tests' program may be built anew.
     let copy = prepare::copy_of(&program, folder)?;
     let subject = Subject { file: copy, place: Place::Mounted(program.clone()) };
     let root = crate::repository_root().display().to_string();
-    let mut arguments = vec![program.display().to_string(), root, (context.seed + 1).to_string()];
+    let mut arguments = vec![program.display().to_string(), root, SEED_WITHIN.to_string()];
     arguments.extend(tests);
     Ok(Plan { subjects: vec![subject], script: include_str!("scripts/relift.sh"), arguments, ..Plan::default() })
 }

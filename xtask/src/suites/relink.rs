@@ -23,7 +23,7 @@ pub(super) struct Output {
     /// None if nothing was written.
     pub(super) file: Option<PathBuf>,
     pub(super) outcome: Outcome,
-    /// What `relift optimize --json` printed.
+    /// What `relift --json` printed.
     pub(super) said: Value,
 }
 
@@ -65,11 +65,8 @@ impl Relinker<'_> {
         let (stdout, stderr) = (self.folder.join("relift.out"), self.folder.join("relift.err"));
         let create = |path: &Path| fs::File::create(path).map_err(|error| format!("cannot make {}: {error}", path.display()));
         let mut command = Command::new(&self.context.relift);
-        command.arg("optimize").arg(input).arg("-o").arg(output);
+        command.args(self.context.treatment.command()).arg(input).arg("-o").arg(output);
         command.args(["--verify", "--json"]);
-        if !self.context.in_order {
-            command.arg("--shuffle").arg(self.context.seed.to_string());
-        }
         if !check {
             command.arg("--no-check");
         }

@@ -109,9 +109,9 @@ pub(super) fn write(rows: &[Row], prefix: &Path, context: &Context) -> Result<St
 }
 
 fn markdown(rows: &[Row], context: &Context) -> String {
-    let layout = if context.in_order { "--in-order".into() } else { format!("--shuffle {}", context.seed) };
+    let treatment = context.treatment.argument();
     let check = if context.check { "" } else { " --no-check" };
-    let mut text = format!("`cargo xtask suites {layout}{check}`: what originals and outputs do, at the same paths.\n\n");
+    let mut text = format!("`cargo xtask suites {treatment}{check}`: what originals and outputs do, at the same paths.\n\n");
     text += "| suite | relinked | cases | equal | different | unsteady | seconds (two runs) |\n| --- | --- | ---: | ---: | ---: | ---: | ---: |\n";
     for row in rows {
         let (cases, equal, different, unsteady) = row.counts();
@@ -173,6 +173,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::suites::Treatment;
 
     fn row(outcome: Outcome, different: &[&str]) -> Row {
         let output = Output { of: PathBuf::from("/usr/bin/x"), file: None, outcome, said: Value::Null };
@@ -191,7 +192,8 @@ mod tests {
 
     #[test]
     fn the_table_counts_cases_and_names_what_differs() {
-        let context = Context { relift: PathBuf::new(), seed: 3, in_order: false, check: true, directory: PathBuf::new() };
+        let context =
+            Context { relift: PathBuf::new(), treatment: Treatment::Shuffled(3), check: true, directory: PathBuf::new() };
         let text = markdown(&[row(Outcome::Relinked, &["b"])], &context);
         assert!(text.starts_with("`cargo xtask suites --shuffle 3`"), "{text}");
         assert!(text.contains("| **s**: a | x | 2 | 1 | 1 | 0 | 1 |"), "{text}");
