@@ -250,6 +250,8 @@ pub(crate) enum Transform {
     Schedule,
     /// Leave out `endbr64` where no tracked indirect branch can arrive.
     Endbr,
+    /// Call functions of the file straight, not through words that never change.
+    DirectCalls,
 }
 
 impl Transform {

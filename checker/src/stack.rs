@@ -1,4 +1,4 @@
-//! Whether an instruction can tell where the stack is.
+//! Whether an instruction can tell where the stack is, and whether another does the same where the stack pointer is lower.
 //!
 //! What pushes, pops or leaves is told by its name. Of the rest, the disassembler's details name all registers that an instruction reads,
 //! writes or addresses by, those that no operand shows among them. They are asked for a few instructions only, so the engine with
@@ -6,6 +6,7 @@
 
 use std::cell::OnceCell;
 
+use capstone::Insn;
 use capstone::arch::x86::{X86InsnGroup, X86OperandType, X86Reg};
 use capstone::prelude::*;
 
@@ -20,15 +21,110 @@ pub(crate) struct StackUse(OnceCell<Option<Capstone>>);
 impl StackUse {
     /// Whether the instruction that `bytes` begin with neither uses the stack pointer nor leaves.
     pub(crate) fn is_free(&self, bytes: &[u8], address: u64) -> bool {
-        let engine = self.0.get_or_init(|| Capstone::new().x86().mode(arch::x86::ArchMode::Mode64).detail(true).build().ok());
-        engine.as_ref().is_some_and(|engine| is_free(engine, bytes, address).unwrap_or(false))
+        self.engine().is_some_and(|engine| is_free(engine, bytes, address).unwrap_or(false))
+    }
+
+    /// Whether `lower` does, with the stack pointer `depth` bytes lower, what `bytes` do: read or write the frame at or above the stack pointer, or take an address there, and
+    /// know nothing else of the stack.
+    pub(crate) fn is_same_below(&self, bytes: &[u8], lower: &[u8], depth: i64) -> bool {
+        self.engine().is_some_and(|engine| is_same_below(engine, bytes, lower, depth).unwrap_or(false))
+    }
+
+    fn engine(&self) -> Option<&Capstone> {
+        self.0.get_or_init(|| Capstone::new().x86().mode(arch::x86::ArchMode::Mode64).detail(true).build().ok()).as_ref()
     }
 }
 
-fn is_free(engine: &Capstone, bytes: &[u8], address: u64) -> Option<bool> {
+/// An instruction that addresses by the stack pointer, and does nothing else with it.
+struct InFrame {
+    /// Of the address, from the stack pointer.
+    displacement: i64,
+    /// All bytes but those of the displacement, with what says how long it is taken from the byte of addressing modes.
+    others: Vec<u8>,
+}
+
+/// The escape byte of EVEX, whose displacements count in larger units.
+const EVEX: u8 = 0x62;
+const LEGACY_PREFIXES: [u8; 11] = [0x26, 0x2e, 0x36, 0x3e, 0x64, 0x65, 0x66, 0x67, 0xf0, 0xf2, 0xf3];
+
+fn is_same_below(engine: &Capstone, bytes: &[u8], lower: &[u8], depth: i64) -> Option<bool> {
+    let lower = in_frame(engine, lower)?;
+    let expected = match copied_to(bytes) {
+        Some(register) => InFrame { displacement: 0, others: address_to(register).to_vec() },
+        None => in_frame(engine, bytes)?,
+    };
+    Some(expected.displacement >= 0 && lower.displacement == expected.displacement + depth && lower.others == expected.others)
+}
+
+/// The register that gets the stack pointer, if that is what an instruction does.
+fn copied_to(bytes: &[u8]) -> Option<u8> {
+    let &[rex @ (0x48 | 0x49), 0x89, modes] = bytes else { return None };
+    (modes & 0o370 == 0o340).then_some((rex & 1) << 3 | modes & 7)
+}
+
+/// What [`InFrame::others`] are where a register gets an address in the frame, without an index.
+fn address_to(register: u8) -> [u8; 4] {
+    [0x48 | register >> 3 << 2, 0x8d, (register & 7) << 3 | 4, 0x24]
+}
+
+/// What the disassembler says of the instruction that `bytes` are, handed to `tell`.
+fn decode<T>(
+    engine: &Capstone,
+    bytes: &[u8],
+    address: u64,
+    tell: impl FnOnce(&Insn<'_>, &InsnDetail<'_>) -> Option<T>,
+) -> Option<T> {
     let found = engine.disasm_count(bytes, address, 1).ok()?;
     let inst = found.iter().next().filter(|inst| inst.bytes().len() == bytes.len())?;
-    let detail = engine.insn_detail(inst).ok()?;
+    tell(inst, &engine.insn_detail(inst).ok()?)
+}
+
+fn is_free(engine: &Capstone, bytes: &[u8], address: u64) -> Option<bool> {
+    decode(engine, bytes, address, |inst, detail| {
+        let is_named = detail.arch_detail().x86()?.operands().any(|operand| match operand.op_type {
+            X86OperandType::Reg(register) => is_stack(register),
+            X86OperandType::Mem(memory) => is_stack(memory.base()) || is_stack(memory.index()),
+            _ => false,
+        });
+        let is_implied = detail.regs_read().iter().chain(detail.regs_write()).any(|&register| is_stack(register));
+        Some(!leaves_or_pushes(inst, detail) && !is_implied && !is_named)
+    })
+}
+
+fn in_frame(engine: &Capstone, bytes: &[u8]) -> Option<InFrame> {
+    let opcode = bytes.iter().find(|byte| !LEGACY_PREFIXES.contains(byte));
+    decode(engine, bytes, 0, |inst, detail| {
+        if leaves_or_pushes(inst, detail) || detail.regs_write().iter().any(|&written| is_stack(written)) || opcode == Some(&EVEX)
+        {
+            return None;
+        }
+        let arch = detail.arch_detail();
+        let x86 = arch.x86()?;
+        let mut is_by_stack = false;
+        for operand in x86.operands() {
+            match operand.op_type {
+                X86OperandType::Reg(register) if is_stack(register) => return None,
+                X86OperandType::Mem(memory) if is_stack(memory.index()) => return None,
+                X86OperandType::Mem(memory) if is(memory.base(), X86Reg::X86_REG_RSP) => is_by_stack = true,
+                X86OperandType::Mem(memory) if is_stack(memory.base()) => return None,
+                _ => {}
+            }
+        }
+        // The engine counts the displacement as two bytes where operands have two.
+        let (before, modes) = bytes.split_at_checked(usize::from(x86.encoding().modrm_offset))?;
+        let (displacement, len) = match *modes {
+            [mode, _, ..] if mode >> 6 == 0 => (0, 0),
+            [mode, _, short, ..] if mode >> 6 == 1 => (i64::from(short.cast_signed()), 1),
+            [mode, _, a, b, c, d, ..] if mode >> 6 == 2 => (i64::from(i32::from_le_bytes([a, b, c, d])), 4),
+            _ => return None,
+        };
+        let others = [before, &[modes[0] & 0o77, modes[1]], &modes[2 + len..]].concat();
+        is_by_stack.then_some(InFrame { displacement, others })
+    })
+}
+
+/// Whether an instruction leaves, or moves the stack pointer by itself.
+fn leaves_or_pushes(inst: &Insn<'_>, detail: &InsnDetail<'_>) -> bool {
     let groups = [
         X86InsnGroup::X86_GRP_CALL,
         X86InsnGroup::X86_GRP_RET,
@@ -36,19 +132,16 @@ fn is_free(engine: &Capstone, bytes: &[u8], address: u64) -> Option<bool> {
         X86InsnGroup::X86_GRP_IRET,
         X86InsnGroup::X86_GRP_PRIVILEGE,
     ];
-    let is_special = detail.groups().iter().any(|group| groups.iter().any(|&known| u32::from(group.0) == known))
-        || inst.mnemonic().is_none_or(|name| name != ALLOWED && REFUSED.iter().any(|&refused| name.starts_with(refused)));
-    let is_stack = |register: RegId| {
-        let names = [X86Reg::X86_REG_RSP, X86Reg::X86_REG_ESP, X86Reg::X86_REG_SP, X86Reg::X86_REG_SPL];
-        names.iter().any(|&name| u32::from(register.0) == name)
-    };
-    let is_implied = detail.regs_read().iter().chain(detail.regs_write()).any(|&register| is_stack(register));
-    let is_named = detail.arch_detail().x86()?.operands().any(|operand| match operand.op_type {
-        X86OperandType::Reg(register) => is_stack(register),
-        X86OperandType::Mem(memory) => is_stack(memory.base()) || is_stack(memory.index()),
-        _ => false,
-    });
-    Some(!is_special && !is_implied && !is_named)
+    detail.groups().iter().any(|group| groups.iter().any(|&known| u32::from(group.0) == known))
+        || inst.mnemonic().is_none_or(|name| name != ALLOWED && REFUSED.iter().any(|&refused| name.starts_with(refused)))
+}
+
+fn is_stack(register: RegId) -> bool {
+    [X86Reg::X86_REG_RSP, X86Reg::X86_REG_ESP, X86Reg::X86_REG_SP, X86Reg::X86_REG_SPL].iter().any(|&name| is(register, name))
+}
+
+fn is(register: RegId, name: u32) -> bool {
+    u32::from(register.0) == name
 }
 
 #[cfg(test)]
@@ -108,6 +201,45 @@ mod tests {
         }
         for bytes in free {
             assert!(stack.is_free(bytes, 0x1000), "{bytes:02x?}");
+        }
+    }
+
+    #[test]
+    fn what_addresses_the_frame_does_the_same_from_below_if_its_displacement_is_larger() {
+        let same: [(&[u8], &[u8]); 10] = [
+            (&[0x66, 0x44, 0x89, 0x7c, 0x24, 0x78], &[0x66, 0x44, 0x89, 0xbc, 0x24, 0x80, 0, 0, 0]), // mov [rsp + 120], r15w
+            (&[0x48, 0x8d, 0x3c, 0x24], &[0x48, 0x8d, 0x7c, 0x24, 8]),                               // lea rdi, [rsp]
+            (&[0x48, 0x8d, 0x7c, 0x24, 0x10], &[0x48, 0x8d, 0x7c, 0x24, 0x18]),                      // lea rdi, [rsp + 16]
+            (&[0x48, 0x89, 0x44, 0x24, 0x78], &[0x48, 0x89, 0x84, 0x24, 0x80, 0, 0, 0]),             // mov [rsp + 120], rax
+            (&[0xc7, 0x44, 0x24, 4, 1, 2, 3, 4], &[0xc7, 0x44, 0x24, 12, 1, 2, 3, 4]), // mov dword [rsp + 4], 0x4030201
+            (&[0x8b, 0x44, 0x84, 0x20], &[0x8b, 0x44, 0x84, 0x28]),                    // mov eax, [rsp + rax * 4 + 32]
+            (&[0xc5, 0xf8, 0x11, 0x04, 0x24], &[0xc5, 0xf8, 0x11, 0x44, 0x24, 8]),     // vmovups [rsp], xmm0
+            (&[0xc6, 0x44, 0x24, 0x62, 0x62], &[0xc6, 0x44, 0x24, 0x6a, 0x62]),        // mov byte [rsp + 98], 98
+            (&[0x48, 0x89, 0xe7], &[0x48, 0x8d, 0x7c, 0x24, 8]),                       // mov rdi, rsp
+            (&[0x49, 0x89, 0xe1], &[0x4c, 0x8d, 0x4c, 0x24, 8]),                       // mov r9, rsp
+        ];
+        let differ: [(&[u8], &[u8]); 14] = [
+            (&[0x48, 0x8d, 0x3c, 0x24], &[0x48, 0x8d, 0x3c, 0x24]),       // not lower
+            (&[0x48, 0x8d, 0x7c, 0x24, 0xf8], &[0x48, 0x8d, 0x3c, 0x24]), // below the stack pointer
+            (&[0x48, 0x8d, 0x7c, 0x24, 0x10], &[0x48, 0x8d, 0x74, 0x24, 0x18]), // another register
+            (&[0x48, 0x8b, 0x7c, 0x24, 0x10], &[0x48, 0x8d, 0x7c, 0x24, 0x18]), // a load, an address
+            (&[0xc7, 0x44, 0x24, 4, 1, 2, 3, 4], &[0xc7, 0x44, 0x24, 12, 1, 2, 3, 5]), // another number
+            (&[0x8b, 0x44, 0x84, 0x20], &[0x8b, 0x44, 0xc4, 0x28]),       // another scale
+            (&[0x64, 0x8b, 0x44, 0x24, 8], &[0x8b, 0x44, 0x24, 16]),      // another segment
+            (&[0x67, 0x8b, 0x44, 0x24, 8], &[0x67, 0x8b, 0x44, 0x24, 16]), // [esp + 8]
+            (&[0x48, 0x89, 0x64, 0x24, 8], &[0x48, 0x89, 0x64, 0x24, 16]), // mov [rsp + 8], rsp
+            (&[0xff, 0x74, 0x24, 8], &[0xff, 0x74, 0x24, 16]),            // push [rsp + 8]
+            (&[0x48, 0x83, 0xc4, 8], &[0x48, 0x83, 0xc4, 16]),            // add rsp, 8
+            (&[0x48, 0x89, 0xe7], &[0x48, 0x8d, 0x74, 0x24, 8]),          // mov rdi, rsp; lea rsi
+            (&[0x89, 0xe7], &[0x48, 0x8d, 0x7c, 0x24, 8]),                // mov edi, esp
+            (&[0x62, 0xf1, 0x7c, 0x48, 0x10, 0x44, 0x24, 1], &[0x62, 0xf1, 0x7c, 0x48, 0x10, 0x44, 0x24, 9]), // in units of 64
+        ];
+        let stack = StackUse::default();
+        for (bytes, lower) in same {
+            assert!(stack.is_same_below(bytes, lower, 8), "{bytes:02x?} {lower:02x?}");
+        }
+        for (bytes, lower) in differ {
+            assert!(!stack.is_same_below(bytes, lower, 8), "{bytes:02x?} {lower:02x?}");
         }
     }
 }

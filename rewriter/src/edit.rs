@@ -80,6 +80,7 @@ pub enum Change {
     Schedule,
     EndBranch,
     Outline,
+    DirectCall,
 }
 
 impl Change {
@@ -94,6 +95,7 @@ impl Change {
             Change::Schedule => "schedule",
             Change::EndBranch => "endbr",
             Change::Outline => "outline",
+            Change::DirectCall => "direct-calls",
         }
     }
 }

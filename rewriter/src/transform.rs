@@ -8,6 +8,7 @@
 //! gathered in order.
 
 pub mod constant_loads;
+pub mod direct_calls;
 pub mod endbr;
 pub(crate) mod entry_row;
 pub mod inline_leaves;
@@ -15,6 +16,7 @@ pub mod late_saves;
 pub mod plt_calls;
 pub mod reached;
 pub mod schedule;
+mod unchanging;
 
 use std::collections::BTreeMap;
 
@@ -41,6 +43,7 @@ pub struct Options {
     pub late_saves: bool,
     pub schedule: Option<schedule::Options>,
     pub endbr: bool,
+    pub direct_calls: bool,
     /// Every site is hot, whatever the weights say.
     pub everywhere: bool,
 }
@@ -128,6 +131,9 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Fo
     let marks = if options.endbr { endbr::find(image, program, weights, stand_ins) } else { Vec::new() };
     let mut edits = plan_by_weights(image, program, weights, folded, options, &marks);
     endbr::plan(&marks, &mut edits);
+    if options.direct_calls {
+        direct_calls::plan(&direct_calls::find(image, program, weights, None), &mut edits);
+    }
     edits
 }
 
@@ -140,7 +146,17 @@ fn plan_by_weights(
     options: Options,
     marks: &[(Block, u32)],
 ) -> EditPlan {
-    let Options { everywhere, plt_calls, inline_leaves, cloning, constant_loads, late_saves, schedule, endbr: _ } = options;
+    let Options {
+        everywhere,
+        plt_calls,
+        inline_leaves,
+        cloning,
+        constant_loads,
+        late_saves,
+        schedule,
+        endbr: _,
+        direct_calls: _,
+    } = options;
     let is_off = !(plt_calls || inline_leaves || constant_loads || late_saves || schedule.is_some()) && cloning.is_off();
     let clones_everywhere = cloning.everywhere && !cloning.is_off();
     let is_idle = is_off || !(everywhere || clones_everywhere || weights.has_counts());

@@ -53,6 +53,8 @@ pub(crate) enum Technique {
     Fold,
     /// Let one copy stand for all blocks, and ends of blocks, that do the same and go on alike, without jumps in loops.
     Tails,
+    /// Call functions of the file straight, not through words that never change.
+    DirectCalls,
     /// Put the arguments that many calls of a function have alike into one place, to which these calls lead, without jumps in loops.
     Outline,
     /// Order the blocks of each function so that the most branches are short.

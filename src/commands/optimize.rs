@@ -92,6 +92,7 @@ pub(crate) fn edits(transforms: &Transforms) -> transform::Options {
             takes_any: transforms.edit_everywhere,
         }),
         endbr: transforms.is_on(Transform::Endbr),
+        direct_calls: transforms.is_on(Transform::DirectCalls),
         everywhere: transforms.edit_everywhere,
     }
 }

@@ -148,6 +148,35 @@ fn arguments_that_tell_where_the_stack_is_are_no_body() {
     }
 }
 
+/// Arguments in the frame, and what they are where the stack pointer is 8 lower.
+const IN_FRAME: &str =
+    "mov %rsp, %rcx\n    lea 16(%rsp), %rdx\n    mov %edi, 120(%rsp)\n    movw %r9w, 8(%rsp)\n    mov $17, %edi\n";
+const LOWER: &str =
+    "lea 8(%rsp), %rcx\n    lea 24(%rsp), %rdx\n    mov %edi, 128(%rsp)\n    movw %r9w, 16(%rsp)\n    mov $17, %edi\n";
+
+#[test]
+fn arguments_in_the_frame_are_farther_from_the_stack_pointer_in_a_body() {
+    let lower = |arguments: &str| {
+        let input = program(&before(IN_FRAME), &before(IN_FRAME), "")?;
+        let output = program(BOTH.0, BOTH.1, &BODY.replace("@ARGUMENTS@", arguments))?;
+        Some(check(&input, &output).unwrap())
+    };
+    let Some(right) = lower(LOWER) else { return };
+    assert!(right.is_ok(), "{}", right.summary(10));
+    let wrong = [
+        (LOWER, IN_FRAME),
+        ("lea 8(%rsp), %rcx", "lea 16(%rsp), %rcx"),
+        ("lea 24(%rsp), %rdx", "lea 16(%rsp), %rdx"),
+        ("lea 24(%rsp), %rdx", "lea 24(%rsp), %rsi"),
+        ("128(%rsp)", "120(%rsp)"),
+        ("movw %r9w", "mov %r9d"),
+    ];
+    for (right, wrong) in wrong {
+        let Some(report) = lower(&LOWER.replace(right, wrong)) else { return };
+        assert!(!report.is_ok(), "{wrong} for {right}: {}", report.summary(10));
+    }
+}
+
 #[test]
 fn a_body_from_which_unwinders_find_another_frame_is_seen() {
     let described = "body: .cfi_adjust_cfa_offset 8\n    @ARGUMENTS@";

@@ -1,10 +1,10 @@
 //! Calls that do more than the input's: what the input has before a call stands where the output's call leads.
 //!
 //! **The rule.** Where the output calls and the input has an instruction that is none, what is called may be a *body*: the instructions of the input from here to a direct
-//! call, the same but for what they name, and then a jump to what that call calls. From the output's call to the end of the jump the states of both programs are the same but for the stack
+//! call, or one through a word that never changes, the same but for what they name, and then a jump to what that call calls. From the output's call to the end of the jump the states of both programs are the same but for the stack
 //! pointer, which is 8 lower in the output, and the word that it points to. The jump then makes the state that the input's call makes: a return address on the stack, which leads
 //! to what stands behind the call. So in a body
-//! * no instruction reads or writes the stack pointer or addresses by it ([`crate::stack`]), and none leaves but the jump at the end;
+//! * no instruction knows of the stack pointer but what addresses the frame at or above it, and that with a displacement that is 8 larger ([`crate::stack`]); none leaves but the jump at the end;
 //! * the frame description of the body says at each instruction what it says at an entry, without handlers, and where the output calls it says what the input says
 //!   at each of the instructions: who unwinds arrives at the same frame with the same registers;
 //! * an instruction that may fault has the handlers of the call, since who unwinds from the body finds those;
@@ -26,6 +26,8 @@ use crate::report::{Violation, ViolationKind};
 
 /// Instructions of a body, its jump aside; relift writes 16 at most.
 const BODY_MAX: usize = 32;
+/// Bytes of a return address.
+const RETURN_ADDRESS: i64 = 8;
 
 /// An instruction of both programs, and what it names.
 struct Same {
@@ -65,8 +67,11 @@ impl Walk<'_, '_> {
         }
         self.compare_rows(call, o)?;
         self.compare_call_sites(call, o)?;
-        let callee = (self.input.target(call, a), self.output.target(jump.0, jump.1));
-        self.called(call, Pair::new(callee.0, callee.1, o, Reach::Call));
+        let target = self.output.target(jump.0, jump.1);
+        match self.constant_target(call, a) {
+            Some(callee) => self.queue.push(Pair::new(callee, target, o, Reach::Name)),
+            None => self.called(call, Pair::new(self.input.target(call, a), target, o, Reach::Call)),
+        }
         Ok(Some(self.behind_call((call, a), (o, b))))
     }
 
@@ -98,16 +103,21 @@ impl Walk<'_, '_> {
             if !self.output.unwind.is_as_at_entry(to) {
                 return None;
             }
-            if a.kind == Kind::Call {
-                let is_plain = prefixes_of_call(self.input.code.bytes(from, a)).next().is_none();
+            let is_through_constant = self.constant_target(from, a).is_some();
+            if a.kind == Kind::Call || is_through_constant {
+                let is_plain = is_through_constant || prefixes_of_call(self.input.code.bytes(from, a)).next().is_none();
                 let is_end = is_plain && b.kind == Kind::Jump && self.have_handlers_of(&insts, from);
                 return is_end.then_some(Body { insts, call: (from, a), jump: (to, b) });
             }
-            let bytes = self.input.code.bytes(from, a);
-            if !is_plain(a) || !self.stack_use.is_free(bytes, from) || self.is_known_by_fault(from, a) {
+            if !is_plain(a) || self.is_known_by_fault(from, a) {
                 return None;
             }
-            let reference = self.compare(from, a, to, b).ok()?;
+            let (bytes, lower) = (self.input.code.bytes(from, a), self.output.code.bytes(to, b));
+            let reference = if self.stack_use.is_free(bytes, from) {
+                self.compare(from, a, to, b).ok()?
+            } else {
+                self.stack_use.is_same_below(bytes, lower, RETURN_ADDRESS).then_some(None)?
+            };
             insts.push(Same { input: (from, a), output: (to, b), reference });
             (from, to) = (from + u64::from(a.len), to + u64::from(b.len));
         }

@@ -7,8 +7,8 @@
 //! root, those with the same last instruction before them together below that, and so on. A node of the tree may become a *body*: its instructions, and a jump to the function called. Each of its calls is then a call
 //! of the body alone. From the leaves up, for each node, it is decided what saves the most bytes: the bodies of what is below, one for all, or both.
 //!
-//! **Safety.** A body runs with the state that the instructions had, but for the stack pointer, which is lower by the return address that the call has pushed already. No
-//! instruction in it reads, writes or addresses by the stack pointer. The jump makes the state that the call made, and what is called returns to where it returned to: so
+//! **Safety.** A body runs with the state that the instructions had, but for the stack pointer, which is lower by the return address that the call has pushed already. An
+//! instruction that addresses the frame by it has a displacement that is so much larger in the body ([`lower`]); no other use of it comes along. The jump makes the state that the call made, and what is called returns to where it returned to: so
 //! nothing on the stack differs for it, nor for who unwinds, nor for a shadow stack. For an unwinder a body is as a function at its entry: the instructions had one row, that of the call, and where one of them may fault,
 //! the call's handlers. Callee-saved registers are left alone, so that who looks at a body as at a function finds that it keeps them.
 //! The word in which the call leaves its return address is written earlier; a function that calls keeps nothing there.
@@ -16,6 +16,8 @@
 //! **Speed.** A jump more for each call, so none in loops, and where a profile has counts, nothing that ran.
 //!
 //! **Termination.** Each node is looked at once from below and once from above.
+
+use std::ops::Range;
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, OpAccess, OpKind, Register};
 use lifter::Image;
@@ -36,11 +38,14 @@ use crate::fold::loops::in_loops;
 use crate::materialize::block_bytes;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature, Times};
 use crate::relink::eh_frame::FrameRows;
+use crate::transform::direct_calls::{self, DirectCall};
 use crate::transform::entry_row::has_entry_row;
 
+mod lower;
 mod tree;
 
-use tree::Tree;
+use lower::{has_other_use, lowered};
+use tree::{Lens, Tree};
 
 /// Bytes of a direct call, and of a jump.
 const CALL_LEN: u32 = 5;
@@ -61,26 +66,36 @@ struct Site {
     block: Block,
     /// Of the call, from the block's start.
     call: u32,
+    /// What calls it in a body.
+    reference: RefData,
+    /// Bytes of the call.
+    call_len: u32,
     /// Offsets of the instructions before it, from the last one on.
     starts: Vec<u32>,
+    /// Bytes that each of these, with all behind it, takes in a body.
+    lens: Vec<u32>,
     /// Of each of these, with all behind it up to the function called.
     hashes: Vec<u64>,
 }
 
-/// Puts bodies behind all code of the plan, and calls of them in its blocks. `is_open` are the blocks that something leads to.
-pub fn plan(
-    image: &Image<'_>,
-    program: &Program,
-    weights: &Weights,
-    is_open: &SecondaryMap<Block, bool>,
-    plan: &mut LayoutPlan,
-    edits: &mut EditPlan,
-) -> Outlined {
+/// What decides where arguments move.
+#[derive(Copy, Clone, Debug)]
+pub struct Asked<'a> {
+    pub weights: &'a Weights,
+    /// The blocks that something leads to.
+    pub is_open: &'a SecondaryMap<Block, bool>,
+    /// Calls through memory that go to one function, ascending.
+    pub calls: &'a [DirectCall],
+}
+
+/// Puts bodies behind all code of the plan, and calls of them in its blocks.
+pub fn plan(image: &Image<'_>, program: &Program, asked: Asked<'_>, plan: &mut LayoutPlan, edits: &mut EditPlan) -> Outlined {
+    let Asked { weights, is_open, calls } = asked;
     let Some(host) = host(program, plan) else { return Outlined::default() };
     let is_looping = in_loops(program);
     let is_wanted = |block: Block| {
         let has_run = weights.blocks.get(block.index()).is_some_and(|&count| count > 0);
-        let is_dear = if weights.has_counts() { has_run } else { is_looping[block] && std::env::var_os("NOLOOP").is_none() };
+        let is_dear = if weights.has_counts() { has_run } else { is_looping[block] };
         is_open[block] && !is_dear && !program.blocks[block].flags.intersects(BlockFlags::KNOWN_BY_FAULT | BlockFlags::THUNK)
     };
     let mut funcs: Vec<(Func, Vec<Block>)> = Vec::new();
@@ -93,7 +108,7 @@ pub fn plan(
     for same in blocks.chunk_by(|a, b| a.0 == b.0) {
         funcs.push((same[0].0, same.iter().map(|&(_, block)| block).collect()));
     }
-    let finder = Finder { image, program, folded: &plan.folded };
+    let finder = Finder { image, program, folded: &plan.folded, calls };
     let found: Vec<Vec<Site>> = funcs.par_iter().map(|(_, blocks)| finder.sites_of(blocks)).collect();
     let sites: Vec<Site> = found.into_iter().flatten().filter(|site| !site.starts.is_empty()).collect();
     let tree = Tree::of(sites.iter().map(|site| (&site.hashes[..], lens_of(site))));
@@ -105,16 +120,16 @@ pub fn plan(
         let clone = match clones[node] {
             Some(clone) => clone,
             None => {
-                let Some(body) = body_of(image, program, site, start, host) else { continue };
+                let Some(body) = body_of(image, program, site, depth, host) else { continue };
                 outlined.num_bodies += 1;
                 outlined.bytes = outlined.bytes.saturating_sub(body.bytes.len() as u64);
                 *clones[node].insert(push_clone(program, host, body, edits))
             }
         };
         outlined.num_calls += 1;
-        outlined.bytes += u64::from(site.call - start);
+        outlined.bytes += u64::from(site.call + site.call_len - CALL_LEN - start);
         let code = edits.codes.push(call_of(program, site, host, clone));
-        let len = site.call + CALL_LEN - start;
+        let len = site.call + site.call_len - start;
         edits.replacements.push(Replacement { block: site.block, offset: start, len, code, change: Change::Outline });
     }
     edits.settle();
@@ -141,9 +156,9 @@ fn host(program: &Program, plan: &LayoutPlan) -> Option<Block> {
     plan.fragments.iter().filter(|fragment| fragment.clone.is_none()).map(|fragment| fragment.blocks[0].block).find(is_fit)
 }
 
-/// Bytes before the call, by how many instructions come along.
-fn lens_of(site: &Site) -> impl Iterator<Item = u32> {
-    site.starts.iter().map(|start| site.call - start)
+/// Bytes before the call, and in a body, by how many instructions come along.
+fn lens_of(site: &Site) -> impl Iterator<Item = Lens> {
+    site.starts.iter().zip(&site.lens).map(|(start, &body)| Lens { call: site.call - start, body })
 }
 
 fn push_clone(program: &Program, host: Block, body: NewCode, edits: &mut EditPlan) -> CloneId {
@@ -163,17 +178,27 @@ fn push_clone(program: &Program, host: Block, body: NewCode, edits: &mut EditPla
     })
 }
 
-/// The instructions from `start` on, and a jump to what the call calls.
-fn body_of(image: &Image<'_>, program: &Program, site: &Site, start: u32, host: Block) -> Option<NewCode> {
-    let mut bytes = block_bytes(image, program, site.block).ok()?.get(start as usize..site.call as usize)?.to_vec();
+/// The last instructions before the call, `depth` and one, and a jump to what it calls.
+fn body_of(image: &Image<'_>, program: &Program, site: &Site, depth: usize, host: Block) -> Option<NewCode> {
+    let block = block_bytes(image, program, site.block).ok()?;
+    let (mut bytes, mut refs) = (Vec::new(), Vec::new());
+    let all = program.block_refs(site.block);
+    let mut copy = |range: Range<u32>, own: &[u8]| {
+        let inside = all.iter().filter(|reference| range.contains(&reference.offset));
+        let moved = |reference: &RefData| RefData { offset: reference.offset - range.start + bytes.len() as u32, ..*reference };
+        refs.extend(inside.map(moved));
+        bytes.extend_from_slice(own);
+    };
+    let starts = &site.starts[..=depth];
+    for (index, &start) in starts.iter().enumerate().rev() {
+        let end = index.checked_sub(1).map_or(site.call, |next| starts[next]);
+        let own = block.get(start as usize..end as usize)?;
+        copy(start..end, &lowered(own)?);
+    }
+    refs.push(RefData { offset: bytes.len() as u32 + 1, role: RefRole::Branch, ..site.reference });
     bytes.extend([0xe9, 0, 0, 0, 0]);
-    let inside = |reference: &&RefData| (start..site.call + CALL_LEN).contains(&reference.offset);
-    let refs = program.block_refs(site.block).iter().filter(inside).map(|reference| {
-        let role = if reference.role == RefRole::Call { RefRole::Branch } else { reference.role };
-        RefData { offset: reference.offset - start, role, ..*reference }
-    });
-    let works = vec![(0, program.blocks[site.block].start + u64::from(start))];
-    Some(NewCode { bytes, refs: refs.collect(), stands: vec![(0, program.blocks[host].start)], works, ..NewCode::default() })
+    let works = vec![(0, program.blocks[site.block].start + u64::from(starts[depth]))];
+    Some(NewCode { bytes, refs, stands: vec![(0, program.blocks[host].start)], works, ..NewCode::default() })
 }
 
 /// A call of a body, which unwinders take for the call that it stands for.
@@ -202,6 +227,16 @@ struct Finder<'a> {
     image: &'a Image<'a>,
     program: &'a Program,
     folded: &'a Folding,
+    calls: &'a [DirectCall],
+}
+
+/// A call of one function, in a block.
+#[derive(Copy, Clone)]
+struct Call {
+    offset: u32,
+    len: u32,
+    /// As if it were a direct call at that offset.
+    reference: RefData,
 }
 
 impl Finder<'_> {
@@ -212,8 +247,8 @@ impl Finder<'_> {
         let mut instructions = Vec::new();
         let mut described: Option<(u32, Option<Described<'_>>)> = None;
         for &block in blocks {
-            let refs = self.program.block_refs(block);
-            if !refs.iter().any(|reference| reference.role == RefRole::Call) {
+            let calls = self.calls_in(block);
+            if calls.is_empty() {
                 continue;
             }
             let range = self.program.blocks[block].range;
@@ -222,12 +257,25 @@ impl Finder<'_> {
             }
             let Some((_, Some(described))) = &described else { continue };
             x86::decode_block_into(self.image, self.program, block, &mut instructions);
-            let is_call = |r: &&RefData| r.role == RefRole::Call && self.is_callee(r.target);
-            for reference in refs.iter().filter(is_call) {
-                sites.extend(self.site(block, &instructions, reference, described, &mut infos));
-            }
+            sites.extend(calls.into_iter().filter_map(|call| self.site(block, &instructions, call, described, &mut infos)));
         }
         sites
+    }
+
+    /// Ascending.
+    fn calls_in(&self, block: Block) -> Vec<Call> {
+        let direct = self.program.block_refs(block).iter().filter(|r| r.role == RefRole::Call && self.is_callee(r.target));
+        let direct = direct.filter_map(|r| Some(Call { offset: r.offset.checked_sub(1)?, len: CALL_LEN, reference: *r }));
+        let first = self.calls.partition_point(|call| call.block < block);
+        let through = self.calls[first..].iter().take_while(|call| call.block == block);
+        let through = through.filter(|call| self.is_callee(RefTarget::Block(call.callee))).map(|call| {
+            let reference = direct_calls::reference_to(call.callee, RefRole::Call);
+            let offset = call.offset;
+            Call { offset, len: direct_calls::LEN, reference: RefData { offset: offset + reference.offset, ..reference } }
+        });
+        let mut calls: Vec<Call> = direct.chain(through).collect();
+        calls.sort_unstable_by_key(|call| call.offset);
+        calls
     }
 
     fn is_callee(&self, target: RefTarget) -> bool {
@@ -245,23 +293,25 @@ impl Finder<'_> {
         &self,
         block: Block,
         instructions: &[Instruction],
-        reference: &RefData,
+        call: Call,
         described: &Described<'_>,
         infos: &mut InstructionInfoFactory,
     ) -> Option<Site> {
         let start = self.program.blocks[block].start;
-        let call = reference.offset.checked_sub(1)?;
+        let Call { offset: call, len: call_len, reference } = call;
         let at = start + u64::from(call);
         let index = instructions.binary_search_by_key(&at.0, Instruction::ip).ok()?;
-        if instructions[index].code() != Code::Call_rel32_64 || instructions[index].len() != CALL_LEN as usize {
+        let is_call = matches!(instructions[index].code(), Code::Call_rel32_64 | Code::Call_rm64);
+        if !is_call || instructions[index].len() != call_len as usize {
             return None;
         }
         let bytes = block_bytes(self.image, self.program, block).ok()?;
         let mut refs = self.program.block_refs(block);
         let mut words = Vec::new();
-        push_reference(self.program, self.folded, reference, call, &mut [0; CALL_LEN as usize], &mut words)?;
+        push_reference(self.program, self.folded, &reference, call, &mut [0; CALL_LEN as usize], &mut words)?;
         let mut hash = xxh3_64(&bytes_of(&words));
-        let mut site = Site { block, call, starts: Vec::new(), hashes: Vec::new() };
+        let mut site = Site { block, call, reference, call_len, starts: Vec::new(), lens: Vec::new(), hashes: Vec::new() };
+        let mut len = 0;
         refs = &refs[..refs.partition_point(|r| r.offset < call)];
         let mut end = at.0;
         for instruction in instructions[..index].iter().rev().take(DEPTH_MAX) {
@@ -277,6 +327,8 @@ impl Finder<'_> {
                 break;
             }
             let mut own = bytes.get(offset as usize..next as usize)?.to_vec();
+            let Some(lowered) = lowered(&own).filter(|lowered| inside.is_empty() || lowered.len() == own.len()) else { break };
+            len += lowered.len() as u32;
             words.clear();
             for reference in inside {
                 push_reference(self.program, self.folded, reference, offset, &mut own, &mut words)?;
@@ -285,6 +337,7 @@ impl Finder<'_> {
             own.extend(hash.to_le_bytes());
             hash = xxh3_64(&own);
             site.starts.push(offset);
+            site.lens.push(len);
             site.hashes.push(hash);
             (refs, end) = (before, instruction.ip());
         }
@@ -296,11 +349,12 @@ fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Whether an instruction does the same with a return address more on the stack, and leaves what callers count on.
+/// Whether an instruction can do the same with a return address more on the stack, and leaves what callers count on.
 fn may_come_along(instruction: &Instruction, infos: &mut InstructionInfoFactory) -> bool {
     let is_plain = instruction.flow_control() == FlowControl::Next
         && !instruction.is_stack_instruction()
         && !instruction.is_privileged()
+        && !has_other_use(instruction)
         && !matches!(instruction.code(), Code::Endbr64 | Code::Endbr32 | Code::INVALID)
         && instruction.mnemonic() != iced_x86::Mnemonic::Nop;
     if !is_plain {
@@ -314,7 +368,7 @@ fn may_come_along(instruction: &Instruction, infos: &mut InstructionInfoFactory)
     let is_free = |register: Register, access: OpAccess| {
         let writes = !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess);
         let full = register.full_register();
-        full != Register::RSP && !(writes && is_kept(full))
+        !(writes && (full == Register::RSP || is_kept(full)))
     };
     info.used_registers().iter().all(|used| is_free(used.register(), used.access()))
 }

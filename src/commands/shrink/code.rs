@@ -6,7 +6,7 @@ use lifter::entity::{Block, Func, SecondaryMap};
 use lifter::ir::{PinReason, Program};
 use lifter::split;
 use profiles::Weights;
-use rewriter::edit::{Change, EditPlan};
+use rewriter::edit::{Change, EditPlan, Replacement};
 use rewriter::fold::Folding;
 use rewriter::fold::blocks::BlockFolding;
 use rewriter::fold::ends;
@@ -14,6 +14,7 @@ use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{Filling, LayoutPlan};
 use rewriter::relink::Relinked;
 use rewriter::shrink::{dead, outline};
+use rewriter::transform::direct_calls::{self, DirectCall};
 use rewriter::transform::endbr;
 use rewriter::transform::reached::reached;
 
@@ -26,10 +27,11 @@ use crate::report::shrink::Saving;
 use crate::timing::Timing;
 
 /// Techniques that move code.
-pub(super) const OF_CODE: [Technique; 7] = [
+pub(super) const OF_CODE: [Technique; 8] = [
     Technique::DeadCode,
     Technique::Fold,
     Technique::Tails,
+    Technique::DirectCalls,
     Technique::Outline,
     Technique::Endbr,
     Technique::Order,
@@ -144,10 +146,17 @@ pub(super) fn plan(
     if args.is_on(Technique::UnwindEntries) {
         plan.share_unwind_entries();
     }
+    let calls: Vec<DirectCall> = match args.is_on(Technique::DirectCalls) {
+        true => timing.phase("find calls", |_| direct_calls::find(image, program, &weights, Some(&is_reached))),
+        false => Vec::new(),
+    };
     if args.is_on(Technique::Outline) {
-        gone.outlined = timing.phase("outline", |_| outline::plan(image, program, &weights, &is_reached, &mut plan, &mut edits));
+        let asked = outline::Asked { weights: &weights, is_open: &is_reached, calls: &calls };
+        gone.outlined = timing.phase("outline", |_| outline::plan(image, program, asked, &mut plan, &mut edits));
     }
-    (gone.num_marks, gone.mark_bytes) = marks_gone(program, &plan, &edits);
+    direct_calls::plan(&calls, &mut edits);
+    (gone.num_marks, gone.mark_bytes) = bytes_less(program, &plan, &edits, Change::EndBranch);
+    (gone.num_direct, gone.direct_bytes) = bytes_less(program, &plan, &edits, Change::DirectCall);
     Ok(Some(Planned { plan, edits, weights, gone, is_in_place: false }))
 }
 
@@ -163,13 +172,14 @@ fn plan_in_place(args: &Shrink, lifted: &mut Lifted<'_>) -> Option<Planned> {
     Some(Planned { plan, edits, weights, gone, is_in_place: true })
 }
 
-/// How many marks go that are in what stays, and how many bytes that is.
-fn marks_gone(program: &Program, plan: &LayoutPlan, edits: &EditPlan) -> (u64, u64) {
+/// How many edits of one kind are in what stays, and by how many bytes it is shorter.
+fn bytes_less(program: &Program, plan: &LayoutPlan, edits: &EditPlan, change: Change) -> (u64, u64) {
     let mut has_place = SecondaryMap::new(program.blocks.len(), false);
     plan.fragments.iter().flat_map(|fragment| &fragment.blocks).for_each(|planned| has_place[planned.block] = true);
-    let marks = edits.replacements.iter().filter(|r| r.change == Change::EndBranch);
-    let gone = marks.filter(|r| has_place[r.block] && plan.folded_blocks.stand_in(r.block) == r.block);
-    gone.fold((0, 0), |(count, bytes), r| (count + 1, bytes + u64::from(r.len)))
+    let of_kind = edits.replacements.iter().filter(|r| r.change == change);
+    let placed = of_kind.filter(|r| has_place[r.block] && plan.folded_blocks.stand_in(r.block) == r.block);
+    let less = |r: &Replacement| u64::from(r.len).saturating_sub(edits.codes[r.code].bytes.len() as u64);
+    placed.fold((0, 0), |(count, bytes), r| (count + 1, bytes + less(r)))
 }
 
 /// Makes blocks of ends that may be worth sharing; what was known of blocks is known of their parts.
@@ -203,6 +213,8 @@ struct Gone {
     tail_bytes: u64,
     num_marks: u64,
     mark_bytes: u64,
+    num_direct: u64,
+    direct_bytes: u64,
     outlined: outline::Outlined,
     /// What shorter branches leave.
     order_bytes: u64,
@@ -215,7 +227,13 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         inside.sum::<u64>()
     };
     let free_text: u64 = code.map(|section| free_in(section.sh_addr, section.end())).sum();
-    let bodies = gone.dead_bytes + gone.folded_bytes + gone.tail_bytes + gone.mark_bytes + gone.outlined.bytes + gone.order_bytes;
+    let bodies = gone.dead_bytes
+        + gone.folded_bytes
+        + gone.tail_bytes
+        + gone.mark_bytes
+        + gone.direct_bytes
+        + gone.outlined.bytes
+        + gone.order_bytes;
     let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
     let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
     vec![
@@ -223,6 +241,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         Saving::new("dead-code", "functions", gone.num_dead, gone.dead_bytes as i64),
         Saving::new("fold", "functions", gone.num_folded, gone.folded_bytes as i64),
         Saving::new("tails", "blocks", gone.num_tails, gone.tail_bytes as i64),
+        Saving::new("direct-calls", "calls", gone.num_direct, gone.direct_bytes as i64),
         Saving::new("outline", "calls", gone.outlined.num_calls, gone.outlined.bytes as i64),
         Saving::new("endbr", "instructions", gone.num_marks, gone.mark_bytes as i64),
         Saving::new("order", "bytes", gone.order_bytes, gone.order_bytes as i64),

@@ -22,9 +22,16 @@ pub(super) enum Choice {
     Both,
 }
 
+/// Bytes of a piece where it is before a call, and in a body.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Lens {
+    pub(super) call: u32,
+    pub(super) body: u32,
+}
+
 #[derive(Debug)]
 struct Node {
-    len: u32,
+    lens: Lens,
     num_calls: u32,
     parent: Option<u32>,
     choice: Choice,
@@ -46,15 +53,15 @@ pub(super) struct Tree {
 
 impl Tree {
     /// Of calls with the hashes of their pieces, the shortest first, and how long these are.
-    pub(super) fn of<'a, L: Iterator<Item = u32>>(calls: impl Iterator<Item = (&'a [u64], L)>) -> Self {
+    pub(super) fn of<'a, L: Iterator<Item = Lens>>(calls: impl Iterator<Item = (&'a [u64], L)>) -> Self {
         let mut tree = Tree { nodes: Vec::new(), paths: Vec::new(), ends: Vec::new() };
         let mut known: FxHashMap<u64, u32> = FxHashMap::default();
         for (hashes, lens) in calls {
             let mut parent = None;
-            for (&hash, len) in hashes.iter().zip(lens) {
+            for (&hash, lens) in hashes.iter().zip(lens) {
                 let node = *known.entry(hash).or_insert_with(|| {
                     let (choice, below) = (Choice::Children, (0, 0));
-                    tree.nodes.push(Node { len, num_calls: 0, parent, choice, saved: 0, num_covered: 0, below });
+                    tree.nodes.push(Node { lens, num_calls: 0, parent, choice, saved: 0, num_covered: 0, below });
                     (tree.nodes.len() - 1) as u32
                 });
                 tree.nodes[node as usize].num_calls += 1;
@@ -72,7 +79,7 @@ impl Tree {
         for index in (0..self.nodes.len()).rev() {
             let node = &mut self.nodes[index];
             let (saved_below, covered_below) = node.below;
-            let saves = |num_calls: u32| i64::from(num_calls) * i64::from(node.len) - i64::from(node.len) - JUMP_LEN;
+            let saves = |num_calls: u32| i64::from(num_calls) * i64::from(node.lens.call) - i64::from(node.lens.body) - JUMP_LEN;
             let own = Some(saves(node.num_calls)).filter(|saved| *saved >= SAVED_MIN);
             let rest = Some(saves(node.num_calls - covered_below)).filter(|saved| *saved >= SAVED_MIN);
             let mut best = (saved_below, Choice::Children, covered_below);
@@ -118,7 +125,8 @@ mod tests {
     fn bodies(calls: &[&str]) -> Vec<Option<usize>> {
         let hash = |word: &str, depth: usize| word.bytes().take(depth + 1).fold(7, |hash, byte| hash * 131 + u64::from(byte));
         let hashes: Vec<Vec<u64>> = calls.iter().map(|word| (0..word.len()).map(|depth| hash(word, depth)).collect()).collect();
-        let tree = Tree::of(hashes.iter().map(|hashes| (&hashes[..], (1..).map(|count| 4 * count))));
+        let tree =
+            Tree::of(hashes.iter().map(|hashes| (&hashes[..], (1..).map(|count| Lens { call: 4 * count, body: 4 * count }))));
         (0..calls.len()).map(|call| tree.body_for(call).map(|(_, depth)| depth)).collect()
     }
 

@@ -24,7 +24,7 @@ use lifter::address::Va;
 use lifter::entity::{Block, EntityId, Func};
 use rustc_hash::FxHashMap;
 
-use super::super::constant_loads::never_changes;
+use super::super::unchanging::never_changes;
 use super::effects::Effects;
 use super::graph::LENGTH_MAX;
 
