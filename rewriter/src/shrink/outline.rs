@@ -266,8 +266,7 @@ impl Finder<'_> {
     fn calls_in(&self, block: Block) -> Vec<Call> {
         let direct = self.program.block_refs(block).iter().filter(|r| r.role == RefRole::Call && self.is_callee(r.target));
         let direct = direct.filter_map(|r| Some(Call { offset: r.offset.checked_sub(1)?, len: CALL_LEN, reference: *r }));
-        let first = self.calls.partition_point(|call| call.block < block);
-        let through = self.calls[first..].iter().take_while(|call| call.block == block);
+        let through = direct_calls::of_block(self.calls, block).iter();
         let through = through.filter(|call| self.is_callee(RefTarget::Block(call.callee))).map(|call| {
             let reference = direct_calls::reference_to(call.callee, RefRole::Call);
             let offset = call.offset;

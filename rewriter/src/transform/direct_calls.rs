@@ -60,6 +60,13 @@ pub fn find(
     calls
 }
 
+/// Those of one block.
+pub(crate) fn of_block(calls: &[DirectCall], block: Block) -> &[DirectCall] {
+    let first = calls.partition_point(|call| call.block < block);
+    let count = calls[first..].partition_point(|call| call.block == block);
+    &calls[first..first + count]
+}
+
 /// Plans the calls, but for those that other edits already have.
 pub fn plan(calls: &[DirectCall], edits: &mut EditPlan) {
     if calls.is_empty() {
