@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use support::{compile_text, relift, relift_succeeds, run};
+use support::{c_compilers, compile, compile_text, relift, relift_succeeds, run, shuffled_does_the_same, skipped};
 
 /// Functions with and without frames, called and known by their addresses; a switch with last calls. `main` has an exception table, so that its unwind entry stays its own.
 const PROGRAM: &str = r#"
@@ -186,4 +186,33 @@ fn code_runs_on_behind_a_call_where_an_entry_is_parted_for_its_landing_pad() {
     support::compile("g++", &["-O2", "-fPIE", "-pie"], &[&main, &assembly], &program).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(run(&mut Command::new(&program), folder).stdout, b"10 11 42 43 14 15 46 47 18 \n");
     support::every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
+}
+
+/// Two sections of code side by side, of which the unwind entries say the same.
+const SECTIONS: &str = r#"
+#include <stdio.h>
+#define APART __attribute__((noinline))
+#define BESIDE __attribute__((noinline, section("beside")))
+APART int one(int x) { printf("one %d\n", x); return x + 1; }
+APART int last(int x) { printf("last %d\n", x); return x * 2; }
+BESIDE int other(int x) { printf("other %d\n", x); return x * 3; }
+BESIDE int next(int x) { printf("next %d\n", x); return x * 5; }
+int main(int argc, char **argv) { (void)argv; return one(last(other(next(argc)))) & 63; }
+"#;
+
+#[test]
+fn unwind_entries_that_shrink_joined_are_of_one_section_and_the_file_can_be_relinked_again() {
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let source = scratch.path().join("sections.c");
+    fs::write(&source, SECTIONS).expect("the scratch folder can be written");
+    for flags in [&["-O2", "-static"][..], &["-O2", "-static", "-Wl,-q"]] {
+        let program = scratch.path().join("sections");
+        if let Err(why) = compile(c_compilers()[0], flags, &[&source], &program) {
+            skipped(&format!("{flags:?}: {why}"));
+            continue;
+        }
+        let smaller = scratch.path().join("smaller");
+        relift_succeeds(relift().arg("shrink").arg(&program).arg("-o").arg(&smaller), scratch.path());
+        shuffled_does_the_same(&smaller, &["1", "2"], scratch.path());
+    }
 }

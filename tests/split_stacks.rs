@@ -49,6 +49,24 @@ fn functions_whose_stack_grows_are_found_behind_their_return_in_every_form() {
     }
 }
 
+/// Frames of one size, so that what asks for room is alike.
+#[test]
+fn what_was_shrunk_can_be_relinked_again() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    const FUNCTION: &str = "__attribute__((noipa)) long deepN(long n) { volatile char a[3000]; a[n % 3000] = n; return n == 0 ? N : deepN(n - 1) + a[n % 3000]; }\n";
+    let functions: String = (0..8).map(|number| FUNCTION.replace('N', &number.to_string())).collect();
+    let calls: String = (0..8).map(|number| format!(" + deep{number}(2000)")).collect();
+    let text = format!("#include <stdio.h>\n{functions}int main(void) {{ printf(\"%ld\\n\", 0L{calls}); return 3; }}\n");
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let program = compile_text(&text, &["-O2", "-fsplit-stack"], folder, "program");
+    let smaller = folder.join("smaller");
+    relift_succeeds(relift().arg("shrink").arg(&program).arg("-o").arg(&smaller), folder);
+    every_form_does_the_same(&smaller, &["1", "2", "3", "4"], folder);
+}
+
 #[test]
 fn the_checker_asks_for_what_stands_behind_the_return_of_such_a_prologue() {
     if !installed("gcc") {

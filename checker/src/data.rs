@@ -428,18 +428,21 @@ fn compare_segments(input: &Side<'_>, output: &Side<'_>, explained: &[(u64, u64)
     let (a, b) = (&input.image, &output.image);
     let by_meaning = by_meaning(input, output);
     for area in a.loads.iter().filter(|area| !a.in_code(area.start)) {
-        let Some(to) = b.at(area.start, area.bytes.len()) else {
+        let first = by_meaning.partition_point(|&(_, end)| end <= area.start);
+        // The segment may end earlier by what became shorter.
+        let last = by_meaning[first..].iter().find(|&&(start, end)| start < area.end() && area.end() <= end);
+        let area_end = last.map_or(area.end(), |&(start, _)| start.max(area.start));
+        let Some(to) = b.at(area.start, (area_end - area.start) as usize) else {
             let message = "a data segment of the input is not loaded there";
             violations.push(Violation::new(ViolationKind::DataChanged, area.start, message));
             continue;
         };
-        let first = by_meaning.partition_point(|&(_, end)| end <= area.start);
         let mut at = area.start;
-        for &(start, end) in by_meaning[first..].iter().chain([&(area.end(), area.end())]) {
-            let stop = start.clamp(at, area.end());
+        for &(start, end) in by_meaning[first..].iter().chain([&(area_end, area_end)]) {
+            let stop = start.clamp(at, area_end);
             let piece = (at - area.start) as usize..(stop - area.start) as usize;
             report_differences(a, (&area.bytes[piece.clone()], &to[piece], at), "a data segment", explained, violations);
-            at = end.clamp(stop, area.end());
+            at = end.clamp(stop, area_end);
         }
     }
 }

@@ -88,6 +88,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
     walk.walk_kept_whole();
     walk.report_returns();
     walk.report_places();
+    walk.report_told_returns();
     walk.report_bounds();
     walk.report_system_calls();
     walk.report_sequences();

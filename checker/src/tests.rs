@@ -34,6 +34,7 @@ mod running_on;
 mod stays;
 mod tails;
 mod text_relocations;
+mod told;
 mod tracking;
 mod undescribed;
 mod witness;

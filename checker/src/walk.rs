@@ -33,6 +33,7 @@ mod side;
 mod split_stack;
 mod stepped_over;
 mod system_calls;
+mod told;
 
 use std::cell::OnceCell;
 

@@ -42,7 +42,7 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
         }
     }
     let begins_here = |address| side.function_at(address).is_some_and(|function| side.function(function).0 == address);
-    let mut next: Option<(u64, Inst, Way)> = None;
+    let mut branch: Option<Deciding> = None;
     let mut address = from;
     let (mut others, mut jumps) = (0, 0);
     while others < BOUND_WINDOW && jumps < BOUND_WINDOW {
@@ -60,20 +60,62 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
             }
         };
         let bytes = side.code.bytes(before, inst);
-        if let Some((at, branch, gone)) = next.filter(|(_, next, _)| next.kind == Kind::Branch)
+        if let Some(branch) = branch.as_ref().filter(|branch| branch.decides_by(bytes))
             && let Some(compared) = compared_with(bytes)
-            && let Some((below, more)) = below(side.code.bytes(at, branch))
+            && let Some((below, more)) = below(side.code.bytes(branch.at, branch.inst))
         {
             // The other way has a number above the bound, and another switch: what stands before is about that one's.
-            return (below == gone).then(|| compared.saturating_add(more));
+            return (below == branch.gone).then(|| compared.saturating_add(more));
         }
         if let Some(found) = mask(bytes) {
             return Some(found);
         }
         *if inst.kind == Kind::Jump { &mut jumps } else { &mut others } += 1;
-        (next, address) = (Some((before, inst, way)), before);
+        branch = match inst.kind {
+            Kind::Branch => Some(Deciding { at: before, inst, gone: way, moved: Vec::new() }),
+            _ => branch.filter(|_| way == Way::On).and_then(|branch| branch.behind_move(bytes)),
+        };
+        address = before;
     }
     None
+}
+
+/// A branch, as long as all between it and the instruction that is looked at are moves, which leave the flags.
+struct Deciding {
+    at: u64,
+    inst: Inst,
+    /// How control came from it.
+    gone: Way,
+    /// Registers that the moves write; `None` for memory.
+    moved: Vec<Option<u8>>,
+}
+
+impl Deciding {
+    /// Whether it decides by a comparison with what is still there behind the moves.
+    fn decides_by(&self, comparison: &[u8]) -> bool {
+        let shape = Shape::of(comparison);
+        let is_accumulator = matches!(comparison.get(shape.opcode), Some(0x3c | 0x3d));
+        let is_register = comparison.get(shape.modrm).is_some_and(|modrm| modrm >> 6 == 3);
+        let compared = match (is_accumulator, is_register) {
+            (true, _) => Some(0),
+            (false, true) => shape.registers(comparison).and_then(|registers| registers[1]),
+            (false, false) => None,
+        };
+        self.moved.is_empty() || compared.is_some() && !self.moved.contains(&compared)
+    }
+
+    fn behind_move(mut self, bytes: &[u8]) -> Option<Self> {
+        let shape = Shape::of(bytes);
+        let registers = shape.registers(bytes)?;
+        let is_register = bytes.get(shape.modrm)? >> 6 == 3;
+        self.moved.push(match (shape.map, *bytes.get(shape.opcode)?) {
+            (0, 0x89 | 0xc7) if is_register => registers[1],
+            (0, 0x88 | 0x89 | 0xc6 | 0xc7) if !is_register => None,
+            (0, 0x63 | 0x8b | 0x8d) | (1, 0xb6 | 0xb7 | 0xbe | 0xbf) => registers[0],
+            _ => return None,
+        });
+        Some(self)
+    }
 }
 
 /// Whether a jump adds the address that another `lea`, between an instruction that names data and the jump, makes of other data: then the jump goes through a table there, and what is compared before it says nothing of

@@ -66,6 +66,29 @@ fn a_table_that_alone_leads_to_parts_with_frame_descriptions_of_their_own_is_rea
     assert!(!check(&input, &wrong).unwrap().is_ok());
 }
 
+/// A relinked file may have words behind a table that were another's, of a function that is gone.
+#[test]
+fn moves_between_a_comparison_and_its_branch_leave_the_bound() {
+    let [x, y, z] = CASES;
+    let compared = |behind: &str| {
+        let comparison = format!("and $3, %edi\n    cmp $2, %edi\n    {behind}");
+        // The word behind the table is the same number in both.
+        let input = parts_behind(&comparison, CASES, &format!("{TABLE}    .long .Lx - table\n"))?;
+        let moved = parts_behind(&comparison, [z, y, x], &format!("{TABLE}    .long .Lz - table\n"))?;
+        Some(check(&input, &moved).unwrap())
+    };
+    for behind in ["", "mov %rsi, -8(%rsp)", "mov %esi, %ecx\n    lea 4(%rsi), %eax", "movb $1, -8(%rsp)"] {
+        let Some(report) = compared(behind) else { return };
+        assert!(report.is_ok(), "{behind}\n{}", report.summary(10));
+        assert_eq!(report.stats.jump_table_entries, 3);
+    }
+    // What is compared is written, or other flags decide.
+    for behind in ["mov %esi, %edi", "lea 4(%rsi), %edi", "sub %esi, %eax"] {
+        let Some(report) = compared(behind) else { return };
+        assert!(!report.is_ok(), "{behind}");
+    }
+}
+
 /// Looks where the call returned to, and compares that with where it should have.
 fn hardened(call: &str) -> Option<Vec<u8>> {
     let body = format!(

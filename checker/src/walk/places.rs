@@ -110,7 +110,7 @@ impl Walk<'_, '_> {
     }
 
     /// Whether a function has an indirect jump, or a part of it.
-    fn has_indirect_jump(&self, fde: u32) -> bool {
+    pub(super) fn has_indirect_jump(&self, fde: u32) -> bool {
         let (input, survey) = (self.input, &self.survey);
         let group = survey.group_of(fde);
         let same = (0..input.unwind.fdes.len() as u32).filter(|&other| survey.group_of(other) == group).map(|other| (0, other));

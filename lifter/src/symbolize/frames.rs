@@ -17,6 +17,9 @@
 //! **Computed by code.** Code that is hardened against speculation computes the address behind a call, and compares it with the one that the callee returned to, which it finds below the
 //! stack. So a function with an instruction that names one of its own return addresses stays as well, for any number of them. If jumps of the function lead there too, it is a label: who
 //! arrives by a jump has returned from no call, and would find something else below the stack.
+//!
+//! **Told to somebody.** gccgo tells its runtime a label behind the call of a deferred function, and goes around the call by a jump to the label if it is told to. The deferred function may `recover` if its return
+//! address is that label, or up to 16 bytes before it. A label is of no use for jumps in a function that has no indirect one, nor have its parts: so where such a function names a place of its own as close behind one of its calls, it stays, whatever jumps there.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 
@@ -24,7 +27,7 @@ use super::pins::{PinContext, Pins};
 use super::slots::static_code_slots;
 use crate::address::Va;
 use crate::discover::names::{NamedBy, dynamic_code_slots};
-use crate::discover::survey::NumberRole;
+use crate::discover::survey::{How, NumberRole};
 use crate::discover::units::{Unit, unit_at};
 use crate::entity::EntityId;
 use crate::ir::PinReason;
@@ -42,6 +45,9 @@ const UNLIKELY_BY_CHANCE: usize = 8;
 
 /// So many words side by side may be a table of labels.
 const LABELS_MIN: usize = 16;
+
+/// So far behind a call may be what its return address is compared with: gccgo's runtime allows for what its compiler may put between.
+const CLOSE_BEHIND: u64 = 16;
 
 /// Of a table of labels, one in so many words stands behind a call, at most.
 const RETURNS_AMONG_LABELS: usize = 2;
@@ -95,6 +101,26 @@ impl PinContext<'_> {
                 pins.pin(self.clusters, unit, PinReason::ReturnAddressNamed);
             }
         }
+    }
+
+    /// Functions without indirect jumps that name a place of their own close behind one of their calls.
+    pub(super) fn pin_by_told_return(&self, pins: &mut Pins) {
+        let jumping = self.clusters_with_indirect_jumps();
+        for (unit, data) in self.units.iter().filter(|(unit, _)| !jumping.contains(&self.clusters.find(*unit))) {
+            let survey = &self.surveys[unit.index()];
+            let computed = survey.names.iter().filter(|name| name.how == How::Address).map(|name| (name.at, name.target));
+            let named = computed.chain(survey.absolutes.iter().map(|number| (number.at, number.value)));
+            // Who names its own place asks where it is.
+            let mut own = named.filter(|&(at, va)| data.start < va && va < data.end && va != at);
+            if own.any(|(_, va)| self.is_close_behind_call(unit, va)) {
+                pins.pin(self.clusters, unit, PinReason::ReturnAddressNamed);
+            }
+        }
+    }
+
+    fn is_close_behind_call(&self, unit: Unit, va: Va) -> bool {
+        let mut calls = self.instructions(unit).filter(|i| matches!(flow_of(i), Flow::Call(_) | Flow::IndirectCall));
+        calls.any(|call| (call.next_ip()..=call.next_ip() + CLOSE_BEHIND).contains(&va.0))
     }
 
     /// Whether a jump or branch of a unit leads to an address inside it.

@@ -93,6 +93,7 @@ impl PinContext<'_> {
         self.pin_by_name(&mut pins);
         self.pin_by_return_address(&mut pins);
         self.pin_by_computed_return(&mut pins);
+        self.pin_by_told_return(&mut pins);
         self.pin_by_named_place(&mut pins);
         self.pin_by_places_side_by_side(&mut pins);
         self.pin_by_system_call(&mut pins);

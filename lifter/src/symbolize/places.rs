@@ -93,8 +93,7 @@ impl PinContext<'_> {
 
     /// Functions without indirect jumps of which words side by side name several places.
     pub(super) fn pin_by_places_side_by_side(&self, pins: &mut Pins) {
-        let jumping = self.units.iter().filter(|(unit, _)| self.surveys[unit.index()].has_indirect_jumps);
-        let jumping: FxHashSet<Unit> = jumping.map(|(unit, _)| self.clusters.find(unit)).collect();
+        let jumping = self.clusters_with_indirect_jumps();
         let is_marked = self.mode == RelinkMode::Replace;
         let is_number = |va: Va| va.0.is_multiple_of(SHIFTED) || va.0.to_le_bytes().iter().all(|&byte| byte < SMALL_END);
         let place = |(at, va): (Va, Va)| {
@@ -113,6 +112,12 @@ impl PinContext<'_> {
         for pair in words.windows(2).filter(|pair| is_next(&pair[0], &pair[1]) && pair[0].1 != pair[1].1) {
             pins.pin(self.clusters, pair[0].2, PinReason::PlaceNamed);
         }
+    }
+
+    /// Those in which labels may be for jumps.
+    pub(super) fn clusters_with_indirect_jumps(&self) -> FxHashSet<Unit> {
+        let jumping = self.units.iter().filter(|(unit, _)| self.surveys[unit.index()].has_indirect_jumps);
+        jumping.map(|(unit, _)| self.clusters.find(unit)).collect()
     }
 
     /// Whether something is pushed at an address, by what unwinds from there: no call leads to it.

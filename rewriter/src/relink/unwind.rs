@@ -167,7 +167,8 @@ pub(crate) fn covered<'a>(
     fragments
 }
 
-/// Makes one of code that stays side by side, as `join_cold` does, where nothing but the input's padding is between. `starts` is where any code starts, ascending.
+/// Makes one of code that stays side by side, as `join_cold` does, where nothing but the input's padding is between. `starts` is where any code starts, ascending. What lies in two sections stays apart: of an
+/// entry for both, who relinks the file again keeps what is said of one.
 fn join_kept<'a>(image: &Image<'_>, mut kept: Vec<Covered<'a>>, starts: &[Va]) -> Vec<Covered<'a>> {
     kept.sort_by_key(|fragment| fragment.start);
     let is_padding = |start: Va, end: Va| {
@@ -177,7 +178,10 @@ fn join_kept<'a>(image: &Image<'_>, mut kept: Vec<Covered<'a>>, starts: &[Va]) -
     let mut joined: Vec<Covered<'_>> = Vec::with_capacity(kept.len());
     for fragment in kept {
         let end_of = |last: &Covered<'_>| last.start + u64::from(last.len);
-        let goes_on = |last: &Covered<'_>| is_beside(last, &fragment, starts) && is_padding(end_of(last), fragment.start);
+        let is_in_section_of = |last: &Covered<'_>| image.section_at(last.start) == image.section_at(fragment.start);
+        let goes_on = |last: &Covered<'_>| {
+            is_beside(last, &fragment, starts) && is_in_section_of(last) && is_padding(end_of(last), fragment.start)
+        };
         let joins = joined.last().is_some_and(goes_on);
         push(&mut joined, fragment, joins);
     }

@@ -304,6 +304,10 @@ impl Finder<'_> {
         if !is_call || instructions[index].len() != call_len as usize {
             return None;
         }
+        // `__morestack` finds a function's body behind the return behind its call, and who relinks the file knows that call by the instructions before it.
+        if instructions.get(index + 1).is_some_and(|next| next.flow_control() == FlowControl::Return) {
+            return None;
+        }
         let bytes = block_bytes(self.image, self.program, block).ok()?;
         let mut refs = self.program.block_refs(block);
         let mut words = Vec::new();
@@ -355,6 +359,8 @@ fn may_come_along(instruction: &Instruction, infos: &mut InstructionInfoFactory)
         && !instruction.is_privileged()
         && !has_other_use(instruction)
         && !matches!(instruction.code(), Code::Endbr64 | Code::Endbr32 | Code::INVALID)
+        // The shadow stack has a return address more too.
+        && !matches!(instruction.code(), Code::Rdsspd_r32 | Code::Rdsspq_r64 | Code::Incsspd_r32 | Code::Incsspq_r64)
         && instruction.mnemonic() != iced_x86::Mnemonic::Nop;
     if !is_plain {
         return false;

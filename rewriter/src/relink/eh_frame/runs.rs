@@ -9,7 +9,7 @@
 //!
 //! **Invariant.** At every output instruction the row is the one of its input instruction. Output bytes behind the last byte of
 //! a piece (a branch that was inserted or grew) have the row of the address behind the piece in the input: control that runs on
-//! past the piece had that row there, and where it does not run on, no instruction starts in these bytes.
+//! past the piece had that row there, and where it does not run on, no instruction starts in these bytes. No-ops between two pieces, which align the second, have the row of that.
 
 use std::borrow::Cow;
 
@@ -261,12 +261,13 @@ fn differences<'a>(unwind: &'a Unwind, run: &Run, common: &mut CommonRows<'a>) -
         rows_of.push((*key, Rows::evaluate_from(initial.clone(), cie, entry)?));
     }
     let mut changes_of_run: Vec<(Va, &Row<'_>)> = Vec::new();
+    let mut reached = run.start();
     for (piece, &fde) in parts() {
         let Some((_, rows)) = rows_of.iter().find(|(known, _)| *known == (fde, piece.deeper)) else { continue };
-        let first = (piece.old_start, rows.at(piece.old_start));
-        let changes = rows.changes(piece.old_start, piece.old_end()).map(|(at, row)| (*at, row));
-        for (old, row) in std::iter::once(first).chain(changes) {
-            let at = piece.map(old);
+        // No-ops before an aligned piece are executed by what runs on into it.
+        let first = (std::mem::replace(&mut reached, piece.new_end()), rows.at(piece.old_start));
+        let changes = rows.changes(piece.old_start, piece.old_end()).map(|(at, row)| (piece.map(*at), row));
+        for (at, row) in std::iter::once(first).chain(changes) {
             let current = changes_of_run.last().map_or(&initial, |(_, row)| row);
             if at < piece.new_end() && row != current {
                 changes_of_run.push((at, row));

@@ -324,6 +324,31 @@ fn torn_and_shuffled_code_keeps_the_row_and_call_site_of_every_byte() {
 }
 
 #[test]
+fn no_ops_that_align_a_piece_have_its_row() {
+    let (_, bytes) = real_files().pop().unwrap();
+    let image = Image::parse(&bytes).unwrap();
+    let unwind = Unwind::parse(&image).unwrap();
+    let mut at = image.high().align_up(4096);
+    let mut fragments = Vec::new();
+    for fde in unwind.fdes.values().filter(|fde| fde.lsda.is_none() && fde.opaque_lsda.is_none()) {
+        let Some(middle) = fde.ops.iter().map(|op| op.at).find(|&va| fde.start < va && va < fde.end) else { continue };
+        let pieces = [(middle, fde.end), (fde.start, middle)].map(|(start, end)| {
+            let piece = Piece { new_start: at, ..Piece::in_place(start, end) };
+            at = piece.new_end() + 3;
+            piece
+        });
+        let (start, len) = (pieces[0].new_start, (pieces[1].new_end() - pieces[0].new_start) as u32);
+        fragments.push(UnwindFragment { start, len, pieces: pieces.to_vec() });
+    }
+    let written = write(&unwind, &fragments, at.align_up(4096), Some);
+    let entries = oracle::entries(&written.bytes.eh_frame, written.eh_frame_at);
+    for [first, second] in fragments.iter().map(|fragment| [&fragment.pieces[0], &fragment.pieces[1]]) {
+        let entry = entry_at(&entries, second.new_start).unwrap();
+        assert_eq!(entry.row_at(first.new_end()), entry.row_at(second.new_start), "{first:?} {second:?}");
+    }
+}
+
+#[test]
 fn the_order_of_fragments_does_not_change_the_output() {
     let (_, bytes) = real_files().pop().unwrap();
     let image = Image::parse(&bytes).unwrap();
