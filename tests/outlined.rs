@@ -205,11 +205,6 @@ fn exceptions_out_of_arguments_and_out_of_what_is_called_arrive_where_they_did()
             continue;
         }
         let input = built(EXCEPTIONS, (compiler, "cpp"), &["-fnon-call-exceptions"], folder.path());
-        // Clang takes the option, and up to version 14 it makes landing pads for calls alone.
-        if run(&mut Command::new(&input), folder.path()).end != End::Exit(SUCCESS) {
-            skipped(&format!("{compiler}: loads have no landing pads"));
-            continue;
-        }
         let output = outlined(&input, folder.path());
         let text = said(&input, &output, folder.path());
         for thrown in ["out: three", "out: nowhere", "caught ", "nowhere ~", "three "] {
@@ -240,6 +235,29 @@ fn debuggers_find_main_from_what_is_called_through_arguments_elsewhere() {
     let (before, after) = (frames(&input), frames(&output));
     assert_eq!(before.iter().filter(|name| *name == "main").count(), 15, "{before:?}");
     assert_eq!(before, after);
+}
+
+#[test]
+fn debug_information_describes_arguments_elsewhere_as_nobody_s() {
+    if !installed("gdb") {
+        skipped("gdb is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = built(CALLS, (support::c_compilers()[0], "c"), &["-g"], folder.path());
+    let output = folder.path().join("output");
+    assert!(shrunk(&input, &output, &["--skip", "tails", "--debug", "update"], folder.path()) >= 10);
+    let said = relift_succeeds(relift().arg("check").arg(&input).arg(&output), folder.path());
+    let text = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(text.contains(": 0 differences"), "{text}");
+    let mut command = Command::new("gdb");
+    command.args(["-nx", "-batch", "-ex", "set debuginfod enabled off", "-ex", "break *(&'outlined.relift.1')", "-ex", "run"]);
+    let text = run(command.args(["-ex", "backtrace"]).arg(&output), folder.path()).stdout_text();
+    let names = ["#0", "in outlined.relift", "#1", "in f3 (a=a@entry=1)", "#2", "in main ()"];
+    let mut rest = text.as_str();
+    for name in names {
+        rest = rest.split_once(name).unwrap_or_else(|| panic!("{name} is not where it should be: {text}")).1;
+    }
 }
 
 #[test]

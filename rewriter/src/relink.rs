@@ -112,7 +112,7 @@ pub fn relink(
     let moves_code = !out.fragments.is_empty();
     let updates = wanted.mode == debug::Mode::Update && may_grow && moves_code && debug::is_in(image.all_sections());
     let has_map = updates || moves_code && wanted.separate.is_some();
-    let stretches = has_map.then(|| debug::map::all_stretches(&shapes, &placement.fragments));
+    let stretches = has_map.then(|| debug::map::all_stretches(out, &shapes, &placement.fragments));
     let covered = unwind::covered(image, program, out, &shapes, &placement);
     let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
     let mut tables = eh_frame::UnwindLayout::plan(&program.unwind, &covered, pad)?;

@@ -93,6 +93,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
     pub(super) fn of(input: &'c Side<'a>, output: &'c Side<'a>, relation: &'c Relation) -> Self {
         let mut standings: Vec<Standing> = relation
             .standing(output.code.size())
+            .filter(|&(_, to, _)| !relation.is_in_body(to))
             .map(|(from, to, call)| {
                 let means = match relation.is_proven(to) {
                     false => Means::Same,

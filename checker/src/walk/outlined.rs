@@ -83,7 +83,10 @@ impl Walk<'_, '_> {
                 let message = format!("stands in the place of a call, and for the input's {i:#x}");
                 return Err(Violation::new(ViolationKind::Conflict, o, message));
             }
-            Recorded::New => self.recorded.push(to as u32),
+            Recorded::New => {
+                self.relation.stand_in_body(to);
+                self.recorded.push(to as u32);
+            }
         }
         self.stats.instructions += 1;
         self.stats.moved_instructions += u64::from(i != o);

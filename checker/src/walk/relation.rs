@@ -94,6 +94,7 @@ enum Undo {
     Within(usize),
     Rewritten(usize),
     RewrittenCall(usize),
+    InBody(usize),
     Name(u64, Option<Identity>),
     Seen(usize),
     Covered(usize),
@@ -120,6 +121,8 @@ pub(crate) struct Relation {
     rewritten: FxHashMap<usize, usize>,
     /// These calls.
     rewritten_calls: FxHashSet<usize>,
+    /// Output instructions that stand where calls lead for what the input has before calls: they are of no function.
+    in_bodies: FxHashSet<usize>,
     names: FxHashMap<u64, Identity>,
     /// Input bytes that the walk passed: instructions, and jumps and padding between them.
     pub(crate) seen: Bits,
@@ -144,6 +147,7 @@ impl Relation {
             within: FxHashMap::default(),
             rewritten: FxHashMap::default(),
             rewritten_calls: FxHashSet::default(),
+            in_bodies: FxHashSet::default(),
             names: FxHashMap::default(),
             seen: Bits::new(input_size),
             covered: Bits::new(output_size),
@@ -339,6 +343,18 @@ impl Relation {
         }
     }
 
+    /// Notes that an output instruction stands where a call leads.
+    pub(super) fn stand_in_body(&mut self, output: usize) {
+        if self.in_bodies.insert(output) {
+            self.note(Undo::InBody(output));
+        }
+    }
+
+    /// Whether an output instruction stands where a call leads, for what the input has before that.
+    pub(crate) fn is_in_body(&self, output: usize) -> bool {
+        self.in_bodies.contains(&output)
+    }
+
     /// The call of the input that stands in another way at an output index.
     pub(crate) fn call_rewritten_at(&self, output: usize) -> Option<usize> {
         self.rewritten.get(&output).copied()
@@ -412,6 +428,7 @@ impl Relation {
                 Undo::Within(index) => drop(self.within.remove(&index)),
                 Undo::Rewritten(index) => drop(self.rewritten.remove(&index)),
                 Undo::RewrittenCall(index) => drop(self.rewritten_calls.remove(&index)),
+                Undo::InBody(index) => drop(self.in_bodies.remove(&index)),
                 Undo::Seen(index) => self.seen.remove(index),
                 Undo::Covered(index) => self.covered.remove(index),
             }

@@ -15,6 +15,7 @@ use lifter::x86::padding_len;
 use rayon::prelude::*;
 
 use crate::encode::{FragmentShape, Shapes};
+use crate::materialize::OutProgram;
 use crate::relink::addresses::Addresses;
 
 /// What a stretch is to the code that it stands for.
@@ -257,11 +258,13 @@ fn in_place(start: Va, end: Va) -> impl Iterator<Item = Kept> {
     Kept::parts_of(Stretch { start: start.0, end: end.0, reach: end.0, old: start.0, old_end: end.0, kind: Kind::Copied })
 }
 
-/// The stretches of all fragments, which are placed at these addresses.
-pub(crate) fn all_stretches(shapes: &Shapes, places: &[Va]) -> Vec<Kept> {
+/// The stretches of all fragments, which are placed at these addresses. What stands before calls of several functions belongs to none of them.
+pub(crate) fn all_stretches(out: &OutProgram<'_>, shapes: &Shapes, places: &[Va]) -> Vec<Kept> {
+    let is_of_function = |fragment: usize| !out.fragments[fragment].clone.is_some_and(|clone| out.is_body(clone));
     places
         .par_iter()
         .enumerate()
+        .filter(|&(fragment, _)| is_of_function(fragment))
         .flat_map_iter(|(fragment, &at)| stretches(shapes.of(fragment), at).into_iter().flat_map(Kept::parts_of))
         .collect()
 }
