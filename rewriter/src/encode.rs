@@ -91,7 +91,7 @@ impl Run {
     }
 }
 
-/// Output bytes that do with other registers what code of the input did.
+/// Output bytes that do what code of the input did, elsewhere or with other registers.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Rewritten {
     /// In the fragment; up to the next one, or to the end of the run.
@@ -99,6 +99,8 @@ pub struct Rewritten {
     /// Where it did that, in so many bytes.
     pub old: Va,
     pub old_len: u32,
+    /// Whether variables are where they were there.
+    pub keeps_variables: bool,
 }
 
 /// All fragments, measured: few vectors, since each fragment's own would take as much room as what they hold.

@@ -53,12 +53,14 @@ impl Stretch {
         (start < end).then_some(Stretch { start, end, reach, old: from, old_end: to, kind: self.kind })
     }
 
-    /// Where an old address is. One inside of what is no copy is told from its end: GCC lets what is true of variables after a call begin with the call's last byte.
+    /// Where an old address is. One inside of what is no copy is its last byte: GCC lets what is true of variables after a call begin with the call's last byte, and what is true of them once arguments are
+    /// set is so for who looks up where a call is that sets them.
     fn place(&self, old: u64) -> u64 {
         match self.kind {
             Kind::Copied => self.start + (old - self.old),
             _ if old == self.old => self.start,
-            _ => self.end.saturating_sub(self.old_end - old).max(self.start),
+            _ if old == self.old_end => self.end,
+            _ => self.end.saturating_sub(1).max(self.start),
         }
     }
 }
@@ -283,7 +285,8 @@ fn stretches(code: FragmentShape<'_>, at: Va) -> Vec<Stretch> {
                 let start = at.0 + u64::from(r.offset);
                 close(&mut stretches, start);
                 let (old, old_end) = (r.old.0, r.old.0 + u64::from(r.old_len));
-                stretches.push(Stretch { start, end, reach: end, old, old_end, kind: Kind::Rewritten });
+                let kind = if r.keeps_variables { Kind::Replaced } else { Kind::Rewritten };
+                stretches.push(Stretch { start, end, reach: end, old, old_end, kind });
             }
             continue;
         }

@@ -98,6 +98,10 @@ impl Walk<'_> {
             let deeper = Deeper { stack: last_at(deeper, start).unwrap_or(self.fragment.deeper), saves: self.fragment.deeper };
             self.push(Run { old_start, old_len, offset: base + start - part.start, len: end - start, is_new, deeper });
         }
+        // A call that leads to its arguments stands at the call, and in the lines of all that it replaces.
+        if self.fragment.clone.is_none() && edit.replaced != 0 && last_at(stands, part.start).is_some() {
+            self.all.rewritten.push(Rewritten { offset: base, old: old_start, old_len: edit.replaced, keeps_variables: true });
+        }
         if let Some(code) = code.filter(|code| !code.instead_of.is_empty()) {
             let works = &code.works[code.works.partition_point(|w| w.0 < part.start)..];
             let works = &works[..works.partition_point(|w| w.0 < part.end)];
@@ -105,7 +109,12 @@ impl Walk<'_> {
             let old_len = if works.is_empty() { edit.replaced.max(1) } else { 1 };
             let first = works.first().is_none_or(|w| w.0 > part.start).then_some((part.start, old_start));
             let all = first.into_iter().chain(works.iter().copied());
-            self.all.rewritten.extend(all.map(|(at, old)| Rewritten { offset: base + at - part.start, old, old_len }));
+            self.all.rewritten.extend(all.map(|(at, old)| Rewritten {
+                offset: base + at - part.start,
+                old,
+                old_len,
+                keeps_variables: false,
+            }));
         }
     }
 }
