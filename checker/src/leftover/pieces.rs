@@ -110,19 +110,22 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
     }
 
     /// The index in the input's code of the call for which the walk found something else at `address` of the output, or which is there in the input: from
-    /// such a place on both files are known to do the same. A call past its stub has the same label as the call of the stub: code that nothing reaches may have that still.
+    /// such a place on both files are known to do the same. Of several calls for which the output has one thing, as where ends of functions are shared, it is always the same. A call past its stub has the same label as
+    /// the call of the stub: code that nothing reaches may have that still.
     fn rewritten_call(&self, address: u64) -> Option<usize> {
         let index = self.side().code.index(address)?;
+        let relation = &self.walk.relation;
         let call = match self.of {
-            Of::Input => self.walk.relation.is_rewritten_call(index).then_some(index),
-            Of::Output => self.walk.relation.call_rewritten_at(index),
+            Of::Input => relation.is_rewritten_call(index).then_some(index),
+            Of::Output => relation.call_rewritten_at(index),
         };
-        call.filter(|&call| {
+        let call = call.filter(|&call| {
             let input = self.walk.input;
             let at = input.code.address(call);
             let target = input.inst(at).filter(|inst| inst.kind == Kind::Call).map(|inst| input.target(at, inst));
             target.and_then(|target| input.slot_of_stub(target)).is_none()
-        })
+        })?;
+        Some(relation.first_of(call).unwrap_or(call))
     }
 
     /// Whether an `endbr64` of the input begins a function that the walk found without it in the output: calls and jumps that name it, as all that nothing reached may, pass it. What holds the address

@@ -206,6 +206,53 @@ fn what_stands_behind_a_call_of_a_body_is_compared() {
     assert!(!report.is_ok(), "{}", report.summary(10));
 }
 
+/// Never returns, which nothing but its code tells: what stands behind its calls is reached in neither program.
+const DIE: &str = "
+    .type die, @function
+die:
+    .cfi_startproc
+    mov $60, %eax
+    syscall
+    jmp die
+    .cfi_endproc
+    .size die, . - die
+    ";
+
+/// Two ways of `first` to the arguments, and to each of them another way from behind a call that does not come back.
+const TWO_WAYS: &str = "
+    cmp $1, %edi
+    jb .Lnone
+    je .Lother
+    js .Lnever
+    @ONE@
+    @OTHER@
+    .Lnone: call die
+    @FROM_NONE@
+    jmp .Lone
+    .Lnever: call die
+    inc %ebx
+    jmp @FROM_NEVER@
+    .Ldone:";
+
+#[test]
+fn dead_code_that_leads_to_arguments_which_two_ways_share_corresponds() {
+    let end = |name: &str, arguments: &str, call: &str| format!("{name}: {arguments}    {call}\n    jmp .Ldone");
+    let first = |one: &str, other: &str, from_none: &str, from_never: &str| {
+        let ways = TWO_WAYS.replace("@ONE@", one).replace("@OTHER@", other);
+        ways.replace("@FROM_NONE@", from_none).replace("@FROM_NEVER@", from_never)
+    };
+    let ends = [".Lone", ".Lother"].map(|name| end(name, ARGUMENTS, CALL));
+    let input = program(&first(&ends[0], &ends[1], "xor %ebx, %ebx", ".Lother"), &before(ARGUMENTS), DIE);
+    let bodies = DIE.to_owned() + &BODY.replace("@ARGUMENTS@", ARGUMENTS);
+    for (from_none, is_right) in [("xor %ebx, %ebx", true), ("xor %ecx, %ecx", false)] {
+        let shared = end(".Lone: .Lother", "", "call body");
+        let output = program(&first(&shared, "", from_none, ".Lone"), "call body", &bodies);
+        let Some((input, output)) = input.as_ref().zip(output) else { return };
+        let report = check(input, &output).unwrap();
+        assert_eq!(report.is_ok(), is_right, "{from_none}: {}", report.summary(10));
+    }
+}
+
 /// `second` with an exception table in which what stands from `from` to behind the call has a landing pad.
 fn covered(arguments: &str, call: &str, from: &str) -> String {
     let table = "
