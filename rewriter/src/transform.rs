@@ -18,6 +18,7 @@ pub mod reached;
 pub mod schedule;
 mod unchanging;
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use iced_x86::Instruction;
@@ -129,22 +130,24 @@ impl<'a> Context<'a> {
 pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Folding, options: Options) -> EditPlan {
     let stand_ins = endbr::StandIns { functions: folded, blocks: None };
     let marks = if options.endbr { endbr::find(image, program, weights, stand_ins) } else { Vec::new() };
-    let mut edits = plan_by_weights(image, program, weights, folded, options, &marks);
+    let reached = OnceCell::new();
+    let reached = || reached.get_or_init(|| reached::reached(image, program));
+    let mut edits = plan_by_weights(image, program, weights, folded, options, (&marks, &reached));
     endbr::plan(&marks, &mut edits);
     if options.direct_calls {
-        direct_calls::plan(&direct_calls::find(image, program, weights, None), &mut edits);
+        direct_calls::plan(&direct_calls::find(image, program, weights, reached), &mut edits);
     }
     edits
 }
 
 /// What is worth it only where something is hot; the marks that go besides are known.
-fn plan_by_weights(
+fn plan_by_weights<'r>(
     image: &Image<'_>,
     program: &Program,
     weights: &Weights,
     folded: &Folding,
     options: Options,
-    marks: &[(Block, u32)],
+    (marks, reached): (&[(Block, u32)], &dyn Fn() -> &'r SecondaryMap<Block, bool>),
 ) -> EditPlan {
     let Options {
         everywhere,
@@ -164,11 +167,11 @@ fn plan_by_weights(
         return EditPlan::default();
     }
     let hot_min = least_count_of_share(program, weights, BUSY_SHARE_LEFT);
-    let reached = reached::reached(image, program);
+    let reached = reached();
     let stand_ins = folded.pairs().iter().map(|&(_, stays)| stays).collect();
     let folded = folded.pairs().iter().map(|&(gone, _)| gone).collect();
     let unmarked = marks.iter().filter(|mark| mark.1 == 0).map(|mark| mark.0).collect();
-    let context = Context { image, program, weights, everywhere, hot_min, reached: &reached, stand_ins, folded, unmarked };
+    let context = Context { image, program, weights, everywhere, hot_min, reached, stand_ins, folded, unmarked };
     let mut edits = EditPlan::default();
     if options.late_saves {
         late_saves::plan(&context, &mut edits);

@@ -18,7 +18,6 @@ use profiles::Weights;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
-use super::reached::reached;
 use super::unchanging::{Known, Words};
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
 
@@ -36,11 +35,11 @@ pub struct DirectCall {
 }
 
 /// The calls, ascending, of code that something leads to: other code is matched by its bytes alone. What runs is asked of the weights only where other code stays where it is.
-pub fn find(
+pub fn find<'r>(
     image: &Image<'_>,
     program: &Program,
     weights: &Weights,
-    is_reached: Option<&SecondaryMap<Block, bool>>,
+    reached: impl FnOnce() -> &'r SecondaryMap<Block, bool>,
 ) -> Vec<DirectCall> {
     let words = Words::of(image, program);
     let all_moves = program.is_replaceable();
@@ -49,13 +48,9 @@ pub fn find(
     let blocks: Vec<Block> = program.blocks.keys().filter(may_change).collect();
     let calls_of = |instructions: &mut Vec<_>, &block: &Block| calls_in(image, program, &words, block, instructions);
     let mut calls: Vec<DirectCall> = blocks.par_iter().with_min_len(64).map_init(Vec::new, calls_of).flatten_iter().collect();
-    match is_reached {
-        _ if calls.is_empty() => {}
-        Some(is_reached) => calls.retain(|call| is_reached[call.block]),
-        None => {
-            let is_reached = reached(image, program);
-            calls.retain(|call| is_reached[call.block]);
-        }
+    if !calls.is_empty() {
+        let is_reached = reached();
+        calls.retain(|call| is_reached[call.block]);
     }
     calls
 }

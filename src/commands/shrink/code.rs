@@ -147,7 +147,7 @@ pub(super) fn plan(
         plan.share_unwind_entries();
     }
     let calls: Vec<DirectCall> = match args.is_on(Technique::DirectCalls) {
-        true => timing.phase("find calls", |_| direct_calls::find(image, program, &weights, Some(&is_reached))),
+        true => timing.phase("find calls", |_| direct_calls::find(image, program, &weights, || &is_reached)),
         false => Vec::new(),
     };
     if args.is_on(Technique::Outline) {
