@@ -132,7 +132,7 @@ pub fn plan(image: &Image<'_>, program: &Program, weights: &Weights, folded: &Fo
     let marks = if options.endbr { endbr::find(image, program, weights, stand_ins) } else { Vec::new() };
     let reached = OnceCell::new();
     let reached = || reached.get_or_init(|| reached::reached(image, program));
-    let mut edits = plan_by_weights(image, program, weights, folded, options, (&marks, &reached));
+    let mut edits = plan_by_weights(image, program, weights, folded, options, &marks, reached);
     endbr::plan(&marks, &mut edits);
     if options.direct_calls {
         direct_calls::plan(&direct_calls::find(image, program, weights, reached), &mut edits);
@@ -147,7 +147,8 @@ fn plan_by_weights<'r>(
     weights: &Weights,
     folded: &Folding,
     options: Options,
-    (marks, reached): (&[(Block, u32)], &dyn Fn() -> &'r SecondaryMap<Block, bool>),
+    marks: &[(Block, u32)],
+    reached: impl FnOnce() -> &'r SecondaryMap<Block, bool>,
 ) -> EditPlan {
     let Options {
         everywhere,
