@@ -139,6 +139,11 @@ int main(void) {
 "#;
 
 fn lld_program(flags: &[&str], folder: &Path) -> Option<PathBuf> {
+    lld_program_with(0, flags, folder)
+}
+
+/// With so many constants more that the loader relocates.
+fn lld_program_with(num_more: usize, flags: &[&str], folder: &Path) -> Option<PathBuf> {
     if !installed("ld.lld") {
         skipped("files of lld: it is not installed");
         return None;
@@ -146,6 +151,8 @@ fn lld_program(flags: &[&str], folder: &Path) -> Option<PathBuf> {
     let functions = (0..150).map(|n| format!("F({n})\n")).collect::<String>();
     let names = (0..450).map(|n| format!("f{}, ", n % 150)).collect::<String>();
     let text = LLD.replace("FUNCTIONS\n", &format!("{functions}\nstatic int (*volatile table[])(int) = {{ {names} }};\n"));
+    let more = vec!["main"; num_more].join(", ");
+    let text = format!("int main(void);\n__attribute__((used)) static int (*const more[])(void) = {{ {more} }};\n{text}");
     let all = [&["-O1", "-w", "-fPIE", "-pie", "-fuse-ld=lld"], flags].concat();
     Some(support::compile_text(&text, &all, folder, "by-lld"))
 }
@@ -171,6 +178,36 @@ fn files_of_lld_lose_the_front_of_their_code_and_pack_relocations_into_a_moved_d
         };
         assert!(code(&input) < code(&output), "{flags:?}: the segment starts later");
         // Again, with entries to spare now.
+        let (again, _) = shrink(&output, &[], "again", folder.path());
+        assert_eq!(run(&mut Command::new(&again), folder.path()), expected, "{flags:?}");
+    }
+}
+
+/// Bytes between the last one in the file of the first segment that is written and the end of its page.
+fn room_behind(path: &Path) -> u64 {
+    let bytes = fs::read(path).expect("it was written");
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    let written = loads(&bytes).into_iter().find(|&at| bytes[at + 4] & 2 != 0).expect("there is data");
+    (word(written + 16) + word(written + 32)).wrapping_neg() % 4096
+}
+
+#[test]
+fn a_dynamic_section_with_no_room_behind_its_segment_moves_before_it() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    for flags in [&["-s"][..], &["-Wl,-z,now"], &["-Wl,--emit-relocs"]] {
+        let Some(first) = lld_program(flags, folder.path()) else { return };
+        // Each takes a word and a relocation, both before that place.
+        let num_more = room_behind(&first).saturating_sub(128) as usize / (8 + 24);
+        let Some(input) = lld_program_with(num_more, flags, folder.path()) else { return };
+        assert!(room_behind(&input) < 400, "{flags:?}: the section is longer than {}", room_behind(&input));
+        let expected = run(&mut Command::new(&input), folder.path());
+        let (output, report) = shrink(&input, &[], "output", folder.path());
+        let techniques = report["techniques"].as_array().expect("a list");
+        let packed = techniques.iter().find(|t| t["technique"] == "relr").map(|t| t["count"].as_u64());
+        assert!(packed.flatten() >= Some(400), "{flags:?}: {report:#}");
+        for variable in [("LD_BIND_NOW", "1"), ("LD_BIND_NOW", "")] {
+            assert_eq!(run(Command::new(&output).env(variable.0, variable.1), folder.path()), expected, "{flags:?}");
+        }
         let (again, _) = shrink(&output, &[], "again", folder.path());
         assert_eq!(run(&mut Command::new(&again), folder.path()), expected, "{flags:?}");
     }
