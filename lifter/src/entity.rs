@@ -164,7 +164,7 @@ impl<K: EntityId, V: Debug> Debug for PrimaryMap<K, V> {
 }
 
 /// A value for every id of type `K`; ids never written read as the default.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct SecondaryMap<K, V> {
     items: Vec<V>,
     default: V,

@@ -1,16 +1,17 @@
 //! Output blocks to bytes, fragment by fragment, with branches as short as they reach.
 //!
 //! **Method.** A fragment is the unit that is placed, so distances inside it are known before any address is. Two steps: `measure` says how long
-//! everything is, and what stands for what (`runs`); branches inside the fragment start short and grow where they don't reach, until none does (`relax`). `write`
+//! everything is, and what stands for what (`runs`); branches inside the fragment start short and grow where they don't reach, until none does (`relax`); where the plan allows, several that don't reach share a jump that does (`relays`). `write`
 //! makes the bytes, which the whole program need not have at once: bodies are copied; everything that leaves the fragment gets a 32-bit field and a
 //! fixup. Inserted snippets get room there and bytes when addresses are known; new code is copied with its references as if it were the block's own.
 //!
 //! **Invariants.** A fragment's start address is a multiple of its `align`, and no block in it asks for more, so offsets inside don't
 //! depend on where it goes. `offsets` of its blocks ascend. Every fixup's field lies inside `bytes`. Both steps give each block the same length.
 //!
-//! **Why it terminates.** Branches only ever grow, each at most once.
+//! **Why it terminates.** Branches only ever grow, each at most once; then they only shrink.
 
 mod relax;
+mod relays;
 mod runs;
 
 use std::ops::Range;
@@ -27,6 +28,7 @@ use crate::error::{Error, Result};
 use crate::materialize::{Content, Edit, Out, OutBlock, OutFragment, OutProgram, OutTarget, OutTerminator, block_bytes};
 use crate::relink::eh_frame::Deeper;
 use relax::{IsLong, Shape};
+use relays::{Fragment, Island, Relayed};
 
 /// What a fixup's field is to hold.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -110,6 +112,8 @@ pub struct Shapes {
     ends: Vec<Ends>,
     offsets: Vec<u32>,
     is_long: Vec<IsLong>,
+    relayed: Vec<Relayed>,
+    islands: Vec<Island>,
     runs: Vec<Run>,
     rewritten: Vec<Rewritten>,
 }
@@ -119,6 +123,8 @@ struct Ends {
     /// Of this fragment, in bytes.
     len: u32,
     blocks: u32,
+    relayed: u32,
+    islands: u32,
     runs: u32,
     rewritten: u32,
 }
@@ -132,6 +138,10 @@ pub struct FragmentShape<'a> {
     pub offsets: &'a [u32],
     /// By block.
     is_long: &'a [IsLong],
+    /// Ascending.
+    relayed: &'a [Relayed],
+    /// Ascending.
+    islands: &'a [Island],
     /// In output order; they cover all bytes but alignment.
     pub runs: &'a [Run],
     /// Ascending.
@@ -151,7 +161,10 @@ impl Shapes {
         // What is forgotten is empty.
         let runs = self.runs.get(from.runs as usize..to.runs as usize).unwrap_or(&[]);
         let rewritten = self.rewritten.get(from.rewritten as usize..to.rewritten as usize).unwrap_or(&[]);
-        FragmentShape { len: to.len, offsets: &self.offsets[blocks.clone()], is_long: &self.is_long[blocks], runs, rewritten }
+        let relayed = &self.relayed[from.relayed as usize..to.relayed as usize];
+        let (offsets, is_long) = (&self.offsets[blocks.clone()], &self.is_long[blocks]);
+        let islands = &self.islands[from.islands as usize..to.islands as usize];
+        FragmentShape { len: to.len, offsets, is_long, relayed, islands, runs, rewritten }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = FragmentShape<'_>> {
@@ -161,6 +174,12 @@ impl Shapes {
     /// In bytes.
     pub fn len_of(&self, fragment: usize) -> u32 {
         self.ends[fragment].len
+    }
+
+    /// Branches that have relays, and the bytes that these save, their own taken off.
+    pub fn relayed(&self) -> (u64, u64) {
+        let saved: u64 = self.relayed.iter().map(|relayed| u64::from(relayed.saved())).sum();
+        (self.relayed.len() as u64, saved - u64::from(Island::LEN) * self.islands.len() as u64)
     }
 
     /// Lets go what says what code stands for: more than all the rest.
@@ -173,11 +192,15 @@ impl Shapes {
         self.ends.extend(next.ends.iter().map(|ends| Ends {
             len: ends.len,
             blocks: last.blocks + ends.blocks,
+            relayed: last.relayed + ends.relayed,
+            islands: last.islands + ends.islands,
             runs: last.runs + ends.runs,
             rewritten: last.rewritten + ends.rewritten,
         }));
         self.offsets.extend(next.offsets);
         self.is_long.extend(next.is_long);
+        self.relayed.extend(next.relayed);
+        self.islands.extend(next.islands);
         self.runs.extend(next.runs);
         self.rewritten.extend(next.rewritten);
     }
@@ -232,12 +255,26 @@ fn measure_fragment(program: &Program, out: &OutProgram<'_>, fragment: &OutFragm
     // A jump to the block that follows is not made, so the code may begin with a later block than the fragment does.
     let first = shapes.iter().position(|shape| !shape.is_empty());
     let padded = first.filter(|&first| lands_on_itself(program, &blocks[..=first])).map(|first| blocks[first].1.origin);
-    let layout = relax::relax(&shapes, &fragment.blocks, u32::from(padded.is_some()));
+    let room = u32::from(padded.is_some());
+    let mut layout = relax::relax(&shapes, &fragment.blocks, room);
+    if let Some(spared) = out.spared_by_relays.as_ref().filter(|_| fragment.clone.is_none() && layout.has_long()) {
+        let is_spared = |target: OutTarget| matches!(target, OutTarget::Placed(block) if spared[out.origins[block]]);
+        let ends = relays::ends_of(program, spared, &blocks);
+        relays::place(Fragment { shapes: &shapes, ends: &ends, blocks: &fragment.blocks, room }, is_spared, &mut layout);
+    }
     runs::push(program, out, fragment, (&blocks, &shapes), &layout, padded, all);
     all.offsets.extend_from_slice(&layout.offsets);
     all.is_long.extend_from_slice(&layout.is_long);
-    let (blocks, runs, rewritten) = (all.offsets.len() as u32, all.runs.len() as u32, all.rewritten.len() as u32);
-    all.ends.push(Ends { len: layout.len, blocks, runs, rewritten });
+    all.relayed.extend_from_slice(&layout.relayed);
+    all.islands.extend_from_slice(&layout.islands);
+    all.ends.push(Ends {
+        len: layout.len,
+        blocks: all.offsets.len() as u32,
+        relayed: all.relayed.len() as u32,
+        islands: all.islands.len() as u32,
+        runs: all.runs.len() as u32,
+        rewritten: all.rewritten.len() as u32,
+    });
 }
 
 /// Makes the bytes of a fragment.
@@ -257,6 +294,9 @@ pub fn write(
         let input = block_bytes(image, program, block.origin)?;
         writer.body(id, block, input, out)?;
         writer.terminator(index, block.terminator, input, &program.blocks[block.origin]);
+        if let Ok(found) = shape.islands.binary_search_by_key(&(index as u32), |island| island.block) {
+            writer.jump(Way::Long(shape.islands[found].target));
+        }
     }
     debug_assert_eq!(writer.here(), shape.len, "a fragment of {} is not as long as it was measured", fragment.func);
     Ok(writer.code)
@@ -376,50 +416,69 @@ impl Writer<'_> {
     }
 
     fn terminator(&mut self, index: usize, terminator: OutTerminator, input: &[u8], data: &lifter::ir::BlockData) {
-        let is_long = self.shape.is_long[index];
         match terminator {
             OutTerminator::None => {}
-            OutTerminator::Jump(target) => self.jump(target, is_long.jump),
+            OutTerminator::Jump(target) => self.jump(self.way(index, target, true)),
             OutTerminator::Branch { condition, taken, jump } => {
-                self.branch(condition, taken, is_long.taken);
+                self.branch(condition, self.way(index, taken, false));
                 if let Some(target) = jump {
-                    self.jump(target, is_long.jump);
+                    self.jump(self.way(index, target, true));
                 }
             }
             OutTerminator::Loop { taken, jump } => {
                 let prefix = &input[data.body_len as usize..data.len as usize - 1];
                 self.code.bytes.extend_from_slice(prefix);
-                if is_long.taken {
+                match self.way(index, taken, false) {
                     // loop .+2; jmp .+5 (over the next one); jmp taken
-                    self.code.bytes.extend_from_slice(&[2, 0xeb, 5]);
-                    self.jump(taken, true);
-                } else {
-                    self.short_displacement(taken);
+                    long @ Way::Long(_) => {
+                        self.code.bytes.extend_from_slice(&[2, 0xeb, 5]);
+                        self.jump(long);
+                    }
+                    Way::Short(offset) => self.short_displacement(offset),
                 }
                 if let Some(target) = jump {
-                    self.jump(target, is_long.jump);
+                    self.jump(self.way(index, target, true));
                 }
             }
         }
     }
 
-    fn branch(&mut self, condition: Condition, target: OutTarget, is_long: bool) {
-        if is_long {
-            self.code.bytes.extend_from_slice(&[0x0f, 0x80 | condition.0]);
-            self.long_displacement(target);
-        } else {
-            self.code.bytes.push(0x70 | condition.0);
-            self.short_displacement(target);
+    /// How a branch of a block gets to its target, as was measured.
+    fn way(&self, index: usize, target: OutTarget, is_jump: bool) -> Way {
+        let is_long = self.shape.is_long[index];
+        if if is_jump { is_long.jump } else { is_long.taken } {
+            return Way::Long(target);
+        }
+        let relay = self.shape.relayed.binary_search_by_key(&(index as u32, is_jump), |relayed| (relayed.block, relayed.is_jump));
+        Way::Short(match relay {
+            Ok(found) => self.shape.relayed[found].offset,
+            Err(_) => relax::offset_in(target, &self.fragment.blocks, self.shape.offsets).unwrap_or_else(|| self.here() + 1),
+        })
+    }
+
+    fn branch(&mut self, condition: Condition, way: Way) {
+        match way {
+            Way::Long(target) => {
+                self.code.bytes.extend_from_slice(&[0x0f, 0x80 | condition.0]);
+                self.long_displacement(target);
+            }
+            Way::Short(offset) => {
+                self.code.bytes.push(0x70 | condition.0);
+                self.short_displacement(offset);
+            }
         }
     }
 
-    fn jump(&mut self, target: OutTarget, is_long: bool) {
-        if is_long {
-            self.code.bytes.push(0xe9);
-            self.long_displacement(target);
-        } else {
-            self.code.bytes.push(0xeb);
-            self.short_displacement(target);
+    fn jump(&mut self, way: Way) {
+        match way {
+            Way::Long(target) => {
+                self.code.bytes.push(0xe9);
+                self.long_displacement(target);
+            }
+            Way::Short(offset) => {
+                self.code.bytes.push(0xeb);
+                self.short_displacement(offset);
+            }
         }
     }
 
@@ -429,15 +488,20 @@ impl Writer<'_> {
         self.code.bytes.extend_from_slice(&[0; 4]);
     }
 
-    fn short_displacement(&mut self, target: OutTarget) {
-        let end = i64::from(self.here()) + 1;
-        let displacement = match relax::offset_in(target, &self.fragment.blocks, self.shape.offsets) {
-            Some(offset) => i64::from(offset) - end,
-            None => 0,
-        };
+    /// To an offset in the fragment.
+    fn short_displacement(&mut self, offset: u32) {
+        let displacement = i64::from(offset) - i64::from(self.here()) - 1;
         debug_assert!(i8::try_from(displacement).is_ok(), "a short branch that does not reach");
         self.code.bytes.push(displacement as i8 as u8);
     }
+}
+
+/// Where a branch leads.
+#[derive(Copy, Clone, Debug)]
+enum Way {
+    Long(OutTarget),
+    /// To an offset in the fragment.
+    Short(u32),
 }
 
 /// Where an offset of new code is: an output block, and bytes from its start.

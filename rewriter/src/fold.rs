@@ -26,6 +26,7 @@ use crate::materialize::block_bytes;
 
 pub mod blocks;
 pub mod ends;
+mod executed;
 pub(crate) mod loops;
 #[cfg(test)]
 mod tests;

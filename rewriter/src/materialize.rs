@@ -126,6 +126,8 @@ pub struct OutProgram<'p> {
     pub hot_from: Option<Va>,
     /// As in the plan.
     pub joins_kept_entries: bool,
+    /// As in the plan.
+    pub spared_by_relays: Option<SecondaryMap<Block, bool>>,
     sources: Sources<'p>,
 }
 
@@ -251,6 +253,7 @@ pub fn materialize<'p>(
         filling: layout.filling,
         hot_from: layout.hot_from,
         joins_kept_entries: layout.joins_kept_entries,
+        spared_by_relays: layout.spared_by_relays.clone(),
         sources: Sources {
             program,
             weights,

@@ -4,11 +4,14 @@
 use std::num::NonZeroU64;
 
 use lifter::address::Va;
-use lifter::entity::{Block, Func};
+use lifter::entity::{Block, EntityId, Func, SecondaryMap};
+use lifter::ir::Program;
+use profiles::Weights;
 
 use crate::clones::CloneId;
 use crate::fold::Folding;
 use crate::fold::blocks::BlockFolding;
+use crate::fold::loops::in_loops;
 
 /// How often a fragment runs, which decides where it goes and how it is aligned.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,6 +87,8 @@ pub struct LayoutPlan {
     pub hot_from: Option<Va>,
     /// Whether neighbors that stay where they are share unwind entries.
     pub joins_kept_entries: bool,
+    /// Lets branches go by way of jumps to the same place where that is shorter, but not from one of these blocks to another; nowhere if nothing is said.
+    pub spared_by_relays: Option<SecondaryMap<Block, bool>>,
 }
 
 impl LayoutPlan {
@@ -107,6 +112,18 @@ impl LayoutPlan {
         }
         self.fragments.retain(|fragment| !fragment.blocks.is_empty());
         self.folded_blocks = std::mem::take(&mut self.folded_blocks).and(folded);
+    }
+
+    /// Lets branches that don't reach share jumps, but none inside of loops, nor where the profile says that it was taken.
+    pub fn relay(&mut self, program: &Program, weights: &Weights) {
+        let mut spared = in_loops(program);
+        weights
+            .blocks
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0)
+            .for_each(|(index, _)| spared[Block::new(index)] = true);
+        self.spared_by_relays = Some(spared);
     }
 
     /// Lets code of which no profile says anything share unwind entries as cold code does, and code that stays: smaller tables, in which unwinders take a few more steps.

@@ -85,6 +85,8 @@ pub struct Relinked {
     pub clones: Vec<(CloneId, Va, Va)>,
     /// Bytes of the three unwind sections, before and after.
     pub unwind_bytes: (u64, u64),
+    /// Branches that go by way of a jump to the same place, and bytes of code that this saves.
+    pub relayed: (u64, u64),
     /// No program header tells any more where the build-id is: its entry was needed.
     pub gives_up_build_id: bool,
     pub debug: Outcome,
@@ -103,6 +105,7 @@ pub fn relink(
 ) -> Result<Relinked> {
     let mut reserved = payload.as_ref().and_then(|p| Reserved::of(image, p.reserved()));
     let growth = reserved.map_or(0, |r| r.growth(image));
+    let relayed = shapes.relayed();
 
     // Addresses.
     let mut placement = place::place(image, program, out, &shapes, Overflow::behind(image, growth));
@@ -256,6 +259,7 @@ pub fn relink(
         free: space::joined(free.into_iter().map(|interval| (interval.start, interval.end)).collect()),
         clones,
         unwind_bytes: (old, new),
+        relayed,
         gives_up_build_id,
         debug,
         debug_file,

@@ -59,6 +59,8 @@ pub(crate) enum Technique {
     Outline,
     /// Order the blocks of each function so that the most branches are short.
     Order,
+    /// Let long branches to the same place go by way of one jump, where each is short then, but none inside of loops.
+    Relays,
     /// Leave out what only aligns functions and loops.
     Padding,
     /// Leave out `endbr64` where no tracked indirect branch can arrive.

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use lifter::entity::EntityId;
 
+use super::relays::{Island, Relayed};
 use crate::materialize::{OutTarget, OutTerminator};
 
 /// Rounds before the rest grows at once; real fragments need two to five.
@@ -28,6 +29,10 @@ impl Shape {
     pub(super) fn is_empty(&self) -> bool {
         self.body_len == 0 && self.terminator == OutTerminator::None
     }
+
+    pub(super) fn is_loop(&self) -> bool {
+        matches!(self.terminator, OutTerminator::Loop { .. })
+    }
 }
 
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -41,7 +46,54 @@ pub(super) struct Relaxed {
     /// Of each block's first byte.
     pub offsets: Vec<u32>,
     pub is_long: Vec<IsLong>,
+    /// Short branches that go by way of others, ascending.
+    pub relayed: Vec<Relayed>,
+    /// Jumps behind blocks, by which others go; ascending in the end.
+    pub islands: Vec<Island>,
+    /// By block, whether one is behind it; empty where there are none.
+    pub has_island: Vec<bool>,
     pub len: u32,
+}
+
+impl Relaxed {
+    /// Of the jump at a block's end.
+    pub(super) fn jump_offset(&self, shapes: &[Shape], index: usize) -> u32 {
+        self.offsets[index] + shapes[index].body_len + sizes(&shapes[index], self.is_long[index]).0
+    }
+
+    /// Behind a block and its terminator.
+    pub(super) fn end_offset(&self, shapes: &[Shape], index: usize) -> u32 {
+        self.jump_offset(shapes, index) + sizes(&shapes[index], self.is_long[index]).1
+    }
+
+    pub(super) fn island_offset(&self, shapes: &[Shape], island: &Island) -> u32 {
+        self.end_offset(shapes, island.block as usize)
+    }
+
+    pub(super) fn island_behind(&self, index: usize) -> Option<&Island> {
+        let found = self.islands.binary_search_by_key(&(index as u32), |island| island.block).ok()?;
+        self.islands.get(found)
+    }
+
+    /// The short branches of a block: where each ends, and where it leads.
+    pub(super) fn short_branches(&self, shape: &Shape, index: usize, blocks: &Range<u32>) -> [Option<(u32, u32)>; 2] {
+        let (is_long, (taken, jump)) = (self.is_long[index], targets(shape.terminator));
+        let (taken_size, jump_size) = sizes(shape, is_long);
+        let end = self.offsets[index] + shape.body_len + taken_size;
+        let lead = |target: OutTarget, is_jump: bool| {
+            let key = (index as u32, is_jump);
+            match self.relayed.binary_search_by_key(&key, |relayed| (relayed.block, relayed.is_jump)) {
+                Ok(found) => Some(self.relayed[found].offset),
+                Err(_) => offset_in(target, blocks, &self.offsets),
+            }
+        };
+        let short = |target: Option<OutTarget>, end: u32, is_jump: bool| Some((end, lead(target?, is_jump)?));
+        [short(taken.filter(|_| !is_long.taken), end, false), short(jump.filter(|_| !is_long.jump), end + jump_size, true)]
+    }
+
+    pub(super) fn has_long(&self) -> bool {
+        self.is_long.iter().any(|is_long| is_long.taken || is_long.jump)
+    }
 }
 
 /// The offset of a target in the fragment that holds `blocks`; `None` for one outside.
@@ -57,7 +109,8 @@ pub(super) fn offset_in(target: OutTarget, blocks: &Range<u32>, offsets: &[u32])
 
 /// Decides all branches of a fragment, whose first `room` bytes are before its blocks.
 pub(super) fn relax(shapes: &[Shape], blocks: &Range<u32>, room: u32) -> Relaxed {
-    let mut relaxed = Relaxed { offsets: vec![0; shapes.len()], is_long: vec![IsLong::default(); shapes.len()], len: 0 };
+    let (offsets, is_long) = (vec![0; shapes.len()], vec![IsLong::default(); shapes.len()]);
+    let mut relaxed = Relaxed { offsets, is_long, relayed: Vec::new(), islands: Vec::new(), has_island: Vec::new(), len: 0 };
     for (shape, is_long) in shapes.iter().zip(&mut relaxed.is_long) {
         let leaves = |target: Option<OutTarget>| target.is_some_and(|t| offset_in(t, blocks, &relaxed.offsets).is_none());
         let (taken, jump) = targets(shape.terminator);
@@ -73,7 +126,7 @@ pub(super) fn relax(shapes: &[Shape], blocks: &Range<u32>, room: u32) -> Relaxed
     relaxed
 }
 
-fn targets(terminator: OutTerminator) -> (Option<OutTarget>, Option<OutTarget>) {
+pub(super) fn targets(terminator: OutTerminator) -> (Option<OutTarget>, Option<OutTarget>) {
     match terminator {
         OutTerminator::None => (None, None),
         OutTerminator::Jump(target) => (None, Some(target)),
@@ -99,13 +152,14 @@ pub(super) fn sizes(shape: &Shape, is_long: IsLong) -> (u32, u32) {
     }
 }
 
-fn lay_out(shapes: &[Shape], room: u32, relaxed: &mut Relaxed) {
+pub(super) fn lay_out(shapes: &[Shape], room: u32, relaxed: &mut Relaxed) {
     let mut at = room;
     for (index, shape) in shapes.iter().enumerate() {
         at = at.next_multiple_of(shape.align.max(1));
         relaxed.offsets[index] = at;
         let (taken, jump) = sizes(shape, relaxed.is_long[index]);
-        at += shape.body_len + taken + jump;
+        let has_island = relaxed.has_island.get(index).is_some_and(|&has| has);
+        at += shape.body_len + taken + jump + if has_island { Island::LEN } else { 0 };
     }
     relaxed.len = at;
 }

@@ -8,6 +8,7 @@ use lifter::entity::Block;
 use lifter::ir::Program;
 
 use super::relax::{self, Relaxed, Shape};
+use super::relays::Island;
 use super::{Rewritten, Run, Shapes};
 use crate::materialize::{Content, Edit, Out, OutBlock, OutFragment, OutProgram};
 use crate::relink::eh_frame::Deeper;
@@ -41,6 +42,9 @@ pub(super) fn push(
         let (taken, jump) = relax::sizes(&shapes[index], layout.is_long[index]);
         if taken + jump != 0 {
             walk.push(walk.plain(data.start + u64::from(data.body_len), data.len - data.body_len, taken + jump));
+        }
+        if let Some(island) = layout.island_behind(index) {
+            walk.push(Run { is_new: true, ..walk.plain(island.stands, 0, Island::LEN) });
         }
     }
 }

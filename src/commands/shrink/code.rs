@@ -27,7 +27,7 @@ use crate::report::shrink::Saving;
 use crate::timing::Timing;
 
 /// Techniques that move code.
-pub(super) const OF_CODE: [Technique; 8] = [
+pub(super) const OF_CODE: [Technique; 9] = [
     Technique::DeadCode,
     Technique::Fold,
     Technique::Tails,
@@ -35,6 +35,7 @@ pub(super) const OF_CODE: [Technique; 8] = [
     Technique::Outline,
     Technique::Endbr,
     Technique::Order,
+    Technique::Relays,
     Technique::Padding,
 ];
 
@@ -143,6 +144,9 @@ pub(super) fn plan(
     if args.is_on(Technique::Order) && !weights.has_counts() {
         gone.order_bytes = timing.phase("order blocks", |_| layout::compact(program, &mut plan));
     }
+    if args.is_on(Technique::Relays) {
+        plan.relay(program, &weights);
+    }
     if args.is_on(Technique::UnwindEntries) {
         plan.share_unwind_entries();
     }
@@ -233,7 +237,8 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         + gone.mark_bytes
         + gone.direct_bytes
         + gone.outlined.bytes
-        + gone.order_bytes;
+        + gone.order_bytes
+        + relinked.relayed.1;
     let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
     let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
     vec![
@@ -245,6 +250,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         Saving::new("outline", "calls", gone.outlined.num_calls, gone.outlined.bytes as i64),
         Saving::new("endbr", "instructions", gone.num_marks, gone.mark_bytes as i64),
         Saving::new("order", "bytes", gone.order_bytes, gone.order_bytes as i64),
+        Saving::new("relays", "branches", relinked.relayed.0, relinked.relayed.1 as i64),
         Saving::new("padding", "bytes", free_text.saturating_sub(bodies), free_text as i64 - bodies as i64),
         unwind_saving(relinked),
     ]

@@ -7,7 +7,7 @@ use lifter::entity::{Block, EntityId, SecondaryMap};
 use lifter::ir::Program;
 use rustc_hash::FxHashMap;
 
-use super::{BlockFolding, FAR_BYTES_MIN, Order, ROW_BYTES, Scope, next_of, pays, successors};
+use super::{BlockFolding, FAR_BYTES_MIN, Order, ROW_BYTES, Scope, is_small_share, next_of, pays, successors};
 use crate::plan::LayoutPlan;
 
 /// Bytes of a jump, and by how much one grows whose target is far away.
@@ -25,6 +25,8 @@ pub(super) struct View<'a> {
     /// How often the unwind row changes in a block.
     pub(super) num_rows: &'a SecondaryMap<Block, u32>,
     pub(super) is_looping: &'a SecondaryMap<Block, bool>,
+    /// Instructions from the function's entry to the block's end, at least.
+    pub(super) executed: &'a SecondaryMap<Block, u32>,
     pub(super) scope: Scope,
 }
 
@@ -110,13 +112,13 @@ impl Settling<'_> {
 
     /// Keeps what would cost a jump that is executed, in a loop or for little. What stays runs into what follows, so it goes on until nothing changes.
     fn keep_slow_ones(&mut self) {
-        let View { order, is_looping, scope, .. } = *self.view;
+        let View { order, is_looping, executed, scope, .. } = *self.view;
         let mut rest: Vec<Block> = self.goes.iter().filter(|(_, goes)| **goes).map(|(block, _)| block).collect();
         loop {
             let is_dear = |&block: &Block| {
                 let is_run_into = order.before[block].is_some_and(|before| !self.goes[before]);
                 let (bytes, rows) = self.run_of(block);
-                is_run_into && (is_looping[block] || !pays(scope, bytes, rows))
+                is_run_into && (is_looping[block] || !pays(scope, bytes, rows) || !is_small_share(scope, executed[block]))
             };
             let (kept, left): (Vec<Block>, Vec<Block>) = rest.into_iter().partition(is_dear);
             rest = left;

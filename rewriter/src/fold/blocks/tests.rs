@@ -47,7 +47,7 @@ fn a_difference_behind_a_tail_keeps_all_that_leads_to_it_apart() {
 
 #[test]
 fn what_ran_or_has_a_name_stays() {
-    let mut named = program(vec![with_tail(10, 30), with_tail(11, 30)]);
+    let mut named = program(vec![with_tail(10, 60), with_tail(11, 60)]);
     let weights = Weights { blocks: vec![0, 0, 0, 0, 0, 0, 1, 1], ..Weights::default() };
     assert_eq!(folded(&named, &weights), [(2, 6), (3, 7)]);
     let weights = Weights { blocks: vec![0, 0, 1, 1, 0, 0, 1, 1], ..Weights::default() };
@@ -71,9 +71,9 @@ fn another_unwind_class_keeps_tails_apart() {
 fn what_is_run_into_goes_only_where_it_is_long_and_no_loop() {
     let straight = |own: u32, tail: u32| vec![TestBlock::new(own, End::Fallthrough), TestBlock::new(tail, End::Return)];
     // Each of these tails is jumped to as well, so that it is a block.
-    let tails = |tail: u32| program(vec![straight(10, tail), straight(11, tail)]);
-    assert_eq!(folded(&tails(40), &Weights::default()), [(3, 1)]);
-    assert_eq!(folded(&tails(FAR_BYTES_MIN - 1), &Weights::default()), []);
+    let tails = |own: u32, tail: u32| program(vec![straight(own, tail), straight(own + 1, tail)]);
+    assert_eq!(folded(&tails(80, 40), &Weights::default()), [(3, 1)]);
+    assert_eq!(folded(&tails(80, FAR_BYTES_MIN - 1), &Weights::default()), []);
     let around = |own: u32| {
         vec![
             TestBlock::new(own, End::Fallthrough),
@@ -84,6 +84,17 @@ fn what_is_run_into_goes_only_where_it_is_long_and_no_loop() {
     };
     // The bodies of the loops go back to different heads; what comes behind them is no loop.
     assert_eq!(folded(&program(vec![around(10), around(11)]), &Weights::default()), [(7, 3)]);
+}
+
+#[test]
+fn what_ends_a_short_way_stays_unless_a_profile_says_that_it_does_not_run() {
+    let straight = |own: u32| vec![TestBlock::new(own, End::Fallthrough), TestBlock::new(40, End::Return)];
+    // Four bytes an instruction.
+    let program = |own: u32| program(vec![straight(4 * own), straight(4 * own - 1), straight(300)]);
+    assert_eq!(folded(&program(EXECUTED_MIN - 11), &Weights::default()), [(5, 1)]);
+    assert_eq!(folded(&program(EXECUTED_MIN - 10), &Weights::default()), [(3, 1), (5, 1)]);
+    let elsewhere = Weights { blocks: vec![0, 0, 0, 0, 1, 0], ..Weights::default() };
+    assert_eq!(folded(&program(3), &elsewhere), [(3, 1), (5, 1)]);
 }
 
 #[test]
