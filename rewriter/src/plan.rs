@@ -11,7 +11,7 @@ use profiles::Weights;
 use crate::clones::CloneId;
 use crate::fold::Folding;
 use crate::fold::blocks::BlockFolding;
-use crate::fold::loops::in_loops;
+use crate::fold::loops::in_short_loops;
 
 /// How often a fragment runs, which decides where it goes and how it is aligned.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -114,9 +114,9 @@ impl LayoutPlan {
         self.folded_blocks = std::mem::take(&mut self.folded_blocks).and(folded);
     }
 
-    /// Lets branches that don't reach share jumps, but none inside of loops, nor where the profile says that it was taken.
+    /// Lets branches that don't reach share jumps, but none inside of short loops, nor where the profile says that it was taken.
     pub fn relay(&mut self, program: &Program, weights: &Weights) {
-        let mut spared = in_loops(program);
+        let mut spared = in_short_loops(program);
         weights
             .blocks
             .iter()

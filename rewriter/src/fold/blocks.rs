@@ -11,7 +11,7 @@
 //! which hashes are made. Nothing may compare the addresses: a block goes only if nothing but jumps leads to it. Unwinders find
 //! the same rows, and no exception table or the same one with the same landing pads. A hash that fails costs an output, which the checker finds.
 //!
-//! **Speed.** No jump is added inside a loop, none across functions for a few bytes or on a short way through a function ([`super::executed`]), and where a profile has counts, nothing that ran is touched. A block that is
+//! **Speed.** No jump is added inside a short loop, none across functions for a few bytes or on a short way through a function ([`super::executed`]), and where a profile has counts, nothing that ran is touched. A block that is
 //! jumped to costs nothing elsewhere; one that was run into costs a jump.
 //!
 //! **Termination.** A search in depth visits each block once; settling first only keeps more, then only drops more.
@@ -22,8 +22,8 @@ use lifter::ir::{BlockFlags, CodeTarget, Program, RefTarget, Terminator};
 use profiles::Weights;
 use rayon::prelude::*;
 
-use super::executed::executed_up_to;
-use super::loops::in_loops;
+use super::executed::{EXECUTED_MIN, executed_up_to};
+use super::loops::in_short_loops;
 use super::{Context, Folding};
 use crate::plan::LayoutPlan;
 use hashes::{Hasher, Suffix};
@@ -34,9 +34,6 @@ mod settle;
 
 /// What it has to save with another function to be worth a jump that is executed.
 const FAR_BYTES_MIN: u32 = 12;
-/// Instructions that are executed at least with a jump to another function: it is 4 % of them at most. Epilogues of short functions are what this is about: with 0
-/// `bash` and `perl` execute 1.7 % more than before they share, with 24 1.1 and 1.3 %, with 30 0.9 %, of `git` 0.3 and 0.9 % are left for that.
-const EXECUTED_MIN: u32 = 24;
 /// What one row costs in `.eh_frame`: how far, what, and a number.
 const ROW_BYTES: u32 = 3;
 /// Bytes that sharing has to save inside a function, a short jump included.
@@ -94,7 +91,7 @@ impl BlockFolding {
         }
         alike.par_sort_unstable();
         let may_go = may_go(program, weights);
-        let is_looping = in_loops(program);
+        let is_looping = in_short_loops(program);
         // With a profile nothing that ran goes, and the rest may cost what it likes.
         let executed = match weights.has_counts() {
             true => SecondaryMap::new(program.blocks.len(), u32::MAX),

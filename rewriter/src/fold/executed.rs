@@ -17,6 +17,16 @@ use rayon::prelude::*;
 /// What a call executes at least: itself, an instruction or two, and the return.
 const CALL: u32 = 4;
 
+/// Instructions that are executed at least where a jump more is: it is 3 % of them at most. What is below are the epilogues of short functions and the branches of short loops. With 0 and no jump in
+/// any loop, `bash` and `perl` execute 1.7 % more than before they share, with 30 1.2 and 1.5 %.
+pub(crate) const EXECUTED_MIN: u32 = 30;
+
+/// Instructions that a block executes at least, those of what it calls estimated.
+pub(super) fn work_of(program: &Program, block: Block) -> u32 {
+    let calls = program.block_refs(block).iter().filter(|r| matches!(r.role, RefRole::Call | RefRole::IndirectThroughSlot));
+    program.blocks[block].num_insts + CALL * calls.count() as u32
+}
+
 /// By block, the instructions that are executed at least from the function's entry to the block's end.
 pub(crate) fn executed_up_to(program: &Program) -> SecondaryMap<Block, u32> {
     let funcs: Vec<Func> = program.funcs.keys().collect();
@@ -28,10 +38,6 @@ pub(crate) fn executed_up_to(program: &Program) -> SecondaryMap<Block, u32> {
 
 fn of_function(program: &Program, func: Func) -> Vec<(Block, u32)> {
     let blocks = program.funcs[func].blocks.as_usize();
-    let own = |block: Block| {
-        let calls = program.block_refs(block).iter().filter(|r| matches!(r.role, RefRole::Call | RefRole::IndirectThroughSlot));
-        program.blocks[block].num_insts + CALL * calls.count() as u32
-    };
     let mut is_led_to = vec![false; blocks.len()];
     let targets = |block: Block| {
         let edges = &program.edges[program.blocks[block].edges.as_usize()];
@@ -44,7 +50,7 @@ fn of_function(program: &Program, func: Func) -> Vec<(Block, u32)> {
     let mut queue = BinaryHeap::new();
     let entry = program.funcs[func].entry;
     for block in blocks.clone().map(Block::new).filter(|&block| block == entry || !is_led_to[block.index() - blocks.start]) {
-        queue.push(Reverse((own(block), block)));
+        queue.push(Reverse((work_of(program, block), block)));
     }
     while let Some(Reverse((count, block))) = queue.pop() {
         let known = &mut least[block.index() - blocks.start];
@@ -52,7 +58,7 @@ fn of_function(program: &Program, func: Func) -> Vec<(Block, u32)> {
             continue;
         }
         *known = count;
-        queue.extend(targets(block).map(|target| Reverse((count + own(target), target))));
+        queue.extend(targets(block).map(|target| Reverse((count + work_of(program, target), target))));
     }
     blocks.clone().map(Block::new).zip(least).map(|(block, count)| (block, if count == u32::MAX { 0 } else { count })).collect()
 }

@@ -1,17 +1,24 @@
-//! Which blocks are in loops: what is added there is executed over and over.
+//! Which blocks are in short loops: what is added there is executed over and over, and is much of what is executed.
 //!
 //! **Method.** A block is in a loop if a way leads from it back to it, inside its function: strongly connected components of the blocks, by all ways that are known, jump tables and computed
-//! `goto`s among them. What leaves a loop for good, as an error path does, is in none, wherever it stands. Ways by exceptions and by recursion don't count.
+//! `goto`s among them. What leaves a loop for good, as an error path does, is in none, wherever it stands. Ways by exceptions and by recursion don't count. The loop is short for the block if
+//! less is executed on the shortest of these ways than [`super::executed`] asks for: then a jump more is a large share of it.
 //!
-//! **Termination.** Tarjan's algorithm, once for each function.
+//! **Termination.** Tarjan's algorithm, once for each function; from each block a search of ways that are shorter than the limit, so of few blocks.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use analysis::graph::Components;
 use lifter::entity::{Block, EntityId, Func, SecondaryMap};
 use lifter::ir::Program;
 use rayon::prelude::*;
+use rustc_hash::FxHashMap;
 
-/// The blocks that are in loops.
-pub(crate) fn in_loops(program: &Program) -> SecondaryMap<Block, bool> {
+use super::executed::{EXECUTED_MIN, work_of};
+
+/// The blocks that are in short loops.
+pub(crate) fn in_short_loops(program: &Program) -> SecondaryMap<Block, bool> {
     let funcs: Vec<Func> = program.funcs.keys().collect();
     let looping: Vec<Vec<Block>> = funcs.par_iter().map(|&func| looping_blocks(program, func)).collect();
     let mut is_looping = SecondaryMap::new(program.blocks.len(), false);
@@ -34,8 +41,32 @@ fn looping_blocks(program: &Program, func: Func) -> Vec<Block> {
     };
     let components = Components::find(blocks.len(), successors);
     let is_loop = |members: &&Vec<u32>| members.len() > 1 || members.iter().any(|&block| successors(block).contains(&block));
-    let looping = components.members.iter().filter(is_loop).flatten();
+    let work = |block: u32| work_of(program, Block::new(blocks.start + block as usize));
+    let looping = components.members.iter().filter(is_loop).flatten().filter(|&&block| is_short(block, work, successors));
     looping.map(|&block| Block::new(blocks.start + block as usize)).collect()
+}
+
+/// Whether a short way leads from a block back to it.
+fn is_short<'a>(block: u32, work: impl Fn(u32) -> u32, successors: impl Fn(u32) -> &'a [u32]) -> bool {
+    let mut least: FxHashMap<u32, u32> = FxHashMap::default();
+    let mut queue = BinaryHeap::from([Reverse((work(block), block))]);
+    while let Some(Reverse((executed, at))) = queue.pop() {
+        if executed >= EXECUTED_MIN {
+            return false;
+        }
+        for &next in successors(at) {
+            if next == block {
+                return true;
+            }
+            let executed = executed + work(next);
+            let known = least.entry(next).or_insert(u32::MAX);
+            if executed < *known {
+                *known = executed;
+                queue.push(Reverse((executed, next)));
+            }
+        }
+    }
+    false
 }
 
 #[cfg(test)]
@@ -45,7 +76,7 @@ mod tests {
 
     fn looping(blocks: &[TestBlock]) -> Vec<usize> {
         let program = ProgramBuilder::default().func(blocks.to_vec()).build();
-        in_loops(&program).iter().filter(|(_, is_looping)| **is_looping).map(|(block, _)| block.index()).collect()
+        in_short_loops(&program).iter().filter(|(_, is_looping)| **is_looping).map(|(block, _)| block.index()).collect()
     }
 
     #[test]
@@ -58,6 +89,15 @@ mod tests {
             TestBlock::new(4, Return),
         ];
         assert_eq!(looping(&outer), [1, 2]);
+    }
+
+    #[test]
+    fn a_loop_of_many_instructions_is_not_short_but_one_inside_of_it_may_be() {
+        // Four bytes an instruction.
+        let around =
+            |len: u32| [TestBlock::new(4 * len, Fallthrough), TestBlock::new(8, Branch(1)), TestBlock::new(4, Branch(0))];
+        assert_eq!(looping(&around(EXECUTED_MIN - 4)), [0, 1, 2]);
+        assert_eq!(looping(&around(EXECUTED_MIN - 3)), [1]);
     }
 
     #[test]

@@ -13,7 +13,7 @@
 //! the call's handlers. Callee-saved registers are left alone, so that who looks at a body as at a function finds that it keeps them.
 //! The word in which the call leaves its return address is written earlier; a function that calls keeps nothing there.
 //!
-//! **Speed.** A jump more for each call, so none in loops, and where a profile has counts, nothing that ran.
+//! **Speed.** A jump more for each call, so none in short loops, and where a profile has counts, nothing that ran.
 //!
 //! **Termination.** Each node is looked at once from below and once from above.
 
@@ -34,7 +34,7 @@ use crate::clones::{CloneData, CloneId};
 use crate::edit::{Change, EditPlan, NewCode, Replacement};
 use crate::fold::Folding;
 use crate::fold::blocks::hashes::push_reference;
-use crate::fold::loops::in_loops;
+use crate::fold::loops::in_short_loops;
 use crate::materialize::block_bytes;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature, Times};
 use crate::relink::eh_frame::FrameRows;
@@ -92,7 +92,7 @@ pub struct Asked<'a> {
 pub fn plan(image: &Image<'_>, program: &Program, asked: Asked<'_>, plan: &mut LayoutPlan, edits: &mut EditPlan) -> Outlined {
     let Asked { weights, is_open, calls } = asked;
     let Some(host) = host(program, plan) else { return Outlined::default() };
-    let is_looping = in_loops(program);
+    let is_looping = in_short_loops(program);
     let is_wanted = |block: Block| {
         let has_run = weights.blocks.get(block.index()).is_some_and(|&count| count > 0);
         let is_dear = if weights.has_counts() { has_run } else { is_looping[block] };

@@ -47,7 +47,7 @@ fn a_difference_behind_a_tail_keeps_all_that_leads_to_it_apart() {
 
 #[test]
 fn what_ran_or_has_a_name_stays() {
-    let mut named = program(vec![with_tail(10, 60), with_tail(11, 60)]);
+    let mut named = program(vec![with_tail(10, 90), with_tail(11, 90)]);
     let weights = Weights { blocks: vec![0, 0, 0, 0, 0, 0, 1, 1], ..Weights::default() };
     assert_eq!(folded(&named, &weights), [(2, 6), (3, 7)]);
     let weights = Weights { blocks: vec![0, 0, 1, 1, 0, 0, 1, 1], ..Weights::default() };
@@ -79,7 +79,7 @@ fn what_is_run_into_goes_only_where_it_is_long_and_no_loop() {
             TestBlock::new(own, End::Fallthrough),
             TestBlock::new(own, End::Fallthrough),
             TestBlock::new(40, End::Branch(1)),
-            TestBlock::new(40, End::Return),
+            TestBlock::new(80, End::Return),
         ]
     };
     // The bodies of the loops go back to different heads; what comes behind them is no loop.
