@@ -3,7 +3,7 @@
 //! **Problem.** Rules ask which function an instruction is in, and hold functions in one piece. A file that was relinked before may have one frame description for neighbors that have nothing else in common.
 //!
 //! **Rule.** A function begins inside of a frame description where a call from another one leads or a symbol for a function is, if nothing runs into it and unwinding there is as at an entry. In such a
-//! description, so does what is named, if there is no indirect jump, by which it might be a label, or where the rules go back to those of an entry.
+//! description, so does what is named, if there is no indirect jump, by which it might be a label (one through a word at a fixed distance leads to none), or where the rules go back to those of an entry.
 //!
 //! **Why this is enough.** Parts of one function that are taken for two have jumps from one to the other, and are treated like parts that compilers describe one by one ([`crate::tables::Survey`]).
 //!
@@ -14,7 +14,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::decode::Kind;
 use crate::image::Slot;
-use crate::tables::{Survey, may_jump};
+use crate::tables::{Survey, may_jump_to_labels};
 use crate::walk::Side;
 
 /// How many bytes of padding may stand before a function.
@@ -50,7 +50,7 @@ fn beginnings(side: &Side<'_>, survey: &Survey) -> Vec<u64> {
         Slot::Relative(address) | Slot::Resolver(address) => Some(address),
         _ => None,
     });
-    let shared: FxHashMap<u32, bool> = shared.into_iter().map(|fde| (fde, may_jump(side, fde))).collect();
+    let shared: FxHashMap<u32, bool> = shared.into_iter().map(|fde| (fde, may_jump_to_labels(side, fde))).collect();
     let is_function = |&place: &u64| {
         let has_labels = side.unwind.fde_at(place).and_then(|fde| shared.get(&fde).copied());
         let goes_back = || place.checked_sub(1).is_some_and(|before| !side.unwind.has_no_frame(before));

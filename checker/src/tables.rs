@@ -23,7 +23,7 @@ pub(crate) use bounds::instruction_before;
 use bounds::{bound, bound_by_jumps};
 pub(crate) use copies::{Copies, report_mixed, report_other_uses};
 use named::goes_to_call;
-pub(crate) use named::{may_be_jumped_through, may_jump};
+pub(crate) use named::{may_be_jumped_through, may_jump_to_labels};
 pub(crate) use running_on::running_on;
 pub(crate) use survey::Survey;
 

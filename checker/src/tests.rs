@@ -31,6 +31,7 @@ mod proofs;
 mod registered;
 mod rows;
 mod running_on;
+mod shared_entries;
 mod stays;
 mod tails;
 mod text_relocations;

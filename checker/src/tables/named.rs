@@ -8,7 +8,7 @@
 //!
 //! **Terminates**: windows are limited, and each instruction of a function's parts is looked at once.
 
-use crate::decode::{Kind, Shape};
+use crate::decode::{Inst, Kind, Shape};
 use crate::walk::{Side, Walk};
 
 /// How many instructions make the arguments of a call.
@@ -53,12 +53,22 @@ pub(crate) fn may_be_jumped_through(walk: &Walk<'_, '_>, from: u64) -> bool {
 }
 
 /// Whether a frame description has an indirect jump, as far as linear decoding tells.
-pub(crate) fn may_jump(side: &Side<'_>, fde: u32) -> bool {
+fn may_jump(side: &Side<'_>, fde: u32) -> bool {
+    has(side, fde, |inst| inst.kind == Kind::IndirectJump)
+}
+
+/// Whether it has one that may lead to its labels. A jump through a word at a fixed distance is the last call of a function of another file, as linkers' stubs and `-fno-plt` have it.
+pub(crate) fn may_jump_to_labels(side: &Side<'_>, fde: u32) -> bool {
+    has(side, fde, |inst| inst.kind == Kind::IndirectJump && inst.disp == 0)
+}
+
+/// Whether a frame description has such an instruction, or does not decode.
+fn has(side: &Side<'_>, fde: u32, is_such: impl Fn(Inst) -> bool) -> bool {
     let fde = &side.unwind.fdes[fde as usize];
     let mut address = fde.start;
     while address < fde.end {
         match side.inst(address) {
-            Some(inst) if inst.kind != Kind::IndirectJump => address += u64::from(inst.len),
+            Some(inst) if !is_such(inst) => address += u64::from(inst.len),
             _ => return true,
         }
     }
