@@ -97,6 +97,20 @@ fn code_that_a_run_time_finds_by_tables_of_its_own_is_refused() {
 }
 
 #[test]
+fn relocations_in_androids_form_are_refused() {
+    if !support::installed("ld.lld") {
+        return support::skipped("there is no lld, which packs relocations so");
+    }
+    let text = "int twice(int x) { return 2 * x; }\nint (*const known)(int) = twice;";
+    for flags in [&["-Wl,--pack-dyn-relocs=android"][..], &["-Wl,--pack-dyn-relocs=relr", "-Wl,--use-android-relr-tags"]] {
+        let folder = scratch();
+        let flags = [&["-O2", "-fPIC", "-shared", "-fuse-ld=lld"], flags].concat();
+        let library = support::compile_text(text, &flags, folder.path(), "library.so");
+        every_command_refuses(&fs::read(library).expect("the library was built"), &["Android"]);
+    }
+}
+
+#[test]
 fn the_large_code_model_is_refused() {
     let text = "#include <stdio.h>\n\
                 __attribute__((noinline)) int twice(int x) { return 2 * x; }\n\

@@ -21,11 +21,16 @@ pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<Vi
         return;
     }
     let Some(place) = find(input) else { return };
-    let stays = |start: u64, bytes: &[u8]| output.image.at(start, bytes.len()) == Some(bytes);
-    if !input.code.areas().iter().all(|area| stays(area.start, area.bytes)) {
+    if !keeps_code(input, output) {
         let message = "code finds the rest of the file by numbers from here (the input's address), and code has changed";
         violations.push(Violation::new(ViolationKind::StaleReference, place, message));
     }
+}
+
+/// Whether all code stands where it stood, byte for byte.
+pub(crate) fn keeps_code(input: &Side<'_>, output: &Side<'_>) -> bool {
+    let stays = |start: u64, bytes: &[u8]| output.image.at(start, bytes.len()) == Some(bytes);
+    input.code.areas().iter().all(|area| stays(area.start, area.bytes))
 }
 
 /// Whether bytes look like such a `movabs` anywhere, wherever instructions begin.

@@ -37,8 +37,14 @@ const BY_MEANING: &[&str] = &[
     ".relr.dyn",
 ];
 
-pub(crate) fn is_by_meaning(name: &str) -> bool {
-    BY_MEANING.contains(&name)
+/// Linkers that don't join tables of relocations (`-z nocombreloc`) name each by the section that it is for. The dynamic section leads to all of them as to one.
+pub(crate) fn is_by_meaning(image: &Image<'_>, section: &Section<'_>) -> bool {
+    let of_loader = || {
+        let tables = [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)].into_iter();
+        let mut tables = tables.filter_map(|(start, size)| Some((image.dynamic_value(start)?, image.dynamic_value(size)?)));
+        tables.any(|(start, size)| start <= section.address && section.end() <= start.saturating_add(size))
+    };
+    BY_MEANING.contains(&section.name) || section.sh_type == SHT_RELA && section.is_alloc() && of_loader()
 }
 
 /// Asks for the pairs that the loader knows.
@@ -350,7 +356,7 @@ fn functions<'a>(side: &Side<'a>) -> FxHashMap<&'a str, Named> {
 pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, explained: &[(u64, u64)], violations: &mut Vec<Violation>) {
     let (a, b) = (&input.image, &output.image);
     for section in a.sections.iter().filter(|section| section.is_alloc() && !section.is_code()) {
-        if BY_MEANING.contains(&section.name) || section.sh_type == SHT_NOBITS || section.size == 0 {
+        if is_by_meaning(a, section) || section.sh_type == SHT_NOBITS || section.size == 0 {
             continue;
         }
         let place = b.section(section.name).filter(|other| other.size == section.size && is_movable(section));
@@ -368,7 +374,7 @@ pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, explained: &[(u64, u6
 fn explain_new_sections(a: &Image<'_>, b: &Image<'_>, explained: &[(u64, u64)], violations: &mut Vec<Violation>) {
     for section in b.sections.iter().filter(|section| section.is_alloc() && !section.is_code()) {
         let is_new = a.section_at(section.address).is_none() && a.section(section.name).is_none_or(|_| !is_movable(section));
-        if !is_new || section.sh_type == SHT_NOBITS || BY_MEANING.contains(&section.name) {
+        if !is_new || section.sh_type == SHT_NOBITS || is_by_meaning(b, section) {
             continue;
         }
         let is_explained = |place: u64| {

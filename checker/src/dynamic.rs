@@ -3,13 +3,15 @@
 //! **Method.** Entries that mean something by themselves are compared one by one, in order. Those that say where a table is and how long are
 //! compared by what is there: strings are the input's with more behind them, versions the same by index and name, hash tables the same bytes;
 //! relocations are compared word by word elsewhere ([`crate::data`]), packed or not. An output with packed relocations that the input has not must ask its C
-//! library for the version by which an old one refuses the file, or be a program that reads them itself ([`crate::own_loader`]).
+//! library for the version by which an old one refuses the file, or be a program that reads them itself ([`crate::own_loader`]). Relocations in Android's form are not read: where a file has some,
+//! no code may have changed, for they may lead anywhere.
 
 use goblin::elf::dynamic::{
     DT_DEBUG, DT_FINI, DT_GNU_HASH, DT_HASH, DT_INIT, DT_JMPREL, DT_NULL, DT_RELA, DT_RELACOUNT, DT_RELASZ, DT_STRSZ, DT_STRTAB,
     DT_SYMTAB, DT_VERDEF, DT_VERNEED, DT_VERSYM, Dyn,
 };
 
+use crate::code_model::keeps_code;
 use crate::image::{DT_RELR, DT_RELRSZ, Image, Slot};
 use crate::own_loader;
 use crate::report::{Violation, ViolationKind};
@@ -35,6 +37,8 @@ const TABLES: [u64; 13] = [
     DT_JMPREL,
     DT_RELR,
 ];
+/// `DT_ANDROID_REL`, `DT_ANDROID_RELA` and `DT_ANDROID_RELR`: tables that Android's loader reads, and nothing here.
+const ANDROID_RELOCATIONS: [u64; 3] = [0x6000_000f, 0x6000_0011, 0x6fff_e000];
 const DT_RELR_VERSION: &[u8] = b"GLIBC_ABI_DT_RELR";
 
 /// Compares what two loaders are told.
@@ -105,6 +109,9 @@ fn table_problems(input: &Side<'_>, output: &Side<'_>) -> Vec<String> {
         (Some(before), Some(after)) if before == after => {}
         (None, None) => {}
         _ => problems.push("the versions that are defined differ".into()),
+    }
+    if ANDROID_RELOCATIONS.iter().any(|&tag| a.dynamic_value(tag).is_some()) && !keeps_code(input, output) {
+        problems.push("relocations in Android's form lead to code that has changed".into());
     }
     problems.extend(need_problem(input, b));
     problems.extend(relocation_problems(a, b));

@@ -33,6 +33,7 @@ mod rows;
 mod running_on;
 mod shared_entries;
 mod stays;
+mod tables_of_relocations;
 mod tails;
 mod text_relocations;
 mod told;

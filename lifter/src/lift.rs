@@ -359,6 +359,9 @@ fn is_amid_padding(image: &Image<'_>, units: &Units, va: Va) -> bool {
     va > end && filled.is_some_and(|next| next > va.0)
 }
 
+/// `DT_ANDROID_REL`, `DT_ANDROID_RELA`, `DT_ANDROID_RELR` of bionic: glibc and musl ignore these tables.
+const ANDROID_RELOCATIONS: [u32; 3] = [0x6000_000f, 0x6000_0011, 0x6fff_e000];
+
 /// Refuses files of which it is known before any code is read that moving it would break them.
 pub fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     let unsupported = |why: &str| Err(Error::Unsupported(why.into()));
@@ -371,6 +374,9 @@ pub fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
     }
     if let Some(image) = image_of_runtime(image) {
         return unsupported(&format!("{image}: its run time finds the code by tables of its own"));
+    }
+    if ANDROID_RELOCATIONS.iter().any(|&tag| image.dynamic_value(tag).is_some()) {
+        return unsupported("relocations packed in Android's form (--pack-dyn-relocs=android), which are not read");
     }
     if has_section(".ltext") || has_section(".lrodata") || has_section(".ldata") {
         return unsupported(LARGE_MODEL);

@@ -48,7 +48,7 @@ pub(crate) fn by_offsets(walk: &Walk<'_, '_>, starts: &FxHashSet<u64>, named: &m
     let is_data = |section: &&Section<'_>| section.is_alloc() && !section.is_code();
     for section in input.image.sections.iter().filter(is_data) {
         let bytes = input.image.section_bytes(section);
-        if crate::data::is_by_meaning(section.name) {
+        if crate::data::is_by_meaning(&input.image, section) {
             continue;
         }
         let mut base = None;

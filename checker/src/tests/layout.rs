@@ -158,6 +158,11 @@ pub(super) fn build_with_copies(functions: &[&str], table: &str, copies: &str) -
     link(&text(functions, table, copies), "-pie")
 }
 
+/// The same, linked in another way.
+pub(super) fn build_with(functions: &[&str], table: &str, flags: &str) -> Option<Vec<u8>> {
+    link(&text(functions, table, ""), flags)
+}
+
 /// The same at a fixed address.
 pub(super) fn build_fixed(functions: &[&str], table: &str) -> Option<Vec<u8>> {
     link(&text(functions, table, ""), "-no-pie")

@@ -26,7 +26,7 @@ impl Labels {
         let has_wide = side.image.extent().is_none_or(|(_, end)| end > u64::from(u32::MAX));
         let mut found = Finder { walk, size: if has_wide { 8 } else { 4 }, labels: Vec::new() };
         for section in side.image.sections.iter().filter(|section| section.is_alloc() && !section.is_code()) {
-            if !crate::data::is_by_meaning(section.name) {
+            if !crate::data::is_by_meaning(&side.image, section) {
                 found.words(side.image.section_bytes(section));
             }
         }
