@@ -35,6 +35,7 @@ mod stack;
 mod structure;
 mod tables;
 mod text_relocations;
+mod unloaded;
 mod unwind;
 mod walk;
 
@@ -169,6 +170,7 @@ impl<'a> Original<'a> {
         let input = &self.known.side;
         data::compare(input, &output, &report.explained, &mut report.violations);
         structure::check(input, &output, &mut report.violations);
+        unloaded::check(&input.image, &output.image, &mut report.violations);
         code_model::check(input, &output, &mut report.violations);
         registered::check(input, &output, &mut report.violations);
         self.liveness = report.liveness;

@@ -39,6 +39,7 @@ mod text_relocations;
 mod told;
 mod tracking;
 mod undescribed;
+mod unloaded;
 mod witness;
 
 use super::*;

@@ -16,5 +16,6 @@ mod relr;
 mod section_table;
 pub mod spread;
 pub mod tables;
+pub mod unloaded;
 mod unwind_shift;
 mod versions;

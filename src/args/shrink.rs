@@ -29,7 +29,7 @@ pub(crate) struct Shrink {
     #[arg(long, value_enum, default_value_t = Relr::Auto)]
     pub(crate) relr: Relr,
     /// Leave out what no loader reads: symbols, comments, and the section headers that debuggers and `strip` need. With a debug file these headers stay,
-    /// and the link to it.
+    /// and the link to it, and where the program may read a section that is not loaded, they stay with that.
     #[arg(long)]
     pub(crate) strip: bool,
 }
@@ -37,11 +37,6 @@ pub(crate) struct Shrink {
 impl Shrink {
     pub(crate) fn is_on(&self, technique: Technique) -> bool {
         (self.only.is_empty() || self.only.contains(&technique)) && !self.skip.contains(&technique)
-    }
-
-    /// Whether the headers of sections go.
-    pub(crate) fn strips_headers(&self) -> bool {
-        self.strip && self.separate.debug_file.is_none()
     }
 }
 

@@ -5,9 +5,11 @@ mod finish;
 
 use std::process::ExitCode;
 
+use lifter::Image;
 use lifter::lift::Undescribed;
 use rewriter::debug;
 use rewriter::plan::Filling;
+use rewriter::shrink::unloaded;
 
 use super::separate::{self, Paths};
 use super::{Style, print, print_json, profile};
@@ -129,6 +131,7 @@ struct Job<'j> {
     /// The input; where it is to have a debug file, with the link to it.
     unchanged: &'j [u8],
     wanted: debug::Wanted<'j>,
+    strips_headers: bool,
 }
 
 fn shrink(
@@ -144,11 +147,14 @@ fn shrink(
     // Fails for what is no program at all.
     let image = driver::read(input, &bytes)?;
     let debug_file = debug_files.map(|paths| paths.parse(&image)).transpose()?;
+    let reader = if args.strip { reader_of_headers(args, &image) } else { None };
     drop(image);
     let separate = debug_files.zip(debug_file.as_ref()).map(|(paths, file)| paths.wanted(file)).transpose()?;
     let linked = debug_files.map(|paths| paths.linked(&args.rewrite, &bytes)).transpose()?;
     let mode = args.rewrite.debug.unwrap_or(DebugInformation::Drop).mode();
-    let job = Job { args, unchanged: linked.as_deref().unwrap_or(&bytes), wanted: debug::Wanted { mode, separate } };
+    let wanted = debug::Wanted { mode, separate };
+    let strips_headers = args.strip && reader.is_none();
+    let job = Job { args, unchanged: linked.as_deref().unwrap_or(&bytes), wanted, strips_headers };
     let mut finished = match driver::lift_to_shrink(input, &bytes, undescribed, args.rewrite.verify, timing) {
         Ok(mut lifted) => {
             *has_undescribed = lifted.moves_undescribed();
@@ -180,11 +186,17 @@ fn shrink(
         let names = finished.dropped_sections.join(", ");
         report.warnings.push(format!("dropped sections that describe the old code: {names}"));
     }
-    if args.strip && !args.strips_headers() {
-        report.warnings.push("section headers stay: without them debuggers don't find the debug file".to_owned());
-    }
+    report.warnings.extend(reader.map(|reader| format!("section headers stay: {reader}")));
     report.dropped_sections = std::mem::take(&mut finished.dropped_sections);
     write(args, &bytes, debug_files, finished, &mut report, timing).map(|()| report)
+}
+
+/// Who would miss the headers of sections, if somebody would.
+fn reader_of_headers(args: &Shrink, image: &Image<'_>) -> Option<String> {
+    if args.separate.debug_file.is_some() {
+        return Some("without them debuggers don't find the debug file".to_owned());
+    }
+    unloaded::own(image).map(|name| format!("without them the program may not find {name}, which is not loaded"))
 }
 
 /// What is left of the file if as much of its code goes as can.

@@ -1,7 +1,7 @@
 //! The link to a separate debug file, in a program that is not relinked or of which little is to be left.
 //!
 //! **Method.** A link of the same length is written over, a new one takes the place of another among what no loader reads. Debuggers find the link by its section, and
-//! count with the places of all others: so section headers stay where all goes that neither they nor a loader needs.
+//! count with the places of all others: so section headers stay where all goes that neither they nor a loader needs. So they do where the program reads sections of its own ([`unloaded`]).
 //!
 //! Source: GDB's manual, "Debugging Information in Separate Files".
 
@@ -11,6 +11,7 @@ use lifter::entity::{EntityId, Section};
 
 use super::pack;
 use super::section_table::SectionEdit;
+use super::unloaded;
 use crate::error::{Error, Result};
 use crate::relink::debug_file::{LINK_ALIGN, link_bytes};
 use crate::relink::{self, LINK, space};
@@ -57,12 +58,12 @@ pub struct Stripped {
     pub num_bytes: u64,
 }
 
-/// Leaves out what is not loaded, but for the link and the headers of sections; `None` where there is nothing else, or where all has to stay.
+/// Leaves out what is not loaded, but for the link, what the program may read itself, and the headers of sections; `None` where there is nothing else, or where all has to stay.
 pub fn strip(bytes: &[u8]) -> Option<Stripped> {
     let image = Image::parse(bytes).ok().filter(|image| image.has_section_headers && pack::may_move(image))?;
     let mut edit = SectionEdit::new(&image, bytes)?;
     let is_idle = |(id, section): &(Section, &SectionData<'_>)| {
-        id.index() > 0 && !section.is_alloc() && section.name != LINK && !edit.is_names(*id)
+        id.index() > 0 && !section.is_alloc() && section.name != LINK && !edit.is_names(*id) && !unloaded::is_own(section)
     };
     let idle: Vec<(Section, &SectionData<'_>)> = image.sections.iter().filter(is_idle).collect();
     let size = |section: &SectionData<'_>| if section.has_bytes() { section.sh_size } else { 0 };

@@ -88,15 +88,15 @@ pub(super) fn finish(job: Job<'_>, code: Option<Code>, known: &Known, timing: &m
     }
     let spread = known.named.as_ref().filter(|_| args.is_on(Technique::Spread) && wants_holes);
     let spread =
-        spread.and_then(|named| timing.phase("spread the tables", |_| spread::spread(&changed, &free, named, options(args))));
+        spread.and_then(|named| timing.phase("spread the tables", |_| spread::spread(&changed, &free, named, options(job))));
     if let Some((bytes, rest)) = spread {
         (changed, free) = (Cow::Owned(bytes), rest);
     }
     if args.strip && wants_holes {
-        changed = strip(args, changed, &mut savings);
+        changed = strip(job, changed, &mut savings);
     }
     let packed =
-        if wants_holes { timing.phase("pack the file", |_| pack::pack(&changed, &free, options(args))) } else { Ok(None) };
+        if wants_holes { timing.phase("pack the file", |_| pack::pack(&changed, &free, options(job))) } else { Ok(None) };
     let packed = packed.map_err(|error| crate::failure::from_rewriter(&args.rewrite.input, &error))?;
     let (num_cuts, cut_bytes) = packed.as_ref().map_or((0, 0), |packed| (packed.num_cuts as u64, packed.cut_bytes));
     let is_packed = packed.is_some();
@@ -141,8 +141,8 @@ fn system_reads_relr() -> bool {
 }
 
 /// Leaves out what `--strip` does, as far as that is not left to the packer: section headers go last.
-fn strip<'b>(args: &Shrink, bytes: Cow<'b, [u8]>, savings: &mut Vec<Saving>) -> Cow<'b, [u8]> {
-    if args.strips_headers() {
+fn strip<'b>(job: Job<'_>, bytes: Cow<'b, [u8]>, savings: &mut Vec<Saving>) -> Cow<'b, [u8]> {
+    if job.strips_headers {
         savings.push(unloaded(&bytes));
         return bytes;
     }
@@ -161,7 +161,7 @@ fn unloaded(bytes: &[u8]) -> Saving {
     Saving::new("strip", "bytes", size, size as i64)
 }
 
-fn options(args: &Shrink) -> pack::Options {
-    let sharing = if args.pack == Pack::Tight { pack::Sharing::Tight } else { pack::Sharing::Safe };
-    pack::Options { sharing, strip: args.strips_headers(), cuts: args.is_on(Technique::Cuts) }
+fn options(job: Job<'_>) -> pack::Options {
+    let sharing = if job.args.pack == Pack::Tight { pack::Sharing::Tight } else { pack::Sharing::Safe };
+    pack::Options { sharing, strip: job.strips_headers, cuts: job.args.is_on(Technique::Cuts) }
 }
