@@ -227,6 +227,21 @@ fn without_what_no_loader_reads_the_program_still_runs() {
     assert_eq!(run(&mut Command::new(&stripped), folder.path()).end, End::Exit(SUCCESS));
 }
 
+/// The names of what is exported take some bytes more than a page, or a few more with each function.
+#[test]
+fn a_file_is_no_longer_without_what_no_loader_reads() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    for count in [80, 95, 110, 125, 140] {
+        let functions =
+            (0..count).map(|i| format!("int exported_{i}(int x) {{ return x * {} + (x >> {}); }}\n", i + 3, i % 13 + 1));
+        let flags = ["-O1", "-fPIC", "-shared", "-s"];
+        let library = support::compile_text(&functions.collect::<String>(), &flags, folder.path(), "library.so");
+        let (whole, _) = shrink(&library, &[], "whole.so", folder.path());
+        let (stripped, _) = shrink(&library, &["--strip"], "stripped.so", folder.path());
+        assert!(size(&stripped) <= size(&whole), "{count}: {} and {}", size(&stripped), size(&whole));
+    }
+}
+
 #[test]
 fn tools_take_the_output() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");

@@ -186,7 +186,8 @@ fn shrink(
         let names = finished.dropped_sections.join(", ");
         report.warnings.push(format!("dropped sections that describe the old code: {names}"));
     }
-    report.warnings.extend(reader.map(|reader| format!("section headers stay: {reader}")));
+    let shorter = finished.keeps_headers.then(|| "the file is shorter with them".to_owned());
+    report.warnings.extend(reader.or(shorter).map(|why| format!("section headers stay: {why}")));
     report.dropped_sections = std::mem::take(&mut finished.dropped_sections);
     write(args, &bytes, debug_files, finished, &mut report, timing).map(|()| report)
 }

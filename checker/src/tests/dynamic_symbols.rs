@@ -25,7 +25,7 @@ word:
 "#;
 
 /// With a section that is not loaded.
-const GONE: &str = "    .section .gone, \"\"\n    .long 1\n";
+const GONE: &str = "    .section .debug_gone, \"\"\n    .long 1\n";
 const ABSOLUTE: u16 = 0xfff1;
 
 fn section_index(file: &[u8], name: &str) -> u16 {
@@ -50,7 +50,7 @@ fn verdict(input: &[u8], output: &[u8]) -> Vec<ViolationKind> {
 fn a_dynamic_symbol_of_a_section_that_is_gone_is_in_another_that_is_not_loaded() {
     let Some(whole) = link(&format!("{EXPORTING}{GONE}"), "-pie -Wl,-E") else { return };
     let output = link(EXPORTING, "-pie -Wl,-E").unwrap();
-    let input = with_section(&whole, section_index(&whole, ".gone"));
+    let input = with_section(&whole, section_index(&whole, ".debug_gone"));
     let names = section_index(&output, ".shstrtab");
     assert_eq!(verdict(&input, &with_section(&output, names)), []);
     // Undefined, loaded, not there, and of a kind to which a loader adds no base.
@@ -62,7 +62,7 @@ fn a_dynamic_symbol_of_a_section_that_is_gone_is_in_another_that_is_not_loaded()
 #[test]
 fn a_dynamic_symbol_of_a_section_that_is_there_is_in_it() {
     let Some(input) = link(&format!("{EXPORTING}{GONE}"), "-pie -Wl,-E") else { return };
-    let said = with_section(&input, section_index(&input, ".gone"));
+    let said = with_section(&input, section_index(&input, ".debug_gone"));
     assert_eq!(verdict(&said, &said), []);
     assert_eq!(verdict(&said, &with_section(&input, section_index(&input, ".shstrtab"))), [ViolationKind::Symbol]);
     assert_eq!(verdict(&input, &with_section(&input, ABSOLUTE)), [ViolationKind::Symbol]);

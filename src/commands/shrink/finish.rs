@@ -43,6 +43,8 @@ pub(super) struct Finished {
     pub(super) debug_file: Option<NewDebugFile>,
     /// Whether offsets could change.
     pub(super) is_packed: bool,
+    /// Section headers stay although they need not, because the file is shorter with them.
+    pub(super) keeps_headers: bool,
     pub(super) num_cuts: u64,
     pub(super) cut_bytes: u64,
 }
@@ -52,7 +54,16 @@ impl Finished {
     pub(super) fn unchanged(job: Job<'_>) -> Self {
         let (savings, dropped_sections) = (Vec::new(), Vec::new());
         let bytes = job.unchanged.to_vec();
-        Self { bytes, savings, dropped_sections, debug_file: None, is_packed: false, num_cuts: 0, cut_bytes: 0 }
+        Self {
+            bytes,
+            savings,
+            dropped_sections,
+            debug_file: None,
+            is_packed: false,
+            keeps_headers: false,
+            num_cuts: 0,
+            cut_bytes: 0,
+        }
     }
 
     /// Bytes that nothing needs and that are in the file all the same, less what holes gave back.
@@ -86,22 +97,50 @@ pub(super) fn finish(job: Job<'_>, code: Option<Code>, known: &Known, timing: &m
         savings.push(Saving::new("relr", "relocations", repacked.num_relocations, repacked.relr_bytes as i64));
         savings.push(Saving::new("hash", "bytes", repacked.hash_bytes, repacked.hash_bytes as i64));
     }
-    let spread = known.named.as_ref().filter(|_| args.is_on(Technique::Spread) && wants_holes);
+    // Tables may lie among code only where section headers tell them from it: that can save more than these take.
+    let with_headers = match job.strips_headers {
+        true => Some(packed(Job { strips_headers: false, ..job }, Cow::Borrowed(&changed), &free, known, timing)?),
+        false => None,
+    };
+    let without = packed(job, changed, &free, known, timing)?;
+    let shorter = with_headers.filter(|with_headers| with_headers.bytes.len() < without.bytes.len());
+    let keeps_headers = shorter.is_some();
+    let Last { bytes, stripped, is_packed, num_cuts, cut_bytes } = shorter.unwrap_or(without);
+    savings.extend(stripped);
+    Ok(Finished { bytes, savings, dropped_sections, debug_file, is_packed, keeps_headers, num_cuts, cut_bytes })
+}
+
+/// What the last steps make.
+struct Last {
+    bytes: Vec<u8>,
+    stripped: Option<Saving>,
+    is_packed: bool,
+    num_cuts: u64,
+    cut_bytes: u64,
+}
+
+/// Tables go where they take least room, what no loader reads goes out, and what is left is packed.
+fn packed(job: Job<'_>, bytes: Cow<'_, [u8]>, free: &[(Va, Va)], known: &Known, timing: &mut Timing) -> Result<Last> {
+    let args = job.args;
+    if !args.is_on(Technique::Holes) {
+        return Ok(Last { bytes: bytes.into_owned(), stripped: None, is_packed: false, num_cuts: 0, cut_bytes: 0 });
+    }
+    let (mut changed, mut free, mut stripped) = (bytes, Cow::Borrowed(free), None);
+    let named = known.named.as_ref().filter(|_| args.is_on(Technique::Spread));
     let spread =
-        spread.and_then(|named| timing.phase("spread the tables", |_| spread::spread(&changed, &free, named, options(job))));
+        named.and_then(|named| timing.phase("spread the tables", |_| spread::spread(&changed, &free, named, options(job))));
     if let Some((bytes, rest)) = spread {
-        (changed, free) = (Cow::Owned(bytes), rest);
+        (changed, free) = (Cow::Owned(bytes), Cow::Owned(rest));
     }
-    if args.strip && wants_holes {
-        changed = strip(job, changed, &mut savings);
+    if args.strip {
+        changed = strip(job, changed, &mut stripped);
     }
-    let packed =
-        if wants_holes { timing.phase("pack the file", |_| pack::pack(&changed, &free, options(job))) } else { Ok(None) };
+    let packed = timing.phase("pack the file", |_| pack::pack(&changed, &free, options(job)));
     let packed = packed.map_err(|error| crate::failure::from_rewriter(&args.rewrite.input, &error))?;
     let (num_cuts, cut_bytes) = packed.as_ref().map_or((0, 0), |packed| (packed.num_cuts as u64, packed.cut_bytes));
     let is_packed = packed.is_some();
     let bytes = packed.map_or_else(|| changed.into_owned(), |packed| packed.bytes);
-    Ok(Finished { bytes, savings, dropped_sections, debug_file, is_packed, num_cuts, cut_bytes })
+    Ok(Last { bytes, stripped, is_packed, num_cuts, cut_bytes })
 }
 
 /// Addresses that code or a relocated word holds, ascending.
@@ -141,14 +180,14 @@ fn system_reads_relr() -> bool {
 }
 
 /// Leaves out what `--strip` does, as far as that is not left to the packer: section headers go last.
-fn strip<'b>(job: Job<'_>, bytes: Cow<'b, [u8]>, savings: &mut Vec<Saving>) -> Cow<'b, [u8]> {
+fn strip<'b>(job: Job<'_>, bytes: Cow<'b, [u8]>, stripped: &mut Option<Saving>) -> Cow<'b, [u8]> {
     if job.strips_headers {
-        savings.push(unloaded(&bytes));
+        *stripped = Some(unloaded(&bytes));
         return bytes;
     }
-    let Some(stripped) = debug_link::strip(&bytes) else { return bytes };
-    savings.push(Saving::new("strip", "sections", stripped.num_sections, stripped.num_bytes as i64));
-    Cow::Owned(stripped.bytes)
+    let Some(less) = debug_link::strip(&bytes) else { return bytes };
+    *stripped = Some(Saving::new("strip", "sections", less.num_sections, less.num_bytes as i64));
+    Cow::Owned(less.bytes)
 }
 
 /// Sections that no loader reads, and the headers of all.
