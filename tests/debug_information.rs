@@ -60,6 +60,29 @@ fn debuggers_are_told_the_same_of_an_optimized_program() {
     }
 }
 
+/// The linker leaves out a function whose entries are of the same form as those of one that comes in pieces.
+#[test]
+fn what_the_linker_left_out_is_nowhere_as_before() {
+    const TEXT: &str = "#include <stdio.h>\nstatic volatile int sum;\n\
+        static inline __attribute__((always_inline)) int each(int x) { do { sum += x; x -= 3; } while (x > 0 && sum != 1234); return x * 3; }\n\
+        int left_out(int x) { return each(x + 1) + 1; }\n\
+        __attribute__((noinline)) int kept(int x) { return each(x) + 2; }\n\
+        int main(int count, char **words) { (void)words; return kept(count) + kept(count + 20) + kept(-7 * count); }\n";
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let (source, input) = (folder.path().join("input.c"), folder.path().join("input"));
+    std::fs::write(&source, TEXT).expect("the scratch folder can be written");
+    for compiler in compilers("c") {
+        for version in ["-gdwarf-4", "-gdwarf-5"] {
+            let flags = ["-O1", "-g", version, "-ffunction-sections", "-Wl,--gc-sections"];
+            compile(compiler, &flags, &[&source], &input).unwrap_or_else(|error| panic!("{error}"));
+            for options in WAYS {
+                let debug = told(&input, options, folder.path());
+                assert_eq!(debug["different"], 0, "{compiler} {version} {options:?}: {debug:#}");
+            }
+        }
+    }
+}
+
 /// Where functions begin with `endbr64` their addresses are named as those of what follows.
 #[test]
 fn debuggers_are_told_the_same_where_marks_of_tracking_go() {

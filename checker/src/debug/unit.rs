@@ -182,7 +182,8 @@ impl<'r, 'a> UnitReader<'r, 'a> {
             dw::DW_TAG_inlined_subroutine => !entry.has_attr(dw::DW_AT_entry_pc),
             _ => false,
         };
-        if let (true, Some(address)) = (is_entered, begin) {
+        // What the linker left out begins nowhere, and where it would is no fact of the program.
+        if let (true, Some(address)) = (is_entered, begin.filter(|&address| self.image.in_code(address))) {
             self.collected.singles.push(Single { die, attribute: 0, address, role: Role::Place });
         }
         Ok(())
