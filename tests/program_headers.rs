@@ -95,13 +95,13 @@ fn headers(library: &Path) -> (usize, usize) {
     (all.len(), all.iter().filter(|header| header.p_type(file.endian()) == PT_NOTE).count())
 }
 
-fn build(folder: &Path) -> (PathBuf, PathBuf) {
+fn build(script: &str, folder: &Path) -> (PathBuf, PathBuf) {
     let write = |name: &str, text: &str| {
         let path = folder.join(name);
         std::fs::write(&path, text).expect("the folder can be written");
         path
     };
-    let (script, source, main) = (write("script", SCRIPT), write("library.cc", LIBRARY), write("main.cc", PROGRAM));
+    let (script, source, main) = (write("script", script), write("library.cc", LIBRARY), write("main.cc", PROGRAM));
     let (library, program) = (folder.join("libchoose.so"), folder.join("program"));
     let linked =
         [format!("-Wl,-T,{}", script.display()), format!("-L{}", folder.display()), format!("-Wl,-rpath,{}", folder.display())];
@@ -117,7 +117,7 @@ fn a_library_whose_code_follows_the_program_headers_gives_up_that_of_its_build_i
     }
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
     let folder = scratch.path();
-    let (library, program) = build(folder);
+    let (library, program) = build(SCRIPT, folder);
     let original = folder.join("original.so");
     std::fs::copy(&library, &original).expect("it can be copied");
     let run_it = || run(&mut Command::new(&program), folder);
@@ -145,6 +145,29 @@ fn a_library_whose_code_follows_the_program_headers_gives_up_that_of_its_build_i
     let profile = folder.join("profile").display().to_string();
     rewrite(&["instrument", "--profile", &profile], &original);
     rewrite(&["optimize", "-p", &profile], &original);
+}
+
+/// As Zig's linker lays out: the first segment holds the program headers and ends with them.
+#[test]
+fn the_segment_of_the_program_headers_grows_with_them() {
+    if !installed("g++") {
+        return skipped("there is no g++");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let own = "table PT_PHDR PHDRS FLAGS(4);\n    headers PT_LOAD FILEHDR PHDRS FLAGS(4);\n    text PT_LOAD FLAGS(5);";
+    let script = SCRIPT.replace("text PT_LOAD FILEHDR PHDRS FLAGS(5);", own).replace(". = SIZEOF_HEADERS;", ". = 0x1000;");
+    let (library, program) = build(&script, folder);
+    let original = folder.join("original.so");
+    std::fs::copy(&library, &original).expect("it can be copied");
+    let expected = run(&mut Command::new(&program), folder);
+    assert_eq!(expected.end, End::Exit(SUCCESS), "{expected:?}");
+    for form in [&["optimize", "--shuffle", "1"][..], &["optimize", "--shuffle", "2"], &["shrink"], &["shrink", "--strip"]] {
+        let output = folder.join("output.so");
+        relift_succeeds(relift().args(form).arg(&original).arg("-o").arg(&output), folder);
+        std::fs::rename(&output, &library).expect("it can be put there");
+        assert_eq!(run(&mut Command::new(&program), folder), expected, "{form:?}");
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use lifter::elf::image::{BUILD_ID, SectionData, Segment};
 use object::elf;
 
 use crate::error::{Error, Result};
-use crate::relink::space::Overflow;
+use crate::relink::space::{Overflow, PAGE};
 
 /// Bytes of an `Elf64_Phdr`.
 pub(crate) const ENTRY: u64 = 56;
@@ -70,13 +70,34 @@ pub(crate) fn has_room_behind(image: &Image<'_>, count: usize) -> bool {
 /// Where the table ends in memory.
 pub(crate) fn table_end(image: &Image<'_>) -> Option<Va> {
     let at = image.e_phoff;
-    let around = image.loads().find(|s| s.p_offset <= at && at.0 < s.p_offset.0 + s.p_filesz)?;
+    let around = image.loads().find(|s| holds(s, at))?;
     Some(around.p_vaddr + (at.0 - around.p_offset.0) + ENTRY * image.segments.len() as u64)
+}
+
+/// Whether a segment is loaded from a place of the file.
+fn holds(segment: &Segment, at: FileOffset) -> bool {
+    segment.is_load() && segment.p_offset <= at && at.0 < segment.p_offset.0 + segment.p_filesz
+}
+
+/// Whether the table can end `size` bytes later in what is loaded: its segment reaches so far, or nothing else is there, in the file or in memory.
+fn is_loaded_with(image: &Image<'_>, size: u64) -> bool {
+    let Some(around) = image.loads().find(|s| holds(s, image.e_phoff)) else { return false };
+    let offset_end = image.e_phoff.0 + ENTRY * image.segments.len() as u64 + size;
+    let end = around.p_vaddr + (offset_end - around.p_offset.0);
+    let is_clear = |s: &Segment| {
+        let lies_before = s.p_vaddr <= around.p_vaddr && s.p_offset <= around.p_offset;
+        lies_before || s.p_filesz == 0 || end.align_up(PAGE) <= s.p_vaddr && offset_end <= s.p_offset.0
+    };
+    let may_grow = around.p_filesz == around.p_memsz && !around.is_writable();
+    end <= around.end() || may_grow && image.loads().all(is_clear)
 }
 
 /// What has to move so that the table can grow by `size` bytes; `None` if nothing is there.
 fn room_behind(image: &Image<'_>, size: u64) -> Result<Option<(Va, Va)>> {
     let table_end = table_end(image).ok_or(Error::NoProgramHeaderSlot)?;
+    if !is_loaded_with(image, size) {
+        return Err(Error::NoProgramHeaderSlot);
+    }
     let mut behind: Vec<_> =
         image.sections.values().filter(|s| s.is_alloc() && s.sh_addr >= table_end && s.sh_size > 0).collect();
     behind.sort_by_key(|s| s.sh_addr);
@@ -171,7 +192,17 @@ pub(crate) fn build(image: &Image<'_>, changes: &HeaderChanges, offset_of: &dyn 
         segments[index].p_memsz = size;
     }
     add_segments(&mut segments, changes);
+    load_table(&mut segments, image.e_phoff);
     segments
+}
+
+/// Lets the segment that the table is in reach to its end.
+fn load_table(segments: &mut [Segment], table: FileOffset) {
+    let end = table.0 + ENTRY * segments.len() as u64;
+    if let Some(around) = segments.iter_mut().find(|s| holds(s, table)).filter(|s| s.p_offset.0 + s.p_filesz < end) {
+        around.p_filesz = end - around.p_offset.0;
+        around.p_memsz = around.p_memsz.max(around.p_filesz);
+    }
 }
 
 /// Puts new segments behind the last one that is loaded, and takes out the entries that are given up.
@@ -204,7 +235,7 @@ fn zero_filled_segment(at: Va, size: u64) -> Segment {
         p_vaddr: at,
         p_filesz: 0,
         p_memsz: size,
-        p_align: crate::relink::space::PAGE,
+        p_align: PAGE,
     }
 }
 
@@ -216,7 +247,7 @@ fn overflow_segment(overflow: Overflow) -> Segment {
         p_vaddr: overflow.start,
         p_filesz: overflow.len(),
         p_memsz: overflow.len(),
-        p_align: crate::relink::space::PAGE,
+        p_align: PAGE,
     }
 }
 
