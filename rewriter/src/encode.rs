@@ -219,18 +219,24 @@ pub struct FragmentCode {
 pub fn measure(program: &Program, out: &OutProgram<'_>) -> Shapes {
     /// So many that the pieces to put together are few.
     const FRAGMENTS_AT_ONCE: usize = 512;
+    /// So many pieces on each thread that none waits long for the others; with all at once, what was measured would be there twice.
+    const PIECES_AT_ONCE: usize = 2;
     let measured = |fragments: &[OutFragment]| {
         let mut shapes = Shapes::default();
         fragments.iter().for_each(|fragment| measure_fragment(program, out, fragment, &mut shapes));
         shapes
     };
-    let parts: Vec<Shapes> = out.fragments.par_chunks(FRAGMENTS_AT_ONCE).map(measured).collect();
     let mut shapes = Shapes::default();
     shapes.ends.reserve_exact(out.fragments.len());
     shapes.offsets.reserve_exact(out.origins.len());
     shapes.is_long.reserve_exact(out.origins.len());
-    shapes.runs.reserve_exact(parts.iter().map(|part| part.runs.len()).sum());
-    parts.into_iter().for_each(|part| shapes.append(part));
+    // Most blocks have a run or go on in one, and what is reserved for nothing takes no memory.
+    shapes.runs.reserve_exact(out.origins.len());
+    for fragments in out.fragments.chunks(FRAGMENTS_AT_ONCE * PIECES_AT_ONCE * rayon::current_num_threads()) {
+        let parts: Vec<Shapes> = fragments.par_chunks(FRAGMENTS_AT_ONCE).map(measured).collect();
+        parts.into_iter().for_each(|part| shapes.append(part));
+    }
+    shapes.runs.shrink_to_fit();
     shapes
 }
 

@@ -137,6 +137,9 @@ struct Candidate {
     targets: Vec<Block>,
 }
 
+/// How many functions' hashes are made before they are put where all are: those of all at once would be there twice.
+pub(crate) const FUNCS_AT_ONCE: usize = 2048;
+
 /// What comparing needs.
 struct Context<'a> {
     image: &'a Image<'a>,

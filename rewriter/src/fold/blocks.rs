@@ -24,7 +24,7 @@ use rayon::prelude::*;
 
 use super::executed::{EXECUTED_MIN, executed_up_to};
 use super::loops::in_short_loops;
-use super::{Context, Folding};
+use super::{Context, FUNCS_AT_ONCE, Folding};
 use crate::plan::LayoutPlan;
 use hashes::{Hasher, Suffix};
 use settle::View;
@@ -84,10 +84,13 @@ impl BlockFolding {
         funcs.dedup();
         let mut num_rows: SecondaryMap<Block, u32> = SecondaryMap::new(program.blocks.len(), 0);
         let mut alike: Vec<(u128, Block)> = Vec::new();
-        let hashes: Vec<Vec<(Block, Suffix)>> = funcs.par_iter().map(|&func| hashes_of(&context, &plan.folded, func)).collect();
-        for (block, suffix) in hashes.into_iter().flatten().filter(|(block, _)| is_open[*block]) {
-            num_rows[block] = suffix.num_rows;
-            alike.push((suffix.hash, block));
+        for funcs in funcs.chunks(FUNCS_AT_ONCE) {
+            let hashes: Vec<Vec<(Block, Suffix)>> =
+                funcs.par_iter().map(|&func| hashes_of(&context, &plan.folded, func)).collect();
+            for (block, suffix) in hashes.into_iter().flatten().filter(|(block, _)| is_open[*block]) {
+                num_rows[block] = suffix.num_rows;
+                alike.push((suffix.hash, block));
+            }
         }
         alike.par_sort_unstable();
         let may_go = may_go(program, weights);

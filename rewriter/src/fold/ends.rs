@@ -19,7 +19,7 @@ use rayon::prelude::*;
 use super::blocks::hashes::{Hasher, Suffix};
 use super::blocks::{Scope, pays};
 use super::loops::in_short_loops;
-use super::{Context, Folding};
+use super::{Context, FUNCS_AT_ONCE, Folding};
 
 /// Instructions of an end that are looked at.
 const DEPTH_MAX: usize = 24;
@@ -56,8 +56,11 @@ pub fn cuts(
     };
     let stays = |func: Func| program.funcs[func].is_movable() && folded.representative(func) == func;
     let funcs: Vec<Func> = program.funcs.keys().filter(|&func| stays(func)).collect();
-    let ends: Vec<Vec<End>> = funcs.par_iter().map(|&func| ends_of(&context, folded, func, &may_share)).collect();
-    let mut ends: Vec<End> = ends.into_iter().flatten().collect();
+    let mut ends: Vec<End> = Vec::new();
+    for funcs in funcs.chunks(FUNCS_AT_ONCE) {
+        let found: Vec<Vec<End>> = funcs.par_iter().map(|&func| ends_of(&context, folded, func, &may_share)).collect();
+        found.into_iter().for_each(|found| ends.extend(found));
+    }
     ends.par_sort_unstable();
     let mut shared: Vec<(Block, u32, u32, usize)> = Vec::new();
     for same in ends.chunk_by(|a, b| a.hash == b.hash).filter(|same| same.len() > 1) {
