@@ -117,6 +117,8 @@ pub struct NewCode {
     /// From an offset on, for the unwinder and for exceptions, the code stands where this instruction of the input does. Ascending; before the first, it stands
     /// where the first replaced instruction did.
     pub stands: Vec<(u32, Va)>,
+    /// Where `stands` says nothing, so many bytes before the end of what it replaces, if not 0: by that, code that is the same before each of many calls is there once.
+    pub stands_before_end: u32,
     /// From an offset on, the code does the work of this instruction of the input, for debug information. Ascending; before the first, and where nothing is said,
     /// that of the first replaced instruction.
     pub works: Vec<(u32, Va)>,

@@ -111,7 +111,7 @@ pub struct OutProgram<'p> {
     pub fragments: Vec<OutFragment>,
     /// What each output block copies, or stands for.
     pub origins: PrimaryMap<Out, Block>,
-    pub codes: PrimaryMap<NewCodeId, NewCode>,
+    pub codes: &'p PrimaryMap<NewCodeId, NewCode>,
     /// The output block that carries an input block; `None` where it stays in place.
     pub placed: SecondaryMap<Block, Option<Out>>,
     /// By clone, where it is entered.
@@ -245,7 +245,7 @@ pub fn materialize<'p>(
     let mut out = OutProgram {
         fragments,
         origins: PrimaryMap::from_items(entries.par_iter().map(origin).collect()),
-        codes: edits.codes.clone(),
+        codes: &edits.codes,
         placed,
         clone_entries,
         in_clones,

@@ -88,6 +88,8 @@ impl Walk<'_> {
         };
         let is_new = edit.replaced != 0 || matches!(edit.content, Content::Apart { .. });
         let (stands, deeper) = code.map_or((&[][..], &depths[..]), |code| (&code.stands[..], &code.deeper[..]));
+        let before_end = code.map_or(0, |code| code.stands_before_end);
+        let before_end = (before_end != 0).then(|| old_start + u64::from(edit.replaced.saturating_sub(before_end)));
         let inner = stands.iter().map(|s| s.0).chain(deeper.iter().map(|d| d.0)).filter(|start| part.contains(start));
         let mut starts: Vec<u32> = inner.chain([part.start]).collect();
         starts.sort_unstable();
@@ -95,7 +97,7 @@ impl Walk<'_> {
         let base = self.at;
         for (index, &start) in starts.iter().enumerate() {
             let end = starts.get(index + 1).copied().unwrap_or(part.end);
-            let elsewhere = last_at(stands, start);
+            let elsewhere = last_at(stands, start).or(before_end);
             // What stands elsewhere stands at one instruction there.
             let old_len = if index == 0 && elsewhere.is_none() { edit.replaced } else { 0 };
             let old_start = elsewhere.unwrap_or(old_start);
@@ -103,7 +105,7 @@ impl Walk<'_> {
             self.push(Run { old_start, old_len, offset: base + start - part.start, len: end - start, is_new, deeper });
         }
         // A call that leads to its arguments stands at the call, and in the lines of all that it replaces.
-        if self.fragment.clone.is_none() && edit.replaced != 0 && last_at(stands, part.start).is_some() {
+        if self.fragment.clone.is_none() && edit.replaced != 0 && last_at(stands, part.start).or(before_end).is_some() {
             self.all.rewritten.push(Rewritten { offset: base, old: old_start, old_len: edit.replaced, keeps_variables: true });
         }
         if let Some(code) = code.filter(|code| !code.instead_of.is_empty()) {

@@ -28,13 +28,14 @@ use lifter::ir::{BlockFlags, Evidence, Program, RefData, RefKind, RefRole, RefTa
 use lifter::x86;
 use profiles::Weights;
 use rayon::prelude::*;
+use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::clones::{CloneData, CloneId};
-use crate::edit::{Change, EditPlan, NewCode, Replacement};
-use crate::fold::Folding;
+use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
 use crate::fold::blocks::hashes::push_reference;
 use crate::fold::loops::in_short_loops;
+use crate::fold::{FUNCS_AT_ONCE, Folding};
 use crate::materialize::block_bytes;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature, Times};
 use crate::relink::eh_frame::FrameRows;
@@ -70,12 +71,39 @@ struct Site {
     reference: RefData,
     /// Bytes of the call.
     call_len: u32,
-    /// Offsets of the instructions before it, from the last one on.
-    starts: Vec<u32>,
-    /// Bytes that each of these, with all behind it, takes in a body.
-    lens: Vec<u32>,
-    /// Of each of these, with all behind it up to the function called.
-    hashes: Vec<u64>,
+    /// What may come along: of the pieces of all sites, or of those of a function.
+    pieces: Range<u32>,
+}
+
+/// An instruction before a call, with all behind it.
+#[derive(Copy, Clone)]
+struct Piece {
+    /// Offset of the instruction, from the block's start.
+    start: u32,
+    /// Bytes that all of it takes in a body.
+    len: u32,
+    /// Of all of it up to the function called.
+    hash: u64,
+}
+
+/// Calls, and the pieces before each, the shortest first: few vectors, since each site's own would take more room than what they hold.
+#[derive(Default)]
+struct Sites {
+    sites: Vec<Site>,
+    pieces: Vec<Piece>,
+}
+
+impl Sites {
+    fn append(&mut self, next: Sites) {
+        let before = self.pieces.len() as u32;
+        let moved = |site: Site| Site { pieces: site.pieces.start + before..site.pieces.end + before, ..site };
+        self.sites.extend(next.sites.into_iter().map(moved));
+        self.pieces.extend(next.pieces);
+    }
+
+    fn pieces_of(&self, site: &Site) -> &[Piece] {
+        &self.pieces[site.pieces.start as usize..site.pieces.end as usize]
+    }
 }
 
 /// What decides where arguments move.
@@ -109,18 +137,24 @@ pub fn plan(image: &Image<'_>, program: &Program, asked: Asked<'_>, plan: &mut L
         funcs.push((same[0].0, same.iter().map(|&(_, block)| block).collect()));
     }
     let finder = Finder { image, program, folded: &plan.folded, calls };
-    let found: Vec<Vec<Site>> = funcs.par_iter().map(|(_, blocks)| finder.sites_of(blocks)).collect();
-    let sites: Vec<Site> = found.into_iter().flatten().filter(|site| !site.starts.is_empty()).collect();
-    let tree = Tree::of(sites.iter().map(|site| (&site.hashes[..], lens_of(site))));
+    let mut all = Sites::default();
+    for funcs in funcs.chunks(FUNCS_AT_ONCE) {
+        let found: Vec<Sites> = funcs.par_iter().map(|(_, blocks)| finder.sites_of(blocks)).collect();
+        found.into_iter().for_each(|found| all.append(found));
+    }
+    drop(funcs);
+    let tree = Tree::of(all.sites.iter().map(|site| pieces_for_tree(site, all.pieces_of(site))));
     let mut outlined = Outlined::default();
     let mut clones: Vec<Option<CloneId>> = vec![None; tree.len()];
-    for (index, site) in sites.iter().enumerate() {
+    let mut calls_of: FxHashMap<(CloneId, u32), NewCodeId> = FxHashMap::default();
+    for (index, site) in all.sites.iter().enumerate() {
         let Some((node, depth)) = tree.body_for(index) else { continue };
-        let start = site.starts[depth];
+        let pieces = &all.pieces_of(site)[..=depth];
+        let start = pieces[depth].start;
         let clone = match clones[node] {
             Some(clone) => clone,
             None => {
-                let Some(body) = body_of(image, program, site, depth, host) else { continue };
+                let Some(body) = body_of(image, program, (site, pieces), host) else { continue };
                 outlined.num_bodies += 1;
                 outlined.bytes = outlined.bytes.saturating_sub(body.bytes.len() as u64);
                 *clones[node].insert(push_clone(program, host, body, edits))
@@ -128,7 +162,9 @@ pub fn plan(image: &Image<'_>, program: &Program, asked: Asked<'_>, plan: &mut L
         };
         outlined.num_calls += 1;
         outlined.bytes += u64::from(site.call + site.call_len - CALL_LEN - start);
-        let code = edits.codes.push(call_of(program, site, host, clone));
+        // Calls of one body are alike.
+        let code =
+            *calls_of.entry((clone, site.call_len)).or_insert_with(|| edits.codes.push(call_of(host, clone, site.call_len)));
         let len = site.call + site.call_len - start;
         edits.replacements.push(Replacement { block: site.block, offset: start, len, code, change: Change::Outline });
     }
@@ -156,9 +192,9 @@ fn host(program: &Program, plan: &LayoutPlan) -> Option<Block> {
     plan.fragments.iter().filter(|fragment| fragment.clone.is_none()).map(|fragment| fragment.blocks[0].block).find(is_fit)
 }
 
-/// Bytes before the call, and in a body, by how many instructions come along.
-fn lens_of(site: &Site) -> impl Iterator<Item = Lens> {
-    site.starts.iter().zip(&site.lens).map(|(start, &body)| Lens { call: site.call - start, body })
+/// Hashes, and bytes before the call and in a body, by how many instructions come along.
+fn pieces_for_tree(site: &Site, pieces: &[Piece]) -> impl Iterator<Item = (u64, Lens)> {
+    pieces.iter().map(|piece| (piece.hash, Lens { call: site.call - piece.start, body: piece.len }))
 }
 
 fn push_clone(program: &Program, host: Block, body: NewCode, edits: &mut EditPlan) -> CloneId {
@@ -178,8 +214,8 @@ fn push_clone(program: &Program, host: Block, body: NewCode, edits: &mut EditPla
     })
 }
 
-/// The last instructions before the call, `depth` and one, and a jump to what it calls.
-fn body_of(image: &Image<'_>, program: &Program, site: &Site, depth: usize, host: Block) -> Option<NewCode> {
+/// The last of these pieces, and a jump to what is called.
+fn body_of(image: &Image<'_>, program: &Program, (site, pieces): (&Site, &[Piece]), host: Block) -> Option<NewCode> {
     let block = block_bytes(image, program, site.block).ok()?;
     let (mut bytes, mut refs) = (Vec::new(), Vec::new());
     let all = program.block_refs(site.block);
@@ -189,20 +225,18 @@ fn body_of(image: &Image<'_>, program: &Program, site: &Site, depth: usize, host
         refs.extend(inside.map(moved));
         bytes.extend_from_slice(own);
     };
-    let starts = &site.starts[..=depth];
-    for (index, &start) in starts.iter().enumerate().rev() {
-        let end = index.checked_sub(1).map_or(site.call, |next| starts[next]);
+    for (index, &Piece { start, .. }) in pieces.iter().enumerate().rev() {
+        let end = index.checked_sub(1).map_or(site.call, |next| pieces[next].start);
         let own = block.get(start as usize..end as usize)?;
         copy(start..end, &lowered(own)?);
     }
     refs.push(RefData { offset: bytes.len() as u32 + 1, role: RefRole::Branch, ..site.reference });
     bytes.extend([0xe9, 0, 0, 0, 0]);
-    let works = vec![(0, program.blocks[site.block].start + u64::from(starts[depth]))];
-    Some(NewCode { bytes, refs, stands: vec![(0, program.blocks[host].start)], works, ..NewCode::default() })
+    Some(NewCode { bytes, refs, stands: vec![(0, program.blocks[host].start)], ..NewCode::default() })
 }
 
-/// A call of a body, which unwinders take for the call that it stands for.
-fn call_of(program: &Program, site: &Site, host: Block, clone: CloneId) -> NewCode {
+/// A call of a body, which unwinders take for the call that it stands for, of so many bytes.
+fn call_of(host: Block, clone: CloneId, call_len: u32) -> NewCode {
     let reference = RefData {
         offset: 1,
         to_end: 4,
@@ -211,13 +245,11 @@ fn call_of(program: &Program, site: &Site, host: Block, clone: CloneId) -> NewCo
         evidence: Evidence::Derived,
         target: RefTarget::Block(host),
     };
-    let call = program.blocks[site.block].start + u64::from(site.call);
     NewCode {
         bytes: vec![0xe8, 0, 0, 0, 0],
         refs: vec![reference],
         enters: vec![(1, clone)],
-        stands: vec![(0, call)],
-        works: vec![(0, call)],
+        stands_before_end: call_len,
         ..NewCode::default()
     }
 }
@@ -241,8 +273,8 @@ struct Call {
 
 impl Finder<'_> {
     /// In blocks of one function, ascending.
-    fn sites_of(&self, blocks: &[Block]) -> Vec<Site> {
-        let mut sites = Vec::new();
+    fn sites_of(&self, blocks: &[Block]) -> Sites {
+        let mut sites = Sites::default();
         let mut infos = InstructionInfoFactory::new();
         let mut instructions = Vec::new();
         let mut described: Option<(u32, Option<Described<'_>>)> = None;
@@ -257,7 +289,17 @@ impl Finder<'_> {
             }
             let Some((_, Some(described))) = &described else { continue };
             x86::decode_block_into(self.image, self.program, block, &mut instructions);
-            sites.extend(calls.into_iter().filter_map(|call| self.site(block, &instructions, call, described, &mut infos)));
+            for call in calls {
+                let first = sites.pieces.len();
+                if self.pieces(block, &instructions, call, described, &mut infos, &mut sites.pieces).is_none() {
+                    sites.pieces.truncate(first);
+                }
+                if sites.pieces.len() > first {
+                    let Call { offset: call, len: call_len, reference } = call;
+                    let pieces = first as u32..sites.pieces.len() as u32;
+                    sites.sites.push(Site { block, call, reference, call_len, pieces });
+                }
+            }
         }
         sites
     }
@@ -288,14 +330,16 @@ impl Finder<'_> {
         }
     }
 
-    fn site(
+    /// Appends what may come along before a call; `None` where that is not known.
+    fn pieces(
         &self,
         block: Block,
         instructions: &[Instruction],
         call: Call,
         described: &Described<'_>,
         infos: &mut InstructionInfoFactory,
-    ) -> Option<Site> {
+        pieces: &mut Vec<Piece>,
+    ) -> Option<()> {
         let start = self.program.blocks[block].start;
         let Call { offset: call, len: call_len, reference } = call;
         let at = start + u64::from(call);
@@ -313,7 +357,6 @@ impl Finder<'_> {
         let mut words = Vec::new();
         push_reference(self.program, self.folded, &reference, call, &mut [0; CALL_LEN as usize], &mut words)?;
         let mut hash = xxh3_64(&bytes_of(&words));
-        let mut site = Site { block, call, reference, call_len, starts: Vec::new(), lens: Vec::new(), hashes: Vec::new() };
         let mut len = 0;
         refs = &refs[..refs.partition_point(|r| r.offset < call)];
         let mut end = at.0;
@@ -339,12 +382,10 @@ impl Finder<'_> {
             own.extend(bytes_of(&words));
             own.extend(hash.to_le_bytes());
             hash = xxh3_64(&own);
-            site.starts.push(offset);
-            site.lens.push(len);
-            site.hashes.push(hash);
+            pieces.push(Piece { start: offset, len, hash });
             (refs, end) = (before, instruction.ip());
         }
-        Some(site)
+        Some(())
     }
 }
 

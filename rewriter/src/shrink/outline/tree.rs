@@ -52,13 +52,13 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Of calls with the hashes of their pieces, the shortest first, and how long these are.
-    pub(super) fn of<'a, L: Iterator<Item = Lens>>(calls: impl Iterator<Item = (&'a [u64], L)>) -> Self {
+    /// Of calls with the hashes of their pieces and how long these are, the shortest first.
+    pub(super) fn of<L: Iterator<Item = (u64, Lens)>>(calls: impl Iterator<Item = L>) -> Self {
         let mut tree = Tree { nodes: Vec::new(), paths: Vec::new(), ends: Vec::new() };
         let mut known: FxHashMap<u64, u32> = FxHashMap::default();
-        for (hashes, lens) in calls {
+        for pieces in calls {
             let mut parent = None;
-            for (&hash, lens) in hashes.iter().zip(lens) {
+            for (hash, lens) in pieces {
                 let node = *known.entry(hash).or_insert_with(|| {
                     let (choice, below) = (Choice::Children, (0, 0));
                     tree.nodes.push(Node { lens, num_calls: 0, parent, choice, saved: 0, num_covered: 0, below });
@@ -70,6 +70,7 @@ impl Tree {
             }
             tree.ends.push(tree.paths.len() as u32);
         }
+        drop(known);
         tree.choose();
         tree
     }
@@ -125,8 +126,8 @@ mod tests {
     fn bodies(calls: &[&str]) -> Vec<Option<usize>> {
         let hash = |word: &str, depth: usize| word.bytes().take(depth + 1).fold(7, |hash, byte| hash * 131 + u64::from(byte));
         let hashes: Vec<Vec<u64>> = calls.iter().map(|word| (0..word.len()).map(|depth| hash(word, depth)).collect()).collect();
-        let tree =
-            Tree::of(hashes.iter().map(|hashes| (&hashes[..], (1..).map(|count| Lens { call: 4 * count, body: 4 * count }))));
+        let lens = |count: u32| Lens { call: 4 * count, body: 4 * count };
+        let tree = Tree::of(hashes.iter().map(|hashes| hashes.iter().copied().zip((1..).map(lens))));
         (0..calls.len()).map(|call| tree.body_for(call).map(|(_, depth)| depth)).collect()
     }
 
