@@ -11,7 +11,7 @@ use rewriter::edit::EditPlan;
 use rewriter::fold::Folding;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::LayoutPlan;
-use rewriter::relink::{Payload, Relinked};
+use rewriter::relink::{Payload, Relinked, Reported};
 use rewriter::transform;
 use rewriter::{debug, encode, instrument, materialize, relink};
 
@@ -113,10 +113,10 @@ pub(crate) fn rewrite(
     lifted: &Lifted<'_>,
     weights: &Weights,
     planned: (&LayoutPlan, &EditPlan),
-    wanted: debug::Wanted<'_>,
+    (wanted, reported): (debug::Wanted<'_>, Reported),
     timing: &mut Timing,
 ) -> Result<Relinked> {
-    apply(path, lifted, weights, planned, (None, wanted), timing)
+    apply(path, lifted, weights, planned, (None, wanted, reported), timing)
 }
 
 /// The plan of all transforms that change code.
@@ -166,7 +166,14 @@ pub(crate) fn instrument(path: &Path, lifted: &Lifted<'_>, profile: &Path, timin
     let mut instrumentation =
         timing.phase("place counters", |_| instrument::Instrumentation::plan(image, program, profile)).map_err(fail)?;
     let edits = instrumentation.edits().map_err(fail)?;
-    apply(path, lifted, &Weights::default(), (&plan, &edits), (Some(&mut instrumentation), debug::Wanted::default()), timing)
+    apply(
+        path,
+        lifted,
+        &Weights::default(),
+        (&plan, &edits),
+        (Some(&mut instrumentation), debug::Wanted::default(), Reported::File),
+        timing,
+    )
 }
 
 fn apply(
@@ -174,7 +181,7 @@ fn apply(
     lifted: &Lifted<'_>,
     weights: &Weights,
     (plan, edits): (&LayoutPlan, &EditPlan),
-    (payload, wanted): (Option<&mut dyn Payload>, debug::Wanted<'_>),
+    (payload, wanted, reported): (Option<&mut dyn Payload>, debug::Wanted<'_>, Reported),
     timing: &mut Timing,
 ) -> Result<Relinked> {
     let Lifted { image, program } = lifted;
@@ -183,7 +190,7 @@ fn apply(
     crate::memory::give_back();
     let shapes = timing.phase("measure", |_| encode::measure(program, &out));
     crate::memory::give_back();
-    timing.phase("relink", |_| relink::relink(image, program, &out, shapes, payload, wanted)).map_err(fail)
+    timing.phase("relink", |_| relink::relink(image, program, &out, shapes, payload, wanted, reported)).map_err(fail)
 }
 
 /// The independent checker, which reads the input once for all outputs.
@@ -203,7 +210,11 @@ impl<'a> Examiner<'a> {
         let check = || {
             let original = match self.0.take() {
                 Some(original) => original,
-                None => checker::Original::read(before)?,
+                None => {
+                    let original = checker::Original::read(before)?;
+                    crate::memory::give_back();
+                    original
+                }
             };
             self.0.insert(original).check_until(after, assumptions, is_enough)
         };

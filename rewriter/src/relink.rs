@@ -71,7 +71,7 @@ pub struct BuiltPayload {
 #[derive(Debug)]
 pub struct Relinked {
     pub bytes: Vec<u8>,
-    /// By block: where it went and how many bytes its body and terminator take; the old place for what stayed.
+    /// By block, if these are asked for: where it went and how many bytes its body and terminator take; the old place for what stayed.
     pub blocks: Vec<(Va, u32)>,
     /// Sections that the move made false.
     pub dropped_sections: Vec<String>,
@@ -94,6 +94,15 @@ pub struct Relinked {
     pub debug_file: Option<NewDebugFile>,
 }
 
+/// What is to be known of an output.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Reported {
+    /// No more than of the file as a whole.
+    File,
+    /// Where each block went, too.
+    Blocks,
+}
+
 /// Relinks. `shapes` are the measured fragments of `out`; `wanted` says what becomes of debug information.
 pub fn relink(
     image: &Image<'_>,
@@ -102,6 +111,7 @@ pub fn relink(
     mut shapes: Shapes,
     payload: Option<&mut dyn Payload>,
     wanted: debug::Wanted<'_>,
+    reported: Reported,
 ) -> Result<Relinked> {
     let mut reserved = payload.as_ref().and_then(|p| Reserved::of(image, p.reserved()));
     let growth = reserved.map_or(0, |r| r.growth(image));
@@ -140,6 +150,7 @@ pub fn relink(
     // Functions that nothing reaches are matched by their content, and by that no table is found where another one was. So only where they are gone.
     let drops_functions = program.funcs.values().any(|data| data.is_movable() && out.placed[data.entry].is_none());
     if drops_functions {
+        drop(addresses);
         place::recall_copies(image, program, &mut placement, &mut places);
         addresses = Addresses::new(program, out, &shapes, &placement);
     }
@@ -229,7 +240,10 @@ pub fn relink(
     }
     let dropped_sections = table.dropped.clone();
     let clones = clone_places(out, &shapes, &placement.fragments);
-    let blocks = block_places(program, out, &shapes, &addresses);
+    let blocks = match reported {
+        Reported::Blocks => block_places(program, out, &shapes, &addresses),
+        Reported::File => Vec::new(),
+    };
     let build_id = image.build_id.map(|(offset, len)| (build_id_offset(image, offset, &moved_address, &file), len));
     let output =
         debug_file::Output { image, sections: &table.sections, bytes: &file.bytes, segments: &segments, entry, build_id };
@@ -294,7 +308,7 @@ fn write_code(
     file: &mut OutBytes,
 ) -> Result<()> {
     /// So many that threads have enough to do, and their bytes are few beside the file's.
-    const FRAGMENTS_AT_ONCE: usize = 4096;
+    const FRAGMENTS_AT_ONCE: usize = 1024;
     for first in (0..shapes.count()).step_by(FRAGMENTS_AT_ONCE) {
         let some = first..shapes.count().min(first + FRAGMENTS_AT_ONCE);
         let code = |index: usize| {

@@ -15,7 +15,7 @@ use rewriter::edit::EditPlan;
 use rewriter::fold::Folding;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{LayoutPlan, Temperature};
-use rewriter::relink::Relinked;
+use rewriter::relink::{Relinked, Reported};
 use rewriter::specialize::emit::{Cloning, Dispatch, Form};
 use rewriter::transform::{self, schedule};
 
@@ -236,7 +236,7 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
             adjusted = edits.adjusted(&lifted.program, &weights);
         }
         rewriter::clones::place(&lifted.program, &adjusted, &edits, &mut plan);
-        let relinked = driver::rewrite(input, &lifted, &adjusted, (&plan, &edits), wanted, timing)?;
+        let relinked = driver::rewrite(input, &lifted, &adjusted, (&plan, &edits), (wanted, Reported::Blocks), timing)?;
         if !no_check {
             let before = separate::files(&bytes, separate::bytes(debug_files.as_ref()));
             let after = separate::files(&relinked.bytes, relinked.debug_file.as_ref().map(|file| &*file.bytes));

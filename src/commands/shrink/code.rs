@@ -12,7 +12,7 @@ use rewriter::fold::blocks::BlockFolding;
 use rewriter::fold::ends;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{Filling, LayoutPlan};
-use rewriter::relink::Relinked;
+use rewriter::relink::{Relinked, Reported};
 use rewriter::shrink::{dead, outline};
 use rewriter::transform::direct_calls::{self, DirectCall};
 use rewriter::transform::endbr;
@@ -23,6 +23,7 @@ use super::Job;
 use crate::args::shrink::{Shrink, Technique};
 use crate::driver::{self, Lifted};
 use crate::failure::{Failure, Result};
+use crate::memory;
 use crate::report::shrink::Saving;
 use crate::timing::Timing;
 
@@ -59,7 +60,8 @@ impl Planned {
     pub(super) fn rewrite(&mut self, job: Job<'_>, lifted: &Lifted<'_>, filling: Filling, timing: &mut Timing) -> Result<Code> {
         self.plan.filling = filling;
         let planned = (&self.plan, &self.edits);
-        let relinked = driver::rewrite(&job.args.rewrite.input, lifted, &self.weights, planned, job.wanted, timing)?;
+        let relinked =
+            driver::rewrite(&job.args.rewrite.input, lifted, &self.weights, planned, (job.wanted, Reported::File), timing)?;
         if relinked.overflow_bytes > 0 {
             return Err(Failure::new("it would need a segment more"));
         }
@@ -111,6 +113,7 @@ pub(super) fn plan(
         true => timing.phase("cut blocks", |_| cut_blocks(lifted, &folded, weights, is_reached)),
         false => (weights, is_reached),
     };
+    memory::give_back();
     if args.rewrite.verify {
         driver::verify(input, lifted, "cutting blocks", timing)?;
     }
@@ -155,6 +158,7 @@ pub(super) fn plan(
         false => Vec::new(),
     };
     if args.is_on(Technique::Outline) {
+        memory::give_back();
         let asked = outline::Asked { weights: &weights, is_open: &is_reached, calls: &calls };
         gone.outlined = timing.phase("outline", |_| outline::plan(image, program, asked, &mut plan, &mut edits));
     }
@@ -195,6 +199,7 @@ fn cut_blocks(
 ) -> (Weights, SecondaryMap<Block, bool>) {
     let Lifted { image, program } = lifted;
     let cuts = ends::cuts(image, program, folded, &weights, &is_reached);
+    memory::give_back();
     let split = split::split(program, &cuts);
     let mut parts = SecondaryMap::new(split.origins.len(), false);
     program.blocks.keys().zip(&split.origins).for_each(|(part, origin)| parts[part] = is_reached[*origin]);
