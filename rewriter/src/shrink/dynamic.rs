@@ -37,20 +37,15 @@ pub(super) fn with_room(bytes: &[u8], named: &[Va], num_entries: u64) -> Option<
         loads.iter().position(|l| l.is_writable() && l.p_vaddr <= data.sh_addr && data.end() <= l.p_vaddr + l.p_filesz)?;
     let size = ENTRY * (image.dynamic.len() as u64 + num_entries + 1);
     let Place { at, parts } = behind(&image, &loads, index, size).or_else(|| before(&image, &loads, index, size))?;
-    let room_bytes = pack::lay_out(&image, &parts, Options::default()).ok()?;
-    let room = Image::parse(&room_bytes).ok()?;
+    let mut out = pack::lay_out(&image, &parts, Options::default()).ok()?;
+    let room = Image::parse(&out).ok()?;
     let place = |va: Va| room.file_offset(va).map(|offset| offset.0 as usize);
     let (from, to) = (place(data.sh_addr)?, place(at)?);
     let content = image.section_bytes(section);
     let kept = content.get(..(ENTRY as usize * (image.dynamic.len() + 1)).min(content.len()))?;
     // What comes before the segment in the file comes along with its page.
     let cleared = size.max(loads[index].p_vaddr.0.saturating_sub(at.0)) as usize;
-    let mut out = room_bytes.clone();
-    out.get_mut(from..from + content.len())?.fill(0);
-    out.get_mut(to..to + cleared)?.fill(0);
-    out.get_mut(to..to + kept.len())?.copy_from_slice(kept);
-    write_header(&room, &mut out, at, size)?;
-    let mut edit = SectionEdit::new(&room, &room_bytes)?;
+    let mut edit = SectionEdit::new(&room, &out)?;
     edit.set_place(section, at, to as u64, size);
     let (start, offset) = (at + size, to as u64 + size);
     let is_taken = |s: &SectionData<'_>| s.name == PADDING && s.sh_addr < start && at < s.end();
@@ -58,6 +53,12 @@ pub(super) fn with_room(bytes: &[u8], named: &[Va], num_entries: u64) -> Option<
         edit.set_place(id, start, offset, padding.end().0.saturating_sub(start.0));
     }
     edit.sort();
+    // From here on the file is written into, of which nothing more is read.
+    let (headers_at, headers) = program_headers(&room, at, size)?;
+    out.get_mut(from..from + content.len())?.fill(0);
+    out.get_mut(to..to + cleared)?.fill(0);
+    out.get_mut(to..to + kept.len())?.copy_from_slice(kept);
+    out.get_mut(headers_at..headers_at + headers.len())?.copy_from_slice(&headers);
     edit.write(out)
 }
 
@@ -71,17 +72,14 @@ fn unnamed(image: &Image<'_>, named: &[Va]) -> Option<Section> {
     (!is_named && !is_exported).then_some(section)
 }
 
-/// Says in the program headers where the section is.
-fn write_header(room: &Image<'_>, out: &mut [u8], at: Va, size: u64) -> Option<()> {
+/// The program headers that say where the section is, and their place in the file.
+fn program_headers(room: &Image<'_>, at: Va, size: u64) -> Option<(usize, Vec<u8>)> {
     let mut segments = room.segments.clone();
     for segment in segments.iter_mut().filter(|s| s.p_type == elf::PT_DYNAMIC) {
         (segment.p_vaddr, segment.p_offset) = (at, room.file_offset(at)?);
         (segment.p_filesz, segment.p_memsz) = (size, size);
     }
-    let table = headers::encode(&segments);
-    let start = room.e_phoff.0 as usize;
-    out.get_mut(start..start + table.len())?.copy_from_slice(&table);
-    Some(())
+    Some((room.e_phoff.0 as usize, headers::encode(&segments)))
 }
 
 /// Memory for the section, and the segments with it.

@@ -7,7 +7,7 @@
 
 use lifter::Image;
 use lifter::address::Va;
-use lifter::entity::{EntityId, Section};
+use lifter::entity::{EntityId, PrimaryMap, Section};
 use object::elf;
 
 const HEADER: usize = 64;
@@ -15,8 +15,10 @@ const HEADER: usize = 64;
 const SYMBOL: usize = 24;
 const SYMBOL_SECTION: usize = 6;
 
-pub(super) struct SectionEdit<'a, 'b> {
-    image: &'a Image<'b>,
+/// It borrows nothing, so that the file which it was made of may become the one that it is written into.
+pub(super) struct SectionEdit {
+    /// Those of the input.
+    sections: PrimaryMap<Section, Old>,
     /// As in the input, each with its index there; `None` for a new one.
     headers: Vec<(Option<Section>, Vec<u8>)>,
     /// Where sections go on that were split, by their index in the input; the headers follow that of the first piece.
@@ -25,21 +27,37 @@ pub(super) struct SectionEdit<'a, 'b> {
     names_section: Section,
 }
 
+/// What has to be known of a section of the input.
+#[derive(Copy, Clone)]
+struct Old {
+    sh_type: u32,
+    sh_addr: Va,
+    sh_offset: u64,
+    sh_size: u64,
+}
+
 fn write_word(header: &mut [u8], at: usize, value: u64) {
     header[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-impl<'a, 'b> SectionEdit<'a, 'b> {
+impl SectionEdit {
     /// What each section takes besides its contents.
     pub(super) const HEADER_BYTES: u64 = HEADER as u64;
 
-    pub(super) fn new(image: &'a Image<'b>, bytes: &[u8]) -> Option<Self> {
+    pub(super) fn new(image: &Image<'_>, bytes: &[u8]) -> Option<Self> {
         let table = u64::from_le_bytes(bytes.get(40..48)?.try_into().ok()?) as usize;
         let header = |id: Section| Some((Some(id), bytes.get(table + HEADER * id.index()..)?.get(..HEADER)?.to_vec()));
         let headers = image.sections.keys().map(header).collect::<Option<Vec<_>>>()?;
         let names_section = Section::new(usize::from(u16::from_le_bytes([*bytes.get(62)?, *bytes.get(63)?])));
         image.sections.get(names_section)?;
-        Some(Self { image, headers, rests: Vec::new(), names: image.section_bytes(names_section).to_vec(), names_section })
+        let old = image.sections.values().map(|section| Old {
+            sh_type: section.sh_type,
+            sh_addr: section.sh_addr,
+            sh_offset: section.sh_offset.0,
+            sh_size: section.sh_size,
+        });
+        let (sections, names) = (PrimaryMap::from_items(old.collect()), image.section_bytes(names_section).to_vec());
+        Some(Self { sections, headers, rests: Vec::new(), names, names_section })
     }
 
     /// Whether it holds the names of all.
@@ -65,17 +83,17 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
 
     /// Makes several sections of one: what the holes cover, ascending and inside it, belongs to none. To be done before anything else is added.
     pub(super) fn split(&mut self, id: Section, holes: &[(Va, Va)], name: &str) -> Option<()> {
-        let section = self.image.sections.get(id)?;
+        let section = *self.sections.get(id)?;
         let (index, (_, head)) = self.headers.iter_mut().enumerate().find(|(_, (source, _))| *source == Some(id))?;
         write_word(head, 32, holes.first()?.0 - section.sh_addr);
         let pattern = head.clone();
         let name_at = self.names.len() as u32;
-        let ends = holes.iter().skip(1).map(|hole| hole.0).chain([section.end()]);
+        let ends = holes.iter().skip(1).map(|hole| hole.0).chain([section.sh_addr + section.sh_size]);
         for (number, (&(_, start), end)) in holes.iter().zip(ends).enumerate() {
             let mut header = pattern.clone();
             header[..4].copy_from_slice(&name_at.to_le_bytes());
             write_word(&mut header, 16, start.0);
-            write_word(&mut header, 24, section.sh_offset.0 + (start - section.sh_addr));
+            write_word(&mut header, 24, section.sh_offset + (start - section.sh_addr));
             write_word(&mut header, 32, end - start);
             // No more than the address has.
             write_word(&mut header, 48, 1 << start.0.trailing_zeros().min(6));
@@ -140,9 +158,9 @@ impl<'a, 'b> SectionEdit<'a, 'b> {
 
     /// Writes names and headers behind the file, and renumbers what names sections.
     pub(super) fn write(mut self, mut out: Vec<u8>) -> Option<Vec<u8>> {
-        let new_index: Vec<u16> = (0..self.image.sections.len()).map(|old| self.renumbered(old)).collect();
+        let new_index: Vec<u16> = (0..self.sections.len()).map(|old| self.renumbered(old)).collect();
         let remap = |old: usize| new_index.get(old).copied();
-        for (id, section) in self.image.sections.iter() {
+        for (id, section) in self.sections.clone().iter() {
             if ![elf::SHT_SYMTAB, elf::SHT_DYNSYM].contains(&section.sh_type) {
                 continue;
             }

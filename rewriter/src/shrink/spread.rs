@@ -186,14 +186,14 @@ fn apply(image: &Image<'_>, free: &[(Va, Va)], (items, bases): (&[Item], &[Va]),
     for (item, &(load, at)) in items.iter().zip(plan) {
         ends[load] = ends[load].max(at + item.size);
     }
-    let roomy = pack::lay_out(image, &cuts::whole(image, &ends), Options::default()).ok()?;
-    let room = Image::parse(&roomy).ok()?;
+    let mut out = pack::lay_out(image, &cuts::whole(image, &ends), Options::default()).ok()?;
+    let room = Image::parse(&out).ok()?;
     let new_place = |index: usize| {
         let found = items.iter().zip(plan).find(|(item, _)| image.section_named(unwind::SECTIONS[index]) == Some(item.section));
         found.map(|(item, (_, at))| (item.at, *at, item.size))
     };
     let delta = |index: usize| new_place(index).map_or(0, |(from, to, _)| to.distance(from));
-    let mut edit = SectionEdit::new(&room, &roomy)?;
+    let mut edit = SectionEdit::new(&room, &out)?;
     let mut dynamic = image.dynamic.clone();
     let mut written: Vec<(Va, Vec<u8>)> = Vec::new();
     // A search table that stays, of entries that move.
@@ -220,17 +220,9 @@ fn apply(image: &Image<'_>, free: &[(Va, Va)], (items, bases): (&[Item], &[Va]),
         edit.set_place(item.section, at, room.file_offset(at)?.0, item.size);
     }
     edit.sort();
-    let mut out = roomy.clone();
-    let mut write = |va: Va, content: &[u8]| {
-        let start = room.file_offset(va)?.0 as usize;
-        out.get_mut(start..start + content.len())?.copy_from_slice(content);
-        Some(())
-    };
-    items.iter().try_for_each(|item| write(item.at, &vec![0; item.size as usize]))?;
-    written.iter().try_for_each(|(va, content)| write(*va, content))?;
     let section = image.segments.iter().find(|s| s.p_type == elf::PT_DYNAMIC)?;
     for (index, (_, value)) in dynamic.iter().enumerate() {
-        write(section.p_vaddr + 16 * index as u64 + 8, &value.to_le_bytes())?;
+        written.push((section.p_vaddr + 16 * index as u64 + 8, value.to_le_bytes().to_vec()));
     }
     let mut segments = room.segments.clone();
     if let Some((_, at, _)) = new_place(0) {
@@ -238,8 +230,19 @@ fn apply(image: &Image<'_>, free: &[(Va, Va)], (items, bases): (&[Item], &[Va]),
             (segment.p_vaddr, segment.p_offset) = (at, room.file_offset(at)?);
         }
     }
-    let table = headers::encode(&segments);
+    // From here on the file is written into, of which nothing more is read: a second one beside it would be the most that there is at any time.
+    let offset_of = |va: Va| Some(room.file_offset(va)?.0 as usize);
+    let cleared: Vec<(usize, u64)> = items.iter().map(|item| Some((offset_of(item.at)?, item.size))).collect::<Option<_>>()?;
+    let written: Vec<(usize, Vec<u8>)> =
+        written.into_iter().map(|(va, content)| Some((offset_of(va)?, content))).collect::<Option<_>>()?;
     let start = room.e_phoff.0 as usize;
+    for (start, size) in cleared {
+        out.get_mut(start..start + size as usize)?.fill(0);
+    }
+    for (start, content) in written {
+        out.get_mut(start..start + content.len())?.copy_from_slice(&content);
+    }
+    let table = headers::encode(&segments);
     out.get_mut(start..start + table.len())?.copy_from_slice(&table);
     let bytes = edit.write(out)?;
     // Nothing behind the bases was needed but the tables.
@@ -250,7 +253,7 @@ fn apply(image: &Image<'_>, free: &[(Va, Va)], (items, bases): (&[Item], &[Va]),
 }
 
 /// Sections end where what is needed of their segment does.
-fn cut_sections(room: &Image<'_>, bases: &[Va], edit: &mut SectionEdit<'_, '_>) {
+fn cut_sections(room: &Image<'_>, bases: &[Va], edit: &mut SectionEdit) {
     for (load, &base) in room.loads().zip(bases).filter(|(load, _)| !load.is_writable()) {
         let is_cut = |s: &SectionData<'_>| s.is_alloc() && load.p_vaddr <= s.sh_addr && s.sh_addr < load.end() && s.end() > base;
         for (id, section) in room.sections.iter().filter(|(_, s)| is_cut(s)) {
