@@ -2,13 +2,12 @@
 //!
 //! `capstone` gives lengths and instruction ids; its detail mode is several times slower and is wrong about displacement
 //! positions of some VEX and EVEX encodings, so [`Shape`] reads prefixes, opcode and ModRM itself (Intel SDM vol. 2, chapter 2 and appendix A).
-//! What is encoded alike is asked for once ([`memo`]). Results are cached in 16 bits per byte of code. The cache is filled by several threads: relaxed stores are enough, because
-//! whoever decodes an address decodes the same bytes to the same value.
+//! What is encoded alike is asked for once ([`memo`]). Results are cached, by byte of code ([`numbered`]).
 
 mod memo;
+mod numbered;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 
 use capstone::arch::x86::X86Insn;
 use capstone::prelude::*;
@@ -18,6 +17,7 @@ use crate::error::FileError;
 use crate::image::Area;
 use memo::Beginning;
 pub(crate) use memo::Memo;
+use numbered::Numbered;
 
 /// Of `endbr64`, in bytes.
 pub(crate) const MARK_LEN: u64 = 4;
@@ -88,7 +88,7 @@ pub(crate) struct Code<'a> {
     bases: Vec<u32>,
     /// Number, start and size of the largest area.
     main: (usize, u64, u64),
-    cache: Vec<AtomicU16>,
+    cache: Numbered,
     memo: Arc<Memo>,
 }
 
@@ -110,7 +110,7 @@ impl<'a> Code<'a> {
             bases.push(size);
             size += u32::try_from(area.bytes.len()).unwrap_or(0);
         }
-        let cache = (0..size).map(|_| AtomicU16::new(UNKNOWN)).collect();
+        let cache = Numbered::new(size as usize);
         let largest = areas.iter().enumerate().max_by_key(|(_, area)| area.bytes.len());
         let main = largest.map_or((0, 0, 0), |(number, area)| (number, area.start, area.bytes.len() as u64));
         Self { areas: areas.to_vec(), bases, main, cache, memo }
@@ -161,7 +161,7 @@ impl<'a> Code<'a> {
         let mut offset = 0;
         while offset < size {
             let packed = self.decode(decoder, &tail[offset..], start + offset as u64);
-            self.cache[first + offset].store(packed, Ordering::Relaxed);
+            self.cache.set(first + offset, packed);
             if packed == INVALID {
                 return;
             }
@@ -202,16 +202,16 @@ impl<'a> Code<'a> {
 
     /// The indexes that something was decoded at so far.
     pub(crate) fn decoded(&self) -> impl Iterator<Item = usize> + '_ {
-        self.cache.iter().enumerate().filter(|(_, packed)| packed.load(Ordering::Relaxed) != UNKNOWN).map(|(index, _)| index)
+        (0..self.cache.len()).filter(|&index| self.cache.get(index) != UNKNOWN)
     }
 
     pub(crate) fn inst(&self, decoder: &Decoder, address: u64) -> Option<Inst> {
         let index = self.index(address)?;
-        let mut packed = self.cache[index].load(Ordering::Relaxed);
+        let mut packed = self.cache.get(index);
         if packed == UNKNOWN {
             let tail = self.tail(address)?;
             packed = self.decode(decoder, tail, address);
-            self.cache[index].store(packed, Ordering::Relaxed);
+            self.cache.set(index, packed);
         }
         unpack(packed)
     }

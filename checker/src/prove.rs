@@ -69,6 +69,8 @@ pub(crate) use table_uses::{TableUses, Tables};
 
 /// Segments of one proof.
 const SEGMENTS_MAX: usize = 200_000;
+/// Instructions with their operands that are kept: a proof is of code that lies near, so what comes back soon comes back while it is known, and each takes some 400 bytes.
+const DECODED_MAX: usize = 4096;
 /// Functions that return a second time, to a frame of which the registers are old and the slots new.
 const RETURN_TWICE: [&str; 8] = ["setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "vfork", "getcontext", "savectx", "__vfork"];
 
@@ -193,6 +195,9 @@ impl Prover {
     }
 
     fn decode(&mut self, is_input: bool, side: &Side<'_>, address: u64, inst: Inst) -> Option<Rc<Decoded>> {
+        if self.decoded.len() >= DECODED_MAX {
+            self.decoded.clear();
+        }
         let known = self.decoded.entry((is_input, address));
         known.or_insert_with(|| self.engine.decode(side, address, inst).map(Rc::new)).clone()
     }
