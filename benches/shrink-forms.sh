@@ -32,6 +32,8 @@ form() {
     O2-relocs) echo "-O2 -Wl,--emit-relocs" ;;
     Os) echo "-Os" ;;
     O2-gc-icf) echo "-O2 -fuse-ld=lld -ffunction-sections -fdata-sections -Wl,--gc-sections,--icf=all" ;;
+    O2-relr) echo "-O2 -Wl,-z,pack-relative-relocs" ;;
+    O2-mold) echo "-O2 -fuse-ld=mold" ;;
     esac
 }
 
@@ -46,7 +48,8 @@ says() {
 echo "| program | form | stripped | after | change |"
 echo "| --- | --- | ---: | ---: | ---: |"
 for program in ${PROGRAMS:-lua bzip2 sqlite3}; do
-    for form in O2 O2-relocs Os O2-gc-icf; do
+    for form in O2 O2-relocs Os O2-gc-icf O2-relr O2-mold; do
+        [ $form != O2-mold ] || command -v mold >/dev/null || { echo "$program $form: mold is not installed" >&2; continue; }
         linked=$folder/$program-$form
         # Words of flags are meant to be split.
         # shellcheck disable=SC2046

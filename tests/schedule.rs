@@ -130,9 +130,17 @@ fn rewritten(image: &Image<'_>, program: &lifter::ir::Program, edits: &EditPlan,
     let plan = rewriter::layout::original(program);
     let out = rewriter::materialize::materialize(program, &weights, &plan, &edits).expect("the plan can be made");
     let shapes = rewriter::encode::measure(program, &out);
-    rewriter::relink::relink(image, program, &out, shapes, None, rewriter::debug::Mode::Drop.into())
-        .expect("it can be relinked")
-        .bytes
+    rewriter::relink::relink(
+        image,
+        program,
+        &out,
+        shapes,
+        None,
+        rewriter::debug::Mode::Drop.into(),
+        rewriter::relink::Reported::File,
+    )
+    .expect("it can be relinked")
+    .bytes
 }
 
 #[test]

@@ -12,7 +12,7 @@ use rewriter::edit::EditPlan;
 use rewriter::instrument::Instrumentation;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::LayoutPlan;
-use rewriter::relink::Relinked;
+use rewriter::relink::{Relinked, Reported};
 use rewriter::{encode, materialize, relink};
 
 use super::{Outcome, damage, refused};
@@ -138,7 +138,7 @@ fn rewrite(image: &Image<'_>, program: &Program, job: Job) -> rewriter::error::R
         let edits = instrumentation.edits()?;
         let out = materialize::materialize(program, &weights, &layout::original(program), &edits)?;
         let shapes = encode::measure(program, &out);
-        return relink::relink(image, program, &out, shapes, Some(&mut instrumentation), Mode::Drop.into());
+        return relink::relink(image, program, &out, shapes, Some(&mut instrumentation), Mode::Drop.into(), Reported::File);
     }
     let plan = match job {
         Job::Original | Job::Instrument => layout::original(program),
@@ -162,7 +162,7 @@ pub(super) fn apply(
     let edits = EditPlan::default();
     let out = materialize::materialize(program, weights, plan, &edits)?;
     let shapes = encode::measure(program, &out);
-    relink::relink(image, program, &out, shapes, None, Mode::Update.into())
+    relink::relink(image, program, &out, shapes, None, Mode::Update.into(), Reported::File)
 }
 
 /// Counts that a run could have left: every counter has a random value.
