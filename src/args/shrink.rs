@@ -46,7 +46,7 @@ pub(crate) enum Technique {
     DeadCode,
     /// Let one body stand for all functions that do the same.
     Fold,
-    /// Let one copy stand for all blocks, and ends of blocks, that do the same and go on alike, without jumps in short loops and functions.
+    /// Let one copy stand for all blocks, and ends of blocks, that do the same and go on alike, without jumps in loops and short functions.
     Tails,
     /// Call functions of the file straight, not through words that never change.
     DirectCalls,

@@ -11,7 +11,7 @@
 //! which hashes are made. Nothing may compare the addresses: a block goes only if nothing but jumps leads to it. Unwinders find
 //! the same rows, and no exception table or the same one with the same landing pads. A hash that fails costs an output, which the checker finds.
 //!
-//! **Speed.** No jump is added inside a short loop, none across functions for a few bytes or on a short way through a function ([`super::executed`]), and where a profile has counts, nothing that ran is touched. A block that is
+//! **Speed.** No jump is added inside a loop, none across functions for a few bytes or on a short way through a function ([`super::executed`]), and where a profile has counts, nothing that ran is touched. A block that is
 //! jumped to costs nothing elsewhere; one that was run into costs a jump.
 //!
 //! **Termination.** A search in depth visits each block once; settling first only keeps more, then only drops more.
@@ -23,7 +23,7 @@ use profiles::Weights;
 use rayon::prelude::*;
 
 use super::executed::{EXECUTED_MIN, executed_up_to};
-use super::loops::in_short_loops;
+use super::loops::in_loops;
 use super::{Context, FUNCS_AT_ONCE, Folding};
 use crate::plan::LayoutPlan;
 use hashes::{Hasher, Suffix};
@@ -94,7 +94,7 @@ impl BlockFolding {
         }
         alike.par_sort_unstable();
         let may_go = may_go(program, weights);
-        let is_looping = in_short_loops(program);
+        let is_looping = in_loops(program);
         // With a profile nothing that ran goes, and the rest may cost what it likes.
         let executed = match weights.has_counts() {
             true => SecondaryMap::new(program.blocks.len(), u32::MAX),

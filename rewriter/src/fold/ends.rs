@@ -7,7 +7,7 @@
 //! an end than share the next longer one, if what is saved pays for a jump: inside a function by bytes alone, across functions if it is long. What
 //! comes of a cut is decided later; a block that is cut for nothing runs into its rear part, and costs nothing.
 //!
-//! **Invariants.** No cut is in a short loop, nor in a block that ran. Functions that are folded are cut as the one that stands for them.
+//! **Invariants.** No cut is in a loop, nor in a block that ran. Functions that are folded are cut as the one that stands for them.
 
 use lifter::Image;
 use lifter::entity::{Block, EntityId, Func, SecondaryMap};
@@ -18,7 +18,7 @@ use rayon::prelude::*;
 
 use super::blocks::hashes::{Hasher, Suffix};
 use super::blocks::{Scope, pays};
-use super::loops::in_short_loops;
+use super::loops::in_loops;
 use super::{Context, FUNCS_AT_ONCE, Folding};
 
 /// Instructions of an end that are looked at.
@@ -49,7 +49,7 @@ pub fn cuts(
     is_open: &SecondaryMap<Block, bool>,
 ) -> Vec<Cut> {
     let context = Context::new(image, program);
-    let is_looping = in_short_loops(program);
+    let is_looping = in_loops(program);
     let may_share = |block: Block| {
         let has_run = weights.blocks.get(block.index()).is_some_and(|&count| count > 0);
         is_open[block] && !has_run && !is_looping[block]

@@ -1,4 +1,4 @@
-//! Which blocks are in short loops: what is added there is executed over and over, and is much of what is executed.
+//! Which blocks are in loops: what is added there is executed over and over, and in a short one is much of what is executed.
 //!
 //! **Method.** A block is in a loop if a way leads from it back to it, inside its function: strongly connected components of the blocks, by all ways that are known, jump tables and computed
 //! `goto`s among them. What leaves a loop for good, as an error path does, is in none, wherever it stands. Ways by exceptions and by recursion don't count. The loop is short for the block if
@@ -17,16 +17,26 @@ use rustc_hash::FxHashMap;
 
 use super::executed::{EXECUTED_MIN, work_of};
 
+/// The blocks that are in loops.
+pub(crate) fn in_loops(program: &Program) -> SecondaryMap<Block, bool> {
+    in_loops_below(program, u32::MAX)
+}
+
 /// The blocks that are in short loops.
 pub(crate) fn in_short_loops(program: &Program) -> SecondaryMap<Block, bool> {
+    in_loops_below(program, EXECUTED_MIN)
+}
+
+/// The blocks that are in loops in which less than so many instructions are executed.
+fn in_loops_below(program: &Program, limit: u32) -> SecondaryMap<Block, bool> {
     let funcs: Vec<Func> = program.funcs.keys().collect();
-    let looping: Vec<Vec<Block>> = funcs.par_iter().map(|&func| looping_blocks(program, func)).collect();
+    let looping: Vec<Vec<Block>> = funcs.par_iter().map(|&func| looping_blocks(program, func, limit)).collect();
     let mut is_looping = SecondaryMap::new(program.blocks.len(), false);
     looping.into_iter().flatten().for_each(|block| is_looping[block] = true);
     is_looping
 }
 
-fn looping_blocks(program: &Program, func: Func) -> Vec<Block> {
+fn looping_blocks(program: &Program, func: Func, limit: u32) -> Vec<Block> {
     let blocks = program.funcs[func].blocks.as_usize();
     let (mut targets, mut ends): (Vec<u32>, Vec<usize>) = (Vec::new(), Vec::with_capacity(blocks.len()));
     for block in blocks.clone() {
@@ -42,16 +52,17 @@ fn looping_blocks(program: &Program, func: Func) -> Vec<Block> {
     let components = Components::find(blocks.len(), successors);
     let is_loop = |members: &&Vec<u32>| members.len() > 1 || members.iter().any(|&block| successors(block).contains(&block));
     let work = |block: u32| work_of(program, Block::new(blocks.start + block as usize));
-    let looping = components.members.iter().filter(is_loop).flatten().filter(|&&block| is_short(block, work, successors));
+    let is_below = |block: &&u32| limit == u32::MAX || is_below(**block, limit, work, successors);
+    let looping = components.members.iter().filter(is_loop).flatten().filter(is_below);
     looping.map(|&block| Block::new(blocks.start + block as usize)).collect()
 }
 
-/// Whether a short way leads from a block back to it.
-fn is_short<'a>(block: u32, work: impl Fn(u32) -> u32, successors: impl Fn(u32) -> &'a [u32]) -> bool {
+/// Whether a way leads from a block back to it on which less than `limit` instructions are executed.
+fn is_below<'a>(block: u32, limit: u32, work: impl Fn(u32) -> u32, successors: impl Fn(u32) -> &'a [u32]) -> bool {
     let mut least: FxHashMap<u32, u32> = FxHashMap::default();
     let mut queue = BinaryHeap::from([Reverse((work(block), block))]);
     while let Some(Reverse((executed, at))) = queue.pop() {
-        if executed >= EXECUTED_MIN {
+        if executed >= limit {
             return false;
         }
         for &next in successors(at) {
@@ -75,8 +86,12 @@ mod tests {
     use crate::testing::{End::*, ProgramBuilder, TestBlock};
 
     fn looping(blocks: &[TestBlock]) -> Vec<usize> {
+        found(blocks, in_loops)
+    }
+
+    fn found(blocks: &[TestBlock], find: impl Fn(&Program) -> SecondaryMap<Block, bool>) -> Vec<usize> {
         let program = ProgramBuilder::default().func(blocks.to_vec()).build();
-        in_short_loops(&program).iter().filter(|(_, is_looping)| **is_looping).map(|(block, _)| block.index()).collect()
+        find(&program).iter().filter(|(_, is_looping)| **is_looping).map(|(block, _)| block.index()).collect()
     }
 
     #[test]
@@ -96,8 +111,9 @@ mod tests {
         // Four bytes an instruction.
         let around =
             |len: u32| [TestBlock::new(4 * len, Fallthrough), TestBlock::new(8, Branch(1)), TestBlock::new(4, Branch(0))];
-        assert_eq!(looping(&around(EXECUTED_MIN - 4)), [0, 1, 2]);
-        assert_eq!(looping(&around(EXECUTED_MIN - 3)), [1]);
+        assert_eq!(found(&around(EXECUTED_MIN - 4), in_short_loops), [0, 1, 2]);
+        assert_eq!(found(&around(EXECUTED_MIN - 3), in_short_loops), [1]);
+        assert_eq!(looping(&around(EXECUTED_MIN - 3)), [0, 1, 2]);
     }
 
     #[test]
