@@ -17,7 +17,7 @@ use crate::error::FileError;
 use crate::image::Area;
 use memo::Beginning;
 pub(crate) use memo::Memo;
-use numbered::Numbered;
+use numbered::{Known, Numbered};
 
 /// Of `endbr64`, in bytes.
 pub(crate) const MARK_LEN: u64 = 4;
@@ -202,17 +202,16 @@ impl<'a> Code<'a> {
 
     /// The indexes that something was decoded at so far.
     pub(crate) fn decoded(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.cache.len()).filter(|&index| self.cache.get(index) != UNKNOWN)
+        self.cache.known()
     }
 
     pub(crate) fn inst(&self, decoder: &Decoder, address: u64) -> Option<Inst> {
         let index = self.index(address)?;
-        let mut packed = self.cache.get(index);
-        if packed == UNKNOWN {
-            let tail = self.tail(address)?;
-            packed = self.decode(decoder, tail, address);
-            self.cache.set(index, packed);
+        if let Known::Decoded(known) = self.cache.get(index) {
+            return known;
         }
+        let packed = self.decode(decoder, self.tail(address)?, address);
+        self.cache.set(index, packed);
         unpack(packed)
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustc_hash::FxHashMap;
 
-use super::{INVALID, KINDS, Kind, UNKNOWN};
+use super::{INVALID, Inst, KINDS, Kind, UNKNOWN, unpack};
 
 /// Packed words.
 const WORDS: usize = 1 << 13;
@@ -24,8 +24,16 @@ const ASIDE: u8 = u8::MAX - 1;
 
 /// By packed word, its number.
 static NUMBERS: [u8; WORDS] = numbers();
-/// By number, the packed word.
-static PACKED: [u16; 256] = packed();
+
+/// By number, the instruction: walks ask for little else.
+static INSTS: [Option<Inst>; 256] = insts();
+
+/// What is known of a code index.
+pub(super) enum Known {
+    /// It was decoded, and may be no instruction.
+    Decoded(Option<Inst>),
+    Nothing,
+}
 
 /// Packed instructions by code index.
 pub(super) struct Numbered {
@@ -43,11 +51,19 @@ impl Numbered {
         self.numbers.len()
     }
 
-    pub(super) fn get(&self, index: usize) -> u16 {
+    #[inline]
+    pub(super) fn get(&self, index: usize) -> Known {
         match self.numbers[index].load(Ordering::Relaxed) {
-            ASIDE => self.aside(index).unwrap_or(UNKNOWN),
-            number => PACKED[usize::from(number)],
+            NUMBER_OF_UNKNOWN => Known::Nothing,
+            ASIDE => self.aside(index).map_or(Known::Nothing, |packed| Known::Decoded(unpack(packed))),
+            number => Known::Decoded(INSTS[usize::from(number)]),
         }
+    }
+
+    /// The indexes of which something is known.
+    pub(super) fn known(&self) -> impl Iterator<Item = usize> + '_ {
+        let is_known = |number: &AtomicU8| number.load(Ordering::Relaxed) != NUMBER_OF_UNKNOWN;
+        self.numbers.iter().enumerate().filter(move |(_, number)| is_known(number)).map(|(index, _)| index)
     }
 
     pub(super) fn set(&self, index: usize, packed: u16) {
@@ -108,6 +124,21 @@ const fn packed() -> [u16; 256] {
     packed
 }
 
+const fn insts() -> [Option<Inst>; 256] {
+    let packed = packed();
+    let mut insts = [None; 256];
+    let mut number = NUMBER_OF_UNKNOWN as usize + 1;
+    while number < ASIDE as usize {
+        let word = packed[number];
+        if word != UNKNOWN {
+            insts[number] =
+                Some(Inst { len: (word & 15) as u8, kind: KINDS[(word >> 4 & 31) as usize], disp: (word >> 9) as u8 });
+        }
+        number += 1;
+    }
+    insts
+}
+
 const fn numbers() -> [u8; WORDS] {
     let packed = packed();
     let mut numbers = [ASIDE; WORDS];
@@ -124,27 +155,28 @@ const fn numbers() -> [u8; WORDS] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Inst, pack, unpack};
+    use super::super::pack;
     use super::*;
 
     #[test]
     fn each_instruction_is_read_as_it_was_stored() {
         let all =
             KINDS.iter().flat_map(|&kind| (1..=15u8).flat_map(move |len| (0..=15u8).map(move |disp| Inst { len, kind, disp })));
-        let all: Vec<u16> = all.map(pack).chain([UNKNOWN, INVALID]).collect();
+        let all: Vec<Option<Inst>> = all.map(Some).chain([None]).collect();
         let numbered = Numbered::new(all.len());
-        assert!((0..all.len()).all(|index| numbered.get(index) == UNKNOWN));
-        all.iter().enumerate().for_each(|(index, &packed)| numbered.set(index, packed));
-        for (index, &packed) in all.iter().enumerate() {
-            assert_eq!(numbered.get(index), packed, "{:?}", unpack(packed));
+        assert!((0..all.len()).all(|index| matches!(numbered.get(index), Known::Nothing)) && numbered.known().next().is_none());
+        all.iter().enumerate().for_each(|(index, inst)| numbered.set(index, inst.map_or(INVALID, pack)));
+        for (index, &stored) in all.iter().enumerate() {
+            assert!(matches!(numbered.get(index), Known::Decoded(read) if read == stored), "{stored:?}");
         }
+        assert_eq!(numbered.known().count(), all.len());
     }
 
     #[test]
     fn what_is_common_has_numbers_and_they_suffice() {
         let is_common = |word: &usize| KINDS.get(*word >> 4 & 31).is_some_and(|&kind| is_common(kind, *word & 15, *word >> 9));
-        let with_number = (0..WORDS).filter(is_common).filter(|&word| NUMBERS[word] != ASIDE).count();
-        assert_eq!(with_number, (0..WORDS).filter(is_common).count());
-        assert_eq!(PACKED.iter().filter(|&&packed| packed != UNKNOWN && packed != INVALID).count(), with_number);
+        let common: Vec<usize> = (0..WORDS).filter(is_common).collect();
+        assert!(common.iter().all(|&word| NUMBERS[word] != ASIDE));
+        assert_eq!(INSTS.iter().flatten().count(), common.len());
     }
 }
