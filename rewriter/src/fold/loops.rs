@@ -2,7 +2,7 @@
 //!
 //! **Method.** A block is in a loop if a way leads from it back to it, inside its function: strongly connected components of the blocks, by all ways that are known, jump tables and computed
 //! `goto`s among them. What leaves a loop for good, as an error path does, is in none, wherever it stands. Ways by exceptions and by recursion don't count. The loop is short for the block if
-//! less is executed on the shortest of these ways than [`EXECUTED_MIN`]: then a jump more is a large share of it.
+//! less is executed on the shortest of these ways than [`LOOP_MIN`]: then a jump more is a large share of it.
 //!
 //! **Termination.** Tarjan's algorithm, once for each function; from each block a search of ways that are shorter than the limit, so of few blocks.
 
@@ -19,7 +19,7 @@ use super::executed::work_of;
 
 /// Instructions that a loop executes at least which is not short: a jump more is 1 % of them at most. With 24, as for functions, `perl` and `mawk` execute 1.8 and 1.7 % more than before they were shrunk,
 /// with 128 as much as if no loop were touched, 1.5 and 1.0 %.
-const EXECUTED_MIN: u32 = 128;
+const LOOP_MIN: u32 = 128;
 
 /// The blocks that are in loops.
 pub(crate) fn in_loops(program: &Program) -> SecondaryMap<Block, bool> {
@@ -28,7 +28,7 @@ pub(crate) fn in_loops(program: &Program) -> SecondaryMap<Block, bool> {
 
 /// The blocks that are in short loops.
 pub(crate) fn in_short_loops(program: &Program) -> SecondaryMap<Block, bool> {
-    in_loops_below(program, EXECUTED_MIN)
+    in_loops_below(program, LOOP_MIN)
 }
 
 /// The blocks that are in loops in which less than so many instructions are executed.
@@ -115,9 +115,9 @@ mod tests {
         // Four bytes an instruction.
         let around =
             |len: u32| [TestBlock::new(4 * len, Fallthrough), TestBlock::new(8, Branch(1)), TestBlock::new(4, Branch(0))];
-        assert_eq!(found(&around(EXECUTED_MIN - 4), in_short_loops), [0, 1, 2]);
-        assert_eq!(found(&around(EXECUTED_MIN - 3), in_short_loops), [1]);
-        assert_eq!(looping(&around(EXECUTED_MIN - 3)), [0, 1, 2]);
+        assert_eq!(found(&around(LOOP_MIN - 4), in_short_loops), [0, 1, 2]);
+        assert_eq!(found(&around(LOOP_MIN - 3), in_short_loops), [1]);
+        assert_eq!(looping(&around(LOOP_MIN - 3)), [0, 1, 2]);
     }
 
     #[test]
