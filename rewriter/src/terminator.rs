@@ -11,6 +11,13 @@ use lifter::entity::{Block, EntityId};
 use lifter::ir::{CodeTarget, Condition, EdgeKind, Program, Terminator};
 use profiles::Weights;
 
+/// Bytes of a branch that reaches, conditional or not.
+pub(crate) const SHORT: u32 = 2;
+/// Bytes of a jump that does not.
+pub(crate) const LONG_JUMP: u32 = 5;
+/// Bytes of a conditional branch that does not.
+pub(crate) const LONG_BRANCH: u32 = 6;
+
 /// The instructions that end a block, after its body.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Emitted {

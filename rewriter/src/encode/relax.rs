@@ -10,6 +10,7 @@ use lifter::entity::EntityId;
 
 use super::relays::{Island, Relayed};
 use crate::materialize::{OutTarget, OutTerminator};
+use crate::terminator::{LONG_BRANCH, LONG_JUMP, SHORT};
 
 /// Rounds before the rest grows at once; real fragments need two to five.
 const MAX_ROUNDS: u32 = 24;
@@ -138,15 +139,15 @@ pub(super) fn targets(terminator: OutTerminator) -> (Option<OutTarget>, Option<O
 pub(super) fn sizes(shape: &Shape, is_long: IsLong) -> (u32, u32) {
     let jump = |present: bool| match (present, is_long.jump) {
         (false, _) => 0,
-        (true, false) => 2,
-        (true, true) => 5,
+        (true, false) => SHORT,
+        (true, true) => LONG_JUMP,
     };
     match shape.terminator {
         OutTerminator::None => (0, 0),
         OutTerminator::Jump(_) => (0, jump(true)),
-        OutTerminator::Branch { jump: next, .. } => (if is_long.taken { 6 } else { 2 }, jump(next.is_some())),
+        OutTerminator::Branch { jump: next, .. } => (if is_long.taken { LONG_BRANCH } else { SHORT }, jump(next.is_some())),
         OutTerminator::Loop { jump: next, .. } => {
-            let rest = if is_long.taken { 1 + 2 + 5 } else { 1 };
+            let rest = if is_long.taken { 1 + SHORT + LONG_JUMP } else { 1 };
             (shape.loop_prefix_len + rest, jump(next.is_some()))
         }
     }

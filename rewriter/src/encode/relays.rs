@@ -31,10 +31,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::relax::{IsLong, Relaxed, Shape, lay_out, offset_in, sizes, targets};
 use crate::materialize::{Out, OutBlock, OutTarget, OutTerminator};
 use crate::relink::eh_frame::FrameRows;
+use crate::terminator::{LONG_BRANCH, LONG_JUMP, SHORT};
 
-const SHORT: u32 = 2;
-const LONG_JUMP: u32 = 5;
-const LONG_BRANCH: u32 = 6;
 /// As far as a short branch reaches, from its end.
 const FORWARD: u32 = 127;
 const BACKWARD: u32 = 128;
@@ -134,10 +132,15 @@ impl Long {
 
     /// Whether a short branch in its place reaches an instruction, if between them come so many bytes more.
     fn reaches(&self, offset: u32, more: u32) -> bool {
-        match offset.checked_sub(self.offset + self.len()) {
-            Some(distance) => distance + more <= FORWARD,
-            None => (self.offset + SHORT).saturating_sub(offset) + more <= BACKWARD,
-        }
+        reaches((self.offset, self.len()), offset, more)
+    }
+}
+
+/// Whether a branch that begins at an offset, and has so many bytes now, reaches another offset once it is short, if between them come so many bytes more.
+fn reaches((start, len): (u32, u32), offset: u32, more: u32) -> bool {
+    match offset.checked_sub(start + len) {
+        Some(distance) => distance + more <= FORWARD,
+        None => (start + SHORT).saturating_sub(offset) + more <= BACKWARD,
     }
 }
 
@@ -296,10 +299,7 @@ fn shorten_what_reaches(fragment: Fragment<'_>, relaxed: &mut Relaxed) -> bool {
         let start = relaxed.offsets[index] + shape.body_len;
         let reaches = |target: Option<OutTarget>, start: u32, size: u32| {
             let offset = target.and_then(|target| offset_in(target, fragment.blocks, &relaxed.offsets));
-            offset.is_some_and(|offset| match offset.checked_sub(start + size) {
-                Some(distance) => distance <= FORWARD,
-                None => (start + SHORT).saturating_sub(offset) <= BACKWARD,
-            })
+            offset.is_some_and(|offset| reaches((start, size), offset, 0))
         };
         let still_long = IsLong {
             taken: is_long.taken && (shape.is_loop() || !reaches(taken, start, taken_size)),
@@ -321,39 +321,53 @@ fn all_reach(fragment: Fragment<'_>, relaxed: &Relaxed) -> bool {
 
 /// What is known of where each block of a fragment ends.
 pub(super) fn ends_of(program: &Program, spared: &SecondaryMap<Block, bool>, blocks: &[(Out, OutBlock)]) -> Vec<End> {
-    let mut last: Option<(u32, Option<FrameRows<'_>>)> = None;
-    let end_of = |&(_, block): &(Out, OutBlock)| {
+    let mut unwinding = Unwinding { program, last: None };
+    let mut end_of = |&(_, block): &(Out, OutBlock)| {
         let data = &program.blocks[block.origin];
         let at = data.start + u64::from(data.body_len);
-        let is_stop =
-            matches!(data.terminator, Terminator::Stop(StopKind::Return | StopKind::TableJump(_) | StopKind::IndirectTailCall));
-        let is_closed = match block.terminator {
-            OutTerminator::None => is_stop,
-            OutTerminator::Jump(_) => true,
-            OutTerminator::Branch { jump, .. } | OutTerminator::Loop { jump, .. } => jump.is_some(),
-        };
-        let range = &program.ranges[data.range as usize];
-        let unwinding = match range.fde.and_then(|fde| program.unwind.fdes.get(fde)) {
-            _ if !block.copies_body || block.terminator == OutTerminator::None => None,
-            None => Some(0),
-            Some(fde) if fde.opaque_lsda.is_some() => None,
-            Some(fde) => {
-                if last.as_ref().is_none_or(|(range, _)| *range != data.range) {
-                    let rows = program.unwind.cies.get(fde.cie as usize).and_then(|cie| FrameRows::evaluate(cie, fde));
-                    last = Some((data.range, rows));
-                }
-                let lsda = fde.lsda.and_then(|lsda| program.unwind.lsdas.get(lsda as usize));
-                let site = lsda.and_then(|lsda| lsda.call_sites.iter().find(|site| site.start <= at && at < site.end));
-                last.as_ref().and_then(|(_, rows)| rows.as_ref()).map(|rows| {
-                    let mut found = Vec::new();
-                    rows.describe(at, at, &mut found);
-                    let pad = site.map_or(0, |site| 1 + site.landing_pad.map_or(0, |pad| pad.0));
-                    found.extend([pad, site.map_or(0, |site| site.action)].into_iter().flat_map(u64::to_le_bytes));
-                    xxh3_64(&found)
-                })
-            }
-        };
-        End { at, is_spared: spared[block.origin], unwinding, is_closed }
+        let has_branches = block.copies_body && block.terminator != OutTerminator::None;
+        let unwinding = if has_branches { unwinding.at(data.range, at) } else { None };
+        End { at, is_spared: spared[block.origin], unwinding, is_closed: is_closed(block.terminator, &data.terminator) }
     };
-    blocks.iter().map(end_of).collect()
+    blocks.iter().map(&mut end_of).collect()
+}
+
+/// Whether nothing runs on behind a block, nor returns there: a call may come back though it is not known to.
+fn is_closed(emitted: OutTerminator, meant: &Terminator) -> bool {
+    match emitted {
+        OutTerminator::None => {
+            matches!(meant, Terminator::Stop(StopKind::Return | StopKind::TableJump(_) | StopKind::IndirectTailCall))
+        }
+        OutTerminator::Jump(_) => true,
+        OutTerminator::Branch { jump, .. } | OutTerminator::Loop { jump, .. } => jump.is_some(),
+    }
+}
+
+/// What unwinders find at places of one fragment after another.
+struct Unwinding<'a> {
+    program: &'a Program,
+    /// The rows of the range that was asked for last, if they are understood.
+    last: Option<(u32, Option<FrameRows<'a>>)>,
+}
+
+impl Unwinding<'_> {
+    /// A number that is equal for equal rows and entries of the exception table; `None` where they are not known.
+    fn at(&mut self, range: u32, at: Va) -> Option<u64> {
+        let program = self.program;
+        let Some(fde) = program.ranges[range as usize].fde.and_then(|fde| program.unwind.fdes.get(fde)) else { return Some(0) };
+        if fde.opaque_lsda.is_some() {
+            return None;
+        }
+        if self.last.as_ref().is_none_or(|(last, _)| *last != range) {
+            let rows = program.unwind.cies.get(fde.cie as usize).and_then(|cie| FrameRows::evaluate(cie, fde));
+            self.last = Some((range, rows));
+        }
+        let mut found = Vec::new();
+        self.last.as_ref().and_then(|(_, rows)| rows.as_ref())?.describe(at, at, &mut found);
+        let lsda = fde.lsda.and_then(|lsda| program.unwind.lsdas.get(lsda as usize));
+        let site = lsda.and_then(|lsda| lsda.call_sites.iter().find(|site| site.start <= at && at < site.end));
+        let pad = site.map_or(0, |site| 1 + site.landing_pad.map_or(0, |pad| pad.0));
+        found.extend([pad, site.map_or(0, |site| site.action)].into_iter().flat_map(u64::to_le_bytes));
+        Some(xxh3_64(&found))
+    }
 }

@@ -24,15 +24,13 @@ use self::seams::Seams;
 use self::search::Search;
 use super::align;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock};
+use crate::terminator::{LONG_BRANCH, LONG_JUMP, SHORT};
 
 mod seams;
 mod search;
 
 /// As far as a short branch reaches forward.
 const REACH: i64 = 127;
-const SHORT: u32 = 2;
-const LONG_JUMP: u32 = 5;
-const LONG_BRANCH: u32 = 6;
 /// A `loop` that does not reach is `loop +2; jmp +5; jmp`.
 const LONG_LOOP: u32 = 9;
 /// Chains and branches looked at per fragment, at most.

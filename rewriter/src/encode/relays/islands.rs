@@ -8,8 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use super::{Island, LONG_JUMP, Long, Place, Relays, SHORT};
+use super::{Island, Long, Place, Relays};
 use crate::materialize::OutTarget;
+use crate::terminator::{LONG_JUMP, SHORT};
 
 /// As far as any short branch reaches, its own bytes included.
 const REACH: u32 = 130;
