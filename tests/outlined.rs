@@ -5,7 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{End, SUCCESS, compile, installed, relift, relift_succeeds, run, skipped};
+use support::{End, STEPPING, SUCCESS, compile, installed, relift, relift_succeeds, run, skipped};
 
 /// Functions that call `report` with arguments of which most are alike, and go on each in its own way. `REPORT` says what `report` does.
 const CALLS: &str = r#"
@@ -44,20 +44,7 @@ int main(void) {
 
 /// Each instruction of `traced` and of what it calls raises a signal, whose handler unwinds to `main` from there.
 const STEPS: &str = r#"
-#define _GNU_SOURCE
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <unwind.h>
-static uintptr_t top;
-static volatile long noted, num_steps, num_lost;
 static long table[8] = {3, 1, 4, 1, 5, 9, 2, 6};
-static _Unwind_Reason_Code one(struct _Unwind_Context *context, void *found) {
-    uintptr_t frame = _Unwind_GetCFA(context);
-    *(int *)found |= frame == top;
-    return frame < top ? _URC_NO_REASON : _URC_END_OF_STACK;
-}
-static void trap(int signal) { int found = 0; (void)signal; _Unwind_Backtrace(one, &found); num_steps++; num_lost += !found; }
 __attribute__((noipa)) static long report(long x, const char *text, long kind, long level, const long *where) { noted += x; return text[x & 3] + kind * level + *where; }
 #define F(n) __attribute__((noipa)) static long f##n(long a) { \
     long x = a * n; \
@@ -68,22 +55,18 @@ __attribute__((noipa)) static long report(long x, const char *text, long kind, l
 F(3) F(5) F(7) F(11) F(13) F(17)
 __attribute__((noinline)) static long traced(long i) { return f3(i) + f5(i + 1) + f7(i + 2) + f11(i + 3) + f13(i + 4) + f17(i + 5); }
 int main(int count, char **arguments) {
-    // What takes room by a number counts its frame from a register that `pushfq` leaves alone.
-    volatile char *room = __builtin_alloca(16 * count);
-    room[0] = 1;
-    top = (uintptr_t)__builtin_dwarf_cfa();
-    signal(SIGTRAP, trap);
+    LOOK_FOR_MAIN(count)
     raise(SIGTRAP);
-    __asm__ volatile("pushfq; orq $256, (%%rsp); popfq" ::: "memory", "cc");
-    long sum = traced(1);
-    __asm__ volatile("pushfq; andq $-257, (%%rsp); popfq" ::: "memory", "cc");
-    __asm__ volatile("pushfq; orq $256, (%%rsp); popfq" ::: "memory", "cc");
-    sum += traced(4);
-    __asm__ volatile("pushfq; andq $-257, (%%rsp); popfq" ::: "memory", "cc");
+    STEP_THROUGH(long sum = traced(1))
+    STEP_THROUGH(sum += traced(4))
     printf("%ld %ld, lost %ld\n", sum, (long)noted, (long)num_lost);
     return num_steps > 300 ? 42 : 1;
 }
 "#;
+
+fn stepping() -> String {
+    format!("{STEPPING}{STEPS}")
+}
 
 /// Exceptions come out of `report`, and out of loads among its arguments, each inside and outside of what catches them.
 const EXCEPTIONS: &str = r#"
@@ -187,7 +170,7 @@ fn frames_lie_where_they_did_for_calls_that_lead_to_their_arguments() {
 #[test]
 fn main_is_found_from_every_instruction_of_arguments_elsewhere() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
-    let input = built(STEPS, (support::c_compilers()[0], "c"), &[], folder.path());
+    let input = built(&stepping(), (support::c_compilers()[0], "c"), &[], folder.path());
     let output = outlined(&input, folder.path());
     // A jump more is a step more.
     let (before, after) = (run(&mut Command::new(&input), folder.path()), run(&mut Command::new(&output), folder.path()));
@@ -264,7 +247,7 @@ fn debug_information_describes_arguments_elsewhere_as_nobody_s() {
 fn arguments_elsewhere_are_relinked_again() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
     let again = folder.path().join("again");
-    for text in [CALLS, STEPS] {
+    for text in [CALLS, &stepping()] {
         let input = built(text, (support::c_compilers()[0], "c"), &[], folder.path());
         let output = outlined(&input, folder.path());
         for form in [&["shrink"][..], &["optimize"], &["optimize", "--shuffle", "1"], &["optimize", "--shuffle", "2"]] {

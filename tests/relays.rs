@@ -6,23 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use object::{Object, ObjectSection};
-use support::{End, SUCCESS, compile_text, installed, relift, run, skipped};
+use support::{End, STEPPING, SUCCESS, compile_text, installed, relift, run, skipped};
 
 /// Each instruction of `traced` and of what it calls raises a signal, whose handler unwinds to `main` from there. The functions leave for three far places from many, with and without a frame.
 const STEPS: &str = r#"
-#define _GNU_SOURCE
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <unwind.h>
-static uintptr_t top;
-static volatile long noted, num_steps, num_lost;
-static _Unwind_Reason_Code one(struct _Unwind_Context *context, void *found) {
-    uintptr_t frame = _Unwind_GetCFA(context);
-    *(int *)found |= frame == top;
-    return frame < top ? _URC_NO_REASON : _URC_END_OF_STACK;
-}
-static void trap(int signal) { int found = 0; (void)signal; _Unwind_Backtrace(one, &found); num_steps++; num_lost += !found; }
 __attribute__((noinline)) static long step(long a, long b) { noted += a; return a * 3 + b; }
 #define ASK(n) if (x == n * 1001) goto fail; x = x * 5 + n; if (y == n * 77777) goto other; y ^= x; if ((x & 255) == n) return step(-n, y);
 #define ASKS(n) ASK(n + 1) ASK(n + 2) ASK(n + 3) ASK(n + 4) if (__builtin_expect((x & 3) == 3, 1)) return step(n, y - n);
@@ -33,21 +20,19 @@ __attribute__((noinline)) static long step(long a, long b) { noted += a; return 
 F(1) F(37) F(74)
 __attribute__((noinline)) static long traced(long i) { return f1(i, 2) + f37(i * 38038, 3) + f74(i, 4) + f1(2002 * (i == 2), 7); }
 int main(int count, char **arguments) {
-    // What takes room by a number counts its frame from a register that `pushfq` leaves alone.
-    volatile char *room = __builtin_alloca(16 * count);
-    room[0] = 1;
-    top = (uintptr_t)__builtin_dwarf_cfa();
-    signal(SIGTRAP, trap);
+    LOOK_FOR_MAIN(count)
     long sum = 0;
     for (long i = 0; i < 9; i++) {
-        __asm__ volatile("pushfq; orq $256, (%%rsp); popfq" ::: "memory", "cc");
-        sum += traced(i);
-        __asm__ volatile("pushfq; andq $-257, (%%rsp); popfq" ::: "memory", "cc");
+        STEP_THROUGH(sum += traced(i))
     }
     printf("%ld %ld\n%ld\n%ld\n", sum, (long)noted, (long)num_lost, (long)num_steps);
     return 42;
 }
 "#;
+
+fn stepping() -> String {
+    format!("{STEPPING}{STEPS}")
+}
 
 /// What a program prints, without the number of steps, and that number.
 fn printed(program: &Path, folder: &Path) -> (Vec<String>, u64) {
@@ -79,7 +64,7 @@ fn unwinders_find_the_way_from_each_instruction_of_a_relay() {
             return skipped("unwinding from every instruction: there is no gcc");
         }
         let flags = [flags, &["-fwrapv", "-fPIE", "-pie", "-w", "-Wl,-z,now"]].concat();
-        let input = compile_text(STEPS, &flags, folder, "input");
+        let input = compile_text(&stepping(), &flags, folder, "input");
         let (before, num_before) = printed(&input, folder);
         assert_eq!(before[1], "0", "{flags:?}: the compiler's rows are right");
         let (output, told) = shrink(&input, "output", &[], folder);
@@ -98,7 +83,7 @@ fn unwinders_find_the_way_from_each_instruction_of_a_relay() {
 fn the_checker_sees_a_branch_that_goes_by_way_of_another_jump() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
     let folder = folder.path();
-    let input = compile_text(STEPS, &["-O1", "-fwrapv", "-fPIE", "-pie", "-w"], folder, "input");
+    let input = compile_text(&stepping(), &["-O1", "-fwrapv", "-fPIE", "-pie", "-w"], folder, "input");
     let (output, _) = shrink(&input, "output", &[], folder);
     let right = std::fs::read(&output).expect("it was written");
     let file = object::File::parse(&*right).expect("it is an ELF file");

@@ -5,7 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{End, SUCCESS, compile, installed, relift, relift_succeeds, run, skipped};
+use support::{End, STEPPING, SUCCESS, compile, installed, relift, relift_succeeds, run, skipped};
 
 /// Functions that begin apart and end alike, with a call in what they share. `walk` says how deep each frame's canonical address lies below that of `main`.
 const CALLS: &str = r#"
@@ -39,19 +39,6 @@ int main(void) {
 
 /// Each instruction of `traced` and of what it calls raises a signal, whose handler unwinds to `main` from there.
 const STEPS: &str = r#"
-#define _GNU_SOURCE
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <unwind.h>
-static uintptr_t top;
-static volatile long noted, num_steps, num_lost;
-static _Unwind_Reason_Code one(struct _Unwind_Context *context, void *found) {
-    uintptr_t frame = _Unwind_GetCFA(context);
-    *(int *)found |= frame == top;
-    return frame < top ? _URC_NO_REASON : _URC_END_OF_STACK;
-}
-static void trap(int signal) { int found = 0; (void)signal; _Unwind_Backtrace(one, &found); num_steps++; num_lost += !found; }
 __attribute__((noinline)) static long step(long a, long b) { noted += a; return a * 3 + b; }
 __attribute__((noinline)) static void note(long x) { noted ^= x; }
 #define F(n) __attribute__((noinline)) static long f##n(long a, long b, long c, long d) { \
@@ -59,17 +46,11 @@ __attribute__((noinline)) static void note(long x) { noted ^= x; }
 F(3) F(5) F(7) F(11) F(13)
 __attribute__((noinline)) static long traced(long i) { return f3(i, 2, 3, 4) + f5(i, 2, 3, 4) + f7(i, 2, 3, 4) + f11(i, 2, 3, 4) + f13(i, 2, 3, 4); }
 int main(int count, char **arguments) {
-    // What takes room by a number counts its frame from a register that `pushfq` leaves alone.
-    volatile char *room = __builtin_alloca(16 * count);
-    room[0] = 1;
-    top = (uintptr_t)__builtin_dwarf_cfa();
-    signal(SIGTRAP, trap);
+    LOOK_FOR_MAIN(count)
     raise(SIGTRAP);
     long sum = 0;
     for (long i = 0; i < 3; i++) {
-        __asm__ volatile("pushfq; orq $256, (%%rsp); popfq" ::: "memory", "cc");
-        sum += traced(i);
-        __asm__ volatile("pushfq; andq $-257, (%%rsp); popfq" ::: "memory", "cc");
+        STEP_THROUGH(sum += traced(i))
     }
     printf("%ld %ld, lost %ld\n", sum, (long)noted, (long)num_lost);
     return num_steps > 500 ? 42 : 1;
@@ -144,7 +125,7 @@ fn frames_lie_where_they_did_for_calls_from_shared_ends() {
 #[test]
 fn main_is_found_from_every_instruction_of_shared_ends() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
-    let (input, output) = shrunk(STEPS, support::c_compilers()[0], "c", &[], folder.path());
+    let (input, output) = shrunk(&format!("{STEPPING}{STEPS}"), support::c_compilers()[0], "c", &[], folder.path());
     assert!(said(&input, &output, folder.path()).ends_with("lost 0\n"));
 }
 

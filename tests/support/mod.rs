@@ -217,6 +217,34 @@ int main(int argc, char **argv) {
 }
 "#;
 
+/// C before a program that is traced: in `STEP_THROUGH(statement)` each instruction raises a signal, whose handler unwinds from there, counts the step, and counts it as lost if it does not find the frame of
+/// `main`, which `LOOK_FOR_MAIN` says.
+pub const STEPPING: &str = r#"
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <unwind.h>
+static uintptr_t top;
+static volatile long noted, num_steps, num_lost;
+static _Unwind_Reason_Code one(struct _Unwind_Context *context, void *found) {
+    uintptr_t frame = _Unwind_GetCFA(context);
+    *(int *)found |= frame == top;
+    return frame < top ? _URC_NO_REASON : _URC_END_OF_STACK;
+}
+static void trap(int signal) { int found = 0; (void)signal; _Unwind_Backtrace(one, &found); num_steps++; num_lost += !found; }
+// What takes room by a number counts its frame from a register that `pushfq` leaves alone.
+#define LOOK_FOR_MAIN(count) \
+    volatile char *room = __builtin_alloca(16 * (count)); \
+    room[0] = 1; \
+    top = (uintptr_t)__builtin_dwarf_cfa(); \
+    signal(SIGTRAP, trap);
+#define STEP_THROUGH(statement) \
+    __asm__ volatile("pushfq; orq $256, (%%rsp); popfq" ::: "memory", "cc"); \
+    statement; \
+    __asm__ volatile("pushfq; andq $-257, (%%rsp); popfq" ::: "memory", "cc");
+"#;
+
 /// Shrinks a program, which must succeed; gives the output and the report.
 pub fn shrink(input: &Path, options: &[&str], name: &str, folder: &Path) -> (PathBuf, serde_json::Value) {
     let output = folder.join(name);
