@@ -7,8 +7,15 @@ use std::process::Command;
 
 use support::{End, STEPPING, SUCCESS, compile, installed, relift, relift_succeeds, run, skipped};
 
+/// So much that one jump more is a small share of it: in short functions arguments stay where they are.
+const LONG_WAY: &str = r#"
+#define GO(x) x = (x ^ x >> 7) * 37 + 11;
+#define GO_ON(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x)
+#define LONG_WAY(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x)
+"#;
+
 /// Functions that call `report` with arguments of which most are alike, and go on each in its own way. `REPORT` says what `report` does.
-const CALLS: &str = r#"
+const REPORTS: &str = r#"
 #include <stdint.h>
 #include <stdio.h>
 #include <unwind.h>
@@ -28,7 +35,8 @@ __attribute__((noipa)) static long report(long x, const char *text, long kind, l
     return x + kind;
 }
 #define F(n) __attribute__((noipa)) static long f##n(long a) { \
-    long x = a * n; \
+    unsigned long way = a; LONG_WAY(way) \
+    long x = a * n + (way & 8); \
     if (x & 1) x = x * 3 + report(x, "an odd number", 17, 23, &table[3]); \
     if (x & 2) x ^= report(x + n, "an odd number", 17, 23, &table[3]) * n; \
     if (x & 4) noted += n, x -= report(a, "a square", 19, 29, &table[5]); \
@@ -47,7 +55,8 @@ const STEPS: &str = r#"
 static long table[8] = {3, 1, 4, 1, 5, 9, 2, 6};
 __attribute__((noipa)) static long report(long x, const char *text, long kind, long level, const long *where) { noted += x; return text[x & 3] + kind * level + *where; }
 #define F(n) __attribute__((noipa)) static long f##n(long a) { \
-    long x = a * n; \
+    unsigned long way = a; LONG_WAY(way) \
+    long x = a * n + (way & 8); \
     if (x & 1) x = x * 3 + report(x, "an odd number", 17, 23, &table[3]); \
     if (x & 2) x ^= report(x + n, "an odd number", 17, 23, &table[3]) * n; \
     if (x & 4) noted += n, x -= report(a, "a square", 19, 29, &table[5]); \
@@ -64,8 +73,12 @@ int main(int count, char **arguments) {
 }
 "#;
 
+fn calls() -> String {
+    format!("{LONG_WAY}{REPORTS}")
+}
+
 fn stepping() -> String {
-    format!("{STEPPING}{STEPS}")
+    format!("{STEPPING}{LONG_WAY}{STEPS}")
 }
 
 /// Exceptions come out of `report`, and out of loads among its arguments, each inside and outside of what catches them.
@@ -154,7 +167,7 @@ fn said(input: &Path, output: &Path, folder: &Path) -> String {
 fn frames_lie_where_they_did_for_calls_that_lead_to_their_arguments() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
     for compiler in support::c_compilers() {
-        let input = built(CALLS, (compiler, "c"), &[], folder.path());
+        let input = built(&calls(), (compiler, "c"), &[], folder.path());
         let output = outlined(&input, folder.path());
         let text = said(&input, &output, folder.path());
         assert!(text.lines().filter(|line| line.ends_with(" 0")).count() > 15, "every walk ends in main: {text}");
@@ -203,7 +216,7 @@ fn debuggers_find_main_from_what_is_called_through_arguments_elsewhere() {
         return;
     }
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
-    let input = built(CALLS, (support::c_compilers()[0], "c"), &["-g"], folder.path());
+    let input = built(&calls(), (support::c_compilers()[0], "c"), &["-g"], folder.path());
     let output = outlined(&input, folder.path());
     let frames = |program: &Path| {
         let mut command = Command::new("gdb");
@@ -227,7 +240,7 @@ fn debug_information_describes_arguments_elsewhere_as_nobody_s() {
         return;
     }
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
-    let input = built(CALLS, (support::c_compilers()[0], "c"), &["-g"], folder.path());
+    let input = built(&calls(), (support::c_compilers()[0], "c"), &["-g"], folder.path());
     let output = folder.path().join("output");
     assert!(shrunk(&input, &output, &["--skip", "tails", "--debug", "update"], folder.path()) >= 10);
     let said = relift_succeeds(relift().arg("check").arg(&input).arg(&output), folder.path());
@@ -247,8 +260,8 @@ fn debug_information_describes_arguments_elsewhere_as_nobody_s() {
 fn arguments_elsewhere_are_relinked_again() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
     let again = folder.path().join("again");
-    for text in [CALLS, &stepping()] {
-        let input = built(text, (support::c_compilers()[0], "c"), &[], folder.path());
+    for text in [calls(), stepping()] {
+        let input = built(&text, (support::c_compilers()[0], "c"), &[], folder.path());
         let output = outlined(&input, folder.path());
         for form in [&["shrink"][..], &["optimize"], &["optimize", "--shuffle", "1"], &["optimize", "--shuffle", "2"]] {
             let mut command = relift();
@@ -271,7 +284,7 @@ fn what_is_in_loops_and_what_ran_keeps_its_arguments() {
     let output = folder.path().join("output");
     let input = built(LOOPS, (compiler, "c"), &[], folder.path());
     assert_eq!(shrunk(&input, &output, &[], folder.path()), 0);
-    let input = built(CALLS, (compiler, "c"), &[], folder.path());
+    let input = built(&calls(), (compiler, "c"), &[], folder.path());
     let profile = folder.path().join("profile.rlp");
     let counting = folder.path().join("counting");
     let mut command = relift();

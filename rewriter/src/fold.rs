@@ -26,8 +26,8 @@ use crate::materialize::block_bytes;
 
 pub mod blocks;
 pub mod ends;
-mod executed;
-pub(crate) mod loops;
+mod frequency;
+pub(crate) mod shares;
 #[cfg(test)]
 mod tests;
 

@@ -4,14 +4,14 @@
 use std::num::NonZeroU64;
 
 use lifter::address::Va;
-use lifter::entity::{Block, EntityId, Func, SecondaryMap};
+use lifter::entity::{Block, Func, SecondaryMap};
 use lifter::ir::Program;
 use profiles::Weights;
 
 use crate::clones::CloneId;
 use crate::fold::Folding;
 use crate::fold::blocks::BlockFolding;
-use crate::fold::loops::in_short_loops;
+use crate::fold::shares::Shares;
 
 /// How often a fragment runs, which decides where it goes and how it is aligned.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -114,15 +114,11 @@ impl LayoutPlan {
         self.folded_blocks = std::mem::take(&mut self.folded_blocks).and(folded);
     }
 
-    /// Lets branches that don't reach share jumps, but none inside of short loops, nor where the profile says that it was taken.
+    /// Lets branches that don't reach share jumps, but none where that is much of what is executed, nor where the profile says that it ran.
     pub fn relay(&mut self, program: &Program, weights: &Weights) {
-        let mut spared = in_short_loops(program);
-        weights
-            .blocks
-            .iter()
-            .enumerate()
-            .filter(|(_, count)| **count > 0)
-            .for_each(|(index, _)| spared[Block::new(index)] = true);
+        let shares = Shares::of(program, weights);
+        let mut spared = SecondaryMap::new(program.blocks.len(), false);
+        program.blocks.keys().for_each(|block| spared[block] = !shares.allows_relay(block));
         self.spared_by_relays = Some(spared);
     }
 

@@ -11,7 +11,7 @@
 //! **Why it is safe.** A jump does nothing but to go on. Unwinders and debuggers that find the program at the relay see its row, so relay and branch have equal rows and equal places in the exception table.
 //! A relay is never a branch that has one, so no way goes round in a circle.
 //!
-//! **Profit.** Four bytes for a conditional branch, three for a jump; a branch that is taken executes a jump more. So the branches are the caller's choice: none inside of short loops.
+//! **Profit.** Four bytes for a conditional branch, three for a jump; a branch that is taken executes a jump more. So the branches are the caller's choice: none where that is much of what is executed.
 //!
 //! **Invariants.** Nothing in the fragment is aligned, or it stays as it is: padding may grow where code shrinks. In the end each short branch reaches, or all stays as it was.
 //!

@@ -11,8 +11,8 @@
 //! which hashes are made. Nothing may compare the addresses: a block goes only if nothing but jumps leads to it. Unwinders find
 //! the same rows, and no exception table or the same one with the same landing pads. A hash that fails costs an output, which the checker finds.
 //!
-//! **Speed.** No jump is added inside a loop, none across functions for a few bytes or on a short way through a function ([`super::executed`]), and where a profile has counts, nothing that ran is touched. A block that is
-//! jumped to costs nothing elsewhere; one that was run into costs a jump.
+//! **Speed.** A block that is jumped to costs nothing elsewhere; one that was run into costs a jump. None is added for fewer bytes than its share of what is executed is worth ([`super::shares`]), none across functions for a few bytes,
+//! and where a profile has counts, nothing that ran is touched.
 //!
 //! **Termination.** A search in depth visits each block once; settling first only keeps more, then only drops more.
 
@@ -22,8 +22,7 @@ use lifter::ir::{BlockFlags, CodeTarget, Program, RefTarget, Terminator};
 use profiles::Weights;
 use rayon::prelude::*;
 
-use super::executed::{EXECUTED_MIN, executed_up_to};
-use super::loops::in_loops;
+use super::shares::{Reach, Shares};
 use super::{Context, FUNCS_AT_ONCE, Folding};
 use crate::plan::LayoutPlan;
 use hashes::{Hasher, Suffix};
@@ -39,25 +38,12 @@ const ROW_BYTES: u32 = 3;
 /// Bytes that sharing has to save inside a function, a short jump included.
 const NEAR_BYTES_MIN: u32 = 4;
 
-/// Which blocks may share.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(super) enum Scope {
-    /// Those of one function.
-    Function,
-    Program,
-}
-
 /// Whether code of so many bytes, with so many changes of the unwind row, is worth a jump to another copy.
-pub(super) fn pays(scope: Scope, bytes: u32, rows: u32) -> bool {
-    match scope {
-        Scope::Function => bytes + ROW_BYTES * rows >= NEAR_BYTES_MIN,
-        Scope::Program => bytes + ROW_BYTES * rows >= FAR_BYTES_MIN,
+pub(super) fn pays(reach: Reach, bytes: u32, rows: u32) -> bool {
+    match reach {
+        Reach::Function => bytes + ROW_BYTES * rows >= NEAR_BYTES_MIN,
+        Reach::Program => bytes + ROW_BYTES * rows >= FAR_BYTES_MIN,
     }
-}
-
-/// Whether a jump to another copy is a small share of what is executed with it.
-fn is_small_share(scope: Scope, executed: u32) -> bool {
-    scope == Scope::Function || executed >= EXECUTED_MIN
 }
 
 /// Which blocks another one stands for.
@@ -94,16 +80,11 @@ impl BlockFolding {
         }
         alike.par_sort_unstable();
         let may_go = may_go(program, weights);
-        let is_looping = in_loops(program);
-        // With a profile nothing that ran goes, and the rest may cost what it likes.
-        let executed = match weights.has_counts() {
-            true => SecondaryMap::new(program.blocks.len(), u32::MAX),
-            false => executed_up_to(program),
-        };
-        for scope in [Scope::Function, Scope::Program] {
+        let shares = Shares::of(program, weights);
+        for reach in [Reach::Function, Reach::Program] {
             let order = Order::of(program, plan);
-            let (may_go, num_rows, is_looping, executed) = (&may_go, &num_rows, &is_looping, &executed);
-            let view = View { program, plan, order: &order, may_go, num_rows, is_looping, executed, scope };
+            let (may_go, num_rows, shares) = (&may_go, &num_rows, &shares);
+            let view = View { program, plan, order: &order, may_go, num_rows, shares, reach };
             let found = view.settle(&alike);
             plan.fold_blocks(found);
         }

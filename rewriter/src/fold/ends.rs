@@ -7,7 +7,7 @@
 //! an end than share the next longer one, if what is saved pays for a jump: inside a function by bytes alone, across functions if it is long. What
 //! comes of a cut is decided later; a block that is cut for nothing runs into its rear part, and costs nothing.
 //!
-//! **Invariants.** No cut is in a loop, nor in a block that ran. Functions that are folded are cut as the one that stands for them.
+//! **Invariants.** No cut is in a block that is much of what is executed ([`super::shares`]). Functions that are folded are cut as the one that stands for them.
 
 use lifter::Image;
 use lifter::entity::{Block, EntityId, Func, SecondaryMap};
@@ -17,8 +17,8 @@ use profiles::Weights;
 use rayon::prelude::*;
 
 use super::blocks::hashes::{Hasher, Suffix};
-use super::blocks::{Scope, pays};
-use super::loops::in_loops;
+use super::blocks::pays;
+use super::shares::{Reach, Shares};
 use super::{Context, FUNCS_AT_ONCE, Folding};
 
 /// Instructions of an end that are looked at.
@@ -35,8 +35,8 @@ struct End {
 }
 
 impl End {
-    fn pays(&self, program: &Program, scope: Scope) -> bool {
-        pays(scope, program.blocks[self.block].body_len - self.offset, self.num_rows)
+    fn pays(&self, program: &Program, reach: Reach) -> bool {
+        pays(reach, program.blocks[self.block].body_len - self.offset, self.num_rows)
     }
 }
 
@@ -49,11 +49,8 @@ pub fn cuts(
     is_open: &SecondaryMap<Block, bool>,
 ) -> Vec<Cut> {
     let context = Context::new(image, program);
-    let is_looping = in_loops(program);
-    let may_share = |block: Block| {
-        let has_run = weights.blocks.get(block.index()).is_some_and(|&count| count > 0);
-        is_open[block] && !has_run && !is_looping[block]
-    };
+    let shares = Shares::of(program, weights);
+    let may_share = |block: Block| is_open[block] && shares.allows_cut(block);
     let stays = |func: Func| program.funcs[func].is_movable() && folded.representative(func) == func;
     let funcs: Vec<Func> = program.funcs.keys().filter(|&func| stays(func)).collect();
     let mut ends: Vec<End> = Vec::new();
@@ -64,7 +61,7 @@ pub fn cuts(
     ends.par_sort_unstable();
     let mut shared: Vec<(Block, u32, u32, usize)> = Vec::new();
     for same in ends.chunk_by(|a, b| a.hash == b.hash).filter(|same| same.len() > 1) {
-        let is_shared = same[0].pays(program, Scope::Program);
+        let is_shared = same[0].pays(program, Reach::Program);
         for near in same.chunk_by(|a, b| program.func_of(a.block) == program.func_of(b.block)) {
             let count = if is_shared { same.len() } else { near.len() };
             if count > 1 {
@@ -98,7 +95,7 @@ fn ends_of(context: &Context<'_>, folded: &Folding, func: Func, may_share: &(imp
                 num_before,
                 num_rows,
             });
-            ends.extend(all.filter(|end| end.pays(context.program, Scope::Function)));
+            ends.extend(all.filter(|end| end.pays(context.program, Reach::Function)));
         }
     });
     ends
@@ -136,28 +133,29 @@ mod tests {
 
     #[test]
     fn blocks_are_cut_where_what_they_share_begins() {
-        let [a, b, c] = [40, 30, 14].map(|len| [TestBlock::new(len, Return)]);
+        let [a, b] = [140, 130].map(|len| [TestBlock::new(len, Return)]);
+        let c = [TestBlock::new(200, Fallthrough), TestBlock::new(14, Return)];
         let deepest = DEPTH_MAX as u32;
-        assert_eq!(cut(&[&a, &b], &Folding::default(), &Weights::default()), [(0, 40 - deepest), (1, 30 - deepest)]);
-        // All of the third is the end of the others.
-        let all = [(0, 40 - deepest), (0, 26), (1, 30 - deepest), (1, 16)];
+        assert_eq!(cut(&[&a, &b], &Folding::default(), &Weights::default()), [(0, 140 - deepest), (1, 130 - deepest)]);
+        // All of the third's last block is the end of the others.
+        let all = [(0, 140 - deepest), (0, 126), (1, 130 - deepest), (1, 116)];
         assert_eq!(cut(&[&a, &b, &c], &Folding::default(), &Weights::default()), all);
     }
 
     #[test]
     fn across_functions_a_short_end_is_no_reason_and_inside_of_one_it_is() {
-        let short = [TestBlock::new(20, Branch(2)), TestBlock::new(9, Return), TestBlock::new(6, Return)];
+        let short = [TestBlock::new(200, Branch(2)), TestBlock::new(9, Return), TestBlock::new(6, Return)];
         let other = [TestBlock::new(7, Return)];
         assert_eq!(cut(&[&other, &other[..]], &Folding::default(), &Weights::default()), []);
         assert_eq!(cut(&[&short], &Folding::default(), &Weights::default()), [(1, 3)]);
     }
 
     #[test]
-    fn what_ran_and_what_is_in_a_loop_is_not_cut() {
-        let [a, b] = [40, 30].map(|len| [TestBlock::new(len, Return)]);
+    fn what_ran_and_what_is_in_a_short_loop_is_not_cut() {
+        let [a, b] = [140, 130].map(|len| [TestBlock::new(len, Return)]);
         let weights = Weights { blocks: vec![1, 0], ..Weights::default() };
         assert_eq!(cut(&[&a, &b], &Folding::default(), &weights), []);
         let looping = |len| [TestBlock::new(len, Branch(0)), TestBlock::new(3, Return)];
-        assert_eq!(cut(&[&looping(40), &looping(30)], &Folding::default(), &Weights::default()), []);
+        assert_eq!(cut(&[&looping(60), &looping(50)], &Folding::default(), &Weights::default()), []);
     }
 }

@@ -13,7 +13,7 @@
 //! the call's handlers. Callee-saved registers are left alone, so that who looks at a body as at a function finds that it keeps them.
 //! The word in which the call leaves its return address is written earlier; a function that calls keeps nothing there.
 //!
-//! **Speed.** A jump more for each call, so none in short loops, and where a profile has counts, nothing that ran.
+//! **Speed.** A jump more for each call, so none where that is much of what is executed ([`crate::fold::shares`]), and where a profile has counts, nothing that ran.
 //!
 //! **Termination.** Each node is looked at once from below and once from above.
 
@@ -23,7 +23,7 @@ use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, OpAccess,
 use lifter::Image;
 use lifter::address::Va;
 use lifter::elf::lsda::CallSite;
-use lifter::entity::{Block, EntityId, Func, SecondaryMap};
+use lifter::entity::{Block, Func, SecondaryMap};
 use lifter::ir::{BlockFlags, Evidence, Program, RefData, RefKind, RefRole, RefTarget, StopKind, Terminator};
 use lifter::x86;
 use profiles::Weights;
@@ -34,7 +34,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::clones::{CloneData, CloneId};
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
 use crate::fold::blocks::hashes::push_reference;
-use crate::fold::loops::in_short_loops;
+use crate::fold::shares::Shares;
 use crate::fold::{FUNCS_AT_ONCE, Folding};
 use crate::materialize::block_bytes;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature, Times};
@@ -120,11 +120,11 @@ pub struct Asked<'a> {
 pub fn plan(image: &Image<'_>, program: &Program, asked: Asked<'_>, plan: &mut LayoutPlan, edits: &mut EditPlan) -> Outlined {
     let Asked { weights, is_open, calls } = asked;
     let Some(host) = host(program, plan) else { return Outlined::default() };
-    let is_looping = in_short_loops(program);
+    let shares = Shares::of(program, weights);
     let is_wanted = |block: Block| {
-        let has_run = weights.blocks.get(block.index()).is_some_and(|&count| count > 0);
-        let is_dear = if weights.has_counts() { has_run } else { is_looping[block] };
-        is_open[block] && !is_dear && !program.blocks[block].flags.intersects(BlockFlags::KNOWN_BY_FAULT | BlockFlags::THUNK)
+        is_open[block]
+            && shares.allows_outlining(block)
+            && !program.blocks[block].flags.intersects(BlockFlags::KNOWN_BY_FAULT | BlockFlags::THUNK)
     };
     let mut funcs: Vec<(Func, Vec<Block>)> = Vec::new();
     let placed = plan.fragments.iter().flat_map(|fragment| fragment.blocks.iter().map(|planned| (fragment.func, planned)));

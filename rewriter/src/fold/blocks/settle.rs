@@ -7,12 +7,15 @@ use lifter::entity::{Block, EntityId, SecondaryMap};
 use lifter::ir::Program;
 use rustc_hash::FxHashMap;
 
-use super::{BlockFolding, FAR_BYTES_MIN, Order, ROW_BYTES, Scope, is_small_share, next_of, pays, successors};
+use super::{BlockFolding, Order, ROW_BYTES, next_of, pays, successors};
+use crate::fold::shares::{Reach, Shares};
 use crate::plan::LayoutPlan;
 
 /// Bytes of a jump, and by how much one grows whose target is far away.
 const JUMP: i64 = 5;
 const JUMP_GROWTH: i64 = 4;
+/// Bytes of a run of blocks that are counted, at most: what is longer is worth any jump that may be.
+const RUN_MAX: u32 = 200;
 /// As far as a short jump reaches, less what layout may change.
 const SHORT_REACH: u64 = 100;
 
@@ -24,10 +27,8 @@ pub(super) struct View<'a> {
     pub(super) may_go: &'a SecondaryMap<Block, bool>,
     /// How often the unwind row changes in a block.
     pub(super) num_rows: &'a SecondaryMap<Block, u32>,
-    pub(super) is_looping: &'a SecondaryMap<Block, bool>,
-    /// Instructions from the function's entry to the block's end, at least.
-    pub(super) executed: &'a SecondaryMap<Block, u32>,
-    pub(super) scope: Scope,
+    pub(super) shares: &'a Shares,
+    pub(super) reach: Reach,
 }
 
 impl View<'_> {
@@ -47,7 +48,7 @@ impl View<'_> {
 
     /// Blocks of which this differs don't share.
     fn apart(&self, block: Block) -> usize {
-        if self.scope == Scope::Function { self.program.func_of(block).index() } else { 0 }
+        if self.reach == Reach::Function { self.program.func_of(block).index() } else { 0 }
     }
 
     fn successors(&self, block: Block) -> impl Iterator<Item = Block> {
@@ -110,15 +111,16 @@ impl Settling<'_> {
         stand_ins
     }
 
-    /// Keeps what would cost a jump that is executed, in a loop or for little. What stays runs into what follows, so it goes on until nothing changes.
+    /// Keeps what would cost a jump that is executed too often, or for little. What stays runs into what follows, so it goes on until nothing changes.
     fn keep_slow_ones(&mut self) {
-        let View { order, is_looping, executed, scope, .. } = *self.view;
+        let View { order, shares, reach, .. } = *self.view;
         let mut rest: Vec<Block> = self.goes.iter().filter(|(_, goes)| **goes).map(|(block, _)| block).collect();
         loop {
             let is_dear = |&block: &Block| {
                 let is_run_into = order.before[block].is_some_and(|before| !self.goes[before]);
                 let (bytes, rows) = self.run_of(block);
-                is_run_into && (is_looping[block] || !pays(scope, bytes, rows) || !is_small_share(scope, executed[block]))
+                let saved = (bytes + ROW_BYTES * rows).saturating_sub(JUMP as u32);
+                is_run_into && !(pays(reach, bytes, rows) && shares.allows_jump(block, reach, saved))
             };
             let (kept, left): (Vec<Block>, Vec<Block>) = rest.into_iter().partition(is_dear);
             rest = left;
@@ -138,7 +140,7 @@ impl Settling<'_> {
             rows = rows.saturating_add(num_rows[block]);
             let next = next_of(program, block).map(|next| self.view.plan.folded_blocks.stand_in(next));
             match next.filter(|&next| next > block && order.before[next] == Some(block) && self.goes[next]) {
-                Some(next) if bytes < FAR_BYTES_MIN => block = next,
+                Some(next) if bytes < RUN_MAX => block = next,
                 _ => return (bytes, rows),
             }
         }
