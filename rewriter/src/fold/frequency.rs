@@ -10,9 +10,12 @@
 //!
 //! **Termination.** Each round looks once at each block, and there is a number of rounds.
 
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
 use analysis::graph::Components;
 use lifter::entity::{Block, EntityId, Func, SecondaryMap};
-use lifter::ir::{BlockFlags, CodeTarget, Condition, Program, RefRole, StopKind, Terminator};
+use lifter::ir::{BlockFlags, CodeTarget, Condition, Program, RefData, RefRole, RefTarget, StopKind, Terminator};
 use rayon::prelude::*;
 
 /// What a call executes at least, in instructions: itself, one or two, and the return.
@@ -33,6 +36,8 @@ pub(super) struct Frequencies {
     pub(super) of_block: SecondaryMap<Block, f32>,
     /// Instructions executed for each entry, those of calls estimated.
     pub(super) work: SecondaryMap<Func, f32>,
+    /// Entries of the function for each entry of what something unseen may enter, on the likeliest way of calls from there: 1 for functions whose address is taken.
+    pub(super) entered: SecondaryMap<Func, f32>,
 }
 
 impl Frequencies {
@@ -40,13 +45,84 @@ impl Frequencies {
         let funcs: Vec<Func> = program.funcs.keys().collect();
         let found: Vec<(Vec<f32>, f32)> = funcs.par_iter().map(|&func| Ways::of(program, func).frequencies()).collect();
         let of_block = SecondaryMap::new(program.blocks.len(), 0.0);
-        let mut all = Self { of_block, work: SecondaryMap::new(program.funcs.len(), 0.0) };
+        let mut all = Self {
+            of_block,
+            work: SecondaryMap::new(program.funcs.len(), 0.0),
+            entered: SecondaryMap::new(program.funcs.len(), 0.0),
+        };
         for (&func, (frequencies, work)) in funcs.iter().zip(found) {
             let blocks = program.funcs[func].blocks.as_usize();
             blocks.zip(frequencies).for_each(|(block, frequency)| all.of_block[Block::new(block)] = frequency);
             all.work[func] = work;
         }
+        all.enter(program);
         all
+    }
+
+    /// What is called only where its callers seldom come is seldom entered; of several ways the most likely counts. The likeliest comes first, and none gets likelier on its way, so each function is looked at once.
+    fn enter(&mut self, program: &Program) {
+        let calls = self.calls(program);
+        let has_address = program.blocks.values().filter(|data| data.flags.contains(BlockFlags::ADDRESS_TAKEN));
+        let mut queue: BinaryHeap<Entered> = has_address.map(|data| Entered { often: 1.0, func: data.func }).collect();
+        while let Some(Entered { often, func }) = queue.pop() {
+            if self.entered[func] > 0.0 {
+                continue;
+            }
+            self.entered[func] = often;
+            let first = calls.partition_point(|call| call.caller < func);
+            let of_function = calls[first..].iter().take_while(|call| call.caller == func);
+            let ways = of_function.map(|call| Entered { often: often * call.often, func: call.callee });
+            queue.extend(ways.filter(|way| way.often > 0.0 && self.entered[way.func] == 0.0));
+        }
+    }
+
+    /// Ways from one function to another, by caller.
+    fn calls(&self, program: &Program) -> Vec<Call> {
+        let mut calls = Vec::new();
+        for (block, data) in program.blocks.iter() {
+            let is_call = |r: &&RefData| r.role == RefRole::Call;
+            let called = program.block_refs(block).iter().filter(is_call).filter_map(|reference| match reference.target {
+                RefTarget::Block(callee) => Some(callee),
+                _ => None,
+            });
+            let tail = match data.terminator {
+                Terminator::Jump { target: CodeTarget::Block(target) } => Some(target),
+                Terminator::Branch { taken: CodeTarget::Block(target), .. } => Some(target),
+                _ => None,
+            };
+            let callees = called.chain(tail).map(|target| program.func_of(target)).filter(|&callee| callee != data.func);
+            calls.extend(callees.map(|callee| Call { caller: data.func, callee, often: self.of_block[block].min(1.0) }));
+        }
+        calls.sort_unstable_by_key(|call| call.caller);
+        calls
+    }
+}
+
+/// A way from one function to another, and how often it is gone for each entry of the first, once at most.
+struct Call {
+    caller: Func,
+    callee: Func,
+    often: f32,
+}
+
+/// A function, and how often it is entered.
+#[derive(PartialEq)]
+struct Entered {
+    often: f32,
+    func: Func,
+}
+
+impl Eq for Entered {}
+
+impl Ord for Entered {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.often.total_cmp(&other.often).then_with(|| other.func.cmp(&self.func))
+    }
+}
+
+impl PartialOrd for Entered {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 
@@ -288,6 +364,25 @@ mod tests {
         assert_eq!(frequencies[0], 1.0);
         assert!(frequencies[1] > 2.0 && frequencies[2] > 2.0, "{frequencies:?}");
         assert!(frequencies[3] < 1.0 && frequencies[3] > 0.6, "{frequencies:?}");
+    }
+
+    #[test]
+    fn what_is_called_on_seldom_ways_is_seldom_entered() {
+        let caller = |address_taken: bool| {
+            let blocks =
+                vec![TestBlock::new(4, Branch(2)), TestBlock::new(4, Return).calling(1), TestBlock::new(4, Jump(1)).calling(2)];
+            let callee = |func: usize| vec![TestBlock::new(4, Return).calling(func)];
+            let mut program = ProgramBuilder::default().func(blocks).func(callee(3)).func(callee(3)).func(callee(3)).build();
+            if address_taken {
+                program.blocks[Block::new(0)].flags.insert(BlockFlags::ADDRESS_TAKEN);
+            }
+            let entered = Frequencies::guess(&program).entered;
+            entered.iter().map(|(_, &entered)| entered).collect::<Vec<f32>>()
+        };
+        let entered = caller(true);
+        assert_eq!((entered[0], entered[1], entered[3]), (1.0, 1.0, 1.0));
+        assert!(entered[2] > 0.1 && entered[2] < 0.4, "{entered:?}");
+        assert_eq!(caller(false), [0.0; 4], "nothing enters any of them");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //!
 //! **Method.** The share of a block is how often it runs each time that its function is entered, of all the instructions that this entry executes, as guessed ([`super::frequency`]). In a
 //! short loop, and in a short function, it is large; on a way that is seldom taken, and in long straight code, it is small. A jump is worth it if it saves the more bytes, the larger its share
-//! is. With a profile the share of what ran is more than any saving is worth, and that of the rest is nothing.
+//! is. What is called on seldom ways alone may cost more, since it is entered seldom. With a profile the share of what ran is more than any saving is worth, and that of the rest is nothing.
 
 use lifter::entity::{Block, EntityId, SecondaryMap};
 use lifter::ir::Program;
@@ -20,6 +20,8 @@ const CUT_MAX: f32 = 1.0 / 20.0;
 const OUTLINE_MAX: f32 = 1.0 / 200.0;
 /// Of a branch that goes by way of another jump, at most.
 const RELAY_MAX: f32 = 1.0 / 100.0;
+/// What is called seldom counts as if it were entered so often at least: a guess of few callers is often wrong where it matters (`bash`'s arithmetic).
+const ENTERED_MIN: f32 = 0.3;
 /// Bytes that a jump inside of its function has to save if it were all that is executed.
 const NEAR_BYTES: f32 = 350.0;
 /// The same of a jump to another function, to a line of the cache that is not at hand.
@@ -45,7 +47,8 @@ impl Shares {
         } else {
             let guessed = Frequencies::guess(program);
             for (block, data) in program.blocks.iter() {
-                shares[block] = guessed.of_block[block] / guessed.work[data.func].max(1.0);
+                let entered = guessed.entered[data.func].max(ENTERED_MIN);
+                shares[block] = entered * guessed.of_block[block] / guessed.work[data.func].max(1.0);
             }
         }
         Self(shares)
