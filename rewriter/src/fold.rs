@@ -27,7 +27,7 @@ use crate::materialize::block_bytes;
 pub mod blocks;
 pub mod ends;
 mod frequency;
-pub(crate) mod shares;
+pub mod shares;
 #[cfg(test)]
 mod tests;
 

@@ -6,7 +6,6 @@ use std::num::NonZeroU64;
 use lifter::address::Va;
 use lifter::entity::{Block, Func, SecondaryMap};
 use lifter::ir::Program;
-use profiles::Weights;
 
 use crate::clones::CloneId;
 use crate::fold::Folding;
@@ -115,8 +114,7 @@ impl LayoutPlan {
     }
 
     /// Lets branches that don't reach share jumps, but none where that is much of what is executed, nor where the profile says that it ran.
-    pub fn relay(&mut self, program: &Program, weights: &Weights) {
-        let shares = Shares::of(program, weights);
+    pub fn relay(&mut self, program: &Program, shares: &Shares) {
         let mut spared = SecondaryMap::new(program.blocks.len(), false);
         program.blocks.keys().for_each(|block| spared[block] = !shares.allows_relay(block));
         self.spared_by_relays = Some(spared);

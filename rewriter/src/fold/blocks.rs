@@ -61,7 +61,7 @@ impl BlockFolding {
         image: &Image<'_>,
         program: &Program,
         plan: &mut LayoutPlan,
-        weights: &Weights,
+        (weights, shares): (&Weights, &Shares),
         is_open: &SecondaryMap<Block, bool>,
     ) {
         let context = Context::new(image, program);
@@ -80,10 +80,9 @@ impl BlockFolding {
         }
         alike.par_sort_unstable();
         let may_go = may_go(program, weights);
-        let shares = Shares::of(program, weights);
         for reach in [Reach::Function, Reach::Program] {
             let order = Order::of(program, plan);
-            let (may_go, num_rows, shares) = (&may_go, &num_rows, &shares);
+            let (may_go, num_rows) = (&may_go, &num_rows);
             let view = View { program, plan, order: &order, may_go, num_rows, shares, reach };
             let found = view.settle(&alike);
             plan.fold_blocks(found);

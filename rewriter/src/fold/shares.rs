@@ -23,7 +23,7 @@ const RELAY_MAX: f32 = 1.0 / 100.0;
 /// What is called seldom counts as if it were entered so often at least: a guess of few callers is often wrong where it matters (`bash`'s arithmetic).
 const ENTERED_MIN: f32 = 0.3;
 /// Bytes that a jump inside of its function has to save if it were all that is executed.
-const NEAR_BYTES: f32 = 350.0;
+const NEAR_BYTES: f32 = 1000.0;
 /// The same of a jump to another function, to a line of the cache that is not at hand.
 const FAR_BYTES: f32 = 6000.0;
 
@@ -35,15 +35,19 @@ pub(crate) enum Reach {
     Program,
 }
 
-/// By block, from 0 to 1.
-pub(crate) struct Shares(SecondaryMap<Block, f32>);
+/// By block, from 0 to 1; infinite for what ran by a profile.
+#[derive(Clone, Debug)]
+pub struct Shares(SecondaryMap<Block, f32>);
 
 impl Shares {
-    pub(crate) fn of(program: &Program, weights: &Weights) -> Self {
+    pub fn of(program: &Program, weights: &Weights) -> Self {
         let mut shares = SecondaryMap::new(program.blocks.len(), 0.0);
         if weights.has_counts() {
             let has_run = weights.blocks.iter().enumerate().filter(|(_, count)| **count > 0);
             has_run.for_each(|(block, _)| shares[Block::new(block)] = f32::INFINITY);
+            // Of these functions nothing is known but that they run.
+            let entered = weights.entered.iter().flat_map(|&(func, _)| program.funcs[func].blocks.as_usize());
+            entered.for_each(|block| shares[Block::new(block)] = f32::INFINITY);
         } else {
             let guessed = Frequencies::guess(program);
             for (block, data) in program.blocks.iter() {
@@ -98,8 +102,12 @@ mod tests {
     fn a_profile_knows_better() {
         let program =
             ProgramBuilder::default().func(vec![TestBlock::new(40, Return)]).func(vec![TestBlock::new(4000, Return)]).build();
-        let shares = Shares::of(&program, &Weights { blocks: vec![0, 1], ..Weights::default() });
-        let allows: Vec<bool> = program.blocks.keys().map(|block| shares.allows_jump(block, Reach::Program, 1)).collect();
-        assert_eq!(allows, [true, false]);
+        let allows = |weights: Weights| {
+            let shares = Shares::of(&program, &weights);
+            program.blocks.keys().map(|block| shares.allows_jump(block, Reach::Program, 1)).collect::<Vec<bool>>()
+        };
+        assert_eq!(allows(Weights { blocks: vec![0, 1], ..Weights::default() }), [true, false]);
+        let entered = vec![(program.func_of(Block::new(0)), 3)];
+        assert_eq!(allows(Weights { blocks: vec![0, 1], entered, ..Weights::default() }), [false, false]);
     }
 }

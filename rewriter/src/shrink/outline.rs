@@ -26,7 +26,6 @@ use lifter::elf::lsda::CallSite;
 use lifter::entity::{Block, Func, SecondaryMap};
 use lifter::ir::{BlockFlags, Evidence, Program, RefData, RefKind, RefRole, RefTarget, StopKind, Terminator};
 use lifter::x86;
-use profiles::Weights;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64;
@@ -109,7 +108,8 @@ impl Sites {
 /// What decides where arguments move.
 #[derive(Copy, Clone, Debug)]
 pub struct Asked<'a> {
-    pub weights: &'a Weights,
+    /// What a jump more would be in each block.
+    pub shares: &'a Shares,
     /// The blocks that something leads to.
     pub is_open: &'a SecondaryMap<Block, bool>,
     /// Calls through memory that go to one function, ascending.
@@ -118,9 +118,8 @@ pub struct Asked<'a> {
 
 /// Puts bodies behind all code of the plan, and calls of them in its blocks.
 pub fn plan(image: &Image<'_>, program: &Program, asked: Asked<'_>, plan: &mut LayoutPlan, edits: &mut EditPlan) -> Outlined {
-    let Asked { weights, is_open, calls } = asked;
+    let Asked { shares, is_open, calls } = asked;
     let Some(host) = host(program, plan) else { return Outlined::default() };
-    let shares = Shares::of(program, weights);
     let is_wanted = |block: Block| {
         is_open[block]
             && shares.allows_outlining(block)

@@ -10,6 +10,7 @@ use rewriter::edit::{Change, EditPlan, Replacement};
 use rewriter::fold::Folding;
 use rewriter::fold::blocks::BlockFolding;
 use rewriter::fold::ends;
+use rewriter::fold::shares::Shares;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{Filling, LayoutPlan};
 use rewriter::relink::{Relinked, Reported};
@@ -131,10 +132,11 @@ pub(super) fn plan(
         folded_bytes: folded.bytes(program),
         ..Gone::default()
     };
+    let shares = timing.phase("weigh jumps", |_| Shares::of(program, &weights));
     plan.drop_functions(dropped);
     plan.fold(folded);
     if args.is_on(Technique::Tails) {
-        timing.phase("find equal tails", |_| BlockFolding::apply(image, program, &mut plan, &weights, &is_reached));
+        timing.phase("find equal tails", |_| BlockFolding::apply(image, program, &mut plan, (&weights, &shares), &is_reached));
         (gone.num_tails, gone.tail_bytes) = (plan.folded_blocks.pairs().len() as u64, plan.folded_blocks.saved());
     }
     let mut edits = EditPlan::default();
@@ -148,7 +150,7 @@ pub(super) fn plan(
         gone.order_bytes = timing.phase("order blocks", |_| layout::compact(program, &mut plan));
     }
     if args.is_on(Technique::Relays) {
-        plan.relay(program, &weights);
+        plan.relay(program, &shares);
     }
     if args.is_on(Technique::UnwindEntries) {
         plan.share_unwind_entries();
@@ -159,7 +161,7 @@ pub(super) fn plan(
     };
     if args.is_on(Technique::Outline) {
         memory::give_back();
-        let asked = outline::Asked { weights: &weights, is_open: &is_reached, calls: &calls };
+        let asked = outline::Asked { shares: &shares, is_open: &is_reached, calls: &calls };
         gone.outlined = timing.phase("outline", |_| outline::plan(image, program, asked, &mut plan, &mut edits));
     }
     direct_calls::plan(&calls, &mut edits);

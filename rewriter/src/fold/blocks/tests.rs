@@ -19,7 +19,7 @@ fn find(program: &Program, weights: &Weights) -> BlockFolding {
     let text = vec![0x90; (end.0 - TEXT_START) as usize];
     let all = SecondaryMap::new(program.blocks.len(), true);
     let mut plan = layout::packed(program);
-    BlockFolding::apply(&image_of(&text), program, &mut plan, weights, &all);
+    BlockFolding::apply(&image_of(&text), program, &mut plan, (weights, &Shares::of(program, weights)), &all);
     plan.folded_blocks
 }
 
