@@ -10,7 +10,6 @@ mod implied;
 pub mod lsda;
 mod parse;
 pub(crate) mod stubs;
-mod unchanging;
 
 pub use debug_file::DebugFile;
 pub use eh_frame::Unwind;

@@ -112,7 +112,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
     let mut clusters = join_by_flow(&units, &surveys, &names);
     let no_return = find_no_return(image, &units, &surveys, &stubs, &clusters);
-    stubs.add_no_return(image, no_return);
+    stubs.add_no_return(no_return.into_iter());
 
     // Indirect jumps: tables are new names, and may join clusters.
     let thunks = Thunks::find(image, &units);

@@ -1,13 +1,12 @@
 //! Which calls never return: those of imported functions that are known not to, by the stub or slot that stands for them, and those that a
 //! witness speaks for.
 //!
-//! A stub is recognised by its indirect jump through a slot; the slot by its dynamic relocation, or by the address of a function of this file that it always holds. A name is a proof only for functions
+//! A stub is recognised by its indirect jump through a slot; the slot by its dynamic relocation. A name is a proof only for functions
 //! whose standard says that they do not come back.
 
 use object::elf as numbers;
 
 use crate::address::Va;
-use crate::elf::image::DynReloc;
 use crate::elf::{self, Image};
 
 /// The dynamic symbols behind stubs and slots.
@@ -37,16 +36,8 @@ impl Stubs {
         Self { no_return, witnessed: Vec::new() }
     }
 
-    /// Takes note of local functions that can't return, and of the words that always hold the address of one: where linkers were told to leave
-    /// such calls as they are, all code of Rust calls through words.
-    pub(crate) fn add_no_return(&mut self, image: &Image<'_>, mut functions: Vec<Va>) {
-        functions.sort();
-        let holds_one = |r: &&DynReloc| {
-            r.r_type == numbers::R_X86_64_RELATIVE
-                && functions.binary_search(&Va(r.addend.cast_unsigned())).is_ok()
-                && image.never_changes(r.slot, 8)
-        };
-        self.no_return.extend(image.dynamic_relocs.iter().filter(holds_one).map(|r| r.slot));
+    /// Takes note of local functions that can't return.
+    pub(crate) fn add_no_return(&mut self, functions: impl Iterator<Item = Va>) {
         self.no_return.extend(functions);
         self.no_return.sort();
         self.no_return.dedup();

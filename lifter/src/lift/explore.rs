@@ -113,7 +113,7 @@ impl<'i> Explorer<'i> {
         stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
         let mut no_return = find_no_return(image, units, surveys, &stubs, &clusters);
         no_return.sort();
-        stubs.add_no_return(image, no_return.clone());
+        stubs.add_no_return(no_return.iter().copied());
         let thunks = Thunks::find(image, units);
         let context = Discovered { image, unwind, units, surveys, stubs: &stubs, thunks: &thunks, use_static_relocs, mode };
         let answers = context.resolve_jumps(&names, &mut clusters, |members| members.iter().any(is_reached));

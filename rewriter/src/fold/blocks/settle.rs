@@ -93,6 +93,10 @@ impl Settling<'_> {
             self.goes[block] = gain.is_some();
             folding.saved = folding.saved.saturating_add_signed(gain.unwrap_or(0));
         }
+        // Where one was kept after all, another that was to stay for it may have no way left that leads to it.
+        let num_ways = self.drop_unreached();
+        let late = self.goes.iter().filter(|(block, goes)| **goes && !gains.contains_key(block)).map(|(block, _)| block);
+        folding.saved += late.map(|block| u64::from(self.view.program.blocks[block].len)).sum::<u64>();
         folding.pairs.extend(self.stand_ins(&num_ways));
         folding.pairs.sort_unstable();
         folding
