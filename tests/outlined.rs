@@ -5,14 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{End, STEPPING, SUCCESS, compile, installed, relift, relift_succeeds, run, skipped};
-
-/// So much that one jump more is a small share of it: in short functions arguments stay where they are.
-const LONG_WAY: &str = r#"
-#define GO(x) x = (x ^ x >> 7) * 37 + 11;
-#define GO_ON(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x)
-#define LONG_WAY(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x)
-"#;
+use support::{End, LONG_WAY, STEPPING, SUCCESS, compile, installed, relift, relift_succeeds, run, skipped};
 
 /// Functions that call `report` with arguments of which most are alike, and go on each in its own way. `REPORT` says what `report` does.
 const REPORTS: &str = r#"

@@ -5,7 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{End, STEPPING, SUCCESS, compile, installed, relift, relift_succeeds, run, skipped};
+use support::{End, LONG_WAY, STEPPING, SUCCESS, compile, installed, relift, relift_succeeds, run, skipped};
 
 /// Functions that begin apart and end alike, with a call in what they share. `walk` says how deep each frame's canonical address lies below that of `main`.
 const CALLS: &str = r#"
@@ -23,7 +23,8 @@ __attribute__((noinline)) static long walk(long x) { int depth = 0; _Unwind_Back
 __attribute__((noinline)) static long step(long a, long b) { noted += a; return a * 3 + b; }
 __attribute__((noinline)) static void note(long x) { noted ^= x; }
 #define F(n) __attribute__((noinline)) static long f##n(long a, long b, long c, long d) { \
-    long x = step(a * n, b), y = step(b + n, c), z = step(c, d ^ n); note(x); note(y); note(z); walk(x); note(y); return x + y + z; }
+    unsigned long way = a * n; LONG_WAY(way) \
+    long x = step(a * n + (way & 8), b), y = step(b + n, c), z = step(c, d ^ n); note(x); note(y); note(z); walk(x); note(y); return x + y + z; }
 F(3) F(5) F(7) F(11) F(13)
 #define G(n) __attribute__((noinline)) static long g##n(long a, long b) { \
     long x = step(a + n, b); if (x & 1) { note(x * n); return walk(x) + f3(a, b, n, x); } note(b); return walk(a) + f3(b, a, n, 1); }
@@ -42,7 +43,8 @@ const STEPS: &str = r#"
 __attribute__((noinline)) static long step(long a, long b) { noted += a; return a * 3 + b; }
 __attribute__((noinline)) static void note(long x) { noted ^= x; }
 #define F(n) __attribute__((noinline)) static long f##n(long a, long b, long c, long d) { \
-    long x = step(a * n, b), y = step(b + n, c), z = step(c, d ^ n); note(x); note(y); note(z); if (x == y) return z; note(y); return x + y + z; }
+    unsigned long way = a * n; LONG_WAY(way) \
+    long x = step(a * n + (way & 8), b), y = step(b + n, c), z = step(c, d ^ n); note(x); note(y); note(z); if (x == y) return z; note(y); return x + y + z; }
 F(3) F(5) F(7) F(11) F(13)
 __attribute__((noinline)) static long traced(long i) { return f3(i, 2, 3, 4) + f5(i, 2, 3, 4) + f7(i, 2, 3, 4) + f11(i, 2, 3, 4) + f13(i, 2, 3, 4); }
 int main(int count, char **arguments) {
@@ -116,7 +118,7 @@ fn said(input: &Path, output: &Path, folder: &Path) -> String {
 fn frames_lie_where_they_did_for_calls_from_shared_ends() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
     for compiler in support::c_compilers() {
-        let (input, output) = shrunk(CALLS, compiler, "c", &[], folder.path());
+        let (input, output) = shrunk(&format!("{LONG_WAY}{CALLS}"), compiler, "c", &[], folder.path());
         let text = said(&input, &output, folder.path());
         assert!(text.lines().filter(|line| line.ends_with(" 0")).count() > 30, "every walk ends in main: {text}");
     }
@@ -125,7 +127,7 @@ fn frames_lie_where_they_did_for_calls_from_shared_ends() {
 #[test]
 fn main_is_found_from_every_instruction_of_shared_ends() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
-    let (input, output) = shrunk(&format!("{STEPPING}{STEPS}"), support::c_compilers()[0], "c", &[], folder.path());
+    let (input, output) = shrunk(&format!("{STEPPING}{LONG_WAY}{STEPS}"), support::c_compilers()[0], "c", &[], folder.path());
     assert!(said(&input, &output, folder.path()).ends_with("lost 0\n"));
 }
 
@@ -150,7 +152,7 @@ fn debuggers_find_main_from_a_call_in_a_shared_end() {
         return;
     }
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
-    let (input, output) = shrunk(CALLS, support::c_compilers()[0], "c", &["-g"], folder.path());
+    let (input, output) = shrunk(&format!("{LONG_WAY}{CALLS}"), support::c_compilers()[0], "c", &["-g"], folder.path());
     let frames = |program: &Path| {
         let mut command = Command::new("gdb");
         command.args(["-nx", "-batch", "-ex", "set debuginfod enabled off", "-ex", "break walk", "-ex", "run"]);

@@ -217,6 +217,13 @@ int main(int argc, char **argv) {
 }
 "#;
 
+/// So much that one jump more is a small share of it: in short functions nothing is shared with others.
+pub const LONG_WAY: &str = r#"
+#define GO(x) x = (x ^ x >> 7) * 37 + 11;
+#define GO_ON(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x) GO(x)
+#define LONG_WAY(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x) GO_ON(x)
+"#;
+
 /// C before a program that is traced: in `STEP_THROUGH(statement)` each instruction raises a signal, whose handler unwinds from there, counts the step, and counts it as lost if it does not find the frame of
 /// `main`, which `LOOK_FOR_MAIN` says.
 pub const STEPPING: &str = r#"
