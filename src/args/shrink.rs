@@ -46,15 +46,15 @@ pub(crate) enum Technique {
     DeadCode,
     /// Let one body stand for all functions that do the same.
     Fold,
-    /// Let one copy stand for all blocks, and ends of blocks, that do the same and go on alike, without jumps where these would take time.
+    /// Let one copy stand for all blocks, and ends of blocks, that do the same and go on alike, without jumps where these are guessed to take much time.
     Tails,
     /// Call functions of the file straight, not through words that never change.
     DirectCalls,
-    /// Put the arguments that many calls of a function have alike into one place, to which these calls lead, where the jump takes no time.
+    /// Put the arguments that many calls of a function have alike into one place, to which these calls lead, where the jump is guessed to take little time.
     Outline,
     /// Order the blocks of each function so that the most branches are short.
     Order,
-    /// Let long branches to the same place go by way of one jump, where each is short then, and the jump takes no time.
+    /// Let long branches to the same place go by way of one jump, where each is short then, and the jump is guessed to take little time.
     Relays,
     /// Leave out what only aligns functions and loops.
     Padding,
