@@ -116,4 +116,5 @@ def main():
         print(f"| geometric mean | | | {statistics.geometric_mean(ratios):.3f} | | {statistics.geometric_mean(shortest):.3f} |")
 
 
-main()
+if __name__ == "__main__":
+    main()

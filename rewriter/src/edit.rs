@@ -6,7 +6,7 @@
 //! **Replacements** put code of our own ([`NewCode`]: bytes, and the fields in them that name places) where whole instructions of a block were.
 //! Nothing in them is an output address: references are those of level 1 and are resolved with all others. One that reaches the end of its
 //! block takes the terminator's place too and then has to leave by itself. A body is replaced whole by one from 0 to its end; a call
-//! is led elsewhere by one whose reference names another block. What of it seldom runs may lie apart (`NewCode::apart`).
+//! is led elsewhere by one whose reference names another block. What of it seldom runs may lie apart (`NewCode::apart`). Before a function's first block may stand code that only calls which say so enter (`EditPlan::leads`).
 //!
 //! **Invariants** (checked by [`EditPlan::check`]): replacements ascend, lie in one block each, at boundaries of instructions, and don't overlap.
 //! For the unwinder and for exceptions, new code stands where the first replaced instruction did, or where it says: so it must not move the stack pointer but from
@@ -114,6 +114,8 @@ pub struct NewCode {
     pub instead_of: Vec<(Block, u32)>,
     /// Calls and jumps to blocks that go to the entry of a clone, by the offsets of their references; ascending.
     pub enters: Vec<(u32, CloneId)>,
+    /// Calls that go so many bytes before the block that they name, to what runs into it (`EditPlan::leads`), by the offsets of their references; ascending.
+    pub before: Vec<(u32, u32)>,
     /// From an offset on, for the unwinder and for exceptions, the code stands where this instruction of the input does. Ascending; before the first, it stands
     /// where the first replaced instruction did.
     pub stands: Vec<(u32, Va)>,
@@ -199,6 +201,8 @@ pub struct EditPlan {
     /// Ascending by block, then offset.
     pub replacements: Vec<Replacement>,
     pub codes: PrimaryMap<NewCodeId, NewCode>,
+    /// Code that stands before the first block of a fragment and runs into it, for an unwinder where that block begins. Neither is aligned. Ascending by block.
+    pub leads: Vec<(Block, NewCodeId)>,
     /// Copies of functions, with edits of their own.
     pub clones: PrimaryMap<CloneId, CloneData>,
     /// What `specialize` did, for the report.

@@ -36,6 +36,8 @@ pub enum FixupTarget {
     Code(OutTarget),
     /// So many bytes behind the start of an output block.
     Within(Out, u32),
+    /// So many bytes before.
+    Before(OutTarget, u32),
     Table(Table),
     /// The registered unwind table.
     UnwindTable,
@@ -261,7 +263,7 @@ fn measure_fragment(program: &Program, out: &OutProgram<'_>, fragment: &OutFragm
     // A jump to the block that follows is not made, so the code may begin with a later block than the fragment does.
     let first = shapes.iter().position(|shape| !shape.is_empty());
     let padded = first.filter(|&first| lands_on_itself(program, &blocks[..=first])).map(|first| blocks[first].1.origin);
-    let room = u32::from(padded.is_some());
+    let room = out.lead_len(fragment) + u32::from(padded.is_some());
     let mut layout = relax::relax(&shapes, &fragment.blocks, room);
     if let Some(spared) = out.spared_by_relays.as_ref().filter(|_| fragment.clone.is_none() && layout.has_long()) {
         let is_spared = |target: OutTarget| matches!(target, OutTarget::Placed(block) if spared[out.origins[block]]);
@@ -295,6 +297,9 @@ pub fn write(
 ) -> Result<FragmentCode> {
     let mut writer = Writer { program, fragment, shape, code: FragmentCode::default() };
     writer.code.bytes.reserve_exact(shape.len as usize);
+    if let Some(lead) = fragment.lead {
+        writer.new_code(&out.codes[lead], 0, (Out::new(fragment.blocks.start as usize), 0), out)?;
+    }
     for (index, (id, block)) in out.fragment_blocks(fragment).enumerate() {
         writer.align_to(shape.offsets[index]);
         let input = block_bytes(image, program, block.origin)?;
@@ -372,7 +377,7 @@ impl Writer<'_> {
         let range = code.part(part);
         let refs = &code.refs[code.refs.partition_point(|r| r.offset < range.start)..];
         let refs = &refs[..refs.partition_point(|r| r.offset < range.end)];
-        self.push_fixups(refs, range.start, &code.enters, out);
+        self.push_fixups(refs, range.start, Some(code), out);
         for &(at, to) in code.crossings.iter().filter(|(at, _)| range.contains(at)) {
             let nowhere = || Error::Inconsistent(format!("new code in {}: a jump at {at} to {to}, which is nowhere", first.0));
             let (block, inner) = place_of(code, to, first, out).ok_or_else(nowhere)?;
@@ -386,14 +391,15 @@ impl Writer<'_> {
     /// Copies `part` of a body with its references; returns the references behind it.
     fn copy<'r>(&mut self, body: &[u8], part: Range<u32>, refs: &'r [RefData], out: &OutProgram<'_>) -> &'r [RefData] {
         let count = refs.partition_point(|r| r.offset < part.end);
-        self.push_fixups(&refs[..count], part.start, &[], out);
+        self.push_fixups(&refs[..count], part.start, None, out);
         self.code.bytes.extend_from_slice(&body[usize_range(&part)]);
         &refs[count..]
     }
 
-    /// Fixups for references of bytes that come next; `from` is their offset by which the references count, `enters` the clones that some of them go to.
-    fn push_fixups(&mut self, refs: &[RefData], from: u32, enters: &[(u32, CloneId)], out: &OutProgram<'_>) {
+    /// Fixups for references of bytes that come next; `from` is their offset by which the references count. New code says which of them go to clones and leads.
+    fn push_fixups(&mut self, refs: &[RefData], from: u32, code: Option<&NewCode>, out: &OutProgram<'_>) {
         let base = self.here();
+        let (enters, before) = code.map_or((&[][..], &[][..]), |code| (&code.enters[..], &code.before[..]));
         for r in refs {
             let target = match r.target {
                 RefTarget::Table(table) => {
@@ -404,7 +410,9 @@ impl Writer<'_> {
                 RefTarget::Block(block) => {
                     let clone = enters.binary_search_by_key(&r.offset, |e| e.0).ok().map(|found| enters[found].1);
                     let entry = clone.map(|clone| OutTarget::Placed(out.clone_entries[clone.index()]));
-                    FixupTarget::Code(entry.unwrap_or_else(|| self.ref_target(block, r, out)))
+                    let target = entry.unwrap_or_else(|| self.ref_target(block, r, out));
+                    let before = before.binary_search_by_key(&r.offset, |b| b.0).ok().map(|found| before[found].1);
+                    before.map_or(FixupTarget::Code(target), |bytes| FixupTarget::Before(target, bytes))
                 }
             };
             self.code.fixups.push(Fixup { offset: base + r.offset - from, to_end: r.to_end, kind: r.kind, target });

@@ -100,6 +100,8 @@ pub struct OutFragment {
     pub blocks: Range<u32>,
     /// The clone that it is part of.
     pub clone: Option<CloneId>,
+    /// What stands before its first block.
+    pub lead: Option<NewCodeId>,
     /// By how many bytes the stack pointer is lower than in the input, where no edit says otherwise.
     pub deeper: u8,
 }
@@ -158,6 +160,10 @@ impl OutProgram<'_> {
     /// Whether a clone is what stands before calls of the same function (`crate::shrink::outline`), and no copy of the one that it says.
     pub fn is_body(&self, clone: CloneId) -> bool {
         self.sources.plan.clones[clone].replacements.iter().any(|replacement| replacement.change == Change::Outline)
+    }
+    /// Bytes before the first block of a fragment that do what stood before calls of it.
+    pub fn lead_len(&self, fragment: &OutFragment) -> u32 {
+        fragment.lead.map_or(0, |code| self.codes[code].bytes.len() as u32)
     }
     /// The index of the fragment that has an output block.
     pub fn fragment_of(&self, block: Out) -> usize {
@@ -220,12 +226,17 @@ pub fn materialize<'p>(
     for ((plan, &unwind_class), span) in layout.fragments.iter().zip(&classes).zip(&skeleton.spans) {
         let deeper = deeper(edits, plan.clone);
         let (blocks, temperature, align) = (span.clone(), plan.temperature, plan.align);
-        fragments.push(OutFragment { func: plan.func, temperature, align, unwind_class, blocks, clone: plan.clone, deeper });
+        let (func, clone, lead) = (plan.func, plan.clone, lead_of(edits, plan));
+        fragments.push(OutFragment { func, temperature, align, unwind_class, blocks, clone, lead, deeper });
     }
     for (part, span) in skeleton.added.iter().zip(&skeleton.spans[layout.fragments.len()..]) {
         let PartOf { func, unwind_class, clone } = *part;
         let (deeper, temperature) = (deeper(edits, clone), Temperature::Cold);
-        fragments.push(OutFragment { func, temperature, align: 1, unwind_class, blocks: span.clone(), clone, deeper });
+        let (align, blocks, lead) = (1, span.clone(), None);
+        fragments.push(OutFragment { func, temperature, align, unwind_class, blocks, clone, lead, deeper });
+    }
+    if fragments.iter().filter(|fragment| fragment.lead.is_some()).count() != edits.leads.len() {
+        return Err(Error::Inconsistent("code before a block that begins no fragment, or is aligned".to_owned()));
     }
     let mut in_table = SecondaryMap::new(program.blocks.len(), false);
     for table in program.tables.keys() {
@@ -318,6 +329,13 @@ struct PartOf {
     func: Func,
     unwind_class: u32,
     clone: Option<CloneId>,
+}
+
+/// What stands before the first block of a fragment, where nothing else lies between.
+fn lead_of(edits: &EditPlan, plan: &FragmentPlan) -> Option<NewCodeId> {
+    let first = plan.blocks.first().filter(|first| plan.clone.is_none() && first.copy.is_none() && first.align == 1)?;
+    let found = edits.leads.binary_search_by_key(&first.block, |lead| lead.0).ok()?;
+    (plan.align == 1).then_some(edits.leads[found].1)
 }
 
 fn deeper(edits: &EditPlan, clone: Option<CloneId>) -> u8 {

@@ -303,3 +303,95 @@ fn a_load_that_loses_its_landing_pad_is_seen() {
         assert_eq!(found(&report), if is_right { vec![] } else { vec![ViolationKind::CallSite] }, "{}", report.summary(10));
     }
 }
+
+/// What stands before `report` runs into it, and belongs to it.
+fn led(program: &str, lead: &str) -> String {
+    let start = "report:\n    .cfi_startproc";
+    assert!(program.contains(start));
+    program.replace(start, &format!(".cfi_startproc\n    body: {lead}    report:"))
+}
+
+/// The report on an output in which a lead stands before `report`.
+fn report_of_lead(calls: (&str, &str), lead: &str) -> Option<Report> {
+    let input = program(&before(ARGUMENTS), &before(ARGUMENTS), "")?;
+    let text = PROGRAM.replace("@FIRST@", calls.0).replace("@SECOND@", calls.1).replace("@BODIES@", "");
+    let output = link(&led(&text, lead), "-pie")?;
+    Some(check(&input, &output).unwrap())
+}
+
+#[test]
+fn arguments_that_run_into_what_is_called_correspond() {
+    let Some(right) = report_of_lead(BOTH, ARGUMENTS) else { return };
+    assert!(right.is_ok(), "{}", right.summary(10));
+    // One call enters where its own part begins, the rest it has itself.
+    let rest = "mov word(%rip), %rsi\n    mov $17, %edi\n";
+    let whole = format!("lea message(%rip), %rdx\n    part: {rest}");
+    for other in ["lea message(%rip), %rdx\n    call part", &before(ARGUMENTS)] {
+        let Some(right) = report_of_lead((BOTH.0, other), &whole) else { return };
+        assert!(right.is_ok(), "{other}: {}", right.summary(10));
+    }
+}
+
+#[test]
+fn arguments_that_run_into_what_is_called_with_one_thing_wrong_are_seen() {
+    let wrong = [
+        ("message(%rip)", "other(%rip)"),
+        ("$17", "$18"),
+        ("mov $17, %edi\n", "\n"),
+        ("mov $17, %edi\n", "mov $17, %edi\n    inc %edi\n"),
+        ("mov $17, %edi\n", "mov $17, %edi\n    jmp second\n"),
+        ("mov $17, %edi\n", "mov $17, %edi\n    .cfi_adjust_cfa_offset 8\n"),
+    ];
+    for (right, wrong) in wrong {
+        let Some(report) = report_of_lead(BOTH, &ARGUMENTS.replace(right, wrong)) else { return };
+        assert!(!report.is_ok(), "{wrong} for {right}: {}", report.summary(10));
+    }
+    // It runs into another function.
+    let input = program(&before(ARGUMENTS), &before(ARGUMENTS), "");
+    let text = PROGRAM.replace("@FIRST@", BOTH.0).replace("@SECOND@", BOTH.1).replace("@BODIES@", "");
+    let elsewhere = text.replace("first:\n    .cfi_startproc", &format!(".cfi_startproc\n    body: {ARGUMENTS}    first:"));
+    let Some((input, output)) = input.zip(link(&elsewhere, "-pie")) else { return };
+    let report = check(&input, &output).unwrap();
+    assert!(!report.is_ok(), "{}", report.summary(10));
+}
+
+/// Where `report` is called through, and another word.
+const STUB: &str = "
+    .balign 16
+stub: bnd jmp *slot(%rip)
+    .pushsection .data
+    .balign 8
+slot:
+    .quad report
+other_slot:
+    .quad first
+    .popsection
+    ";
+
+#[test]
+fn a_body_may_jump_through_the_word_of_the_stub_that_the_input_calls() {
+    let through_stub = format!("{ARGUMENTS}    call stub");
+    for (jump, is_right) in [
+        ("jmp *slot(%rip)", true),
+        ("jmp stub", true),
+        ("jmp *other_slot(%rip)", false),
+        ("jmp *slot+1(%rip)", false),
+        ("notrack jmp *slot(%rip)", false),
+        ("call *slot(%rip)\n    ret", false),
+        ("jmp report", false),
+    ] {
+        let body = BODY.replace("@ARGUMENTS@", ARGUMENTS).replace("jmp report", jump);
+        let input = program(&through_stub, &through_stub, STUB);
+        let output = program(BOTH.0, BOTH.1, &format!("{STUB}{body}"));
+        let Some((input, output)) = input.zip(output) else { return };
+        let report = check(&input, &output).unwrap();
+        assert_eq!(report.is_ok(), is_right, "{jump}: {}", report.summary(10));
+    }
+    // A direct call's body does not jump through a word.
+    let body = BODY.replace("@ARGUMENTS@", ARGUMENTS).replace("jmp report", "jmp *slot(%rip)");
+    let input = program(&before(ARGUMENTS), &before(ARGUMENTS), STUB);
+    let output = program(BOTH.0, BOTH.1, &format!("{STUB}{body}"));
+    let Some((input, output)) = input.zip(output) else { return };
+    let report = check(&input, &output).unwrap();
+    assert!(!report.is_ok(), "{}", report.summary(10));
+}

@@ -80,6 +80,16 @@ impl Walk<'_, '_> {
         is_plain && slot == Some(self.output.operand(o, b)) && slot.is_some_and(|slot| !self.input.image.in_code(slot))
     }
 
+    /// Whether the input's call leads to a stub and the output jumps through the stub's slot.
+    pub(super) fn is_jump_past_stub(&self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> bool {
+        if a.kind != Kind::Call || b.kind != Kind::IndirectJump {
+            return false;
+        }
+        let is_plain = self.output.code.bytes(o, b).strip_prefix(&JUMP_THROUGH).is_some_and(|rest| rest.len() == 4);
+        let slot = self.input.slot_of_stub(self.input.target(i, a));
+        is_plain && slot == Some(self.output.operand(o, b)) && slot.is_some_and(|slot| !self.input.image.in_code(slot))
+    }
+
     /// Whether the input calls through a word that never changes and the output calls directly.
     pub(super) fn is_call_of_constant(&self, i: u64, a: Inst, b: Inst) -> bool {
         b.kind == Kind::Call && self.constant_target(i, a).is_some()

@@ -1,8 +1,8 @@
 //! Calls that do more than the input's: what the input has before a call stands where the output's call leads.
 //!
 //! **The rule.** Where the output calls and the input has an instruction that is none, what is called may be a *body*: the instructions of the input from here to a direct
-//! call, or one through a word that never changes, the same but for what they name, and then a jump to what that call calls. From the output's call to the end of the jump the states of both programs are the same but for the stack
-//! pointer, which is 8 lower in the output, and the word that it points to. The jump then makes the state that the input's call makes: a return address on the stack, which leads
+//! call, or one through a word that never changes, the same but for what they name, and then a jump to what that call calls; or they run into that, without a jump; or the jump is the one of the stub that the input calls, through the same word. From the output's call to the end of the jump the states of both programs are the same but for the stack
+//! pointer, which is 8 lower in the output, and the word that it points to. Then the state is the one that the input's call makes: a return address on the stack, which leads
 //! to what stands behind the call. So in a body
 //! * no instruction knows of the stack pointer but what addresses the frame at or above it, and that with a displacement that is 8 larger ([`crate::stack`]); none leaves but the jump at the end;
 //! * the frame description of the body says at each instruction what it says at an entry, without handlers, and where the output calls it says what the input says
@@ -41,8 +41,10 @@ struct Body {
     insts: Vec<Same>,
     /// The input's call.
     call: (u64, Inst),
-    /// The jump at the end of the body.
-    jump: (u64, Inst),
+    /// The jump at the end of the body; none if it runs into what is called.
+    jump: Option<(u64, Inst)>,
+    /// What is called in the output; none if that is a stub in the input, through whose word the jump goes.
+    callee: Option<u64>,
 }
 
 impl Walk<'_, '_> {
@@ -60,17 +62,20 @@ impl Walk<'_, '_> {
             self.compare_rows(input.0, o)?;
             self.follow(reference, input.0, output.0)?;
         }
-        let ((call, a), jump) = (body.call, body.jump);
-        self.record_in_body(body.call, jump)?;
+        let (call, a) = body.call;
+        match body.jump {
+            Some(jump) => self.record_in_body(body.call, jump)?,
+            None => self.input.code.index(call).into_iter().for_each(|index| self.relation.pass(true, index, a.len)),
+        }
         if let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) {
             self.relation.rewrite(from, to);
         }
         self.compare_rows(call, o)?;
         self.compare_call_sites(call, o)?;
-        let target = self.output.target(jump.0, jump.1);
-        match self.constant_target(call, a) {
-            Some(callee) => self.queue.push(Pair::new(callee, target, o, Reach::Name)),
-            None => self.called(call, Pair::new(self.input.target(call, a), target, o, Reach::Call)),
+        match (body.callee, self.constant_target(call, a)) {
+            (None, _) => {}
+            (Some(target), Some(callee)) => self.queue.push(Pair::new(callee, target, o, Reach::Name)),
+            (Some(target), None) => self.called(call, Pair::new(self.input.target(call, a), target, o, Reach::Call)),
         }
         Ok(Some(self.behind_call((call, a), (o, b))))
     }
@@ -109,8 +114,12 @@ impl Walk<'_, '_> {
             let is_through_constant = self.constant_target(from, a).is_some();
             if a.kind == Kind::Call || is_through_constant {
                 let is_plain = is_through_constant || prefixes_of_call(self.input.code.bytes(from, a)).next().is_none();
-                let is_end = is_plain && b.kind == Kind::Jump && self.have_handlers_of(&insts, from);
-                return is_end.then_some(Body { insts, call: (from, a), jump: (to, b) });
+                let is_past_stub = !is_through_constant && self.is_jump_past_stub((from, a), (to, b));
+                let jump = (b.kind == Kind::Jump || is_past_stub).then_some((to, b));
+                let callee = jump.map_or(to, |(at, jump)| self.output.target(at, jump));
+                let callee = (!is_past_stub).then_some(callee);
+                let is_end = is_plain && self.have_handlers_of(&insts, from);
+                return is_end.then_some(Body { insts, call: (from, a), jump, callee });
             }
             if !is_plain(a) || self.is_known_by_fault(from, a) {
                 return None;

@@ -267,16 +267,19 @@ pub(crate) fn all_stretches(out: &OutProgram<'_>, shapes: &Shapes, places: &[Va]
         .par_iter()
         .enumerate()
         .filter(|&(fragment, _)| is_of_function(fragment))
-        .flat_map_iter(|(fragment, &at)| stretches(shapes.of(fragment), at).into_iter().flat_map(Kept::parts_of))
+        .flat_map_iter(|(fragment, &at)| {
+            let lead_len = out.lead_len(&out.fragments[fragment]);
+            stretches(shapes.of(fragment), lead_len, at).into_iter().flat_map(Kept::parts_of)
+        })
         .collect()
 }
 
-/// The stretches of a fragment that is placed at an address.
-fn stretches(code: FragmentShape<'_>, at: Va) -> Vec<Stretch> {
+/// The stretches of a fragment that is placed at an address, behind its lead.
+fn stretches(code: FragmentShape<'_>, lead_len: u32, at: Va) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::with_capacity(code.runs.len());
     let mut rewritten = code.rewritten.iter().peekable();
     // What is left out for nothing keeps a place: that of what follows.
-    for run in code.runs.iter().filter(|run| run.len > 0 || run.old_len > 0) {
+    for run in code.runs.iter().filter(|run| run.offset >= lead_len && (run.len > 0 || run.old_len > 0)) {
         let (start, end) = (at.0 + u64::from(run.offset), at.0 + u64::from(run.offset + run.len));
         let old = run.old_start.0;
         while rewritten.next_if(|r| r.offset < run.offset).is_some() {}

@@ -146,6 +146,39 @@ fn a_copy_of_a_block_has_its_edits() {
 }
 
 #[test]
+fn what_stands_before_a_function_runs_into_it_and_is_entered_where_a_call_says() {
+    let (program, bytes) = program();
+    let leaf = Block::new(3);
+    let mut edits = EditPlan::default();
+    let mut lead = through_slot([0xff, 0x15]);
+    lead.bytes.push(NOP);
+    let lead = edits.codes.push(lead);
+    edits.leads.push((leaf, lead));
+    let call = RefData { role: RefRole::Call, ..reference(1, RefTarget::Block(leaf)) };
+    let call = NewCode { bytes: vec![0xe8, 0, 0, 0, 0], refs: vec![call], before: vec![(1, 7)], ..NewCode::default() };
+    replace(&mut edits, 0, (0, 5), call);
+    let codes = encoded(&program, &bytes, &layout::packed(&program), &edits);
+    let kinds: Vec<Code> = instructions(&codes[1]).iter().map(Instruction::code).collect();
+    assert_eq!(kinds, [Code::Call_rm64, Code::Nopd, Code::Nopd, Code::Nopd, Code::Nopd, Code::Retnq]);
+    assert_eq!(codes[1].offsets, [7], "what names the function leads behind it");
+    let start = program.blocks[leaf].start;
+    let run = Run { old_start: start, old_len: 0, offset: 0, len: 7, is_new: true, deeper: Deeper::default() };
+    assert_eq!(codes[1].runs[0], run, "for an unwinder it is the function's start");
+    let out = materialize(&program, &Weights::default(), &layout::packed(&program), &edits).map(|out| out.placed[leaf]).unwrap();
+    let target = OutTarget::Placed(out.unwrap());
+    assert_eq!(codes[0].code.fixups[0].target, FixupTarget::Before(target, 7));
+    assert_eq!(codes[0].code.fixups[1].target, FixupTarget::Code(target), "other calls are as they were");
+    // In the middle of a fragment something would run into it, and before what is aligned a gap would be.
+    edits.leads[0].0 = Block::new(1);
+    assert!(materialize(&program, &Weights::default(), &layout::packed(&program), &edits).is_err());
+    edits.leads[0].0 = leaf;
+    let mut plan = layout::packed(&program);
+    plan.fragments[1].blocks[0].align = 16;
+    plan.fragments[1].align = 16;
+    assert!(materialize(&program, &Weights::default(), &plan, &edits).is_err());
+}
+
+#[test]
 fn what_lies_apart_is_led_to_and_leads_back_from_each_place_of_its_code() {
     let (program, bytes) = program();
     let mut edits = EditPlan::default();

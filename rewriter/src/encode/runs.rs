@@ -25,8 +25,12 @@ pub(super) fn push(
 ) {
     let first_run = all.runs.len();
     let mut walk = Walk { fragment, at: 0, first_run, all };
+    if fragment.lead.is_some() {
+        let first = blocks.first().map_or(Va(0), |(_, block)| program.blocks[block.origin].start);
+        walk.push(Run { is_new: true, ..walk.plain(first, 0, out.lead_len(fragment)) });
+    }
     if let Some(first) = padded {
-        walk.push(Run { is_new: true, ..walk.plain(program.blocks[first].start, 0, layout.offsets[0]) });
+        walk.push(Run { is_new: true, ..walk.plain(program.blocks[first].start, 0, layout.offsets[0] - walk.at) });
     }
     for (index, &(id, block)) in blocks.iter().enumerate() {
         let data = &program.blocks[block.origin];

@@ -92,6 +92,7 @@ impl<'a> Addresses<'a> {
         match target {
             FixupTarget::Code(target) => self.target(target),
             FixupTarget::Within(block, offset) => self.out(block) + u64::from(offset),
+            FixupTarget::Before(target, bytes) => Va(self.target(target).0.wrapping_sub(bytes.into())),
             FixupTarget::Table(table) => self.table(table),
             FixupTarget::UnwindTable => self.unwind_table,
             FixupTarget::TableOf(clone, table) => {

@@ -194,8 +194,30 @@ struct Part<'a> {
     of: &'a str,
     at: Va,
     size: u64,
-    /// The clone that it is part of, and whether it is the part with the entry.
-    clone: Option<(CloneId, bool)>,
+    name: PartName,
+}
+
+/// What the name of a part is.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum PartName {
+    /// That of the function, with a suffix.
+    Split,
+    /// That of a clone, which this part has the entry of, or with a suffix.
+    Clone { id: CloneId, is_entry: bool },
+    /// Its own: it is no part of a function.
+    Body { number: u32 },
+}
+
+impl PartName {
+    fn clone(self) -> Option<CloneId> {
+        match self {
+            PartName::Clone { id, .. } => Some(id),
+            PartName::Split | PartName::Body { .. } => None,
+        }
+    }
+    fn is_whole(self) -> bool {
+        matches!(self, PartName::Body { .. } | PartName::Clone { is_entry: true, .. })
+    }
 }
 
 /// Appends the symbols of parts, and their names to strings before which there are `num_known` bytes.
@@ -217,15 +239,19 @@ fn write_part_symbols(
     parts.retain(|part| !part.of.starts_with(REQUEST));
     let clones = clone_names(&parts);
     for part in &parts {
-        let (of, is_entry) = match part.clone {
-            Some((clone, is_entry)) => (clones.get(&clone).map_or(part.of, String::as_str), is_entry),
-            None => (part.of, false),
+        let of = match part.name {
+            PartName::Split => part.of,
+            PartName::Clone { id, .. } => clones.get(&id).map_or(part.of, String::as_str),
+            PartName::Body { .. } => part.of,
         };
         let count = counts.entry(of).or_default();
         loop {
             name.clear();
             name.push_str(of);
-            if is_entry {
+            if let PartName::Body { number } = part.name {
+                let _infallible = write!(name, ".relift.{number}");
+            }
+            if part.name.is_whole() {
                 break;
             }
             name.push_str(SUFFIX);
@@ -260,7 +286,8 @@ const REQUEST: &str = "_vg";
 
 /// Names of clones: those of one function are counted from 1.
 fn clone_names(parts: &[Part<'_>]) -> FxHashMap<CloneId, String> {
-    let mut entries: Vec<(CloneId, &str)> = parts.iter().filter_map(|p| Some((p.clone.filter(|c| c.1)?.0, p.of))).collect();
+    let with_entry = parts.iter().filter(|part| part.name.is_whole());
+    let mut entries: Vec<(CloneId, &str)> = with_entry.filter_map(|part| Some((part.name.clone()?, part.of))).collect();
     entries.sort_unstable();
     let mut counts = FxHashMap::<&str, u32>::default();
     let name = |(clone, of)| {
@@ -287,7 +314,8 @@ fn parts<'a>((image, names): (&'a Image<'_>, Names<'a, 'a>), placed: Placed<'a>)
         if fragment.clone.is_some_and(|clone| placed.out.is_body(clone)) {
             return None;
         }
-        let at = placed.placement.fragments[index];
+        let lead_len = placed.out.lead_len(fragment);
+        let at = placed.placement.fragments[index] + u64::from(lead_len);
         let first = placed.out.origins[Out::new(fragment.blocks.start as usize)];
         let start = placed.program.blocks[first].start;
         let func = &placed.program.funcs[fragment.func];
@@ -296,10 +324,10 @@ fn parts<'a>((image, names): (&'a Image<'_>, Names<'a, 'a>), placed: Placed<'a>)
         let symbol = covering.or_else(|| func.symbol.and_then(|s| image.symbols.get(s)))?;
         let named = placed.program.block_at(Va(symbol.st_value)).map(|block| placed.addresses.block(block));
         let of = symbol.name.split(SUFFIX).next().unwrap_or(symbol.name);
-        let size = u64::from(placed.shapes.len_of(index));
+        let size = u64::from(placed.shapes.len_of(index) - lead_len);
         let is_entry = |clone: CloneId| fragment.blocks.contains(&(placed.out.clone_entries[clone.index()].index() as u32));
-        let clone = fragment.clone.map(|clone| (clone, is_entry(clone)));
-        (named != Some(at) && !of.is_empty()).then_some(Part { of, at, size, clone })
+        let name = fragment.clone.map_or(PartName::Split, |id| PartName::Clone { id, is_entry: is_entry(id) });
+        (named != Some(at) && !of.is_empty()).then_some(Part { of, at, size, name })
     };
     placed.out.fragments.par_iter().enumerate().filter_map(part).collect()
 }
@@ -307,9 +335,10 @@ fn parts<'a>((image, names): (&'a Image<'_>, Names<'a, 'a>), placed: Placed<'a>)
 /// What calls lead to that have arguments alike: one symbol for what lies side by side.
 fn bodies(placed: Placed<'_>) -> Vec<Part<'static>> {
     let body = |(index, fragment): (usize, &OutFragment)| {
-        let clone = fragment.clone.filter(|&clone| placed.out.is_body(clone))?;
-        let size = u64::from(placed.shapes.len_of(index));
-        Some(Part { of: BODIES, at: placed.placement.fragments[index], size, clone: Some((clone, true)) })
+        let is_body = fragment.clone.is_some_and(|clone| placed.out.is_body(clone));
+        let len = if is_body { placed.shapes.len_of(index) } else { placed.out.lead_len(fragment) };
+        let (at, size) = (placed.placement.fragments[index], u64::from(len));
+        (len > 0).then_some(Part { of: BODIES, at, size, name: PartName::Body { number: 0 } })
     };
     let mut bodies: Vec<Part<'static>> = placed.out.fragments.iter().enumerate().filter_map(body).collect();
     bodies.sort_unstable_by_key(|body| body.at);
@@ -318,6 +347,7 @@ fn bodies(placed: Placed<'_>) -> Vec<Part<'static>> {
         last.size += if is_beside { next.size } else { 0 };
         is_beside
     });
+    bodies.iter_mut().zip(1..).for_each(|(body, number)| body.name = PartName::Body { number });
     bodies
 }
 
@@ -328,7 +358,7 @@ fn anchors<'a>((image, names): (&'a Image<'_>, Names<'a, 'a>), placed: Placed<'a
         let data = &placed.program.blocks[block];
         let is_anchor = data.flags.contains(BlockFlags::ANCHOR) && placed.addresses.moved(block).is_some();
         let of = symbol.name.split(SUFFIX).next().unwrap_or(symbol.name);
-        is_anchor.then(|| Part { of, at: data.start, size: data.anchor_len(image.has_ibt), clone: None })
+        is_anchor.then(|| Part { of, at: data.start, size: data.anchor_len(image.has_ibt), name: PartName::Split })
     };
     let mut anchors: Vec<Part<'a>> = names.symbols.as_slice().par_iter().filter(is_function).filter_map(anchor).collect();
     let mut seen = FxHashSet::default();

@@ -16,7 +16,7 @@
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, OpKind, Register};
 use lifter::Image;
 use lifter::address::Va;
-use lifter::ir::{Evidence, RefData, RefKind, RefRole, RefTarget};
+use lifter::ir::{Evidence, Program, RefData, RefKind, RefRole, RefTarget};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -40,21 +40,28 @@ pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
 }
 
 fn sites_in(context: &Context<'_>, block: lifter::entity::Block) -> Vec<(lifter::entity::Block, u32, u32, Va)> {
-    // Stubs are in sections that stay.
-    let stub_of = |r: &RefData| match r.target {
-        RefTarget::Fixed(va) => Some(va),
-        RefTarget::Block(callee) if !context.program.funcs[context.program.func_of(callee)].is_movable() => {
-            Some(context.program.blocks[callee].start)
-        }
-        _ => None,
-    };
-    let calls = context.instructions_with(block, |r| r.role == RefRole::Call && stub_of(r).is_some());
+    let calls = context.instructions_with(block, |r| r.role == RefRole::Call && stub_of(context.program, r).is_some());
     let site = |(offset, call, reference): (u32, Instruction, RefData)| {
-        let stub = stub_of(&reference)?;
-        let slot = slot_of_stub(context.image, stub).filter(|_| call.code() == Code::Call_rel32_64)?;
+        let slot = slot_called(context.image, context.program, &reference).filter(|_| call.code() == Code::Call_rel32_64)?;
         Some((block, offset, call.len() as u32, slot))
     };
     calls.into_iter().filter_map(site).collect()
+}
+
+/// What may be a stub: those are in sections that stay.
+fn stub_of(program: &Program, reference: &RefData) -> Option<Va> {
+    match reference.target {
+        RefTarget::Fixed(va) => Some(va),
+        RefTarget::Block(callee) if !program.funcs[program.func_of(callee)].is_movable() => Some(program.blocks[callee].start),
+        _ => None,
+    }
+}
+
+/// The slot through which what a call names jumps, if it is a stub. A function that is nothing else but has an unwind entry of its own is none: no one who compares the files would find it where all its calls go past it.
+pub(crate) fn slot_called(image: &Image<'_>, program: &Program, reference: &RefData) -> Option<Va> {
+    let stub = stub_of(program, reference)?;
+    let is_function = program.unwind.fde_containing(stub).is_some_and(|fde| program.unwind.fdes[fde].start == stub);
+    slot_of_stub(image, stub).filter(|_| !is_function)
 }
 
 /// The slot through which a stub jumps, if it does nothing else.

@@ -1,13 +1,15 @@
-//! Which pieces before calls become bodies.
+//! Which pieces before calls are put where the calls lead.
 //!
-//! **Method.** A node is a piece: all calls that have it are below it, those with one instruction more before it in nodes of their own. A body of a node costs its bytes and a jump,
+//! **Method.** A node is a piece: all calls that have it are below it, those with one instruction more before it in nodes of their own. A *body* of a node costs its bytes and a jump,
 //! and saves its bytes at each call that uses it. From the longest pieces to the shortest, each node takes the best of three: what its children save; one body for all its calls; the children's, and a body for those calls
 //! that no child has one for.
+//!
+//! The pieces of one way from a root down, where the root is a function that something may stand before, may be a *lead* instead: the function's first instruction follows them, so there is no jump, and
+//! a shorter piece is the end of a longer one, so each call enters at its own. A node on that way costs its one instruction, and saves its bytes at each call that enters there: those that end there, and
+//! those below that are not on the way on, but for what bodies there save more for. Of each root the way that saves the most is taken, if it saves more than bodies alone.
 
 use rustc_hash::FxHashMap;
 
-/// Bytes of the jump at the end of a body.
-const JUMP_LEN: i64 = 5;
 /// What a body has to save: its start may need a byte of alignment, and unwind tables grow a little.
 const SAVED_MIN: i64 = 4;
 
@@ -22,24 +24,119 @@ pub(super) enum Choice {
     Both,
 }
 
-/// Bytes of a piece where it is before a call, and in a body.
+/// Where a call finds its piece; `depth` is how many instructions less one come along.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Body {
+        node: usize,
+        depth: usize,
+    },
+    /// Before the function itself.
+    Lead {
+        depth: usize,
+    },
+}
+
+/// Bytes of a piece where it is before a call, in a body, and of the jump behind it there.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Lens {
     pub(super) call: u32,
     pub(super) body: u32,
+    pub(super) jump: u32,
+}
+
+/// A call as the tree sees it.
+pub(super) struct TreeCall<P> {
+    /// The function called, if something may stand before it.
+    pub(super) root: Option<u32>,
+    /// Whether a body is worth its time; if not, there is none for it.
+    pub(super) may_have_body: bool,
+    /// Hashes of its pieces and how long these are, the shortest first.
+    pub(super) pieces: P,
 }
 
 #[derive(Debug)]
 struct Node {
     lens: Lens,
+    /// Calls that may have a body, and those that may not.
     num_calls: u32,
+    num_spared: u32,
     parent: Option<u32>,
     choice: Choice,
+    /// Whether, next to a lead, all calls enter that.
+    yields: bool,
+    is_on_lead: bool,
     /// Bytes saved by what is chosen, and how many calls have a body by it.
     saved: i64,
     num_covered: u32,
     /// The same of the children together.
     below: (i64, u32),
+    /// If this is on a lead: bytes saved by the calls of the children when none of these is, and how many calls that are.
+    below_lead: (i64, u32),
+    /// What is saved more if a child is on it too.
+    longer: Longer,
+}
+
+/// Bytes saved more by the best node that may come next on a lead.
+#[derive(Copy, Clone, Debug, Default)]
+struct Longer {
+    gain: i64,
+    node: u32,
+}
+
+impl Longer {
+    fn or(self, other: Longer) -> Self {
+        if other.gain > self.gain { other } else { self }
+    }
+}
+
+impl Node {
+    fn new(lens: Lens, parent: Option<u32>) -> Self {
+        Node {
+            lens,
+            num_calls: 0,
+            num_spared: 0,
+            parent,
+            choice: Choice::Children,
+            yields: false,
+            is_on_lead: false,
+            saved: 0,
+            num_covered: 0,
+            below: (0, 0),
+            below_lead: (0, 0),
+            longer: Longer::default(),
+        }
+    }
+
+    fn choose(&mut self) {
+        let (saved_below, covered_below) = self.below;
+        let Lens { call, body, jump } = self.lens;
+        let saves = |num_calls: u32| i64::from(num_calls) * i64::from(call) - i64::from(body + jump);
+        let own = Some(saves(self.num_calls)).filter(|saved| *saved >= SAVED_MIN);
+        let rest = Some(saves(self.num_calls - covered_below)).filter(|saved| *saved >= SAVED_MIN);
+        let mut best = (saved_below, Choice::Children, covered_below);
+        for (saved, choice) in [(rest.map(|rest| saved_below + rest), Choice::Both), (own, Choice::Own)] {
+            best = match saved {
+                Some(saved) if saved > best.0 => (saved, choice, self.num_calls),
+                _ => best,
+            };
+        }
+        (self.saved, self.choice, self.num_covered) = best;
+    }
+
+    /// What is saved from here on if this is on a lead behind which so many bytes stand already.
+    fn saved_by_lead(&self, behind: u32) -> i64 {
+        let (saved_below, num_below) = self.below_lead;
+        let own = i64::from(self.num_calls + self.num_spared - num_below) * i64::from(self.lens.call);
+        own + saved_below + self.longer.gain - i64::from(self.lens.body - behind)
+    }
+
+    /// What the calls save if this is not on the lead, but what it is below of is, at so many bytes before the call; and whether all of them enter there.
+    fn saved_beside_lead(&self, len: u32) -> (i64, bool) {
+        let entering = |num_calls: u32| i64::from(num_calls) * i64::from(len);
+        let (all, rest) = (entering(self.num_calls), self.saved + entering(self.num_calls - self.num_covered));
+        (all.max(rest) + entering(self.num_spared), all >= rest)
+    }
 }
 
 #[derive(Debug)]
@@ -49,53 +146,73 @@ pub(super) struct Tree {
     paths: Vec<u32>,
     /// By call, where its nodes end.
     ends: Vec<u32>,
+    /// By call, whether it may have a body.
+    may_have_body: Vec<bool>,
 }
 
 impl Tree {
-    /// Of calls with the hashes of their pieces and how long these are, the shortest first.
-    pub(super) fn of<L: Iterator<Item = (u64, Lens)>>(calls: impl Iterator<Item = L>) -> Self {
-        let mut tree = Tree { nodes: Vec::new(), paths: Vec::new(), ends: Vec::new() };
+    /// Of calls of functions of which something may stand before so many.
+    pub(super) fn of<P: Iterator<Item = (u64, Lens)>>(num_roots: usize, calls: impl Iterator<Item = TreeCall<P>>) -> Self {
+        let mut tree = Tree { nodes: Vec::new(), paths: Vec::new(), ends: Vec::new(), may_have_body: Vec::new() };
         let mut known: FxHashMap<u64, u32> = FxHashMap::default();
-        for pieces in calls {
+        // By node that has no parent, in their order.
+        let mut root_of: FxHashMap<u32, u32> = FxHashMap::default();
+        for TreeCall { root, may_have_body, pieces } in calls {
             let mut parent = None;
             for (hash, lens) in pieces {
                 let node = *known.entry(hash).or_insert_with(|| {
-                    let (choice, below) = (Choice::Children, (0, 0));
-                    tree.nodes.push(Node { lens, num_calls: 0, parent, choice, saved: 0, num_covered: 0, below });
+                    tree.nodes.push(Node::new(lens, parent));
                     (tree.nodes.len() - 1) as u32
                 });
-                tree.nodes[node as usize].num_calls += 1;
+                let data = &mut tree.nodes[node as usize];
+                *(if may_have_body { &mut data.num_calls } else { &mut data.num_spared }) += 1;
+                if let (None, Some(root)) = (parent, root) {
+                    root_of.insert(node, root);
+                }
                 tree.paths.push(node);
                 parent = Some(node);
             }
             tree.ends.push(tree.paths.len() as u32);
+            tree.may_have_body.push(may_have_body);
         }
         drop(known);
-        tree.choose();
+        let mut leads = vec![Longer::default(); num_roots];
+        tree.choose(|node, gain| {
+            let Some(&root) = root_of.get(&node) else { return };
+            let lead = &mut leads[root as usize];
+            *lead = lead.or(Longer { gain, node });
+        });
+        leads.into_iter().for_each(|lead| tree.put_on_lead(lead));
         tree
     }
 
-    /// A child's number is higher than its parent's.
-    fn choose(&mut self) {
+    /// Decides for each node; says of those without a parent what a lead that begins there would save more. A child's number is higher than its parent's.
+    fn choose(&mut self, mut may_lead: impl FnMut(u32, i64)) {
         for index in (0..self.nodes.len()).rev() {
+            let parent = self.nodes[index].parent;
+            let lens = parent.map(|parent| self.nodes[parent as usize].lens);
             let node = &mut self.nodes[index];
-            let (saved_below, covered_below) = node.below;
-            let saves = |num_calls: u32| i64::from(num_calls) * i64::from(node.lens.call) - i64::from(node.lens.body) - JUMP_LEN;
-            let own = Some(saves(node.num_calls)).filter(|saved| *saved >= SAVED_MIN);
-            let rest = Some(saves(node.num_calls - covered_below)).filter(|saved| *saved >= SAVED_MIN);
-            let mut best = (saved_below, Choice::Children, covered_below);
-            for (saved, choice) in [(rest.map(|rest| saved_below + rest), Choice::Both), (own, Choice::Own)] {
-                best = match saved {
-                    Some(saved) if saved > best.0 => (saved, choice, node.num_calls),
-                    _ => best,
-                };
-            }
-            (node.saved, node.choice, node.num_covered) = best;
-            let (parent, add) = (node.parent, (node.saved, node.num_covered));
-            if let Some(parent) = parent {
-                let below = &mut self.nodes[parent as usize].below;
-                *below = (below.0 + add.0, below.1 + add.1);
-            }
+            node.choose();
+            let by_lead = node.saved_by_lead(lens.map_or(0, |lens| lens.body));
+            let (beside, yields) = lens.map_or((node.saved, false), |lens| node.saved_beside_lead(lens.call));
+            node.yields = yields;
+            let add = (node.saved, node.num_covered, node.num_calls + node.num_spared);
+            let Some(parent) = parent else {
+                may_lead(index as u32, by_lead - beside);
+                continue;
+            };
+            let parent = &mut self.nodes[parent as usize];
+            parent.below = (parent.below.0 + add.0, parent.below.1 + add.1);
+            parent.below_lead = (parent.below_lead.0 + beside, parent.below_lead.1 + add.2);
+            parent.longer = parent.longer.or(Longer { gain: by_lead - beside, node: index as u32 });
+        }
+    }
+
+    fn put_on_lead(&mut self, mut next: Longer) {
+        while next.gain > 0 {
+            let node = &mut self.nodes[next.node as usize];
+            node.is_on_lead = true;
+            next = node.longer;
         }
     }
 
@@ -103,18 +220,35 @@ impl Tree {
         self.nodes.len()
     }
 
-    /// The node that has the body for a call, and how many instructions less one come along.
-    pub(super) fn body_for(&self, call: usize) -> Option<(usize, usize)> {
-        let start = call.checked_sub(1).map_or(0, |before| self.ends[before]) as usize;
-        let mut body = None;
-        for (depth, &node) in self.paths[start..self.ends[call] as usize].iter().enumerate() {
+    fn path(&self, call: usize) -> &[u32] {
+        let start = call.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.paths[start as usize..self.ends[call] as usize]
+    }
+
+    /// How many instructions of a call are on a lead.
+    pub(super) fn num_on_lead(&self, call: usize) -> usize {
+        self.path(call).iter().take_while(|&&node| self.nodes[node as usize].is_on_lead).count()
+    }
+
+    /// Where a call finds its piece, if it is not to have it itself.
+    pub(super) fn way_of(&self, call: usize) -> Option<Way> {
+        let num_on_lead = self.num_on_lead(call);
+        let lead = num_on_lead.checked_sub(1).map(|depth| Way::Lead { depth });
+        let mut rest = self.path(call)[num_on_lead..].iter().zip(num_on_lead..).peekable();
+        let yields = |node: u32| lead.is_some() && self.nodes[node as usize].yields;
+        if !self.may_have_body[call] || rest.peek().is_some_and(|&(&node, _)| yields(node)) {
+            return lead;
+        }
+        let mut way = lead;
+        for (&node, depth) in rest {
+            let body = Way::Body { node: node as usize, depth };
             match self.nodes[node as usize].choice {
                 Choice::Children => {}
-                Choice::Both => body = Some((node as usize, depth)),
-                Choice::Own => return Some((node as usize, depth)),
+                Choice::Both => way = Some(body),
+                Choice::Own => return Some(body),
             }
         }
-        body
+        way
     }
 }
 
@@ -122,13 +256,41 @@ impl Tree {
 mod tests {
     use super::*;
 
-    /// The body of each call, as depth; calls are words of which each letter is an instruction of four bytes, the last one first.
-    fn bodies(calls: &[&str]) -> Vec<Option<usize>> {
-        let hash = |word: &str, depth: usize| word.bytes().take(depth + 1).fold(7, |hash, byte| hash * 131 + u64::from(byte));
-        let hashes: Vec<Vec<u64>> = calls.iter().map(|word| (0..word.len()).map(|depth| hash(word, depth)).collect()).collect();
-        let lens = |count: u32| Lens { call: 4 * count, body: 4 * count };
-        let tree = Tree::of(hashes.iter().map(|hashes| hashes.iter().copied().zip((1..).map(lens))));
-        (0..calls.len()).map(|call| tree.body_for(call).map(|(_, depth)| depth)).collect()
+    /// What becomes of each call. Calls are words of which each letter is an instruction of four bytes, the last one first; all call the same function, and those in capitals may not jump.
+    fn ways(root: Option<u32>, calls: &[&'static str]) -> Vec<Option<Way>> {
+        let hash = |word: &str, depth: usize| {
+            word.to_lowercase().bytes().take(depth + 1).fold(7, |hash, byte| hash * 131 + u64::from(byte))
+        };
+        let lens = |count: u32| Lens { call: 4 * count, body: 4 * count, jump: 5 };
+        let call = |word: &&'static str| {
+            let word = *word;
+            let may_have_body = word.to_lowercase() == word;
+            TreeCall {
+                root,
+                may_have_body,
+                pieces: (0..word.len()).map(move |depth| (hash(word, depth), lens(depth as u32 + 1))),
+            }
+        };
+        let tree = Tree::of(1, calls.iter().map(call));
+        (0..calls.len()).map(|call| tree.way_of(call)).collect()
+    }
+
+    /// The body of each call, as depth, where nothing can stand before the function.
+    fn bodies(calls: &[&'static str]) -> Vec<Option<usize>> {
+        let depth = |way: Way| match way {
+            Way::Body { depth, .. } => depth,
+            Way::Lead { .. } => panic!("a lead"),
+        };
+        ways(None, calls).into_iter().map(|way| way.map(depth)).collect()
+    }
+
+    /// Where calls enter a lead, as depth, where there is none but that.
+    fn leads(calls: &[&'static str]) -> Vec<Option<usize>> {
+        let depth = |way: Way| match way {
+            Way::Lead { depth } => depth,
+            Way::Body { .. } => panic!("a body"),
+        };
+        ways(Some(0), calls).into_iter().map(|way| way.map(depth)).collect()
     }
 
     #[test]
@@ -154,5 +316,37 @@ mod tests {
     fn one_body_for_all_is_better_than_many_that_share_little_more() {
         let calls = ["abcdx", "abcdx", "abcdy", "abcdy"];
         assert_eq!(bodies(&calls), [Some(3); 4]);
+    }
+
+    #[test]
+    fn before_a_function_each_call_enters_at_its_own_piece() {
+        assert_eq!(leads(&["ab", "a", "abc"]), [Some(1), Some(0), Some(1)]);
+        assert_eq!(leads(&["abc", "abc", "abd"]), [Some(2), Some(2), Some(1)]);
+        assert_eq!(leads(&["a", "b"]), [None; 2]);
+    }
+
+    #[test]
+    fn of_several_pieces_the_one_that_saves_most_is_before_the_function() {
+        assert_eq!(leads(&["a", "a", "b", "b", "b"]), [None, None, Some(0), Some(0), Some(0)]);
+    }
+
+    #[test]
+    fn calls_beside_what_is_before_the_function_have_bodies_where_these_save_more() {
+        let lead = |depth| Some(Way::Lead { depth });
+        let found = ways(Some(0), &["ab", "ab", "xyz", "xyz", "axyz", "axyz", "axyz"]);
+        assert_eq!(found[..2], [lead(0); 2], "a body of two short instructions is not worth a jump");
+        assert!(matches!(found[2], Some(Way::Body { depth: 2, .. })), "another function's end: {found:?}");
+        assert_eq!(found[4..], [lead(3); 3]);
+        let found = ways(Some(0), &["abcdefgh", "abcdefgh", "abcdefgh", "apqrstuv", "apqrstuv", "apqrstuv"]);
+        let num_leads = found.iter().filter(|&&way| way == lead(7)).count();
+        let num_bodies = found.iter().filter(|way| matches!(way, Some(Way::Body { depth: 7, .. }))).count();
+        assert_eq!((num_leads, num_bodies), (3, 3), "{found:?}");
+    }
+
+    #[test]
+    fn a_call_that_may_not_jump_enters_what_is_before_the_function_or_keeps_its_own() {
+        assert_eq!(bodies(&["ABC", "ABC", "ABC"]), [None; 3]);
+        assert_eq!(leads(&["ABC", "ABC", "ABC"]), [Some(2); 3]);
+        assert_eq!(leads(&["ABX", "aby", "abz"]), [Some(1); 3]);
     }
 }

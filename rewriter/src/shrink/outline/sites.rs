@@ -1,0 +1,327 @@
+//! Direct calls, and which instructions before each may stand where it leads.
+
+use std::ops::Range;
+
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, OpAccess, OpKind, Register};
+use lifter::Image;
+use lifter::address::Va;
+use lifter::elf::lsda::CallSite;
+use lifter::entity::{Block, Func};
+use lifter::ir::{BlockFlags, Program, RefData, RefRole, RefTarget};
+use lifter::x86;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::CALL_LEN;
+use super::entries::Entries;
+use super::lower::{has_other_use, lowered};
+use crate::fold::Folding;
+use crate::fold::blocks::hashes::push_reference;
+use crate::fold::shares::Shares;
+use crate::materialize::block_bytes;
+use crate::relink::eh_frame::FrameRows;
+use crate::transform::direct_calls::{self, DirectCall};
+use crate::transform::plt_calls;
+
+/// Instructions before a call that are looked at.
+const DEPTH_MAX: usize = 16;
+
+/// A direct call, and what may come along before it.
+pub(super) struct Site {
+    pub(super) block: Block,
+    /// Of the call, from the block's start.
+    pub(super) call: u32,
+    pub(super) callee: Callee,
+    /// Bytes of the call.
+    pub(super) call_len: u32,
+    /// The function called, if something may stand before it.
+    pub(super) entry: Option<u32>,
+    /// Whether what a body costs in time is worth it here.
+    pub(super) may_have_body: bool,
+    /// What may come along: of the pieces of all sites, or of those of a function.
+    pub(super) pieces: Range<u32>,
+}
+
+/// What is called.
+#[derive(Copy, Clone, Debug)]
+pub(super) enum Callee {
+    /// By this, if it is no branch.
+    Direct(RefData),
+    /// A stub that jumps through this word, and does nothing else.
+    Stub(Va),
+}
+
+impl Callee {
+    /// Bytes of a jump there.
+    pub(super) fn jump_len(self) -> u32 {
+        match self {
+            Callee::Direct(_) => 5,
+            Callee::Stub(_) => 6,
+        }
+    }
+}
+
+/// An instruction before a call, with all behind it.
+#[derive(Copy, Clone)]
+pub(super) struct Piece {
+    /// Offset of the instruction, from the block's start.
+    pub(super) start: u32,
+    /// Bytes that all of it takes in a body.
+    pub(super) len: u32,
+    /// Of all of it up to the function called.
+    pub(super) hash: u64,
+}
+
+/// Calls, and the pieces before each, the shortest first: few vectors, since each site's own would take more room than what they hold.
+#[derive(Default)]
+pub(super) struct Sites {
+    pub(super) sites: Vec<Site>,
+    pub(super) pieces: Vec<Piece>,
+}
+
+impl Sites {
+    pub(super) fn append(&mut self, next: Sites) {
+        let before = self.pieces.len() as u32;
+        let moved = |site: Site| Site { pieces: site.pieces.start + before..site.pieces.end + before, ..site };
+        self.sites.extend(next.sites.into_iter().map(moved));
+        self.pieces.extend(next.pieces);
+    }
+
+    pub(super) fn pieces_of(&self, site: &Site) -> &[Piece] {
+        &self.pieces[site.pieces.start as usize..site.pieces.end as usize]
+    }
+}
+
+/// Looks for calls.
+pub(super) struct Finder<'a> {
+    pub(super) image: &'a Image<'a>,
+    pub(super) program: &'a Program,
+    pub(super) folded: &'a Folding,
+    pub(super) entries: &'a Entries<'a>,
+    pub(super) shares: &'a Shares,
+    pub(super) calls: &'a [DirectCall],
+}
+
+/// A call of one function, in a block.
+#[derive(Copy, Clone)]
+struct Call {
+    offset: u32,
+    len: u32,
+    /// As if it were a direct call at that offset.
+    reference: RefData,
+    /// Where the stub jumps through that it calls.
+    slot: Option<Va>,
+}
+
+impl Finder<'_> {
+    /// In blocks of one function, ascending.
+    pub(super) fn sites_of(&self, blocks: &[(Func, Block)]) -> Sites {
+        let mut sites = Sites::default();
+        let mut infos = InstructionInfoFactory::new();
+        let mut instructions = Vec::new();
+        let mut described: Option<(u32, Option<Described<'_>>)> = None;
+        for &(_, block) in blocks {
+            let may_jump = self.shares.allows_outlining(block);
+            let mut calls = self.calls_in(block);
+            calls.retain(|call| may_jump || call.slot.is_some() || self.entries.number_of(call.reference.target).is_some());
+            if calls.is_empty() {
+                continue;
+            }
+            let range = self.program.blocks[block].range;
+            if described.as_ref().is_none_or(|(known, _)| *known != range) {
+                described = Some((range, Described::of(self.program, range)));
+            }
+            let Some((_, Some(described))) = &described else { continue };
+            x86::decode_block_into(self.image, self.program, block, &mut instructions);
+            for call in calls {
+                let first = sites.pieces.len();
+                if self.pieces(block, &instructions, call, described, &mut infos, &mut sites.pieces).is_none() {
+                    sites.pieces.truncate(first);
+                }
+                if sites.pieces.len() > first {
+                    let Call { offset: call, len: call_len, reference, slot } = call;
+                    let pieces = first as u32..sites.pieces.len() as u32;
+                    let entry = self.entries.number_of(reference.target);
+                    // A body has the stub's jump in place of one more.
+                    let (callee, may_have_body) = match slot {
+                        Some(slot) => (Callee::Stub(slot), true),
+                        None => (Callee::Direct(reference), may_jump),
+                    };
+                    sites.sites.push(Site { block, call, callee, call_len, entry, may_have_body, pieces });
+                }
+            }
+        }
+        sites
+    }
+
+    /// Ascending.
+    fn calls_in(&self, block: Block) -> Vec<Call> {
+        let direct = self.program.block_refs(block).iter().filter(|r| r.role == RefRole::Call && self.is_callee(r.target));
+        let call = |r: &RefData| {
+            let slot = plt_calls::slot_called(self.image, self.program, r);
+            Some(Call { offset: r.offset.checked_sub(1)?, len: CALL_LEN, reference: *r, slot })
+        };
+        let direct = direct.filter_map(call);
+        let through = direct_calls::of_block(self.calls, block).iter();
+        let through = through.filter(|call| self.is_callee(RefTarget::Block(call.callee))).map(|call| {
+            let reference = direct_calls::reference_to(call.callee, RefRole::Call);
+            let offset = call.offset;
+            let reference = RefData { offset: offset + reference.offset, ..reference };
+            Call { offset, len: direct_calls::LEN, reference, slot: None }
+        });
+        let mut calls: Vec<Call> = direct.chain(through).collect();
+        calls.sort_unstable_by_key(|call| call.offset);
+        calls
+    }
+
+    fn is_callee(&self, target: RefTarget) -> bool {
+        match target {
+            RefTarget::Block(callee) => {
+                let func = &self.program.funcs[self.program.func_of(callee)];
+                func.entry == callee && !self.program.blocks[callee].flags.contains(BlockFlags::THUNK)
+            }
+            RefTarget::Fixed(_) => true,
+            RefTarget::Table(_) | RefTarget::UnwindTable(_) => false,
+        }
+    }
+
+    /// Appends what may come along before a call; `None` where that is not known.
+    fn pieces(
+        &self,
+        block: Block,
+        instructions: &[Instruction],
+        call: Call,
+        described: &Described<'_>,
+        infos: &mut InstructionInfoFactory,
+        pieces: &mut Vec<Piece>,
+    ) -> Option<()> {
+        let start = self.program.blocks[block].start;
+        let Call { offset: call, len: call_len, reference, .. } = call;
+        let at = start + u64::from(call);
+        let index = instructions.binary_search_by_key(&at.0, Instruction::ip).ok()?;
+        let is_call = matches!(instructions[index].code(), Code::Call_rel32_64 | Code::Call_rm64);
+        if !is_call || instructions[index].len() != call_len as usize {
+            return None;
+        }
+        // `__morestack` finds a function's body behind the return behind its call, and who relinks the file knows that call by the instructions before it.
+        if instructions.get(index + 1).is_some_and(|next| next.flow_control() == FlowControl::Return) {
+            return None;
+        }
+        let bytes = block_bytes(self.image, self.program, block).ok()?;
+        let mut refs = self.program.block_refs(block);
+        let mut words = Vec::new();
+        push_reference(self.program, self.folded, &reference, call, &mut [0; CALL_LEN as usize], &mut words)?;
+        let mut hash = xxh3_64(&bytes_of(&words));
+        let mut len = 0;
+        refs = &refs[..refs.partition_point(|r| r.offset < call)];
+        let mut end = at.0;
+        for instruction in instructions[..index].iter().rev().take(DEPTH_MAX) {
+            let (offset, next) = ((instruction.ip() - start.0) as u32, (instruction.next_ip() - start.0) as u32);
+            if instruction.next_ip() != end
+                || !may_come_along(instruction, infos)
+                || !described.is_as_at((Va(instruction.ip()), instruction), at)
+            {
+                break;
+            }
+            let (before, inside) = refs.split_at(refs.partition_point(|r| r.offset < offset));
+            if inside.iter().any(|r| matches!(r.target, RefTarget::Table(_) | RefTarget::UnwindTable(_))) {
+                break;
+            }
+            let mut own = bytes.get(offset as usize..next as usize)?.to_vec();
+            let Some(lowered) = lowered(&own).filter(|lowered| inside.is_empty() || lowered.len() == own.len()) else { break };
+            len += lowered.len() as u32;
+            words.clear();
+            for reference in inside {
+                push_reference(self.program, self.folded, reference, offset, &mut own, &mut words)?;
+            }
+            own.extend(bytes_of(&words));
+            own.extend(hash.to_le_bytes());
+            hash = xxh3_64(&own);
+            pieces.push(Piece { start: offset, len, hash });
+            (refs, end) = (before, instruction.ip());
+        }
+        Some(())
+    }
+}
+
+fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Whether an instruction can do the same with a return address more on the stack, and leaves what callers count on.
+fn may_come_along(instruction: &Instruction, infos: &mut InstructionInfoFactory) -> bool {
+    let is_plain = instruction.flow_control() == FlowControl::Next
+        && !instruction.is_stack_instruction()
+        && !instruction.is_privileged()
+        && !has_other_use(instruction)
+        && !matches!(instruction.code(), Code::Endbr64 | Code::Endbr32 | Code::INVALID)
+        // The shadow stack has a return address more too.
+        && !matches!(instruction.code(), Code::Rdsspd_r32 | Code::Rdsspq_r64 | Code::Incsspd_r32 | Code::Incsspq_r64)
+        && instruction.mnemonic() != iced_x86::Mnemonic::Nop;
+    if !is_plain {
+        return false;
+    }
+    let info = infos.info(instruction);
+    let is_kept = |register: Register| {
+        let kept = [Register::RBX, Register::RBP, Register::R12, Register::R13, Register::R14, Register::R15];
+        kept.contains(&register)
+    };
+    let is_free = |register: Register, access: OpAccess| {
+        let writes = !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess);
+        let full = register.full_register();
+        !(writes && (full == Register::RSP || is_kept(full)))
+    };
+    info.used_registers().iter().all(|used| is_free(used.register(), used.access()))
+}
+
+/// Whether an instruction reads or writes memory, or may stop otherwise.
+fn may_fault(instruction: &Instruction) -> bool {
+    let is_lea = instruction.mnemonic() == iced_x86::Mnemonic::Lea;
+    let divides = matches!(instruction.mnemonic(), iced_x86::Mnemonic::Div | iced_x86::Mnemonic::Idiv);
+    let is_memory = |operand| {
+        !matches!(
+            instruction.op_kind(operand),
+            OpKind::Register
+                | OpKind::Immediate8
+                | OpKind::Immediate8_2nd
+                | OpKind::Immediate16
+                | OpKind::Immediate32
+                | OpKind::Immediate64
+                | OpKind::Immediate8to16
+                | OpKind::Immediate8to32
+                | OpKind::Immediate8to64
+                | OpKind::Immediate32to64
+        )
+    };
+    divides || !is_lea && (0..instruction.op_count()).any(is_memory)
+}
+
+/// What unwinders find in a range of code.
+struct Described<'a> {
+    rows: FrameRows<'a>,
+    sites: &'a [CallSite],
+}
+
+impl<'a> Described<'a> {
+    /// `None` where it is not understood, or nothing is said.
+    fn of(program: &'a Program, range: u32) -> Option<Self> {
+        let fde = program.unwind.fdes.get(program.ranges[range as usize].fde?)?;
+        if fde.opaque_lsda.is_some() {
+            return None;
+        }
+        let rows = FrameRows::evaluate(program.unwind.cies.get(fde.cie as usize)?, fde)?;
+        let sites = match fde.lsda {
+            Some(lsda) => &program.unwind.lsdas.get(lsda as usize)?.call_sites[..],
+            None => &[],
+        };
+        Some(Self { rows, sites })
+    }
+
+    /// Whether who unwinds from an instruction finds what is found at the call behind it.
+    fn is_as_at(&self, (at, instruction): (Va, &Instruction), call: Va) -> bool {
+        let handlers = |va: Va| {
+            let site = self.sites.iter().rfind(|site| site.start <= va).filter(|site| va < site.end);
+            site.map(|site| (site.landing_pad, site.action))
+        };
+        self.rows.at(at) == self.rows.at(call) && (!may_fault(instruction) || handlers(at) == handlers(call))
+    }
+}
