@@ -311,7 +311,7 @@ impl<'p> Ways<'p> {
         let mut probabilities = Vec::with_capacity(self.targets.len());
         for block in self.all() {
             let component = components.of[block as usize];
-            let is_in_loop = components.members[component as usize].len() > 1;
+            let is_in_loop = components.members[component as usize].len() > 1 || self.targets(block).contains(&block);
             let odds_of = |&target: &u32| {
                 let comes_to_nothing = is_hopeless[target as usize] && !is_hopeless[block as usize];
                 let leaves_loop = is_in_loop && components.of[target as usize] != component;
@@ -340,7 +340,7 @@ impl<'p> Ways<'p> {
         };
         let is_out_of_line =
             is_taken && target > block && matches!(self.terminator(target - 1), Terminator::Jump { .. } | Terminator::Stop(_));
-        let calls = |block: Block| num_calls(self.program, block) > 0;
+        let calls = |block: Block| self.program.blocks[block].flags.contains(BlockFlags::HAS_CALL);
         by_condition
             * match is_out_of_line {
                 false => 1.0,
@@ -379,6 +379,12 @@ mod tests {
         assert_eq!(frequencies[0], 1.0);
         assert!(frequencies[1] > 2.0 && frequencies[2] > 2.0, "{frequencies:?}");
         assert!(frequencies[3] < 1.0 && frequencies[3] > 0.6, "{frequencies:?}");
+    }
+
+    #[test]
+    fn a_loop_of_one_block_goes_on_as_others_do() {
+        let frequencies = of(&[TestBlock::new(4, Fallthrough), TestBlock::new(4, Branch(1)), TestBlock::new(4, Return)]);
+        assert!(frequencies[1] > 2.0 && frequencies[2] < 1.0, "{frequencies:?}");
     }
 
     #[test]
