@@ -7,7 +7,7 @@ Takes the machine's own programs, shrinks each into DIRECTORY and runs a fixed l
 goes first changing from pair to pair, on one processor. A line has the median user time of each, the ratio of the
 medians, the quartiles of the ratios of the pairs, and the ratio of the shortest times, which a busy machine disturbs least. Programs that the machine doesn't have are named and left out.
 """
-import argparse, os, resource, shutil, statistics, subprocess, sys, tempfile
+import argparse, os, re, resource, shutil, statistics, subprocess, sys, tempfile
 
 PERL = r'my %h; for my $i (1..900000) { my $k = ($i * 7919) % 5003; $h{"k$k"} += $i; $s .= chr(65 + $i % 26) if $i % 3; } my $n = 0; $n += tr/A// for split /B/, $s; my @a = sort { $h{$a} <=> $h{$b} } keys %h; print "$n @a[0..3]\n";'
 BASH = 'for ((i = 0; i < 80000; i++)); do s=$((s + i % 7)); t="$s-$i"; case $t in *99) u=${t%-*};; *) u=${t#*-};; esac; done; echo $s $u'
@@ -71,6 +71,10 @@ def prepare(directory):
         for i in range(260):
             text.write(f"int f{i}(int *a, int n) {{ int s = {i}; for (int i = 0; i < n; i++) {{ if (a[i] > s) s += a[i] * {i + 3}; else switch (a[i] & 7) {{ case 1: s ^= n; break; case 3: s -= i; break; case 5: a[i] = s / (i + 1); }} }} return s; }}\n")
     subprocess.run(["gcc", "-O2", "-S", source, "-o", source + ".s"], check=True)
+    with open(source + ".s") as text:
+        once = text.read()
+    with open(source + ".s", "w") as text:
+        text.writelines(re.sub(r"\b(f\d+|L[A-Z]*\d+)\b", rf"\1_{i}", once) for i in range(40))
     return data, source
 
 
