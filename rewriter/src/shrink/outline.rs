@@ -77,10 +77,11 @@ pub fn plan(image: &Image<'_>, program: &Program, asked: Asked<'_>, plan: &mut L
     let entries = Entries::of(image, program, plan);
     let all = sites(image, program, asked, (plan, &entries));
     let tree = Tree::of(entries.blocks.len(), all.sites.iter().map(|site| tree_call(site, all.pieces_of(site))));
-    let mut writer = Writer { image, program, host, edits, outlined: Outlined::default() };
+    let mut writer = Writer { image, program, host, edits, outlined: Outlined::default(), added: 0 };
     let has_lead = writer.leads(&all, &tree, &entries.blocks);
     let bodies = writer.calls(&all, &tree, (&entries.blocks, &has_lead));
-    let outlined = writer.outlined;
+    let Writer { mut outlined, added, .. } = writer;
+    outlined.bytes = outlined.bytes.saturating_sub(added);
     edits.settle();
     plan.fragments.extend(bodies.into_iter().map(|clone| {
         let planned = PlannedBlock { block: host, align: 1, copy: Some(Times::new(0)) };
@@ -123,7 +124,9 @@ struct Writer<'a> {
     program: &'a Program,
     host: Block,
     edits: &'a mut EditPlan,
+    /// Bytes without those of bodies and leads, which are counted apart.
     outlined: Outlined,
+    added: u64,
 }
 
 impl Writer<'_> {
@@ -147,7 +150,7 @@ impl Writer<'_> {
         for (&entry, code) in entries.iter().zip(codes) {
             let Some(code) = code else { continue };
             self.outlined.num_bodies += 1;
-            self.outlined.bytes = self.outlined.bytes.saturating_sub(code.bytes.len() as u64);
+            self.added += code.bytes.len() as u64;
             let code = self.edits.codes.push(code);
             self.edits.leads.push((entry, code));
         }
@@ -209,7 +212,7 @@ impl Writer<'_> {
         }
         body.stands = vec![(0, self.program.blocks[self.host].start)];
         self.outlined.num_bodies += 1;
-        self.outlined.bytes = self.outlined.bytes.saturating_sub(body.bytes.len() as u64);
+        self.added += body.bytes.len() as u64;
         Some(push_clone(self.program, self.host, body, self.edits))
     }
 }
