@@ -50,7 +50,7 @@ pub(crate) enum Technique {
     Tails,
     /// Call functions of the file straight, not through words that never change.
     DirectCalls,
-    /// Put the arguments that many calls of a function have alike into one place, to which these calls lead: before the function, where they cost nothing, or elsewhere, if a jump more is guessed to take little time.
+    /// Put the arguments that many calls of a function have alike into one place, to which these calls lead: before the function, where no jump more is needed, or elsewhere, if a jump more is guessed to take little time.
     Outline,
     /// Order the blocks of each function so that the most branches are short.
     Order,

@@ -15,7 +15,7 @@
 //! The word in which the call leaves its return address is written earlier; a function that calls keeps nothing there.
 //!
 //! **Speed.** A body is a jump more for each call, so none where that is much of what is executed ([`crate::fold::shares`]), and where a profile has counts, nothing that ran. But where the call leads to a stub that jumps through a word
-//! ([`crate::transform::plt_calls`] says why nobody can tell) the body ends in the stub's jump, and a lead needs none: both cost nothing, as many instructions and jumps as before, on fewer lines of the cache.
+//! ([`crate::transform::plt_calls`] says why nobody can tell) the body ends in the stub's jump, and a lead needs none: both execute as many instructions and jumps as before.
 //!
 //! **Termination.** Each node is looked at once from below and once from above.
 
