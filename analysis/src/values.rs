@@ -14,3 +14,4 @@ pub use build::{Surroundings, build};
 pub use fixpoint::{Observer, Solution, solve, walk};
 pub use state::{Effects, State};
 pub use summary::Summary;
+pub use translate::touches_memory;

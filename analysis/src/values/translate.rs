@@ -55,7 +55,8 @@ impl Translator {
     }
 }
 
-fn touches_memory(instruction: &iced_x86::Instruction) -> bool {
+/// Whether an instruction reads or writes memory, by an operand or by what it is.
+pub fn touches_memory(instruction: &iced_x86::Instruction) -> bool {
     use Mnemonic::*;
     let is_address_only = matches!(instruction.mnemonic(), Lea | Nop);
     let has_operand = instruction.op_count() > 0 && (0..instruction.op_count()).any(|i| is_memory(instruction.op_kind(i)));

@@ -92,6 +92,16 @@ fn report(arguments: &str, calls: (&str, &str), bodies: &str) -> Option<Report> 
     Some(check(&input, &output).unwrap())
 }
 
+/// What `ARGUMENTS` have, and what is wrong in its place.
+const WRONG: [(&str, &str); 6] = [
+    ("message(%rip)", "other(%rip)"),
+    ("$17", "$18"),
+    ("mov $17, %edi\n", "\n"),
+    ("mov $17, %edi\n", "mov $17, %edi\n    inc %edi\n"),
+    ("word(%rip)", "word+1(%rip)"),
+    ("%rsi\n    mov $17, %edi\n", "%rsi\n    mov $17, %esi\n"),
+];
+
 const BOTH: (&str, &str) = ("call body", "call body");
 
 #[test]
@@ -110,15 +120,7 @@ fn arguments_that_stand_where_both_calls_lead_correspond() {
 
 #[test]
 fn a_body_in_which_one_thing_is_wrong_is_seen() {
-    let wrong = [
-        ("message(%rip)", "other(%rip)"),
-        ("$17", "$18"),
-        ("mov $17, %edi\n", "\n"),
-        ("mov $17, %edi\n", "mov $17, %edi\n    inc %edi\n"),
-        ("word(%rip)", "word+1(%rip)"),
-        ("%rsi\n    mov $17, %edi\n", "%rsi\n    mov $17, %esi\n"),
-    ];
-    for (right, wrong) in wrong {
+    for (right, wrong) in WRONG {
         let input = program(&before(ARGUMENTS), &before(ARGUMENTS), "").zip(Some(ARGUMENTS.replace(right, wrong)));
         let Some((input, arguments)) = input else { return };
         let Some(output) = program(BOTH.0, BOTH.1, &BODY.replace("@ARGUMENTS@", &arguments)) else { return };
@@ -334,15 +336,11 @@ fn arguments_that_run_into_what_is_called_correspond() {
 
 #[test]
 fn arguments_that_run_into_what_is_called_with_one_thing_wrong_are_seen() {
-    let wrong = [
-        ("message(%rip)", "other(%rip)"),
-        ("$17", "$18"),
-        ("mov $17, %edi\n", "\n"),
-        ("mov $17, %edi\n", "mov $17, %edi\n    inc %edi\n"),
+    let leaving = [
         ("mov $17, %edi\n", "mov $17, %edi\n    jmp second\n"),
         ("mov $17, %edi\n", "mov $17, %edi\n    .cfi_adjust_cfa_offset 8\n"),
     ];
-    for (right, wrong) in wrong {
+    for (right, wrong) in WRONG.into_iter().chain(leaving) {
         let Some(report) = report_of_lead(BOTH, &ARGUMENTS.replace(right, wrong)) else { return };
         assert!(!report.is_ok(), "{wrong} for {right}: {}", report.summary(10));
     }

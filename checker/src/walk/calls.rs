@@ -72,20 +72,20 @@ impl Side<'_> {
 impl Walk<'_, '_> {
     /// Whether the input's call leads to a stub and the output calls through the stub's slot.
     pub(crate) fn is_call_past_stub(&self, i: u64, a: Inst, o: u64, b: Inst) -> bool {
-        if a.kind != Kind::Call || b.kind != Kind::IndirectCall {
-            return false;
-        }
-        let is_plain = self.output.code.bytes(o, b).strip_prefix(&CALL_THROUGH).is_some_and(|rest| rest.len() == 4);
-        let slot = self.input.slot_of_stub(self.input.target(i, a));
-        is_plain && slot == Some(self.output.operand(o, b)) && slot.is_some_and(|slot| !self.input.image.in_code(slot))
+        b.kind == Kind::IndirectCall && self.is_through_slot_of((i, a), (o, b), CALL_THROUGH)
     }
 
     /// Whether the input's call leads to a stub and the output jumps through the stub's slot.
     pub(super) fn is_jump_past_stub(&self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> bool {
-        if a.kind != Kind::Call || b.kind != Kind::IndirectJump {
+        b.kind == Kind::IndirectJump && self.is_through_slot_of((i, a), (o, b), JUMP_THROUGH)
+    }
+
+    /// Whether the input calls a stub and the output goes through its slot, by an instruction that begins so and has nothing but a displacement behind that.
+    fn is_through_slot_of(&self, (i, a): (u64, Inst), (o, b): (u64, Inst), opcode: [u8; 2]) -> bool {
+        if a.kind != Kind::Call {
             return false;
         }
-        let is_plain = self.output.code.bytes(o, b).strip_prefix(&JUMP_THROUGH).is_some_and(|rest| rest.len() == 4);
+        let is_plain = self.output.code.bytes(o, b).strip_prefix(&opcode).is_some_and(|rest| rest.len() == 4);
         let slot = self.input.slot_of_stub(self.input.target(i, a));
         is_plain && slot == Some(self.output.operand(o, b)) && slot.is_some_and(|slot| !self.input.image.in_code(slot))
     }

@@ -114,10 +114,11 @@ impl Walk<'_, '_> {
             let is_through_constant = self.constant_target(from, a).is_some();
             if a.kind == Kind::Call || is_through_constant {
                 let is_plain = is_through_constant || prefixes_of_call(self.input.code.bytes(from, a)).next().is_none();
-                let is_past_stub = !is_through_constant && self.is_jump_past_stub((from, a), (to, b));
-                let jump = (b.kind == Kind::Jump || is_past_stub).then_some((to, b));
-                let callee = jump.map_or(to, |(at, jump)| self.output.target(at, jump));
-                let callee = (!is_past_stub).then_some(callee);
+                let (jump, callee) = match b.kind {
+                    Kind::Jump => (Some((to, b)), Some(self.output.target(to, b))),
+                    _ if self.is_jump_past_stub((from, a), (to, b)) => (Some((to, b)), None),
+                    _ => (None, Some(to)),
+                };
                 let is_end = is_plain && self.have_handlers_of(&insts, from);
                 return is_end.then_some(Body { insts, call: (from, a), jump, callee });
             }

@@ -209,12 +209,6 @@ enum PartName {
 }
 
 impl PartName {
-    fn clone(self) -> Option<CloneId> {
-        match self {
-            PartName::Clone { id, .. } => Some(id),
-            PartName::Split | PartName::Body { .. } => None,
-        }
-    }
     fn is_whole(self) -> bool {
         matches!(self, PartName::Body { .. } | PartName::Clone { is_entry: true, .. })
     }
@@ -240,9 +234,8 @@ fn write_part_symbols(
     let clones = clone_names(&parts);
     for part in &parts {
         let of = match part.name {
-            PartName::Split => part.of,
             PartName::Clone { id, .. } => clones.get(&id).map_or(part.of, String::as_str),
-            PartName::Body { .. } => part.of,
+            PartName::Split | PartName::Body { .. } => part.of,
         };
         let count = counts.entry(of).or_default();
         loop {
@@ -285,9 +278,12 @@ const BODIES: &str = "outlined";
 const REQUEST: &str = "_vg";
 
 /// Names of clones: those of one function are counted from 1.
-fn clone_names(parts: &[Part<'_>]) -> FxHashMap<CloneId, String> {
-    let with_entry = parts.iter().filter(|part| part.name.is_whole());
-    let mut entries: Vec<(CloneId, &str)> = with_entry.filter_map(|part| Some((part.name.clone()?, part.of))).collect();
+fn clone_names<'a>(parts: &[Part<'a>]) -> FxHashMap<CloneId, String> {
+    let entry = |part: &Part<'a>| match part.name {
+        PartName::Clone { id, is_entry: true } => Some((id, part.of)),
+        _ => None,
+    };
+    let mut entries: Vec<(CloneId, &str)> = parts.iter().filter_map(entry).collect();
     entries.sort_unstable();
     let mut counts = FxHashMap::<&str, u32>::default();
     let name = |(clone, of)| {
@@ -337,18 +333,17 @@ fn bodies(placed: Placed<'_>) -> Vec<Part<'static>> {
     let body = |(index, fragment): (usize, &OutFragment)| {
         let is_body = fragment.clone.is_some_and(|clone| placed.out.is_body(clone));
         let len = if is_body { placed.shapes.len_of(index) } else { placed.out.lead_len(fragment) };
-        let (at, size) = (placed.placement.fragments[index], u64::from(len));
-        (len > 0).then_some(Part { of: BODIES, at, size, name: PartName::Body { number: 0 } })
+        (len > 0).then_some((placed.placement.fragments[index], u64::from(len)))
     };
-    let mut bodies: Vec<Part<'static>> = placed.out.fragments.iter().enumerate().filter_map(body).collect();
-    bodies.sort_unstable_by_key(|body| body.at);
+    let mut bodies: Vec<(Va, u64)> = placed.out.fragments.iter().enumerate().filter_map(body).collect();
+    bodies.sort_unstable();
     bodies.dedup_by(|next, last| {
-        let is_beside = last.at + last.size == next.at;
-        last.size += if is_beside { next.size } else { 0 };
+        let is_beside = last.0 + last.1 == next.0;
+        last.1 += if is_beside { next.1 } else { 0 };
         is_beside
     });
-    bodies.iter_mut().zip(1..).for_each(|(body, number)| body.name = PartName::Body { number });
-    bodies
+    let part = |((at, size), number)| Part { of: BODIES, at, size, name: PartName::Body { number } };
+    bodies.into_iter().zip(1..).map(part).collect()
 }
 
 /// The jumps at old entries that a symbol named.

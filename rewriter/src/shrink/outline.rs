@@ -22,9 +22,8 @@
 use std::ops::Range;
 
 use lifter::Image;
-use lifter::address::Va;
 use lifter::entity::{Block, Func, SecondaryMap};
-use lifter::ir::{BlockFlags, Evidence, Program, RefData, RefKind, RefRole, RefTarget, StopKind, Terminator};
+use lifter::ir::{BlockFlags, Program, RefData, RefRole, RefTarget, StopKind, Terminator};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -34,8 +33,9 @@ use crate::fold::FUNCS_AT_ONCE;
 use crate::fold::shares::Shares;
 use crate::materialize::block_bytes;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature, Times};
-use crate::transform::direct_calls::DirectCall;
+use crate::transform::direct_calls::{self, DirectCall};
 use crate::transform::entry_row::has_entry_row;
+use crate::transform::plt_calls;
 
 mod entries;
 mod lower;
@@ -205,8 +205,8 @@ impl Writer<'_> {
                 body.bytes.extend([0xe9, 0, 0, 0, 0]);
             }
             Callee::Stub(slot) => {
-                let (role, target) = (RefRole::IndirectThroughSlot, RefTarget::Fixed(slot));
-                body.refs.push(RefData { offset: end + 2, role, target, ..CALL_REFERENCE });
+                let reference = plt_calls::reference_to(slot);
+                body.refs.push(RefData { offset: end + reference.offset, ..reference });
                 body.bytes.extend([0xff, 0x25, 0, 0, 0, 0]);
             }
         }
@@ -227,16 +227,6 @@ enum Place {
         before: u32,
     },
 }
-
-/// The reference of `call` or `jmp`, at the offset that it has in a call.
-const CALL_REFERENCE: RefData = RefData {
-    offset: 1,
-    to_end: 4,
-    kind: RefKind::Rel32,
-    role: RefRole::Call,
-    evidence: Evidence::Derived,
-    target: RefTarget::Fixed(Va(0)),
-};
 
 /// A block that bodies can say they are copies of: a function's first, for whose start the unwind tables say what they say of every entry, and behind which nothing is run into.
 fn host(program: &Program, plan: &LayoutPlan) -> Option<Block> {
@@ -291,14 +281,18 @@ fn arguments_of(image: &Image<'_>, program: &Program, site: &Site, pieces: &[Pie
 
 /// A call of what stands elsewhere, which unwinders take for the call that it stands for.
 fn call_of(host: Block, place: Place, call_len: u32) -> NewCode {
-    let at = CALL_REFERENCE.offset;
-    let (block, enters, before) = match place {
-        Place::Body(clone) => (host, vec![(at, clone)], Vec::new()),
-        Place::Lead { entry, before } => (entry, Vec::new(), vec![(at, before)]),
+    let block = match place {
+        Place::Body(_) => host,
+        Place::Lead { entry, .. } => entry,
+    };
+    let reference = direct_calls::reference_to(block, RefRole::Call);
+    let (enters, before) = match place {
+        Place::Body(clone) => (vec![(reference.offset, clone)], Vec::new()),
+        Place::Lead { before, .. } => (Vec::new(), vec![(reference.offset, before)]),
     };
     NewCode {
         bytes: vec![0xe8, 0, 0, 0, 0],
-        refs: vec![RefData { target: RefTarget::Block(block), ..CALL_REFERENCE }],
+        refs: vec![reference],
         enters,
         before,
         stands_before_end: call_len,

@@ -26,7 +26,7 @@ use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
 /// `endbr64; bnd jmp *slot(%rip)`.
 const STUB_LEN_MAX: usize = 11;
 /// `jmp *slot(%rip)`.
-const JUMP_LEN: usize = 6;
+pub(crate) const JUMP_LEN: usize = 6;
 const BND: u8 = 0xf2;
 
 pub(super) fn plan(context: &Context<'_>, edits: &mut EditPlan) {
@@ -57,11 +57,9 @@ fn stub_of(program: &Program, reference: &RefData) -> Option<Va> {
     }
 }
 
-/// The slot through which what a call names jumps, if it is a stub. A function that is nothing else but has an unwind entry of its own is none: no one who compares the files would find it where all its calls go past it.
+/// The slot through which what a call names jumps, if it is a stub.
 pub(crate) fn slot_called(image: &Image<'_>, program: &Program, reference: &RefData) -> Option<Va> {
-    let stub = stub_of(program, reference)?;
-    let is_function = program.unwind.fde_containing(stub).is_some_and(|fde| program.unwind.fdes[fde].start == stub);
-    slot_of_stub(image, stub).filter(|_| !is_function)
+    slot_of_stub(image, stub_of(program, reference)?)
 }
 
 /// The slot through which a stub jumps, if it does nothing else.
@@ -82,15 +80,19 @@ pub(crate) fn slot_of_stub(image: &Image<'_>, stub: Va) -> Option<Va> {
     (is_through_slot && matches!(prefixes, [] | [BND]) && !image.is_executable(slot)).then_some(slot)
 }
 
-/// `call *slot(%rip)`.
-fn call_through(slot: Va) -> NewCode {
-    let reference = RefData {
+/// A reference to the slot that a call or jump at the start of new code goes through.
+pub(crate) fn reference_to(slot: Va) -> RefData {
+    RefData {
         offset: 2,
         to_end: 4,
         kind: RefKind::Rel32,
         role: RefRole::IndirectThroughSlot,
         evidence: Evidence::Derived,
         target: RefTarget::Fixed(slot),
-    };
-    NewCode { bytes: vec![0xff, 0x15, 0, 0, 0, 0], refs: vec![reference], ..NewCode::default() }
+    }
+}
+
+/// `call *slot(%rip)`.
+fn call_through(slot: Va) -> NewCode {
+    NewCode { bytes: vec![0xff, 0x15, 0, 0, 0, 0], refs: vec![reference_to(slot)], ..NewCode::default() }
 }

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, OpAccess, OpKind, Register};
+use analysis::values::touches_memory;
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Register};
 use lifter::Image;
 use lifter::address::Va;
 use lifter::elf::lsda::CallSite;
@@ -19,6 +20,7 @@ use crate::fold::blocks::hashes::push_reference;
 use crate::fold::shares::Shares;
 use crate::materialize::block_bytes;
 use crate::relink::eh_frame::FrameRows;
+use crate::terminator::LONG_JUMP;
 use crate::transform::direct_calls::{self, DirectCall};
 use crate::transform::plt_calls;
 
@@ -54,8 +56,8 @@ impl Callee {
     /// Bytes of a jump there.
     pub(super) fn jump_len(self) -> u32 {
         match self {
-            Callee::Direct(_) => 5,
-            Callee::Stub(_) => 6,
+            Callee::Direct(_) => LONG_JUMP,
+            Callee::Stub(_) => plt_calls::JUMP_LEN as u32,
         }
     }
 }
@@ -110,6 +112,8 @@ struct Call {
     reference: RefData,
     /// Where the stub jumps through that it calls.
     slot: Option<Va>,
+    /// The function called, if something may stand before it.
+    entry: Option<u32>,
 }
 
 impl Finder<'_> {
@@ -122,7 +126,7 @@ impl Finder<'_> {
         for &(_, block) in blocks {
             let may_jump = self.shares.allows_outlining(block);
             let mut calls = self.calls_in(block);
-            calls.retain(|call| may_jump || call.slot.is_some() || self.entries.number_of(call.reference.target).is_some());
+            calls.retain(|call| may_jump || call.slot.is_some() || call.entry.is_some());
             if calls.is_empty() {
                 continue;
             }
@@ -138,9 +142,8 @@ impl Finder<'_> {
                     sites.pieces.truncate(first);
                 }
                 if sites.pieces.len() > first {
-                    let Call { offset: call, len: call_len, reference, slot } = call;
+                    let Call { offset: call, len: call_len, reference, slot, entry } = call;
                     let pieces = first as u32..sites.pieces.len() as u32;
-                    let entry = self.entries.number_of(reference.target);
                     // A body has the stub's jump in place of one more.
                     let (callee, may_have_body) = match slot {
                         Some(slot) => (Callee::Stub(slot), true),
@@ -158,7 +161,8 @@ impl Finder<'_> {
         let direct = self.program.block_refs(block).iter().filter(|r| r.role == RefRole::Call && self.is_callee(r.target));
         let call = |r: &RefData| {
             let slot = plt_calls::slot_called(self.image, self.program, r);
-            Some(Call { offset: r.offset.checked_sub(1)?, len: CALL_LEN, reference: *r, slot })
+            let entry = self.entries.number_of(r.target);
+            Some(Call { offset: r.offset.checked_sub(1)?, len: CALL_LEN, reference: *r, slot, entry })
         };
         let direct = direct.filter_map(call);
         let through = direct_calls::of_block(self.calls, block).iter();
@@ -166,7 +170,8 @@ impl Finder<'_> {
             let reference = direct_calls::reference_to(call.callee, RefRole::Call);
             let offset = call.offset;
             let reference = RefData { offset: offset + reference.offset, ..reference };
-            Call { offset, len: direct_calls::LEN, reference, slot: None }
+            let entry = self.entries.number_of(reference.target);
+            Call { offset, len: direct_calls::LEN, reference, slot: None, entry }
         });
         let mut calls: Vec<Call> = direct.chain(through).collect();
         calls.sort_unstable_by_key(|call| call.offset);
@@ -256,7 +261,7 @@ fn may_come_along(instruction: &Instruction, infos: &mut InstructionInfoFactory)
         && !matches!(instruction.code(), Code::Endbr64 | Code::Endbr32 | Code::INVALID)
         // The shadow stack has a return address more too.
         && !matches!(instruction.code(), Code::Rdsspd_r32 | Code::Rdsspq_r64 | Code::Incsspd_r32 | Code::Incsspq_r64)
-        && instruction.mnemonic() != iced_x86::Mnemonic::Nop;
+        && instruction.mnemonic() != Mnemonic::Nop;
     if !is_plain {
         return false;
     }
@@ -275,24 +280,7 @@ fn may_come_along(instruction: &Instruction, infos: &mut InstructionInfoFactory)
 
 /// Whether an instruction reads or writes memory, or may stop otherwise.
 fn may_fault(instruction: &Instruction) -> bool {
-    let is_lea = instruction.mnemonic() == iced_x86::Mnemonic::Lea;
-    let divides = matches!(instruction.mnemonic(), iced_x86::Mnemonic::Div | iced_x86::Mnemonic::Idiv);
-    let is_memory = |operand| {
-        !matches!(
-            instruction.op_kind(operand),
-            OpKind::Register
-                | OpKind::Immediate8
-                | OpKind::Immediate8_2nd
-                | OpKind::Immediate16
-                | OpKind::Immediate32
-                | OpKind::Immediate64
-                | OpKind::Immediate8to16
-                | OpKind::Immediate8to32
-                | OpKind::Immediate8to64
-                | OpKind::Immediate32to64
-        )
-    };
-    divides || !is_lea && (0..instruction.op_count()).any(is_memory)
+    matches!(instruction.mnemonic(), Mnemonic::Div | Mnemonic::Idiv) || touches_memory(instruction)
 }
 
 /// What unwinders find in a range of code.
