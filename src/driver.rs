@@ -188,7 +188,7 @@ fn apply(
     let fail = |e: rewriter::Error| from_rewriter(path, &e);
     let out = timing.phase("materialize", |_| materialize::materialize(program, weights, plan, edits)).map_err(fail)?;
     crate::memory::give_back();
-    let shapes = timing.phase("measure", |_| encode::measure(program, &out));
+    let shapes = timing.phase("measure", |_| encode::measure(image, program, &out));
     crate::memory::give_back();
     timing.phase("relink", |_| relink::relink(image, program, &out, shapes, payload, wanted, reported)).map_err(fail)
 }

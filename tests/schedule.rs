@@ -129,7 +129,7 @@ fn rewritten(image: &Image<'_>, program: &lifter::ir::Program, edits: &EditPlan,
     let weights = Weights::none(program.blocks.len(), program.edges.len());
     let plan = rewriter::layout::original(program);
     let out = rewriter::materialize::materialize(program, &weights, &plan, &edits).expect("the plan can be made");
-    let shapes = rewriter::encode::measure(program, &out);
+    let shapes = rewriter::encode::measure(image, program, &out);
     rewriter::relink::relink(
         image,
         program,

@@ -13,6 +13,7 @@
 mod relax;
 mod relays;
 mod runs;
+mod windows;
 
 use std::ops::Range;
 
@@ -29,6 +30,8 @@ use crate::materialize::{Content, Edit, Out, OutBlock, OutFragment, OutProgram, 
 use crate::relink::eh_frame::Deeper;
 use relax::{IsLong, Shape};
 use relays::{Fragment, Island, Relayed};
+pub use windows::WindowBranch;
+pub(crate) use windows::{WINDOW, WORTH_PER_BYTE};
 
 /// What a fixup's field is to hold.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -118,6 +121,7 @@ pub struct Shapes {
     islands: Vec<Island>,
     runs: Vec<Run>,
     rewritten: Vec<Rewritten>,
+    window_branches: Vec<WindowBranch>,
 }
 
 #[derive(Copy, Clone, Debug, Default)]
@@ -129,6 +133,7 @@ struct Ends {
     islands: u32,
     runs: u32,
     rewritten: u32,
+    window_branches: u32,
 }
 
 /// A fragment, measured.
@@ -148,6 +153,8 @@ pub struct FragmentShape<'a> {
     pub runs: &'a [Run],
     /// Ascending.
     pub rewritten: &'a [Rewritten],
+    /// Those that are worth something.
+    pub window_branches: &'a [WindowBranch],
 }
 
 impl Shapes {
@@ -166,7 +173,8 @@ impl Shapes {
         let relayed = &self.relayed[from.relayed as usize..to.relayed as usize];
         let (offsets, is_long) = (&self.offsets[blocks.clone()], &self.is_long[blocks]);
         let islands = &self.islands[from.islands as usize..to.islands as usize];
-        FragmentShape { len: to.len, offsets, is_long, relayed, islands, runs, rewritten }
+        let window_branches = &self.window_branches[from.window_branches as usize..to.window_branches as usize];
+        FragmentShape { len: to.len, offsets, is_long, relayed, islands, runs, rewritten, window_branches }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = FragmentShape<'_>> {
@@ -198,6 +206,7 @@ impl Shapes {
             islands: last.islands + ends.islands,
             runs: last.runs + ends.runs,
             rewritten: last.rewritten + ends.rewritten,
+            window_branches: last.window_branches + ends.window_branches,
         }));
         self.offsets.extend(next.offsets);
         self.is_long.extend(next.is_long);
@@ -205,6 +214,7 @@ impl Shapes {
         self.islands.extend(next.islands);
         self.runs.extend(next.runs);
         self.rewritten.extend(next.rewritten);
+        self.window_branches.extend(next.window_branches);
     }
 }
 
@@ -218,14 +228,14 @@ pub struct FragmentCode {
 }
 
 /// Measures all fragments, in parallel; the result is in the order of `out.fragments`.
-pub fn measure(program: &Program, out: &OutProgram<'_>) -> Shapes {
+pub fn measure(image: &Image<'_>, program: &Program, out: &OutProgram<'_>) -> Shapes {
     /// So many that the pieces to put together are few.
     const FRAGMENTS_AT_ONCE: usize = 512;
     /// So many pieces on each thread that none waits long for the others; with all at once, what was measured would be there twice.
     const PIECES_AT_ONCE: usize = 2;
     let measured = |fragments: &[OutFragment]| {
         let mut shapes = Shapes::default();
-        fragments.iter().for_each(|fragment| measure_fragment(program, out, fragment, &mut shapes));
+        fragments.iter().for_each(|fragment| measure_fragment((image, program), out, fragment, &mut shapes));
         shapes
     };
     let mut shapes = Shapes::default();
@@ -242,7 +252,7 @@ pub fn measure(program: &Program, out: &OutProgram<'_>) -> Shapes {
     shapes
 }
 
-fn measure_fragment(program: &Program, out: &OutProgram<'_>, fragment: &OutFragment, all: &mut Shapes) {
+fn measure_fragment((image, program): (&Image<'_>, &Program), out: &OutProgram<'_>, fragment: &OutFragment, all: &mut Shapes) {
     let blocks: Vec<(Out, OutBlock)> = out.fragment_blocks(fragment).collect();
     let shape = |&(id, block): &(Out, OutBlock)| {
         let data = &program.blocks[block.origin];
@@ -265,12 +275,16 @@ fn measure_fragment(program: &Program, out: &OutProgram<'_>, fragment: &OutFragm
     let padded = first.filter(|&first| lands_on_itself(program, &blocks[..=first])).map(|first| blocks[first].1.origin);
     let room = out.lead_len(fragment) + u32::from(padded.is_some());
     let mut layout = relax::relax(&shapes, &fragment.blocks, room);
-    if let Some(spared) = out.spared_by_relays.as_ref().filter(|_| fragment.clone.is_none() && layout.has_long()) {
+    if let Some(spared) = out.spared_by_relays.filter(|_| fragment.clone.is_none() && layout.has_long()) {
         let is_spared = |target: OutTarget| matches!(target, OutTarget::Placed(block) if spared[out.origins[block]]);
         let ends = relays::ends_of(program, spared, &blocks);
         relays::place(Fragment { shapes: &shapes, ends: &ends, blocks: &fragment.blocks, room }, is_spared, &mut layout);
     }
     runs::push(program, out, fragment, (&blocks, &shapes), &layout, padded, all);
+    let is_body = fragment.clone.is_some_and(|clone| out.is_body(clone));
+    if let Some(worths) = out.window_worths.filter(|_| !is_body) {
+        windows::push((image, program), out, worths, (&blocks, &shapes), &layout, all);
+    }
     all.offsets.extend_from_slice(&layout.offsets);
     all.is_long.extend_from_slice(&layout.is_long);
     all.relayed.extend_from_slice(&layout.relayed);
@@ -282,6 +296,7 @@ fn measure_fragment(program: &Program, out: &OutProgram<'_>, fragment: &OutFragm
         islands: all.islands.len() as u32,
         runs: all.runs.len() as u32,
         rewritten: all.rewritten.len() as u32,
+        window_branches: all.window_branches.len() as u32,
     });
 }
 

@@ -129,7 +129,9 @@ pub struct OutProgram<'p> {
     /// As in the plan.
     pub joins_kept_entries: bool,
     /// As in the plan.
-    pub spared_by_relays: Option<SecondaryMap<Block, bool>>,
+    pub spared_by_relays: Option<&'p SecondaryMap<Block, bool>>,
+    /// As in the plan.
+    pub window_worths: Option<&'p SecondaryMap<Block, u16>>,
     sources: Sources<'p>,
 }
 
@@ -216,7 +218,7 @@ impl OutProgram<'_> {
 pub fn materialize<'p>(
     program: &'p Program,
     weights: &'p Weights,
-    layout: &LayoutPlan,
+    layout: &'p LayoutPlan,
     edits: &'p EditPlan,
 ) -> Result<OutProgram<'p>> {
     edits.check(program)?;
@@ -264,7 +266,8 @@ pub fn materialize<'p>(
         filling: layout.filling,
         hot_from: layout.hot_from,
         joins_kept_entries: layout.joins_kept_entries,
-        spared_by_relays: layout.spared_by_relays.clone(),
+        spared_by_relays: layout.spared_by_relays.as_ref(),
+        window_worths: layout.window_worths.as_ref(),
         sources: Sources {
             program,
             weights,

@@ -88,6 +88,8 @@ pub struct LayoutPlan {
     pub joins_kept_entries: bool,
     /// Lets branches go by way of jumps to the same place where that is shorter, but not from one of these blocks to another; nowhere if nothing is said.
     pub spared_by_relays: Option<SecondaryMap<Block, bool>>,
+    /// By block, what it is worth to keep a branch of it off the end of a decode window (`crate::encode::WindowBranch`); nothing if nothing is said.
+    pub window_worths: Option<SecondaryMap<Block, u16>>,
 }
 
 impl LayoutPlan {
@@ -118,6 +120,11 @@ impl LayoutPlan {
         let mut spared = SecondaryMap::new(program.blocks.len(), false);
         program.blocks.keys().for_each(|block| spared[block] = !shares.allows_relay(block));
         self.spared_by_relays = Some(spared);
+    }
+
+    /// Spends bytes before fragments so that few branches of what runs much lie on the ends of decode windows.
+    pub fn fit_windows(&mut self, shares: &Shares) {
+        self.window_worths = Some(shares.window_worths().clone());
     }
 
     /// Lets code of which no profile says anything share unwind entries as cold code does, and code that stays: smaller tables, in which unwinders take a few more steps.

@@ -19,6 +19,7 @@ mod sections;
 pub(crate) mod space;
 mod symbols;
 pub(crate) mod unwind;
+mod windows;
 
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
@@ -30,6 +31,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 pub use addresses::Addresses;
 pub use debug_file::{NewDebugFile, settle};
+pub use place::Fitted;
 pub(crate) use sections::LINK;
 
 use crate::clones::CloneId;
@@ -87,6 +89,7 @@ pub struct Relinked {
     pub unwind_bytes: (u64, u64),
     /// Branches that go by way of a jump to the same place, and bytes of code that this saves.
     pub relayed: (u64, u64),
+    pub fitted: Fitted,
     /// No program header tells any more where the build-id is: its entry was needed.
     pub gives_up_build_id: bool,
     pub debug: Outcome,
@@ -119,6 +122,7 @@ pub fn relink(
 
     // Addresses.
     let mut placement = place::place(image, program, out, &shapes, Overflow::behind(image, growth));
+    let fitted = placement.fitted;
     let mut addresses = Addresses::new(program, out, &shapes, &placement);
     // It may take more bytes than before, for which a payload leaves no room.
     let may_grow = payload_behind(image).is_none();
@@ -274,6 +278,7 @@ pub fn relink(
         clones,
         unwind_bytes: (old, new),
         relayed,
+        fitted,
         gives_up_build_id,
         debug,
         debug_file,

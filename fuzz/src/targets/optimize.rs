@@ -136,8 +136,9 @@ fn rewrite(image: &Image<'_>, program: &Program, job: Job) -> rewriter::error::R
     if let Job::Instrument = job {
         let mut instrumentation = Instrumentation::plan(image, program, "/tmp/profile".as_ref())?;
         let edits = instrumentation.edits()?;
-        let out = materialize::materialize(program, &weights, &layout::original(program), &edits)?;
-        let shapes = encode::measure(program, &out);
+        let plan = layout::original(program);
+        let out = materialize::materialize(program, &weights, &plan, &edits)?;
+        let shapes = encode::measure(image, program, &out);
         return relink::relink(image, program, &out, shapes, Some(&mut instrumentation), Mode::Drop.into(), Reported::File);
     }
     let plan = match job {
@@ -161,7 +162,7 @@ pub(super) fn apply(
 ) -> rewriter::error::Result<Relinked> {
     let edits = EditPlan::default();
     let out = materialize::materialize(program, weights, plan, &edits)?;
-    let shapes = encode::measure(program, &out);
+    let shapes = encode::measure(image, program, &out);
     relink::relink(image, program, &out, shapes, None, Mode::Update.into(), Reported::File)
 }
 

@@ -68,7 +68,7 @@ struct Encoded {
 }
 
 fn encoded_fragments(program: &Program, bytes: &[u8], out: &OutProgram<'_>) -> Vec<Encoded> {
-    let shapes = measure(program, out);
+    let shapes = measure(&image_of(bytes), program, out);
     let encoded = |(fragment, shape): (&OutFragment, FragmentShape<'_>)| {
         let code = write(&image_of(bytes), program, out, (fragment, shape)).unwrap();
         assert_eq!(code.bytes.len(), shape.len as usize);

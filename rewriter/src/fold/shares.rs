@@ -13,19 +13,24 @@ use lifter::ir::Program;
 use profiles::Weights;
 
 use super::frequency::Frequencies;
+use crate::encode::WORTH_PER_BYTE;
 
 /// Where blocks are cut, at most: what comes of a cut is decided by what it saves.
 const CUT_MAX: f32 = 1.0 / 20.0;
-/// Of a call that goes by way of arguments put elsewhere, at most.
-const OUTLINE_MAX: f32 = 1.0 / 200.0;
-/// Of a branch that goes by way of another jump, at most.
-const RELAY_MAX: f32 = 1.0 / 100.0;
+/// Of a branch that goes by way of another jump, at most: it saves four bytes.
+const RELAY_MAX: f32 = 1.0 / 800.0;
 /// What is called seldom counts as if it were entered so often at least: a guess of few callers is often wrong where it matters (`bash`'s arithmetic).
 const ENTERED_MIN: f32 = 0.3;
 /// Bytes that a jump inside of its function has to save if it were all that is executed.
 const NEAR_BYTES: f32 = 1000.0;
 /// The same of a jump to another function, to a line of the cache that is not at hand.
 const FAR_BYTES: f32 = 6000.0;
+/// The same of the jump from arguments to the function that they are for.
+const OUTLINE_BYTES: f32 = 1500.0;
+/// Bytes that may be spent to keep a branch off the end of a decode window if it were all that is executed, once in each entry of its function.
+const WINDOW_BYTES: f32 = 300.0;
+/// The least of such worth that counts, in sixteenths of a byte.
+const WINDOW_WORTH_MIN: f32 = 4.0;
 
 /// How far a jump leads.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -35,38 +40,52 @@ pub(crate) enum Reach {
     Program,
 }
 
-/// By block, from 0 to 1; infinite for what ran by a profile.
 #[derive(Clone, Debug)]
-pub struct Shares(SecondaryMap<Block, f32>);
+pub struct Shares {
+    /// From 0 to 1; infinite for what ran by a profile.
+    of_block: SecondaryMap<Block, f32>,
+    /// What it is worth to keep a branch of the block off the end of a decode window ([`crate::encode::WindowBranch`]).
+    windows: SecondaryMap<Block, u16>,
+}
 
 impl Shares {
     pub fn of(program: &Program, weights: &Weights) -> Self {
-        let mut shares = SecondaryMap::new(program.blocks.len(), 0.0);
+        let num_blocks = program.blocks.len();
+        let mut shares = Self { of_block: SecondaryMap::new(num_blocks, 0.0), windows: SecondaryMap::new(num_blocks, 0) };
         if weights.has_counts() {
-            let has_run = weights.blocks.iter().enumerate().filter(|(_, count)| **count > 0);
-            has_run.for_each(|(block, _)| shares[Block::new(block)] = f32::INFINITY);
-            // Of these functions nothing is known but that they run.
-            let entered = weights.entered.iter().flat_map(|&(func, _)| program.funcs[func].blocks.as_usize());
-            entered.for_each(|block| shares[Block::new(block)] = f32::INFINITY);
+            shares.count(program, weights);
         } else {
-            let guessed = Frequencies::guess(program);
-            for (block, data) in program.blocks.iter() {
-                let entered = guessed.entered[data.func].max(ENTERED_MIN);
-                shares[block] = entered * guessed.of_block[block] / guessed.work[data.func].max(1.0);
-            }
+            shares.guess(program);
         }
-        Self(shares)
+        shares
+    }
+
+    fn count(&mut self, program: &Program, weights: &Weights) {
+        let has_run = weights.blocks.iter().enumerate().filter(|(_, count)| **count > 0);
+        has_run.for_each(|(block, _)| self.of_block[Block::new(block)] = f32::INFINITY);
+        // Of these functions nothing is known but that they run.
+        let entered = weights.entered.iter().flat_map(|&(func, _)| program.funcs[func].blocks.as_usize());
+        entered.for_each(|block| self.of_block[Block::new(block)] = f32::INFINITY);
+    }
+
+    fn guess(&mut self, program: &Program) {
+        let guessed = Frequencies::guess(program);
+        for (block, data) in program.blocks.iter() {
+            let entered = guessed.entered[data.func].max(ENTERED_MIN);
+            let share = entered * guessed.of_block[block] / guessed.work[data.func].max(1.0);
+            self.of_block[block] = share;
+            // What loops runs more often than the share of its function says.
+            let worth = share * guessed.of_block[block].sqrt() * WINDOW_BYTES * f32::from(WORTH_PER_BYTE);
+            self.windows[block] = if worth < WINDOW_WORTH_MIN { 0 } else { worth as u16 };
+        }
     }
 
     /// Whether a block is worth being cut, so that its end may be shared.
     pub(crate) fn allows_cut(&self, block: Block) -> bool {
-        self.0[block] <= CUT_MAX
-    }
-    pub(crate) fn allows_outlining(&self, block: Block) -> bool {
-        self.0[block] <= OUTLINE_MAX
+        self.of_block[block] <= CUT_MAX
     }
     pub(crate) fn allows_relay(&self, block: Block) -> bool {
-        self.0[block] <= RELAY_MAX
+        self.of_block[block] <= RELAY_MAX
     }
 
     /// Whether so many bytes are worth a jump to where they stand too, in place of the block.
@@ -75,7 +94,17 @@ impl Shares {
             Reach::Function => NEAR_BYTES,
             Reach::Program => FAR_BYTES,
         };
-        self.0[block] * of_all <= bytes as f32
+        self.of_block[block] * of_all <= bytes as f32
+    }
+
+    /// How many bytes the arguments of a call in the block have to be, at least, to be worth a jump.
+    pub(crate) fn outlining_min(&self, block: Block) -> u32 {
+        (self.of_block[block] * OUTLINE_BYTES).ceil() as u32
+    }
+
+    /// By block, in sixteenths of a byte.
+    pub(crate) fn window_worths(&self) -> &SecondaryMap<Block, u16> {
+        &self.windows
     }
 }
 
@@ -94,7 +123,7 @@ mod tests {
         let shares = Shares::of(&program, &Weights::default());
         let allows: Vec<bool> = program.blocks.keys().map(|block| shares.allows_jump(block, Reach::Program, 12)).collect();
         assert_eq!(allows, [false, true, true, true, true, true]);
-        let allows: Vec<bool> = program.blocks.keys().map(|block| shares.allows_outlining(block)).collect();
+        let allows: Vec<bool> = program.blocks.keys().map(|block| shares.outlining_min(block) <= 16).collect();
         assert_eq!(allows, [false, true, true, true, true, true]);
     }
 

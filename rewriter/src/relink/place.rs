@@ -16,11 +16,12 @@ use lifter::entity::{Block, EntityId, SecondaryMap, Table};
 use lifter::ir::{Program, RefTarget, TableBase, TableBound};
 
 use crate::clones::CloneId;
-use crate::encode::{FragmentShape, Shapes};
-use crate::materialize::{Out, OutFragment, OutProgram};
+use crate::encode::Shapes;
+use crate::materialize::{Out, OutProgram};
 use crate::plan::{Filling, Temperature};
-use crate::relink::space::{Interval, Overflow, Space, free_text};
+use crate::relink::space::{Interval, Overflow, Space, free_text, line_cost};
 use crate::relink::unwind::Places;
+use crate::relink::windows::Queue;
 
 /// What becomes of a table.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -40,7 +41,16 @@ pub(crate) struct Placement {
     pub(crate) clone_tables: BTreeMap<(CloneId, Table), Va>,
     /// Where copied tables are that got a section of their own, so that whoever reads the output knows them for data.
     pub(crate) copies: Option<(Va, Va)>,
+    pub(crate) fitted: Fitted,
     pub(crate) space: Space,
+}
+
+/// Fragments that begin further on so that fewer of their branches lie on the ends of decode windows.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fitted {
+    pub num_fragments: u64,
+    /// Left out before them.
+    pub bytes: u64,
 }
 
 /// Places all code, then all tables that are copied.
@@ -57,41 +67,67 @@ pub(crate) fn place(
     let mut of_clones = clone_tables(program, out);
     let tables_of_clones: Vec<Table> = of_clones.keys().map(|key| key.1).collect();
     let free = free_text(image, program);
-    let mut try_with = |free: Vec<Interval>, unused: Option<Interval>| {
+    let mut try_with = |free: Vec<Interval>, unused: Option<Interval>, fits_windows: bool| {
         let mut space = Space::new(free, &ends, overflow);
         space.unused = unused;
-        let fragments = place_fragments(out, shapes, &mut space);
+        let (fragments, fitted) = place_fragments(out, shapes, fits_windows, &mut space);
         let copies = place_copies(program, &copied, &mut tables, &mut of_clones, &mut space);
-        Placement { fragments, tables: tables.clone(), clone_tables: of_clones.clone(), copies, space }
+        Placement { fragments, tables: tables.clone(), clone_tables: of_clones.clone(), copies, fitted, space }
     };
-    if out.filling != Filling::FromStart {
-        let copies = copied.iter().copied().chain(tables_of_clones);
-        let needed = code_len(out, shapes) + copies.map(|table| copy_len(program, table)).sum::<u64>() + COPY_ALIGN;
-        // How much stays unused before pinned code is only known when all is placed.
-        for rests in RESTS {
-            let mut left = free.clone();
-            let Some(unused) = take_away(image, &mut left, needed + rests, out.filling) else { break };
-            let placement = try_with(left, Some(unused));
+    let copies = copied.iter().copied().chain(tables_of_clones);
+    let copies_len = copies.map(|table| copy_len(program, table)).sum::<u64>() + COPY_ALIGN;
+    // What fits windows leaves bytes out, for which there may be no room.
+    for fits_windows in [true, false] {
+        if fits_windows && out.window_worths.is_none() {
+            continue;
+        }
+        if out.filling != Filling::FromStart {
+            let needed = code_len(out, shapes, fits_windows, overflow) + copies_len;
+            // How much stays unused before pinned code is only known when all is placed.
+            for rests in RESTS {
+                let mut left = free.clone();
+                let Some(unused) = take_away(image, &mut left, needed + rests, out.filling) else { break };
+                let placement = try_with(left, Some(unused), fits_windows);
+                if placement.space.overflow.is_empty() {
+                    return placement;
+                }
+            }
+        }
+        if fits_windows {
+            let placement = try_with(free.clone(), None, true);
             if placement.space.overflow.is_empty() {
                 return placement;
             }
         }
     }
-    try_with(free, None)
+    try_with(free, None, false)
 }
 
-fn place_fragments(out: &OutProgram<'_>, shapes: &Shapes, space: &mut Space) -> Vec<Va> {
+/// Where each fragment goes, and what was left out before some so that they fit windows.
+fn place_fragments(out: &OutProgram<'_>, shapes: &Shapes, fits_windows: bool, space: &mut Space) -> (Vec<Va>, Fitted) {
+    let mut fitted = Fitted::default();
     if let Some(from) = out.hot_from {
-        return place_around(out, shapes, from, space);
+        return (place_around(out, shapes, from, space), fitted);
     }
-    let place = |(fragment, code): (&OutFragment, FragmentShape<'_>)| {
-        let (len, align) = (u64::from(code.len), u64::from(fragment.align));
-        match fragment.temperature {
-            Temperature::Hot => space.take_lines_in_order(len, align),
-            Temperature::Unknown | Temperature::Cold => take_cold(space, len, align),
-        }
-    };
-    out.fragments.iter().zip(shapes.iter()).map(place).collect()
+    let mut places = vec![Va(0); shapes.count()];
+    let mut queue = Queue::new(out, shapes, fits_windows);
+    while let Some(next) = queue.take(space.next_in_order()) {
+        let fragment = &out.fragments[next.index];
+        let (len, align) = (u64::from(shapes.len_of(next.index)), u64::from(fragment.align));
+        let is_hot = fragment.temperature == Temperature::Hot;
+        let cost = |at: Va| next.cost_at(at) + if is_hot { line_cost(at, len) } else { 0 };
+        places[next.index] = if !is_hot && next.is_indifferent() {
+            take_cold(space, len, align)
+        } else {
+            let (at, skipped) = space.take_cheap_in_order(len, align, cost);
+            if !next.is_indifferent() && skipped > 0 {
+                fitted.num_fragments += 1;
+                fitted.bytes += skipped;
+            }
+            at
+        };
+    }
+    (places, fitted)
 }
 
 /// Places what is hot in order, from an address on, and what is not wherever it fits, the longest first.
@@ -140,9 +176,11 @@ fn places_of_tables(program: &Program, out: &OutProgram<'_>) -> (SecondaryMap<Ta
 }
 
 /// Bytes of all fragments, one after the other from where all of them are aligned.
-fn code_len(out: &OutProgram<'_>, shapes: &Shapes) -> u64 {
-    let fragments = out.fragments.iter().zip(shapes.iter());
-    fragments.fold(0, |at: u64, (fragment, code)| at.next_multiple_of(u64::from(fragment.align).max(1)) + u64::from(code.len))
+fn code_len(out: &OutProgram<'_>, shapes: &Shapes, fits_windows: bool, overflow: Overflow) -> u64 {
+    let all = Interval { start: Va(0), end: Va(u64::MAX / 2) };
+    let mut space = Space::new(vec![all], &[], overflow);
+    place_fragments(out, shapes, fits_windows, &mut space);
+    space.next_in_order().0
 }
 
 /// Takes away in one piece what `needed` bytes leave free.

@@ -16,10 +16,15 @@ use lifter::elf::image::Segment;
 use lifter::ir::{BlockData, BlockFlags, CodeRange, Program, Relay};
 use object::elf;
 
+use crate::encode::WORTH_PER_BYTE;
+
 /// A cache line, which is what an instruction fetch that misses brings in.
 const LINE_BYTES: u64 = 64;
-/// The most that may be skipped to spare one.
-const LINE_PADDING_MAX: u64 = 32;
+/// What a byte that is skipped costs, and what a line is worth.
+const BYTE_COST: u64 = WORTH_PER_BYTE as u64;
+const LINE_WORTH: u64 = 33 * BYTE_COST;
+/// The most that is skipped.
+const SKIPPED_MAX: u64 = 32;
 /// The page size that the psABI promises at least.
 pub(crate) const PAGE: u64 = 4096;
 
@@ -89,6 +94,11 @@ pub(crate) fn loaded_file_end(image: &Image<'_>) -> u64 {
     image.loads().map(|s| s.p_offset.0 + s.p_filesz).max().unwrap_or(0)
 }
 
+/// What the cache lines cost that `len` bytes at an address lie in.
+pub(crate) fn line_cost(at: Va, len: u64) -> u64 {
+    (at.0 % LINE_BYTES + len).div_ceil(LINE_BYTES) * LINE_WORTH
+}
+
 /// Free space for code.
 #[derive(Debug)]
 pub(crate) struct Space {
@@ -128,6 +138,11 @@ impl Space {
         self.next = first;
     }
 
+    /// Where what is handed out in order goes next, if it fits.
+    pub(crate) fn next_in_order(&self) -> Va {
+        self.intervals.get(self.next).map_or(self.overflow.end, |interval| interval.start)
+    }
+
     /// Whether so many bytes fit in order.
     pub(crate) fn has_room(&self, len: u64) -> bool {
         self.first_fit(len, 1).is_some()
@@ -162,11 +177,21 @@ impl Space {
 
     /// As `take_in_order`, at the start of a cache line where that spares the code a line and skips few bytes.
     pub(crate) fn take_lines_in_order(&mut self, len: u64, align: u64) -> Va {
-        let Some((_, at)) = self.first_fit(len, align) else { return self.take_in_order(len, align) };
-        let skipped = at.0.next_multiple_of(LINE_BYTES) - at.0;
-        let num_lines = |start: u64| (start % LINE_BYTES + len).div_ceil(LINE_BYTES);
-        let spares_a_line = num_lines(at.0) > num_lines(0);
-        self.take_in_order(len, if spares_a_line && skipped <= LINE_PADDING_MAX { align.max(LINE_BYTES) } else { align })
+        self.take_cheap_in_order(len, align, |at| line_cost(at, len)).0
+    }
+
+    /// As `take_in_order`, but further on by some bytes where that costs less than these do; `cost` is in sixteenths of a byte. With how many they are.
+    pub(crate) fn take_cheap_in_order(&mut self, len: u64, align: u64, cost: impl Fn(Va) -> u64) -> (Va, u64) {
+        let Some((index, first)) = self.first_fit(len, align) else { return (self.take_in_order(len, align), 0) };
+        let last = first.0.saturating_add(SKIPPED_MAX).min(self.intervals[index].end.0 - len);
+        let places = (first.0..=last).step_by(align.max(1) as usize).map(Va);
+        let at = places.min_by_key(|&at| (at - first) * BYTE_COST + cost(at)).unwrap_or(first);
+        for passed in self.next..index {
+            self.add_hole(self.intervals[passed]);
+        }
+        self.next = index;
+        self.take_start(index, at, len);
+        (at, at - first)
     }
 
     /// The first interval that takes `len` bytes, and where.

@@ -155,7 +155,7 @@ pub(crate) fn covered<'a>(
         (fragment.temperature == Temperature::Cold, Covered { start: at, len: shape.len, members })
     });
     let mut moved: Vec<(bool, Covered<'_>)> = moved.collect();
-    if out.hot_from.is_some() {
+    if out.hot_from.is_some() || out.window_worths.is_some() {
         // What is cold lies where it fits.
         moved.sort_by_key(|(_, fragment)| fragment.start);
     }

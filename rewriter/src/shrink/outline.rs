@@ -115,7 +115,7 @@ fn sites(image: &Image<'_>, program: &Program, asked: Asked<'_>, (plan, entries)
 fn tree_call<'s>(site: &'s Site, pieces: &'s [Piece]) -> TreeCall<impl Iterator<Item = (u64, Lens)> + use<'s>> {
     let jump = site.callee.jump_len();
     let pieces = pieces.iter().map(move |piece| (piece.hash, Lens { call: site.call - piece.start, body: piece.len, jump }));
-    TreeCall { root: site.entry, may_have_body: site.may_have_body, pieces }
+    TreeCall { root: site.entry, body_min: site.body_min, pieces }
 }
 
 /// Makes the code and what leads to it.

@@ -29,7 +29,7 @@ use crate::report::shrink::Saving;
 use crate::timing::Timing;
 
 /// Techniques that move code.
-pub(super) const OF_CODE: [Technique; 9] = [
+pub(super) const OF_CODE: [Technique; 10] = [
     Technique::DeadCode,
     Technique::Fold,
     Technique::Tails,
@@ -39,6 +39,7 @@ pub(super) const OF_CODE: [Technique; 9] = [
     Technique::Order,
     Technique::Relays,
     Technique::Padding,
+    Technique::Windows,
 ];
 
 /// What came of the code.
@@ -152,6 +153,9 @@ pub(super) fn plan(
     if args.is_on(Technique::Relays) {
         plan.relay(program, &shares);
     }
+    if args.is_on(Technique::Windows) {
+        plan.fit_windows(&shares);
+    }
     if args.is_on(Technique::UnwindEntries) {
         plan.share_unwind_entries();
     }
@@ -246,6 +250,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         + gone.outlined.bytes
         + gone.order_bytes
         + relinked.relayed.1;
+    let unpadded = free_text + relinked.fitted.bytes;
     let is_stale = |name: &&str| relinked.dropped_sections.iter().any(|dropped| dropped == name);
     let stale = image.sections.values().filter(|section| is_stale(&section.name)).map(|section| section.sh_size + 64);
     vec![
@@ -258,7 +263,8 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         Saving::new("endbr", "instructions", gone.num_marks, gone.mark_bytes as i64),
         Saving::new("order", "bytes", gone.order_bytes, gone.order_bytes as i64),
         Saving::new("relays", "branches", relinked.relayed.0, relinked.relayed.1 as i64),
-        Saving::new("padding", "bytes", free_text.saturating_sub(bodies), free_text as i64 - bodies as i64),
+        Saving::new("padding", "bytes", unpadded.saturating_sub(bodies), unpadded as i64 - bodies as i64),
+        Saving::new("windows", "functions", relinked.fitted.num_fragments, -(relinked.fitted.bytes as i64)),
         unwind_saving(relinked),
     ]
 }

@@ -37,8 +37,8 @@ pub(super) struct Site {
     pub(super) call_len: u32,
     /// The function called, if something may stand before it.
     pub(super) entry: Option<u32>,
-    /// Whether what a body costs in time is worth it here.
-    pub(super) may_have_body: bool,
+    /// How many bytes have to be put in a body to be worth its time here.
+    pub(super) body_min: u32,
     /// What may come along: of the pieces of all sites, or of those of a function.
     pub(super) pieces: Range<u32>,
 }
@@ -124,9 +124,8 @@ impl Finder<'_> {
         let mut instructions = Vec::new();
         let mut described: Option<(u32, Option<Described<'_>>)> = None;
         for &(_, block) in blocks {
-            let may_jump = self.shares.allows_outlining(block);
-            let mut calls = self.calls_in(block);
-            calls.retain(|call| may_jump || call.slot.is_some() || call.entry.is_some());
+            let jump_min = self.shares.outlining_min(block);
+            let calls = self.calls_in(block);
             if calls.is_empty() {
                 continue;
             }
@@ -145,11 +144,11 @@ impl Finder<'_> {
                     let Call { offset: call, len: call_len, reference, slot, entry } = call;
                     let pieces = first as u32..sites.pieces.len() as u32;
                     // A body has the stub's jump in place of one more.
-                    let (callee, may_have_body) = match slot {
-                        Some(slot) => (Callee::Stub(slot), true),
-                        None => (Callee::Direct(reference), may_jump),
+                    let (callee, body_min) = match slot {
+                        Some(slot) => (Callee::Stub(slot), 0),
+                        None => (Callee::Direct(reference), jump_min),
                     };
-                    sites.sites.push(Site { block, call, callee, call_len, entry, may_have_body, pieces });
+                    sites.sites.push(Site { block, call, callee, call_len, entry, body_min, pieces });
                 }
             }
         }

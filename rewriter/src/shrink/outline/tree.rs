@@ -49,8 +49,8 @@ pub(super) struct Lens {
 pub(super) struct TreeCall<P> {
     /// The function called, if something may stand before it.
     pub(super) root: Option<u32>,
-    /// Whether a body is worth its time; if not, there is none for it.
-    pub(super) may_have_body: bool,
+    /// How many bytes have to be put in a body to be worth its time.
+    pub(super) body_min: u32,
     /// Hashes of its pieces and how long these are, the shortest first.
     pub(super) pieces: P,
 }
@@ -58,7 +58,7 @@ pub(super) struct TreeCall<P> {
 #[derive(Debug)]
 struct Node {
     lens: Lens,
-    /// Calls that may have a body, and those that may not.
+    /// Calls that may have a body of this, and those that may not, but perhaps a longer one.
     num_calls: u32,
     num_spared: u32,
     parent: Option<u32>,
@@ -66,7 +66,7 @@ struct Node {
     /// Whether, next to a lead, all calls enter that.
     yields: bool,
     is_on_lead: bool,
-    /// Bytes saved by what is chosen, and how many calls have a body by it.
+    /// Bytes saved by what is chosen, at least, and how many calls have a body by it, at most.
     saved: i64,
     num_covered: u32,
     /// The same of the children together.
@@ -113,29 +113,36 @@ impl Node {
         let Lens { call, body, jump } = self.lens;
         let saves = |num_calls: u32| i64::from(num_calls) * i64::from(call) - i64::from(body + jump);
         let own = Some(saves(self.num_calls)).filter(|saved| *saved >= SAVED_MIN);
-        let rest = Some(saves(self.num_calls - covered_below)).filter(|saved| *saved >= SAVED_MIN);
+        let rest = Some(saves(self.num_calls.saturating_sub(covered_below))).filter(|saved| *saved >= SAVED_MIN);
         let mut best = (saved_below, Choice::Children, covered_below);
-        for (saved, choice) in [(rest.map(|rest| saved_below + rest), Choice::Both), (own, Choice::Own)] {
+        // Not all that have a body below may have this one: at most so many have either.
+        let either = (self.num_calls + covered_below).min(self.num_all());
+        let both = (rest.map(|rest| saved_below + rest), Choice::Both, either);
+        for (saved, choice, num_covered) in [both, (own, Choice::Own, self.num_calls)] {
             best = match saved {
-                Some(saved) if saved > best.0 => (saved, choice, self.num_calls),
+                Some(saved) if saved > best.0 => (saved, choice, num_covered),
                 _ => best,
             };
         }
         (self.saved, self.choice, self.num_covered) = best;
     }
 
+    fn num_all(&self) -> u32 {
+        self.num_calls + self.num_spared
+    }
+
     /// What is saved from here on if this is on a lead behind which so many bytes stand already.
     fn saved_by_lead(&self, behind: u32) -> i64 {
         let (saved_below, num_below) = self.below_lead;
-        let own = i64::from(self.num_calls + self.num_spared - num_below) * i64::from(self.lens.call);
+        let own = i64::from(self.num_all() - num_below) * i64::from(self.lens.call);
         own + saved_below + self.longer.gain - i64::from(self.lens.body - behind)
     }
 
     /// What the calls save if this is not on the lead, but what it is below of is, at so many bytes before the call; and whether all of them enter there.
     fn saved_beside_lead(&self, len: u32) -> (i64, bool) {
         let entering = |num_calls: u32| i64::from(num_calls) * i64::from(len);
-        let (all, rest) = (entering(self.num_calls), self.saved + entering(self.num_calls - self.num_covered));
-        (all.max(rest) + entering(self.num_spared), all >= rest)
+        let (all, rest) = (entering(self.num_all()), self.saved + entering(self.num_all() - self.num_covered));
+        (all.max(rest), all >= rest)
     }
 }
 
@@ -146,18 +153,18 @@ pub(super) struct Tree {
     paths: Vec<u32>,
     /// By call, where its nodes end.
     ends: Vec<u32>,
-    /// By call, whether it may have a body.
-    may_have_body: Vec<bool>,
+    /// By call, how long what is put in a body has to be.
+    body_mins: Vec<u32>,
 }
 
 impl Tree {
     /// Of calls of functions of which something may stand before so many.
     pub(super) fn of<P: Iterator<Item = (u64, Lens)>>(num_roots: usize, calls: impl Iterator<Item = TreeCall<P>>) -> Self {
-        let mut tree = Tree { nodes: Vec::new(), paths: Vec::new(), ends: Vec::new(), may_have_body: Vec::new() };
+        let mut tree = Tree { nodes: Vec::new(), paths: Vec::new(), ends: Vec::new(), body_mins: Vec::new() };
         let mut known: FxHashMap<u64, u32> = FxHashMap::default();
         // By node that has no parent, in their order.
         let mut root_of: FxHashMap<u32, u32> = FxHashMap::default();
-        for TreeCall { root, may_have_body, pieces } in calls {
+        for TreeCall { root, body_min, pieces } in calls {
             let mut parent = None;
             for (hash, lens) in pieces {
                 let node = *known.entry(hash).or_insert_with(|| {
@@ -165,7 +172,7 @@ impl Tree {
                     (tree.nodes.len() - 1) as u32
                 });
                 let data = &mut tree.nodes[node as usize];
-                *(if may_have_body { &mut data.num_calls } else { &mut data.num_spared }) += 1;
+                *(if lens.call >= body_min { &mut data.num_calls } else { &mut data.num_spared }) += 1;
                 if let (None, Some(root)) = (parent, root) {
                     root_of.insert(node, root);
                 }
@@ -173,7 +180,7 @@ impl Tree {
                 parent = Some(node);
             }
             tree.ends.push(tree.paths.len() as u32);
-            tree.may_have_body.push(may_have_body);
+            tree.body_mins.push(body_min);
         }
         drop(known);
         let mut leads = vec![Longer::default(); num_roots];
@@ -196,7 +203,7 @@ impl Tree {
             let by_lead = node.saved_by_lead(lens.map_or(0, |lens| lens.body));
             let (beside, yields) = lens.map_or((node.saved, false), |lens| node.saved_beside_lead(lens.call));
             node.yields = yields;
-            let add = (node.saved, node.num_covered, node.num_calls + node.num_spared);
+            let add = (node.saved, node.num_covered, node.num_all());
             let Some(parent) = parent else {
                 may_lead(index as u32, by_lead - beside);
                 continue;
@@ -236,16 +243,19 @@ impl Tree {
         let lead = num_on_lead.checked_sub(1).map(|depth| Way::Lead { depth });
         let mut rest = self.path(call)[num_on_lead..].iter().zip(num_on_lead..).peekable();
         let yields = |node: u32| lead.is_some() && self.nodes[node as usize].yields;
-        if !self.may_have_body[call] || rest.peek().is_some_and(|&(&node, _)| yields(node)) {
+        if rest.peek().is_some_and(|&(&node, _)| yields(node)) {
             return lead;
         }
         let mut way = lead;
         for (&node, depth) in rest {
             let body = Way::Body { node: node as usize, depth };
-            match self.nodes[node as usize].choice {
+            let data = &self.nodes[node as usize];
+            let is_worth_it = data.lens.call >= self.body_mins[call];
+            match data.choice {
                 Choice::Children => {}
-                Choice::Both => way = Some(body),
-                Choice::Own => return Some(body),
+                Choice::Both if is_worth_it => way = Some(body),
+                Choice::Both => {}
+                Choice::Own => return if is_worth_it { Some(body) } else { way },
             }
         }
         way
@@ -264,12 +274,8 @@ mod tests {
         let lens = |count: u32| Lens { call: 4 * count, body: 4 * count, jump: 5 };
         let call = |word: &&'static str| {
             let word = *word;
-            let may_have_body = word.to_lowercase() == word;
-            TreeCall {
-                root,
-                may_have_body,
-                pieces: (0..word.len()).map(move |depth| (hash(word, depth), lens(depth as u32 + 1))),
-            }
+            let body_min = if word.to_lowercase() == word { 0 } else { u32::MAX };
+            TreeCall { root, body_min, pieces: (0..word.len()).map(move |depth| (hash(word, depth), lens(depth as u32 + 1))) }
         };
         let tree = Tree::of(1, calls.iter().map(call));
         (0..calls.len()).map(|call| tree.way_of(call)).collect()
