@@ -4,12 +4,14 @@
 //! window's end or is the last that it has (Intel, *Mitigations for Jump Conditional Code Erratum*, 2019). Such code is decoded each time: in `perl`, one branch of the loop that runs everything took 4 % of all time.
 //! Where a function starts decides it, and code that is packed starts anywhere.
 //!
-//! **Method.** Of blocks of which the plan says what that is worth, each branch is listed, with the bytes that it spans. Placing then begins the fragment where few that are worth something lie so.
+//! **Method.** Edits of a block are followed from one instruction to the next; of new code that they put in, nothing is listed. Of blocks of which the plan says what that is worth, each branch is listed, with the bytes that it spans. Placing then begins the fragment where few that are worth something lie so.
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
+use iced_x86::{FlowControl, Instruction, Mnemonic};
 use lifter::Image;
+use lifter::address::Va;
 use lifter::entity::{Block, SecondaryMap};
 use lifter::ir::Program;
+use lifter::x86;
 
 use super::Shapes;
 use super::relax::{self, Relaxed, Shape};
@@ -47,6 +49,7 @@ pub(super) fn push(
     layout: &Relaxed,
     all: &mut Shapes,
 ) {
+    let mut instructions = Vec::new();
     for (index, &(id, block)) in blocks.iter().enumerate() {
         let worth = worths[block.origin];
         if worth == 0 {
@@ -59,7 +62,9 @@ pub(super) fn push(
         let mut fused = body_end;
         if let (true, Ok(bytes)) = (block.copies_body, block_bytes(image, program, block.origin)) {
             let body = bytes.get(..program.blocks[block.origin].body_len as usize).unwrap_or(bytes);
-            fused = body_branches(body, out.edits_of(id), start, &mut push).unwrap_or(body_end);
+            instructions.clear();
+            x86::decode_bytes(body, Va(0), &mut instructions);
+            fused = body_branches(&instructions, out.edits_of(id), start, &mut push).unwrap_or(body_end);
         }
         let (taken, jump) = relax::sizes(&shapes[index], layout.is_long[index]);
         if taken > 0 {
@@ -71,13 +76,10 @@ pub(super) fn push(
     }
 }
 
-/// Finds what branches in a body that comes to `start`; where its last instruction begins, if a conditional branch is fused to that.
-fn body_branches(body: &[u8], edits: &[Edit], start: u32, push: &mut impl FnMut(u32, u32)) -> Option<u32> {
-    let mut decoder = Decoder::with_ip(64, body, 0, DecoderOptions::NONE);
-    let mut instruction = Instruction::default();
+/// Finds what branches in a body, decoded at 0, that comes to `start`; where its last instruction begins, if a conditional branch is fused to that.
+fn body_branches(body: &[Instruction], edits: &[Edit], start: u32, push: &mut impl FnMut(u32, u32)) -> Option<u32> {
     let (mut edits, mut shift, mut fused) = (edits.iter().peekable(), 0u32, None);
-    while decoder.can_decode() {
-        decoder.decode_out(&mut instruction);
+    for instruction in body {
         let offset = instruction.ip() as u32;
         while let Some(edit) = edits.next_if(|edit| edit.offset + edit.replaced <= offset) {
             shift = shift.wrapping_add(edit.len).wrapping_sub(edit.replaced);
@@ -89,7 +91,7 @@ fn body_branches(body: &[u8], edits: &[Edit], start: u32, push: &mut impl FnMut(
         let from = start.wrapping_add(offset).wrapping_add(shift);
         if instruction.flow_control() != FlowControl::Next {
             push(from, from + instruction.len() as u32);
-        } else if is_fusible(&instruction) {
+        } else if is_fusible(instruction) {
             fused = Some(from);
         }
     }
@@ -116,8 +118,9 @@ mod tests {
     const BODY: [u8; 8] = [0xe8, 0, 0, 0, 0, 0x90, 0x85, 0xc0];
 
     fn found(edits: &[Edit]) -> (Vec<(u32, u32)>, Option<u32>) {
-        let mut branches = Vec::new();
-        let fused = body_branches(&BODY, edits, 100, &mut |from, to| branches.push((from, to)));
+        let (mut branches, mut body) = (Vec::new(), Vec::new());
+        x86::decode_bytes(&BODY, Va(0), &mut body);
+        let fused = body_branches(&body, edits, 100, &mut |from, to| branches.push((from, to)));
         (branches, fused)
     }
 

@@ -42,9 +42,9 @@ pub(crate) enum Reach {
 
 #[derive(Clone, Debug)]
 pub struct Shares {
-    /// From 0 to 1; infinite for what ran by a profile.
+    /// By block, from 0 to 1; infinite for what ran by a profile.
     of_block: SecondaryMap<Block, f32>,
-    /// What it is worth to keep a branch of the block off the end of a decode window ([`crate::encode::WindowBranch`]).
+    /// By block, what it is guessed to be worth to keep a branch of it off the end of a decode window ([`crate::encode::WindowBranch`]); nothing is guessed where a profile has counts.
     windows: SecondaryMap<Block, u16>,
 }
 
@@ -97,7 +97,7 @@ impl Shares {
         self.of_block[block] * of_all <= bytes as f32
     }
 
-    /// How many bytes the arguments of a call in the block have to be, at least, to be worth a jump.
+    /// How many bytes the arguments of a call in the block have to be, at least, to be worth a jump; the largest number if they never are.
     pub(crate) fn outlining_min(&self, block: Block) -> u32 {
         (self.of_block[block] * OUTLINE_BYTES).ceil() as u32
     }

@@ -76,11 +76,7 @@ pub(crate) fn place(
     };
     let copies = copied.iter().copied().chain(tables_of_clones);
     let copies_len = copies.map(|table| copy_len(program, table)).sum::<u64>() + COPY_ALIGN;
-    // What fits windows leaves bytes out, for which there may be no room.
-    for fits_windows in [true, false] {
-        if fits_windows && out.window_worths.is_none() {
-            continue;
-        }
+    let mut placed = |fits_windows: bool| {
         if out.filling != Filling::FromStart {
             let needed = code_len(out, shapes, fits_windows, overflow) + copies_len;
             // How much stays unused before pinned code is only known when all is placed.
@@ -93,14 +89,12 @@ pub(crate) fn place(
                 }
             }
         }
-        if fits_windows {
-            let placement = try_with(free.clone(), None, true);
-            if placement.space.overflow.is_empty() {
-                return placement;
-            }
-        }
-    }
-    try_with(free, None, false)
+        try_with(free.clone(), None, fits_windows)
+    };
+    let fits_windows = out.window_worths.is_some();
+    let placement = placed(fits_windows);
+    // What fits windows leaves bytes out, for which there may be no room.
+    if fits_windows && !placement.space.overflow.is_empty() { placed(false) } else { placement }
 }
 
 /// Where each fragment goes, and what was left out before some so that they fit windows.

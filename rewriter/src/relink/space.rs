@@ -167,11 +167,7 @@ impl Space {
     pub(crate) fn take_in_order(&mut self, len: u64, align: u64) -> Va {
         // A large fragment must not close an interval that many small ones could still use: look on without moving on.
         let Some((index, at)) = self.first_fit(len, align) else { return self.take_anywhere(len, align) };
-        for passed in self.next..index {
-            self.add_hole(self.intervals[passed]);
-        }
-        self.next = index;
-        self.take_start(index, at, len);
+        self.take_from(index, at, len);
         at
     }
 
@@ -186,12 +182,17 @@ impl Space {
         let last = first.0.saturating_add(SKIPPED_MAX).min(self.intervals[index].end.0 - len);
         let places = (first.0..=last).step_by(align.max(1) as usize).map(Va);
         let at = places.min_by_key(|&at| (at - first) * BYTE_COST + cost(at)).unwrap_or(first);
+        self.take_from(index, at, len);
+        (at, at - first)
+    }
+
+    /// Hands out `len` bytes of an interval, and goes on from there.
+    fn take_from(&mut self, index: usize, at: Va, len: u64) {
         for passed in self.next..index {
             self.add_hole(self.intervals[passed]);
         }
         self.next = index;
         self.take_start(index, at, len);
-        (at, at - first)
     }
 
     /// The first interval that takes `len` bytes, and where.

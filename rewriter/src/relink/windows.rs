@@ -4,6 +4,8 @@
 //!
 //! **Method.** Of the next few fragments the one is taken that has most to gain from where the last one ended, over what it could expect anywhere else. One whose turn it has been for long is taken first, so none goes far
 //! from where the plan has it; what is hot keeps its place.
+//!
+//! **Invariants.** Each fragment is taken once; without windows to fit, in the plan's order. **Termination**: each turn takes one.
 
 use std::collections::VecDeque;
 
@@ -58,7 +60,7 @@ impl Waiting {
         self.costs.is_none()
     }
 
-    /// In parts of a byte.
+    /// In sixteenths of a byte.
     pub(super) fn cost_at(&self, at: Va) -> u64 {
         self.costs.as_ref().map_or(0, |costs| u64::from(costs[(at.0 % WINDOW) as usize]))
     }

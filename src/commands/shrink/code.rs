@@ -153,7 +153,8 @@ pub(super) fn plan(
     if args.is_on(Technique::Relays) {
         plan.relay(program, &shares);
     }
-    if args.is_on(Technique::Windows) {
+    // With a profile, lines of what runs decide.
+    if args.is_on(Technique::Windows) && !weights.has_counts() {
         plan.fit_windows(&shares);
     }
     if args.is_on(Technique::UnwindEntries) {

@@ -125,7 +125,8 @@ impl Finder<'_> {
         let mut described: Option<(u32, Option<Described<'_>>)> = None;
         for &(_, block) in blocks {
             let jump_min = self.shares.outlining_min(block);
-            let calls = self.calls_in(block);
+            let mut calls = self.calls_in(block);
+            calls.retain(|call| jump_min < u32::MAX || call.slot.is_some() || call.entry.is_some());
             if calls.is_empty() {
                 continue;
             }
