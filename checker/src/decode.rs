@@ -394,6 +394,11 @@ impl Shape {
         shape
     }
 
+    /// The prefix that widens operands and extends registers, 0 if there is none.
+    pub(crate) fn rex(&self) -> u8 {
+        self.rex
+    }
+
     /// Where the immediate of 32 bits (or of 64, in `movabs`) begins in which the instruction ends, by appendix A of the manual.
     pub(crate) fn wide_immediate_at(&self, bytes: &[u8]) -> Option<usize> {
         let opcode = bytes.get(self.opcode).copied().unwrap_or(0);

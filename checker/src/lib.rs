@@ -32,6 +32,7 @@ mod registered;
 mod report;
 mod shared_entries;
 mod stack;
+mod straight;
 mod structure;
 mod tables;
 mod text_relocations;

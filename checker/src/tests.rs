@@ -18,6 +18,7 @@ mod doubtful;
 mod dynamic_symbols;
 mod fixed;
 mod fold;
+mod forms;
 mod given;
 mod known_to_the_kernel;
 mod late;

@@ -20,6 +20,7 @@ mod bounds;
 mod calls;
 mod compare;
 mod contexts;
+mod forms;
 mod frames;
 mod guesses;
 mod numbers;
@@ -52,6 +53,7 @@ pub(crate) use compare::Reference;
 pub(crate) use compare::{condition, prefixes};
 use contexts::Contexts;
 pub use contexts::NOTHING_LEADS;
+use forms::{Forms, Straight};
 pub(crate) use frames::AT_RETURN_ADDRESS;
 use proofs::Proofs;
 use relation::Recorded;
@@ -161,6 +163,9 @@ pub(crate) struct Walk<'w, 'a> {
     has_numbers: bool,
     noreturn: &'w NoReturn,
     stack_use: StackUse,
+    /// Places of the output at which control arrives by anything but the instruction before.
+    joined: Bits,
+    forms: Forms,
     queue: Vec<Pair>,
     /// What flows from the root that is walked now.
     flows: Vec<Pair>,
@@ -260,6 +265,8 @@ impl<'w, 'a> Walk<'w, 'a> {
             has_numbers: known.has_numbers,
             noreturn: &known.noreturn,
             stack_use: StackUse::default(),
+            joined: Bits::new(output.code.size()),
+            forms: Forms::default(),
             queue: Vec::new(),
             flows: Vec::new(),
             touched: Vec::new(),
@@ -404,12 +411,16 @@ impl<'w, 'a> Walk<'w, 'a> {
         let Pair { input: mut i, output: mut o, mut origin, mut within, .. } = pair;
         let mut name = Some(pair).filter(|pair| pair.reach != Reach::Flow);
         let mut alone = 0;
+        let mut straight = Straight::new();
         loop {
             let Some((input, a, output, b)) = self.meet((i, o), origin, within, name.is_none())? else { return Ok(()) };
             (i, o) = (input, output);
             self.began_at.get_or_insert((i, o));
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
             let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
+            if !straight.come_to(o) {
+                self.joined.insert(to);
+            }
             if let Some(name) = name.take().filter(|name| name.reach == Reach::Pointer) {
                 self.compare_marks(name.input, name.output)?;
                 if let Some(other) = self.relation.name(name.input, name.output) {
@@ -473,6 +484,18 @@ impl<'w, 'a> Walk<'w, 'a> {
                 match self.compare(i, a, o, b) {
                     Ok(references) => self.follow(references, i, o)?,
                     Err(violation) => {
+                        let form = match within {
+                            None => self.compare_forms((i, a), (o, b), &straight)?,
+                            Some(_) => None,
+                        };
+                        if let Some(reference) = form {
+                            self.relation.rewrite(from, to);
+                            self.follow(reference, i, o)?;
+                            straight.pass(o, b);
+                            origin = o;
+                            (i, o) = (i + u64::from(a.len), o + u64::from(b.len));
+                            continue;
+                        }
                         if within.is_none()
                             && let Some(behind) = self.pass_outlined((i, a), (o, b))?
                         {
@@ -490,6 +513,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                     }
                 }
             }
+            straight.pass(o, b);
             origin = o;
             match self.next(i, a, o, b, within)? {
                 Some(next) => (i, o) = next,

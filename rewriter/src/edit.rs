@@ -81,6 +81,7 @@ pub enum Change {
     EndBranch,
     Outline,
     DirectCall,
+    Form,
 }
 
 impl Change {
@@ -96,6 +97,7 @@ impl Change {
             Change::EndBranch => "endbr",
             Change::Outline => "outline",
             Change::DirectCall => "direct-calls",
+            Change::Form => "forms",
         }
     }
 }

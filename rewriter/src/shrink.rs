@@ -9,6 +9,7 @@ pub mod cuts;
 pub mod dead;
 pub mod debug_link;
 mod dynamic;
+pub mod forms;
 pub mod outline;
 pub mod own_loader;
 pub mod pack;

@@ -60,6 +60,8 @@ pub(crate) enum Technique {
     Padding,
     /// Begin functions where few branches that are guessed to run often lie on the ends of 32 bytes, which processors of Intel's Skylake family decode each time: some bytes more. Not with a profile.
     Windows,
+    /// Write instructions in forms that take fewer bytes: `push` for `sub $8, %rsp`, numbers from registers that hold them, moves of vectors without a prefix.
+    Forms,
     /// Leave out `endbr64` where no tracked indirect branch can arrive.
     Endbr,
     /// Let code that lies side by side share unwind entries.

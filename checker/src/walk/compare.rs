@@ -112,7 +112,7 @@ impl Walk<'_, '_> {
     }
 
     /// A rip-relative operand.
-    fn operand(&self, a: Inst, to_i: u64, to_o: u64) -> Result<Option<Reference>, String> {
+    pub(super) fn operand(&self, a: Inst, to_i: u64, to_o: u64) -> Result<Option<Reference>, String> {
         let is_code = self.input.image.in_code(to_i);
         match (is_code, a.kind == Kind::Lea) {
             (true, true) => Ok(Some(Reference::Code(to_i, to_o))),

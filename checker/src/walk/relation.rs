@@ -117,7 +117,7 @@ pub(crate) struct Relation {
     /// Of an output instruction in a body that stands in a call's place: the input's call.
     within: FxHashMap<usize, u64>,
     /// Of an output instruction that stands where the input makes a call and makes that call otherwise or not at all: the call. Where it makes the call and what comes before it:
-    /// the first of that.
+    /// the first of that. Of a shorter form of another instruction: that.
     rewritten: FxHashMap<usize, usize>,
     /// These calls.
     rewritten_calls: FxHashSet<usize>,
@@ -333,7 +333,7 @@ impl Relation {
         self.held.get(&name).is_some_and(|&other| other != address)
     }
 
-    /// Notes that the output goes on at an index, in another way, where the input makes a call, or passes its arguments.
+    /// Notes that the output goes on at an index, in another way, where the input makes a call, or passes its arguments, or has a longer form of an instruction.
     pub(super) fn rewrite(&mut self, call: usize, output: usize) {
         if self.rewritten.insert(output, call).is_none() {
             self.note(Undo::Rewritten(output));

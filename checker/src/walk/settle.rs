@@ -39,7 +39,7 @@ impl Walk<'_, '_> {
     }
 
     /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data. What is not asked for is
-    /// compared by content later, which knows of no other ways to call: so it is tried too, but kept only if it makes a call in another way.
+    /// compared by content later, which knows of no other ways to call and no shorter forms: so it is tried too, but kept only if it has one.
     pub(crate) fn settle_tries(&mut self, which: impl Fn(Reach) -> bool) {
         let is_edited = self.relation.num_rewritten_calls() > 0 || self.tries.len() < TRIES_MAX;
         while let Some(pair) = self.tries.pop() {
@@ -98,7 +98,7 @@ impl Walk<'_, '_> {
         let num_changed = self.relation.num_rewritten_calls() + self.met_proven;
         let queue = std::mem::take(&mut self.queue);
         let marks = (self.tables.len(), self.tries.len(), self.unmoved.len(), self.displaced.len(), self.returns.len());
-        let (violations, stats) = (self.violations.len(), self.stats);
+        let (violations, stats, relied) = (self.violations.len(), self.stats, self.forms.relied.len());
         let (calls, inside) = (self.contexts.calls.len(), self.contexts.inside.len());
         self.relation.begin();
         self.queue.push(pair);
@@ -134,6 +134,7 @@ impl Walk<'_, '_> {
             self.displaced.truncate(marks.3);
             self.returns.truncate(marks.4);
             self.violations.truncate(violations);
+            self.forms.relied.truncate(relied);
             self.contexts.calls.truncate(calls);
             self.contexts.inside.truncate(inside);
             self.stats = stats;
@@ -216,6 +217,7 @@ impl Walk<'_, '_> {
     pub(crate) fn finish(mut self) -> Finished {
         self.settle_all(true);
         self.judge_contexts();
+        self.judge_forms();
         tables::report_mixed(&mut self);
         tables::report_other_uses(&mut self);
         let copies = if self.violations.is_empty() { FxHashSet::default() } else { self.copies_to_try() };

@@ -14,7 +14,7 @@ use rewriter::fold::shares::Shares;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{Filling, LayoutPlan};
 use rewriter::relink::{Relinked, Reported};
-use rewriter::shrink::{dead, outline};
+use rewriter::shrink::{dead, forms, outline};
 use rewriter::transform::direct_calls::{self, DirectCall};
 use rewriter::transform::endbr;
 use rewriter::transform::reached::reached;
@@ -29,12 +29,13 @@ use crate::report::shrink::Saving;
 use crate::timing::Timing;
 
 /// Techniques that move code.
-pub(super) const OF_CODE: [Technique; 10] = [
+pub(super) const OF_CODE: [Technique; 11] = [
     Technique::DeadCode,
     Technique::Fold,
     Technique::Tails,
     Technique::DirectCalls,
     Technique::Outline,
+    Technique::Forms,
     Technique::Endbr,
     Technique::Order,
     Technique::Relays,
@@ -170,8 +171,13 @@ pub(super) fn plan(
         gone.outlined = timing.phase("outline", |_| outline::plan(image, program, asked, &mut plan, &mut edits));
     }
     direct_calls::plan(&calls, &mut edits);
+    if args.is_on(Technique::Forms) {
+        memory::give_back();
+        timing.phase("find shorter forms", |_| forms::plan(image, program, &is_reached, &plan, &mut edits));
+    }
     (gone.num_marks, gone.mark_bytes) = bytes_less(program, &plan, &edits, Change::EndBranch);
     (gone.num_direct, gone.direct_bytes) = bytes_less(program, &plan, &edits, Change::DirectCall);
+    (gone.num_forms, gone.form_bytes) = bytes_less(program, &plan, &edits, Change::Form);
     Ok(Some(Planned { plan, edits, weights, gone, is_in_place: false }))
 }
 
@@ -231,6 +237,8 @@ struct Gone {
     mark_bytes: u64,
     num_direct: u64,
     direct_bytes: u64,
+    num_forms: u64,
+    form_bytes: u64,
     outlined: outline::Outlined,
     /// What shorter branches leave.
     order_bytes: u64,
@@ -248,6 +256,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         + gone.tail_bytes
         + gone.mark_bytes
         + gone.direct_bytes
+        + gone.form_bytes
         + gone.outlined.bytes
         + gone.order_bytes
         + relinked.relayed.1;
@@ -261,6 +270,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         Saving::new("tails", "blocks", gone.num_tails, gone.tail_bytes as i64),
         Saving::new("direct-calls", "calls", gone.num_direct, gone.direct_bytes as i64),
         Saving::new("outline", "calls", gone.outlined.num_calls, gone.outlined.bytes as i64),
+        Saving::new("forms", "instructions", gone.num_forms, gone.form_bytes as i64),
         Saving::new("endbr", "instructions", gone.num_marks, gone.mark_bytes as i64),
         Saving::new("order", "bytes", gone.order_bytes, gone.order_bytes as i64),
         Saving::new("relays", "branches", relinked.relayed.0, relinked.relayed.1 as i64),

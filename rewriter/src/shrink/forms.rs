@@ -1,0 +1,181 @@
+//! Instructions in forms that take fewer bytes.
+//!
+//! | it was | it becomes | where |
+//! | --- | --- | --- |
+//! | `movdqa`, `movapd`, `movdqu`, `movupd`, `movlpd`, `movhpd`; `pxor` and `xorpd` of a register with itself; `punpcklqdq`, `unpcklpd` of two registers | the same without a prefix ([`vector`]) | |
+//! | `sub $8, %rsp`; `add $8, %rsp` | `push`; `pop` ([`stack`]) | nobody needs the flags, nor what the register held |
+//! | `mov $number, %reg`; `lea data(%rip), %reg` | `mov` or `lea` of a register that holds that, or nearly that ([`known`]) | the block has put it there a moment before |
+//! | `mov $number, memory` | `mov %reg, memory` | a register holds the number |
+//! | `mov $0, %reg` | `xor %reg, %reg` | nobody needs the flags |
+//!
+//! **Safety.** Each form leaves the same in all registers that are read again, in memory and in the flags, at the same instruction, so that nothing differs for who unwinds or handles a signal. What
+//! registers hold is known in a block only, from one instruction on to another with no call between; that a register or the flags are not read again is seen in what surely comes next ([`ahead`]).
+//! Accesses to memory stay as wide and as aligned as they were.
+//!
+//! **Profit.** A form is shorter, one instruction as before, and takes no longer: moves of vectors have no type in the processor, and a push is an addition to the stack pointer that the decoder does. It needs no profile.
+//!
+//! Instructions that a handler of faults knows by their place stay, and those of code that nothing leads to, which the checker compares by its content.
+
+mod ahead;
+mod known;
+mod stack;
+mod vector;
+
+use iced_x86::Instruction;
+use lifter::Image;
+use lifter::address::Va;
+use lifter::entity::{Block, Func, SecondaryMap};
+use lifter::ir::{BlockFlags, Program, RefData, RefKind, RefTarget};
+use lifter::x86::decode_block_into;
+use rayon::prelude::*;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
+use crate::fold::FUNCS_AT_ONCE;
+use crate::plan::LayoutPlan;
+use ahead::Ahead;
+use known::Known;
+
+type Bytes = SmallVec<[u8; 16]>;
+
+/// A shorter form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Form {
+    bytes: Bytes,
+    /// Of a field in `bytes`.
+    reference: Option<RefData>,
+    /// The register in which it leaves something else than the instruction did, for nobody.
+    spoils: Option<u8>,
+    /// From which instruction of the block on is known what it counts on.
+    since: Option<u32>,
+}
+
+impl Form {
+    fn plain(bytes: Bytes) -> Self {
+        Self { bytes, reference: None, spoils: None, since: None }
+    }
+}
+
+/// Where a form stands.
+struct Site {
+    block: Block,
+    offset: u32,
+    len: u32,
+    form: Form,
+}
+
+/// An instruction of a block, as it is.
+#[derive(Copy, Clone)]
+struct Here<'a> {
+    instruction: &'a Instruction,
+    bytes: &'a [u8],
+    /// What a field of it names, with the field's offset from the instruction.
+    reference: Option<RefData>,
+}
+
+impl Here<'_> {
+    /// The address of data that its operand in memory names by its distance; `None` if it names something else.
+    fn data(&self) -> Option<Va> {
+        match self.reference? {
+            RefData { kind: RefKind::Rel32, target: RefTarget::Fixed(at), .. } => Some(at),
+            _ => None,
+        }
+    }
+
+    /// Whether it names nothing, or data only.
+    fn names_data_at_most(&self) -> bool {
+        self.reference.is_none() || self.data().is_some()
+    }
+}
+
+/// Plans shorter forms in blocks that the plan has and something leads to, but for what other edits have.
+pub fn plan(image: &Image<'_>, program: &Program, is_open: &SecondaryMap<Block, bool>, plan: &LayoutPlan, edits: &mut EditPlan) {
+    let may_change =
+        |block: Block| is_open[block] && !program.blocks[block].flags.intersects(BlockFlags::KNOWN_BY_FAULT | BlockFlags::THUNK);
+    let placed = plan.fragments.iter().flat_map(|fragment| fragment.blocks.iter().map(|planned| (fragment.func, planned)));
+    let stands = placed.filter(|(_, planned)| planned.copy.is_none() && may_change(planned.block));
+    let mut blocks: Vec<(Func, Block)> = stands.map(|(func, planned)| (func, planned.block)).collect();
+    blocks.sort_unstable();
+    let funcs: Vec<&[(Func, Block)]> = blocks.chunk_by(|a, b| a.0 == b.0).collect();
+    let mut known: FxHashMap<Bytes, NewCodeId> = FxHashMap::default();
+    for funcs in funcs.chunks(FUNCS_AT_ONCE) {
+        let sites_of =
+            |known: &mut Known, blocks: &&[(Func, Block)]| Finder::of(image, program, blocks[0].0, known).sites(blocks);
+        let found: Vec<Vec<Site>> = funcs.par_iter().map_init(Known::new, sites_of).collect();
+        for Site { block, offset, len, form } in found.into_iter().flatten() {
+            let new = |bytes: Bytes| NewCode { bytes: bytes.to_vec(), ..NewCode::default() };
+            let code = match form.reference {
+                Some(reference) => edits.codes.push(NewCode { refs: vec![reference], ..new(form.bytes) }),
+                None => *known.entry(form.bytes).or_insert_with_key(|bytes| edits.codes.push(new(bytes.clone()))),
+            };
+            edits.replacements.push(Replacement { block, offset, len, code, change: Change::Form });
+        }
+    }
+    edits.settle();
+}
+
+/// Looks for forms in a function.
+struct Finder<'k, 'a> {
+    image: &'a Image<'a>,
+    program: &'a Program,
+    func: Func,
+    /// Whether nothing of the function is kept below the stack pointer; looked at when it first matters.
+    is_bare_below: Option<bool>,
+    instructions: Vec<Instruction>,
+    known: &'k mut Known,
+}
+
+impl<'k, 'a> Finder<'k, 'a> {
+    fn of(image: &'a Image<'a>, program: &'a Program, func: Func, known: &'k mut Known) -> Self {
+        Self { image, program, func, is_bare_below: None, instructions: Vec::new(), known }
+    }
+
+    fn sites(&mut self, blocks: &[(Func, Block)]) -> Vec<Site> {
+        let mut sites = Vec::new();
+        blocks.iter().for_each(|&(_, block)| self.sites_in(block, &mut sites));
+        sites
+    }
+
+    fn sites_in(&mut self, block: Block, sites: &mut Vec<Site>) {
+        let (image, program) = (self.image, self.program);
+        let mut instructions = std::mem::take(&mut self.instructions);
+        decode_block_into(image, program, block, &mut instructions);
+        let data = &program.blocks[block];
+        let all = image.read(data.start, data.len as usize).unwrap_or(&[]);
+        let mut refs = program.block_refs(block).iter().peekable();
+        self.known.clear();
+        for (index, instruction) in instructions.iter().enumerate() {
+            let offset = (instruction.ip() - data.start.0) as u32;
+            let len = instruction.len() as u32;
+            if offset >= data.body_len {
+                break;
+            }
+            let reference = refs.next_if(|reference| reference.offset < offset + len);
+            let more = refs.next_if(|reference| reference.offset < offset + len);
+            let reference = reference.map(|reference| RefData { offset: reference.offset - offset, ..*reference });
+            let here = Here { instruction, bytes: &all[offset as usize..][..len as usize], reference };
+            let ahead = Ahead { image, program, block, rest: &instructions[index + 1..] };
+            let form = self.form(here, ahead).filter(|form| more.is_none() && form.bytes.len() < here.bytes.len());
+            self.known.pass(here, form.as_ref());
+            sites.extend(form.map(|form| Site { block, offset, len, form }));
+        }
+        self.instructions = instructions;
+    }
+
+    fn form(&mut self, here: Here<'_>, ahead: Ahead<'_, '_>) -> Option<Form> {
+        if !here.names_data_at_most() {
+            return None;
+        }
+        let found = vector::form(here).or_else(|| self.known.form(self.image, here));
+        found
+            .or_else(|| stack::zero(here, &ahead))
+            .or_else(|| stack::lower(here, &ahead, || self.is_bare_below()))
+            .or_else(|| stack::raise(here, &ahead))
+    }
+
+    fn is_bare_below(&mut self) -> bool {
+        let (image, program, func) = (self.image, self.program, self.func);
+        *self.is_bare_below.get_or_insert_with(|| stack::is_bare_below(image, program, func))
+    }
+}
