@@ -35,6 +35,8 @@ const REACH: i64 = 127;
 const LONG_LOOP: u32 = 9;
 /// Chains and branches looked at per fragment, at most.
 const WORK_MAX: usize = 12_000_000;
+/// Chains that the greedy order chooses from: those that came up last.
+const RECENT: usize = 64;
 /// Rounds of moving single chains.
 const ROUNDS_MAX: usize = 4;
 
@@ -42,7 +44,8 @@ const ROUNDS_MAX: usize = 4;
 pub fn compact(program: &Program, plan: &mut LayoutPlan) -> u64 {
     let stand_in = |block: Block| plan.folded_blocks.stand_in(plan.folded.stand_in(program, block));
     let len = |fragment: &FragmentPlan| {
-        let graph = Graph::new(program, fragment, &stand_in);
+        // Only its code is measured, not its rows.
+        let graph = Graph::new(program, fragment, Seams::default(), &stand_in);
         let order: Vec<u32> = (0..graph.pieces.len() as u32).collect();
         graph.measure(&order).len
     };
@@ -51,7 +54,7 @@ pub fn compact(program: &Program, plan: &mut LayoutPlan) -> u64 {
     let after: u64 = fragments
         .par_iter_mut()
         .map(|fragment| {
-            let (order, len) = Graph::new(program, fragment, &stand_in).best();
+            let (order, len) = Graph::new(program, fragment, Seams::of(program, fragment), &stand_in).best();
             fragment.blocks = order.iter().map(|&piece| fragment.blocks[piece as usize]).collect();
             len
         })
@@ -164,7 +167,7 @@ struct Measured {
 }
 
 impl Graph {
-    fn new(program: &Program, fragment: &FragmentPlan, stand_in: &dyn Fn(Block) -> Block) -> Self {
+    fn new(program: &Program, fragment: &FragmentPlan, seams: Seams, stand_in: &dyn Fn(Block) -> Block) -> Self {
         let index: FxHashMap<Block, u32> = (0..).zip(&fragment.blocks).map(|(piece, planned)| (planned.block, piece)).collect();
         let target = |target: CodeTarget| match target {
             CodeTarget::Block(block) => index.get(&stand_in(block)).copied(),
@@ -183,7 +186,7 @@ impl Graph {
         };
         let pieces: Vec<Piece> = fragment.blocks.iter().map(piece).collect();
         let chains = chains_of(&pieces);
-        Graph { pieces, chains, seams: Seams::of(program, fragment) }
+        Graph { pieces, chains, seams }
     }
 
     fn pieces_of(&self, order: &[u32]) -> Vec<u32> {
@@ -199,7 +202,8 @@ impl Graph {
         // The first chain has its place.
         if self.chains.len() > 2 {
             let given: Vec<u32> = (0..self.chains.len() as u32).collect();
-            for start in [self.greedy(&before), given] {
+            let greedy = Some(self.greedy(&before)).filter(|greedy| *greedy != given);
+            for start in greedy.into_iter().chain([given]) {
                 let order = self.pieces_of(&self.improved(start));
                 let len = self.measure(&order).len;
                 let total = len as i64 + self.seams.total(&order);
@@ -290,35 +294,33 @@ impl Graph {
                 }
             }
         }
-        Model { lens, branches, graph: self }
+        Model { ties: Ties::of(&lens, &branches), lens, graph: self }
     }
 
     /// Chains one after the other, each time the one that is worth most where the last one ends.
     fn greedy(&self, measured: &Measured) -> Vec<u32> {
         let model = self.model(measured);
         let count = self.chains.len();
-        let mut by_chain: Vec<Vec<u32>> = vec![Vec::new(); count];
-        for (index, branch) in (0u32..).zip(&model.branches) {
-            by_chain[branch.chain as usize].push(index);
-            by_chain[branch.to_chain as usize].push(index);
-        }
         let mut places: Vec<Option<i64>> = vec![None; count];
         let mut order = Vec::with_capacity(count);
         let (mut at, mut next, mut chain) = (0, 0, 0u32);
-        // Chains that something placed leads to or that lead there, each with how often.
+        // Chains that something placed leads to or that lead there, in the order in which they came up.
         let mut open: Vec<u32> = Vec::new();
+        let mut is_open = vec![false; count];
+        // Of the branches between what is placed and each of these, those that reach from here.
+        let mut reaching: Vec<Reaching> = Vec::new();
         loop {
             places[chain as usize] = Some(at);
             order.push(chain);
             at += model.lens[chain as usize];
-            for &index in &by_chain[chain as usize] {
-                let branch = &model.branches[index as usize];
-                let other = if branch.chain == chain { branch.to_chain } else { branch.chain };
-                if places[other as usize].is_none() && !open.contains(&other) {
+            for other in model.ties.of_chain(chain).iter().map(|tie| tie.other) {
+                if places[other as usize].is_none() && !std::mem::replace(&mut is_open[other as usize], true) {
                     open.push(other);
                 }
             }
-            open.retain(|&other| places[other as usize].is_none());
+            if let Some(index) = open.iter().rposition(|&other| other == chain) {
+                open.remove(index);
+            }
             while next < count && places[next].is_some() {
                 next += 1;
             }
@@ -326,35 +328,33 @@ impl Graph {
                 return order;
             }
             // Only what came up lately is still in reach.
-            let candidates = open.iter().rev().take(64).copied().chain([next as u32]);
-            let in_reach = |candidate: u32, place: i64| -> i64 {
-                let gains = by_chain[candidate as usize].iter().map(|&index| {
-                    let branch = &model.branches[index as usize];
-                    let is_source = branch.chain == candidate;
-                    let other = if is_source { branch.to_chain } else { branch.chain };
-                    let Some(known) = places[other as usize] else { return 0 };
-                    let distance =
-                        if is_source { place + branch.from - known - branch.to } else { place + branch.to - known - branch.from };
-                    if distance <= REACH { i64::from(branch.gain) } else { 0 }
-                });
-                gains.sum()
+            let recent = &open[open.len().saturating_sub(RECENT)..];
+            let candidates = recent.iter().rev().copied().chain([next as u32]);
+            let (ties, known) = (&model.ties, &places);
+            let reaching_from = |candidate: u32| {
+                ties.of_chain(candidate).iter().filter_map(move |tie| {
+                    let distance = at - known[tie.other as usize]? + if tie.is_source { -tie.offset } else { tie.offset };
+                    let (more, gain) = (REACH - distance, i64::from(tie.gain));
+                    (more >= 0).then_some(Reaching { chain: candidate, more, gain })
+                })
+            };
+            reaching.clear();
+            recent.iter().for_each(|&candidate| reaching.extend(reaching_from(candidate)));
+            let gained = |candidate: u32| reaching_from(candidate).map(|branch| branch.gain).sum::<i64>();
+            // What the others have to do without if so many bytes come between.
+            let lost = |candidate: u32, len: i64| {
+                let out_of_reach = reaching.iter().filter(|branch| branch.chain != candidate && branch.more < len);
+                out_of_reach.map(|branch| branch.gain).sum::<i64>()
             };
             let follows = |candidate: u32| {
-                let is_next = |branch: &Branch| branch.chain == chain && branch.to_chain == candidate && branch.spared > 0;
-                by_chain[candidate as usize].iter().any(|&index| is_next(&model.branches[index as usize]))
+                model.ties.of_chain(chain).iter().any(|tie| tie.is_source && tie.other == candidate && tie.spared > 0)
             };
             let mut best: Option<(i64, std::cmp::Reverse<i64>, std::cmp::Reverse<u32>)> = None;
             for candidate in candidates {
                 let len = model.lens[candidate as usize];
-                let lost: i64 = open
-                    .iter()
-                    .rev()
-                    .take(64)
-                    .filter(|&&other| other != candidate)
-                    .map(|&other| in_reach(other, at) - in_reach(other, at + len))
-                    .sum();
                 let spared = if follows(candidate) { i64::from(SHORT) } else { 0 };
-                let gain = in_reach(candidate, at) - lost + spared - model.seam(chain, Some(candidate));
+                let seam = model.seam(chain, Some(candidate));
+                let gain = gained(candidate) - lost(candidate, len) + spared - seam;
                 let key = (gain, std::cmp::Reverse(len), std::cmp::Reverse(candidate));
                 if best.is_none_or(|known| key > known) {
                     best = Some(key);
@@ -395,9 +395,77 @@ struct Branch {
     spared: u32,
 }
 
+/// Of a branch between what is placed and what is not, how many bytes more may come between.
+#[derive(Copy, Clone, Debug)]
+struct Reaching {
+    /// The one that is not placed.
+    chain: u32,
+    more: i64,
+    gain: i64,
+}
+
+/// A branch as one of its two chains has it.
+#[derive(Copy, Clone, Debug)]
+struct Tie {
+    /// How much further the target is from the branch than one chain's start from the other's.
+    offset: i64,
+    /// The length of the chain that the branch is in: so far behind it follows what follows it.
+    behind: i64,
+    other: u32,
+    gain: u32,
+    spared: u32,
+    is_source: bool,
+}
+
+impl Tie {
+    /// What the branch saves if its chains begin at these addresses.
+    fn saved(&self, start: i64, other: i64) -> i64 {
+        let apart = if self.is_source { other - start } else { start - other };
+        let is_short = (-REACH - 1..=REACH).contains(&(apart + self.offset));
+        let follows = apart == self.behind;
+        i64::from(if is_short { self.gain } else { 0 }) + i64::from(if follows { self.spared } else { 0 })
+    }
+}
+
+/// The ties of all chains, side by side.
+#[derive(Debug)]
+struct Ties {
+    /// By chain, where its ties begin; and the end of all.
+    starts: Vec<u32>,
+    all: Vec<Tie>,
+}
+
+impl Ties {
+    /// Those of one chain are in the order of the branches.
+    fn of(lens: &[i64], branches: &[Branch]) -> Self {
+        let mut ends = vec![0u32; lens.len() + 1];
+        let chains = branches.iter().flat_map(|branch| [branch.chain, branch.to_chain]);
+        chains.for_each(|chain| ends[chain as usize + 1] += 1);
+        (0..lens.len()).for_each(|chain| ends[chain + 1] += ends[chain]);
+        let starts = ends.clone();
+        let none = Tie { offset: 0, behind: 0, other: 0, gain: 0, spared: 0, is_source: false };
+        let mut all = vec![none; 2 * branches.len()];
+        for &Branch { chain, from, to_chain, to, gain, spared } in branches {
+            let (offset, behind) = (to - from, lens[chain as usize]);
+            for (own, other) in [(chain, to_chain), (to_chain, chain)] {
+                all[ends[own as usize] as usize] = Tie { offset, behind, other, gain, spared, is_source: own == chain };
+                ends[own as usize] += 1;
+            }
+        }
+        Self { starts, all }
+    }
+
+    fn of_chain(&self, chain: u32) -> &[Tie] {
+        &self.all[self.starts[chain as usize] as usize..self.starts[chain as usize + 1] as usize]
+    }
+    fn num_branches(&self) -> usize {
+        self.all.len() / 2
+    }
+}
+
 struct Model<'a> {
     lens: Vec<i64>,
-    branches: Vec<Branch>,
+    ties: Ties,
     graph: &'a Graph,
 }
 

@@ -71,11 +71,20 @@ impl Seams {
         Some(Self { ends, costs, num_rows: rows.len() })
     }
 
+    /// The row that a run of pieces begins with, and the one that it ends with.
+    pub(super) fn rows(&self, first: u32, last: u32) -> (u8, u8) {
+        let of = |piece: u32| self.ends.get(piece as usize).copied().unwrap_or_default();
+        (of(first).0, of(last).1)
+    }
+
+    /// Bytes that lead from one row to another.
+    pub(super) fn step(&self, from: u8, to: u8) -> i64 {
+        self.costs.get(usize::from(from) * self.num_rows + usize::from(to)).map_or(0, |&cost| i64::from(cost))
+    }
+
     /// Bytes of rows between two pieces that follow each other; behind the last is the start of a function.
     pub(super) fn cost(&self, piece: u32, next: Option<u32>) -> i64 {
-        let Some(&(_, from)) = self.ends.get(piece as usize) else { return 0 };
-        let to = next.and_then(|next| self.ends.get(next as usize)).map_or(0, |&(first, _)| first);
-        i64::from(self.costs[usize::from(from) * self.num_rows + usize::from(to)])
+        self.step(self.rows(piece, piece).1, next.map_or(0, |next| self.rows(next, next).0))
     }
 
     /// Bytes of rows at the seams of this order of pieces.
