@@ -25,7 +25,7 @@ use rayon::prelude::*;
 use super::shares::{Reach, Shares};
 use super::{Context, FUNCS_AT_ONCE, Folding};
 use crate::plan::LayoutPlan;
-use hashes::{Hasher, Suffix};
+use hashes::{Hasher, Room, Suffix};
 use settle::View;
 
 pub(crate) mod hashes;
@@ -72,7 +72,7 @@ impl BlockFolding {
         let mut alike: Vec<(u128, Block)> = Vec::new();
         for funcs in funcs.chunks(FUNCS_AT_ONCE) {
             let hashes: Vec<Vec<(Block, Suffix)>> =
-                funcs.par_iter().map(|&func| hashes_of(&context, &plan.folded, func)).collect();
+                funcs.par_iter().map_init(Room::default, |room, &func| hashes_of(&context, &plan.folded, func, room)).collect();
             for (block, suffix) in hashes.into_iter().flatten().filter(|(block, _)| is_open[*block]) {
                 num_rows[block] = suffix.num_rows;
                 alike.push((suffix.hash, block));
@@ -120,9 +120,9 @@ impl BlockFolding {
 }
 
 /// Blocks of a function with what they do as a whole.
-fn hashes_of(context: &Context<'_>, folded: &Folding, func: Func) -> Vec<(Block, Suffix)> {
+fn hashes_of(context: &Context<'_>, folded: &Folding, func: Func, room: &mut Room) -> Vec<(Block, Suffix)> {
     let mut hashes = Vec::new();
-    Hasher::new(context, folded, func).each(func, |block, _, whole| hashes.push((block, whole)));
+    Hasher::new(context, folded, func).each(func, room, |block, _, whole| hashes.push((block, whole)));
     hashes
 }
 

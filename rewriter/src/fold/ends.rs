@@ -16,7 +16,7 @@ use lifter::split::Cut;
 use profiles::Weights;
 use rayon::prelude::*;
 
-use super::blocks::hashes::{Hasher, Suffix};
+use super::blocks::hashes::{Hasher, Room, Suffix};
 use super::blocks::pays;
 use super::shares::{Reach, Shares};
 use super::{Context, FUNCS_AT_ONCE, Folding};
@@ -55,7 +55,8 @@ pub fn cuts(
     let funcs: Vec<Func> = program.funcs.keys().filter(|&func| stays(func)).collect();
     let mut ends: Vec<End> = Vec::new();
     for funcs in funcs.chunks(FUNCS_AT_ONCE) {
-        let found: Vec<Vec<End>> = funcs.par_iter().map(|&func| ends_of(&context, folded, func, &may_share)).collect();
+        let found: Vec<Vec<End>> =
+            funcs.par_iter().map_init(Room::default, |room, &func| ends_of(&context, folded, func, room, &may_share)).collect();
         found.into_iter().for_each(|found| ends.extend(found));
     }
     ends.par_sort_unstable();
@@ -84,9 +85,15 @@ pub fn cuts(
     cuts
 }
 
-fn ends_of(context: &Context<'_>, folded: &Folding, func: Func, may_share: &(impl Fn(Block) -> bool + Sync)) -> Vec<End> {
+fn ends_of(
+    context: &Context<'_>,
+    folded: &Folding,
+    func: Func,
+    room: &mut Room,
+    may_share: &(impl Fn(Block) -> bool + Sync),
+) -> Vec<End> {
     let mut ends = Vec::new();
-    Hasher::new(context, folded, func).each(func, |block, suffixes, _| {
+    Hasher::new(context, folded, func).each(func, room, |block, suffixes, _| {
         if may_share(block) {
             let all = suffixes.iter().take(DEPTH_MAX).map(|&Suffix { offset, num_before, hash, num_rows }| End {
                 hash: hash as u64,

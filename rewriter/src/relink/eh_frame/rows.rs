@@ -156,8 +156,10 @@ impl<'a> Rows<'a> {
 
     /// The row that holds at an address of the entry.
     pub(super) fn at(&self, va: Va) -> &Row<'a> {
-        let after = self.0.partition_point(|(at, _)| *at <= va);
-        &self.0[after.saturating_sub(1)].1
+        &self.0[self.index_at(va)].1
+    }
+    fn index_at(&self, va: Va) -> usize {
+        self.0.partition_point(|(at, _)| *at <= va).saturating_sub(1)
     }
     /// Changes after `start`, `end` included.
     pub(super) fn changes(&self, start: Va, end: Va) -> impl Iterator<Item = &(Va, Row<'a>)> {
@@ -216,17 +218,31 @@ impl<'a> FrameRows<'a> {
         bytes.len()
     }
 
+    /// The number of the row that holds at an address.
+    pub(crate) fn index_at(&self, va: Va) -> usize {
+        self.rows.index_at(va)
+    }
+
     /// The row at `start`, and each other one up to `end` with its distance.
     pub(crate) fn describe(&self, start: Va, end: Va, out: &mut Vec<u8>) {
-        let changes = self.rows.changes(start, end).filter(|(at, _)| *at < end).map(|(at, row)| (*at, row));
-        for (at, row) in std::iter::once((start, self.rows.at(start))).chain(changes) {
-            out.extend_from_slice(&(at - start).to_le_bytes());
-            let length_at = out.len();
-            out.extend_from_slice(&[0; 8]);
-            self.initial.emit_difference(row, self.data_alignment, out);
-            let length = (out.len() - length_at - 8) as u64;
-            out[length_at..length_at + 8].copy_from_slice(&length.to_le_bytes());
+        self.push(0, self.rows.at(start), out);
+        for (at, row) in self.rows.changes(start, end).filter(|(at, _)| *at < end) {
+            self.push(*at - start, row, out);
         }
+    }
+
+    /// As `describe` at a place where the row with this number holds.
+    pub(crate) fn describe_row(&self, index: usize, out: &mut Vec<u8>) {
+        self.push(0, &self.rows.0[index].1, out);
+    }
+
+    fn push(&self, distance: u64, row: &Row<'a>, out: &mut Vec<u8>) {
+        out.extend_from_slice(&distance.to_le_bytes());
+        let length_at = out.len();
+        out.extend_from_slice(&[0; 8]);
+        self.initial.emit_difference(row, self.data_alignment, out);
+        let length = (out.len() - length_at - 8) as u64;
+        out[length_at..length_at + 8].copy_from_slice(&length.to_le_bytes());
     }
 }
 
