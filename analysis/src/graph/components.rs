@@ -9,8 +9,10 @@
 pub struct Components {
     /// By vertex, its component; components are numbered callees first.
     pub of: Vec<u32>,
-    /// By component, its vertices in the order in which the walk left them.
-    pub members: Vec<Vec<u32>>,
+    /// The vertices of all components, side by side: nearly all have one.
+    members: Vec<u32>,
+    /// By component, where its vertices end.
+    ends: Vec<u32>,
     /// By component, one more than the largest height of a component that it leads to.
     pub height: Vec<u32>,
     /// By component, one more than the largest depth of a component that leads to it.
@@ -74,37 +76,40 @@ impl Components {
     fn close(&mut self, open: &mut Vec<u32>, is_open: &mut [bool], root: u32) {
         let start = open.iter().rposition(|&v| v == root).unwrap_or(0);
         // Those that were opened last were left first.
-        let members: Vec<u32> = open.drain(start..).rev().collect();
-        for &member in &members {
+        for member in open.drain(start..).rev() {
             is_open[member as usize] = false;
-            self.of[member as usize] = self.members.len() as u32;
+            self.of[member as usize] = self.ends.len() as u32;
+            self.members.push(member);
         }
-        self.members.push(members);
+        self.ends.push(self.members.len() as u32);
+    }
+
+    pub fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The vertices of a component in the order in which the walk left them.
+    pub fn members(&self, component: u32) -> &[u32] {
+        let start = component.checked_sub(1).map_or(0, |before| self.ends[before as usize]);
+        &self.members[start as usize..self.ends[component as usize] as usize]
     }
 
     fn rank<'g>(&mut self, successors: &impl Fn(u32) -> &'g [u32]) {
-        let count = self.members.len();
-        (self.height, self.depth) = (vec![0; count], vec![0; count]);
-        for component in 0..count {
-            for &member in &self.members[component] {
-                for &next in successors(member) {
-                    let below = self.of[next as usize] as usize;
-                    if below != component {
-                        self.height[component] = self.height[component].max(self.height[below] + 1);
-                    }
-                }
-            }
+        let count = self.count();
+        let (mut height, mut depth) = (vec![0; count], vec![0; count]);
+        let below = |component: u32| {
+            let next = self.members(component).iter().flat_map(|&member| successors(member));
+            next.map(|&next| self.of[next as usize] as usize).filter(move |&below| below != component as usize)
+        };
+        for component in 0..count as u32 {
+            let highest = below(component).map(|below| height[below] + 1).max();
+            height[component as usize] = highest.unwrap_or(0);
         }
-        for component in (0..count).rev() {
-            for &member in &self.members[component] {
-                for &next in successors(member) {
-                    let below = self.of[next as usize] as usize;
-                    if below != component {
-                        self.depth[below] = self.depth[below].max(self.depth[component] + 1);
-                    }
-                }
-            }
+        for component in (0..count as u32).rev() {
+            let own = depth[component as usize] + 1;
+            below(component).for_each(|below| depth[below] = own.max(depth[below]));
         }
+        (self.height, self.depth) = (height, depth);
     }
 
     /// Vertices by the height of their components, those of one component together.
@@ -120,8 +125,8 @@ impl Components {
     fn by_level(&self, level: &[u32]) -> Vec<Vec<u32>> {
         let count = level.iter().max().map_or(0, |&top| top as usize + 1);
         let mut levels = vec![Vec::new(); count];
-        for (component, members) in self.members.iter().enumerate() {
-            levels[level[component] as usize].extend(members);
+        for component in 0..self.count() as u32 {
+            levels[level[component as usize] as usize].extend(self.members(component));
         }
         levels
     }

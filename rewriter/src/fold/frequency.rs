@@ -200,10 +200,18 @@ impl<'p> Ways<'p> {
 
     /// By block, whether all ways from it come to nothing: a call that does not return, or a trap.
     fn hopeless(&self) -> Vec<bool> {
-        let mut sources: Vec<Vec<u32>> = vec![Vec::new(); self.count()];
+        // Where the sources of each block begin, and where they end.
+        let mut starts = vec![0; self.count() + 1];
+        self.targets.iter().for_each(|&target| starts[target as usize + 1] += 1);
+        (0..self.count()).for_each(|block| starts[block + 1] += starts[block]);
+        let mut ends = starts.clone();
+        let mut sources = vec![0; self.targets.len()];
         let mut num_ways: Vec<u32> = Vec::with_capacity(self.count());
         for block in self.all() {
-            self.targets(block).iter().for_each(|&target| sources[target as usize].push(block));
+            for &target in self.targets(block) {
+                sources[ends[target as usize]] = block;
+                ends[target as usize] += 1;
+            }
             num_ways.push(self.targets(block).len() as u32 + u32::from(self.leaves(block)));
         }
         let mut is_hopeless = vec![false; self.count()];
@@ -214,7 +222,7 @@ impl<'p> Ways<'p> {
             if std::mem::replace(&mut is_hopeless[block as usize], true) {
                 continue;
             }
-            for &source in &sources[block as usize] {
+            for &source in &sources[starts[block as usize]..ends[block as usize]] {
                 num_ways[source as usize] -= 1;
                 if num_ways[source as usize] == 0 {
                     pending.push(source);
@@ -311,7 +319,7 @@ impl<'p> Ways<'p> {
         let mut probabilities = Vec::with_capacity(self.targets.len());
         for block in self.all() {
             let component = components.of[block as usize];
-            let is_in_loop = components.members[component as usize].len() > 1 || self.targets(block).contains(&block);
+            let is_in_loop = components.members(component).len() > 1 || self.targets(block).contains(&block);
             let odds_of = |&target: &u32| {
                 let comes_to_nothing = is_hopeless[target as usize] && !is_hopeless[block as usize];
                 let leaves_loop = is_in_loop && components.of[target as usize] != component;
