@@ -7,13 +7,17 @@
 //! after a long one, what is found from the busiest block that it passed over is remembered, for this block and for the others of a cycle in which nothing writes the register: from any
 //! of these all the same is found. Later searches end there ([`Remembered`]).
 //!
+//! Where pushes and pops don't add up, a slot has another name each time that a loop is passed, and one block is passed under thousands of them. So in a long search what a whole block does to such
+//! slots is found once ([`Passage`]).
+//!
 //! Terminates: each (block, name) is visited once, and `MAX_STEPS` bounds what one query visits in all. To remember costs one more search and a
 //! walk over what it has seen, a bounded number of times.
 
 use rustc_hash::FxHashSet;
 
 use super::Evaluator;
-use super::instructions::{is_store_to, stack_step, switches_stack};
+use super::instructions::{is_store_to, stack_step, stored_slot, switches_stack};
+use crate::cfg::body::Body;
 use crate::discover::names::NamedBy;
 use crate::x86::{Flow, flow_of};
 
@@ -26,6 +30,9 @@ const REMEMBERED_MAX: usize = 1 << 10;
 const CYCLE_EDGES_MAX: usize = 1 << 22;
 /// The most stretches of instructions that are remembered of one query.
 pub(crate) const VISITED_MAX: usize = 1 << 10;
+/// The displacements that are named in a word: the least, and how many.
+const SLOT_NEAREST: i64 = -(1 << 22);
+const SLOTS_END: u32 = 1 << 23;
 const RAX: u8 = 0;
 const RDX: u8 = 2;
 const RSP: u8 = 4;
@@ -38,6 +45,19 @@ pub(super) enum Location {
         base: u8,
         disp: i64,
     },
+}
+
+impl Location {
+    /// A number that no other location has, if there is room for it: for slots that are not far from their base.
+    fn in_a_word(self) -> Option<u32> {
+        match self {
+            Location::Register(number) => Some(u32::from(number)),
+            Location::Slot { base, disp } => {
+                let disp = u32::try_from(disp.checked_sub(SLOT_NEAREST)?).ok().filter(|&disp| disp < SLOTS_END)?;
+                Some((disp + 1) << 8 | u32::from(base))
+            }
+        }
+    }
 }
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
@@ -59,10 +79,67 @@ pub(crate) struct Seen {
     turn: u32,
     /// By block, the last turn in which it was searched for `first`.
     turns: Vec<u32>,
-    others: FxHashSet<(u32, Location)>,
+    /// Blocks with other names, in one word each: where pushes and pops don't add up there may be as many as there are steps.
+    others: FxHashSet<u64>,
+    /// Those of which the name takes more.
+    far: FxHashSet<(u32, Location)>,
     /// Of the blocks that the last search passed over, the number of predecessors and the index of one with the most.
     busiest: Option<(usize, usize)>,
     remembered: Remembered,
+    /// By block, as far as they were asked for.
+    passages: Vec<Option<Passage>>,
+    /// Room for what is to be searched.
+    pending: Vec<(u32, u32, Location)>,
+}
+
+/// What a block as a whole does to slots that are named from the stack pointer, found from its end to its start.
+struct Passage {
+    /// The name at the block's end, the name at the store, and the instruction, of each store to a slot; the last of the block first.
+    stores: Box<[(i64, i64, u32)]>,
+    /// What is added to a name on the way to the start, or to where it can't be followed.
+    step: i64,
+    /// What all other slots are then.
+    end: Option<Definition>,
+}
+
+impl Passage {
+    fn of(body: &Body, block: usize) -> Self {
+        let (mut stores, mut step, mut end) = (Vec::new(), 0, None);
+        let range = body.blocks[block].first as usize..body.blocks[block].end as usize;
+        for index in range.rev() {
+            let instruction = &body.instructions[index];
+            if body.stores[index]
+                && let Some(disp) = stored_slot(instruction, RSP)
+            {
+                stores.push((disp - step, disp, index as u32));
+            }
+            if body.writes[index] >> RSP & 1 == 1 && !is_call(body, index) {
+                match stack_step(instruction) {
+                    Some(one) => step += one,
+                    None => {
+                        end = Some(if switches_stack(instruction) { Definition::Foreign } else { Definition::Lost });
+                        break;
+                    }
+                }
+            }
+        }
+        Self { stores: stores.into(), step, end }
+    }
+
+    /// As `Evaluator::search_block`, from the block's end.
+    fn search(&self, disp: i64) -> Result<(Definition, Location), Location> {
+        let slot = |disp| Location::Slot { base: RSP, disp };
+        if let Some(&(_, disp, index)) = self.stores.iter().find(|store| store.0 == disp) {
+            return Ok((Definition::At(index as usize), slot(disp)));
+        }
+        let location = slot(disp + self.step);
+        self.end.map_or(Err(location), |definition| Ok((definition, location)))
+    }
+}
+
+/// Whether an instruction is a call, to which nothing else than its result counts as written.
+fn is_call(body: &Body, index: usize) -> bool {
+    body.leaves[index] && matches!(flow_of(&body.instructions[index]), Flow::Call(_) | Flow::IndirectCall)
 }
 
 /// What long searches for registers have found.
@@ -96,12 +173,16 @@ impl Seen {
         self.turn += 1;
         self.first = Some(location);
         self.others.clear();
+        self.far.clear();
         self.busiest = None;
     }
     fn insert(&mut self, block: u32, location: Location) -> bool {
         match self.first == Some(location) {
             true => std::mem::replace(&mut self.turns[block as usize], self.turn) != self.turn,
-            false => self.others.insert((block, location)),
+            false => match location.in_a_word() {
+                Some(name) => self.others.insert(u64::from(block) << 32 | u64::from(name)),
+                None => self.far.insert((block, location)),
+            },
         }
     }
     /// Whether the last search, of a location that kept its name, has been at the end of a block.
@@ -129,17 +210,26 @@ impl Evaluator<'_> {
         let mut found = Vec::new();
         self.seen.restart(self.body.blocks.len(), location);
         let mut is_repeated = false;
-        let mut pending = vec![(block, before, location)];
+        let mut pending = std::mem::take(&mut self.seen.pending);
+        pending.clear();
+        pending.push((block as u32, before as u32, location));
         while let Some((block, end, location)) = pending.pop() {
+            let (block, end) = (block as usize, end as usize);
             self.steps += 1;
             if self.steps > MAX_STEPS {
+                self.seen.pending = pending;
                 return vec![(Definition::Lost, location)];
             }
             let first = self.body.blocks[block].first;
             if self.visited.len() <= VISITED_MAX {
                 self.visited.push(first..(end as u32).max(first + 1));
             }
-            let location = match self.search_block(block, end, location) {
+            let is_whole = end == self.body.blocks[block].end as usize;
+            let found_in_block = match location {
+                Location::Slot { base: RSP, disp } if is_whole && self.steps > LONG_SEARCH => self.pass_block(block, disp),
+                _ => self.search_block(block, end, location),
+            };
+            let location = match found_in_block {
                 Ok(definition) => {
                     found.push(definition);
                     continue;
@@ -153,7 +243,7 @@ impl Evaluator<'_> {
                 is_repeated = true;
                 continue;
             }
-            if end == self.body.blocks[block].end as usize && self.is_left_alone(block, location) {
+            if is_whole && self.is_left_alone(block, location) {
                 self.seen.busiest = self.seen.busiest.max(Some((self.body.blocks[block].preds.len(), block)));
             }
             let data = &self.body.blocks[block];
@@ -168,10 +258,11 @@ impl Evaluator<'_> {
             };
             for &pred in preds {
                 if self.seen.insert(pred, location) {
-                    pending.push((pred as usize, self.body.blocks[pred as usize].end as usize, location));
+                    pending.push((pred, self.body.blocks[pred as usize].end, location));
                 }
             }
         }
+        self.seen.pending = pending;
         if is_repeated {
             let mut distinct = FxHashSet::default();
             found.retain(|&one| distinct.insert(one));
@@ -223,27 +314,39 @@ impl Evaluator<'_> {
         }
     }
 
+    /// As `search_block` for all of a block, for a slot that is named from the stack pointer.
+    fn pass_block(&mut self, block: usize, disp: i64) -> Result<(Definition, Location), Location> {
+        let body = self.body;
+        self.seen.passages.resize_with(body.blocks.len(), || None);
+        self.seen.passages[block].get_or_insert_with(|| Passage::of(body, block)).search(disp)
+    }
+
     /// Walks back from `end` to the start of the block; the definition, or the location as it is called there.
     fn search_block(&self, block: usize, end: usize, mut location: Location) -> Result<(Definition, Location), Location> {
         if self.is_left_alone(block, location) {
             return Err(location);
         }
-        for index in (self.body.blocks[block].first as usize..end).rev() {
-            let instruction = &self.body.instructions[index];
-            let is_call = self.body.leaves[index] && matches!(flow_of(instruction), Flow::Call(_) | Flow::IndirectCall);
+        let first = self.body.blocks[block].first as usize;
+        let (stores, writes) = (&self.body.stores[first..end], &self.body.writes[first..end]);
+        for (index, (&stores, &writes)) in (first..end).zip(stores.iter().zip(writes)).rev() {
             match location {
                 Location::Register(number) => {
-                    let is_result = is_call && [RAX, RDX].contains(&number);
-                    if is_result || !is_call && self.body.writes[index] >> number & 1 == 1 {
+                    let writes = writes >> number & 1 == 1;
+                    let may_be_result = [RAX, RDX].contains(&number);
+                    if (writes || may_be_result) && if is_call(self.body, index) { may_be_result } else { writes } {
                         return Ok((Definition::At(index), location));
                     }
                 }
                 Location::Slot { base, disp } => {
-                    if self.body.stores[index] && is_store_to(instruction, base, disp) {
+                    let writes_base = writes >> base & 1 == 1;
+                    if !stores && !writes_base {
+                        continue;
+                    }
+                    let instruction = &self.body.instructions[index];
+                    if stores && is_store_to(instruction, base, disp) {
                         return Ok((Definition::At(index), location));
                     }
-                    let writes_base = self.body.writes[index] >> base & 1 == 1;
-                    if writes_base && !is_call {
+                    if writes_base && !is_call(self.body, index) {
                         match stack_step(instruction).filter(|_| base == RSP) {
                             Some(step) => location = Location::Slot { base, disp: disp + step },
                             None if base == RSP && switches_stack(instruction) => return Ok((Definition::Foreign, location)),

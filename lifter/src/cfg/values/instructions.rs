@@ -8,17 +8,22 @@ const RSP: u8 = 4;
 
 /// Whether an instruction writes memory at `disp(base)`; `push` writes at `(%rsp)`.
 pub(super) fn is_store_to(instruction: &Instruction, base: u8, disp: i64) -> bool {
+    stored_slot(instruction, base) == Some(disp)
+}
+
+/// The displacement at which an instruction writes memory, from a base.
+pub(super) fn stored_slot(instruction: &Instruction, base: u8) -> Option<i64> {
     if instruction.mnemonic() == Mnemonic::Push {
-        return base == RSP && disp == 0;
+        return (base == RSP).then_some(0);
     }
     let is_memory = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::Memory;
     let reads_only =
         matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Nop | Mnemonic::Call | Mnemonic::Jmp);
-    is_memory
+    let is_slot = is_memory
         && !reads_only
         && general(instruction.memory_base()) == Some(base)
-        && instruction.memory_index() == Register::None
-        && instruction.memory_displacement64() as i64 == disp
+        && instruction.memory_index() == Register::None;
+    is_slot.then(|| instruction.memory_displacement64() as i64)
 }
 
 /// Whether an instruction leaves the frame for a stack that is not the function's own.
