@@ -524,8 +524,9 @@ fn report_unexplained(walk: &mut Walk<'_, '_>) {
         let mut address = area.start;
         while address < area.end() {
             let Some(index) = output.code.index(address) else { break };
-            if walk.relation.covered.contains(index) {
-                address += 1;
+            let num_covered = (walk.relation.covered.first_outside(index) - index) as u64;
+            if num_covered > 0 {
+                address += num_covered.min(area.end() - address);
                 continue;
             }
             if is_by_old_entry(walk, address) {

@@ -3,25 +3,54 @@
 //! What pushes, pops or leaves is told by its name. Of the rest, the disassembler's details name all registers that an instruction reads,
 //! writes or addresses by, those that no operand shows among them. They are asked for a few instructions only, so the engine with
 //! details (several times slower) is made when first needed. What it does not know uses the stack for all that is known.
+//!
+//! Arguments of calls are alike all over a program, so for instructions that are the same byte for byte it is asked once, or again where the room for an answer was
+//! taken by another instruction: what is answered does not depend on where the instruction is, nor on what was asked before.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
+use std::hash::{Hash, Hasher};
 
 use capstone::Insn;
 use capstone::arch::x86::{X86InsnGroup, X86OperandType, X86Reg};
 use capstone::prelude::*;
+use rustc_hash::FxHasher;
 
 /// Beginnings of the names of instructions that push, pop or leave: for some (`push fs`, `enter`) the details lack the stack pointer.
 const REFUSED: [&str; 14] =
     ["push", "pop", "enter", "leave", "call", "lcall", "jmp", "ljmp", "ret", "int", "iret", "uiret", "sys", "xbegin"];
 const ALLOWED: &str = "popcnt";
 
+/// How many answers are kept.
+const ANSWERS: usize = 1 << 11;
+
+/// The bytes of an instruction, zeros, and their number.
+type Encoding = [u8; 16];
+
 #[derive(Default)]
-pub(crate) struct StackUse(OnceCell<Option<Capstone>>);
+pub(crate) struct StackUse {
+    engine: OnceCell<Option<Capstone>>,
+    /// Each where the hash of its instruction says.
+    answers: RefCell<Vec<Option<(Encoding, bool)>>>,
+}
 
 impl StackUse {
     /// Whether the instruction that `bytes` begin with neither uses the stack pointer nor leaves.
     pub(crate) fn is_free(&self, bytes: &[u8], address: u64) -> bool {
-        self.engine().is_some_and(|engine| is_free(engine, bytes, address).unwrap_or(false))
+        let ask = || self.engine().is_some_and(|engine| is_free(engine, bytes, address).unwrap_or(false));
+        let Some(encoding) = encoding(bytes) else { return ask() };
+        let mut hasher = FxHasher::default();
+        encoding.hash(&mut hasher);
+        let slot = hasher.finish() as usize % ANSWERS;
+        let mut answers = self.answers.borrow_mut();
+        answers.resize(ANSWERS, None);
+        match answers[slot] {
+            Some((known, answer)) if known == encoding => answer,
+            _ => {
+                let answer = ask();
+                answers[slot] = Some((encoding, answer));
+                answer
+            }
+        }
     }
 
     /// Whether `lower` does, with the stack pointer `depth` bytes lower, what `bytes` do: read or write the frame at or above the stack pointer, or take an address there, and
@@ -31,8 +60,15 @@ impl StackUse {
     }
 
     fn engine(&self) -> Option<&Capstone> {
-        self.0.get_or_init(|| Capstone::new().x86().mode(arch::x86::ArchMode::Mode64).detail(true).build().ok()).as_ref()
+        self.engine.get_or_init(|| Capstone::new().x86().mode(arch::x86::ArchMode::Mode64).detail(true).build().ok()).as_ref()
     }
+}
+
+fn encoding(bytes: &[u8]) -> Option<Encoding> {
+    let mut encoding = Encoding::default();
+    encoding.get_mut(..bytes.len()).filter(|_| bytes.len() < size_of::<Encoding>())?.copy_from_slice(bytes);
+    encoding[size_of::<Encoding>() - 1] = bytes.len() as u8;
+    Some(encoding)
 }
 
 /// An instruction that addresses by the stack pointer, and does nothing else with it.
@@ -196,11 +232,14 @@ mod tests {
             &[0x64, 0x48, 0x8b, 0x04, 0x25, 0x28, 0, 0, 0], // mov rax, fs:[0x28]
         ];
         let stack = StackUse::default();
-        for bytes in uses {
-            assert!(!stack.is_free(bytes, 0x1000), "{bytes:02x?}");
-        }
-        for bytes in free {
-            assert!(stack.is_free(bytes, 0x1000), "{bytes:02x?}");
+        // The second time by what was answered before.
+        for address in [0x1000, 0x2000] {
+            for bytes in uses {
+                assert!(!stack.is_free(bytes, address), "{bytes:02x?}");
+            }
+            for bytes in free {
+                assert!(stack.is_free(bytes, address), "{bytes:02x?}");
+            }
         }
     }
 

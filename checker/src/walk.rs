@@ -483,14 +483,8 @@ impl<'w, 'a> Walk<'w, 'a> {
             } else {
                 match self.compare(i, a, o, b) {
                     Ok(references) => self.follow(references, i, o)?,
-                    Err(violation) => {
-                        let form = match within {
-                            None => self.compare_forms((i, a), (o, b), &straight)?,
-                            Some(_) => None,
-                        };
-                        if let Some(reference) = form {
-                            self.relation.rewrite(from, to);
-                            self.follow(reference, i, o)?;
+                    Err(difference) => {
+                        if within.is_none() && self.pass_form((i, a), (o, b), &straight)? {
                             straight.pass(o, b);
                             origin = o;
                             (i, o) = (i + u64::from(a.len), o + u64::from(b.len));
@@ -505,7 +499,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                             continue;
                         }
                         let Some(end) = self.pass_changed((i, a), (o, b), within)? else {
-                            return Err(violation.from(origin));
+                            return Err(self.tell(difference, (i, a), (o, b)).from(origin));
                         };
                         origin = o;
                         (i, o) = end;

@@ -565,7 +565,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         match self.walk.compare(from, other, at, inst) {
             Ok(Some(reference)) => self.segment.effects.push(Effect::Reference { reference, input: from, output: at }),
             Ok(None) => {}
-            Err(violation) => return self.fail(at, violation.message),
+            Err(difference) => return self.fail(at, self.walk.tell(difference, (from, other), (at, inst)).message),
         }
         Ok(())
     }

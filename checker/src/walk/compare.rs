@@ -19,6 +19,17 @@ pub(crate) enum Reference {
     Displaced(u64, u64),
 }
 
+/// What is wrong about two instructions. Nearly all that differ are explained in another way then, so it is put into words only where it is told.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Difference {
+    Instruction,
+    Condition,
+    /// An operand in the input's code, as addresses of both.
+    ReadsElsewhere(u64, u64),
+    /// An operand in the code where the output has other bytes.
+    ReadsOther(u64),
+}
+
 /// The condition of a `jcc`, 0 to 15.
 pub(crate) fn condition(bytes: &[u8]) -> u8 {
     let shape = Shape::of(bytes);
@@ -38,19 +49,16 @@ pub(super) fn prefixes_of_call(bytes: &[u8]) -> impl Iterator<Item = &u8> {
 }
 
 impl Walk<'_, '_> {
-    pub(crate) fn compare(&self, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<Reference>, Violation> {
+    pub(crate) fn compare(&self, i: u64, a: Inst, o: u64, b: Inst) -> Result<Option<Reference>, Difference> {
         let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
-        let fail = |kind, message: &str| {
-            Err(Violation::new(kind, o, format!("{message}, unlike the input's {i:#x}: {y:02x?}, not {x:02x?}")))
-        };
-        let mismatch = || fail(ViolationKind::InstructionMismatch, "another instruction");
+        let mismatch = || Err(Difference::Instruction);
         if a.kind != b.kind {
             return mismatch();
         }
         match a.kind {
             Kind::Branch => {
                 if condition(x) | 1 != condition(y) | 1 {
-                    return fail(ViolationKind::ConditionMismatch, "another condition");
+                    return Err(Difference::Condition);
                 }
                 return if prefixes(x).eq(prefixes(y)) { Ok(None) } else { mismatch() };
             }
@@ -108,21 +116,40 @@ impl Walk<'_, '_> {
         {
             return Ok(Some(found));
         }
-        self.operand(a, to_i, to_o).map_err(|message| Violation::new(ViolationKind::OperandMismatch, o, message))
+        self.operand(a, to_i, to_o)
+    }
+
+    /// Puts into words how two instructions differ.
+    pub(crate) fn tell(&self, difference: Difference, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> Violation {
+        let unlike = |message: &str| {
+            let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
+            format!("{message}, unlike the input's {i:#x}: {y:02x?}, not {x:02x?}")
+        };
+        let (kind, message) = match difference {
+            Difference::Instruction => (ViolationKind::InstructionMismatch, unlike("another instruction")),
+            Difference::Condition => (ViolationKind::ConditionMismatch, unlike("another condition")),
+            Difference::ReadsElsewhere(to_i, to_o) => {
+                (ViolationKind::OperandMismatch, format!("reads {to_o:#x}; the input reads {to_i:#x}, in its code"))
+            }
+            Difference::ReadsOther(place) => {
+                (ViolationKind::OperandMismatch, format!("reads {place:#x}, in the code, where the output has other bytes"))
+            }
+        };
+        Violation::new(kind, o, message)
     }
 
     /// A rip-relative operand.
-    pub(super) fn operand(&self, a: Inst, to_i: u64, to_o: u64) -> Result<Option<Reference>, String> {
+    pub(super) fn operand(&self, a: Inst, to_i: u64, to_o: u64) -> Result<Option<Reference>, Difference> {
         let is_code = self.input.image.in_code(to_i);
         match (is_code, a.kind == Kind::Lea) {
             (true, true) => Ok(Some(Reference::Code(to_i, to_o))),
-            (true, false) if to_i != to_o => Err(format!("reads {to_o:#x}; the input reads {to_i:#x}, in its code")),
+            (true, false) if to_i != to_o => Err(Difference::ReadsElsewhere(to_i, to_o)),
             (true, false) => {
                 let size = [16, 8, 4, 1].into_iter().find(|&size| self.input.image.at(to_i, size).is_some()).unwrap_or(0);
                 if self.input.image.at(to_i, size.min(8)) == self.output.image.at(to_i, size.min(8)) {
                     Ok(None)
                 } else {
-                    Err(format!("reads {to_i:#x}, in the code, where the output has other bytes"))
+                    Err(Difference::ReadsOther(to_i))
                 }
             }
             (false, true) => Ok(Some(Reference::Table { input: to_i, output: to_o, width: 4 })),
@@ -164,7 +191,10 @@ impl Walk<'_, '_> {
     /// In a file at a fixed address without the linker's relocations, a number at an instruction's end that is the address of a function: it
     /// has to stay good.
     fn number(&self, at: u64, x: &[u8]) -> Option<Reference> {
-        let value = Shape::of(x).wide_immediate(x).filter(|_| self.has_numbers)?;
+        if !self.has_numbers {
+            return None;
+        }
+        let value = Shape::of(x).wide_immediate(x)?;
         let is_label = || {
             let unwind = &self.input.unwind;
             let is_start = self.input.code.index(value).is_some_and(|index| self.survey.is_boundary(index));

@@ -78,8 +78,18 @@ pub(super) struct Forms {
 }
 
 impl Walk<'_, '_> {
+    /// Passes an instruction of the output that is a shorter form of the input's; `false` if it is none.
+    pub(super) fn pass_form(&mut self, (i, a): (u64, Inst), (o, b): (u64, Inst), straight: &Straight) -> Result<bool, Violation> {
+        let Some(reference) = self.compare_forms((i, a), (o, b), straight)? else { return Ok(false) };
+        if let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) {
+            self.relation.rewrite(from, to);
+        }
+        self.follow(reference, i, o)?;
+        Ok(true)
+    }
+
     /// What the instructions refer to, if the output's is another form of the input's.
-    pub(super) fn compare_forms(
+    fn compare_forms(
         &mut self,
         (i, a): (u64, Inst),
         (o, b): (u64, Inst),
@@ -110,7 +120,7 @@ impl Walk<'_, '_> {
             return Ok(None);
         }
         let (to_i, to_o) = (self.input.operand(i, a), self.output.operand(o, b));
-        self.operand(a, to_i, to_o).map_err(|message| Violation::new(ViolationKind::OperandMismatch, o, message))
+        self.operand(a, to_i, to_o).map_err(|difference| self.tell(difference, (i, a), (o, b)))
     }
 
     /// The same for forms that count on what registers hold.

@@ -46,6 +46,15 @@ impl Bits {
             && (range.start..first * 64).chain(last * 64..range.end).all(|index| self.contains(index))
     }
 
+    /// The first from an index on that is not in it.
+    pub(crate) fn first_outside(&self, from: usize) -> usize {
+        let missing = |at: usize| self.0.get(at).map_or(u64::MAX, |word| !word);
+        let first = missing(from / 64) & u64::MAX << (from % 64);
+        let at = if first != 0 { from / 64 } else { (from / 64 + 1..).find(|&at| missing(at) != 0).unwrap_or(self.0.len()) };
+        let bits = if at == from / 64 { first } else { missing(at) };
+        at * 64 + bits.trailing_zeros() as usize
+    }
+
     pub(crate) fn remove(&mut self, index: usize) {
         if let Some(word) = self.0.get_mut(index / 64) {
             *word &= !(1 << (index % 64));
@@ -431,6 +440,24 @@ impl Relation {
                 Undo::InBody(index) => drop(self.in_bodies.remove(&index)),
                 Undo::Seen(index) => self.seen.remove(index),
                 Undo::Covered(index) => self.covered.remove(index),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_outside_is_the_first_that_is_not_in_the_set() {
+        const SIZE: usize = 300;
+        for (start, end) in [(0, 0), (3, 9), (60, 70), (64, 128), (100, 300), (0, 300), (192, 256)] {
+            let mut bits = Bits::new(SIZE);
+            (start..end).for_each(|index| assert!(bits.insert(index)));
+            for from in 0..SIZE {
+                let first = (from..).find(|&index| !bits.contains(index)).unwrap();
+                assert_eq!(bits.first_outside(from), first, "{start} {end} {from}");
             }
         }
     }

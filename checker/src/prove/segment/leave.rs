@@ -222,7 +222,10 @@ impl Run<'_, '_, '_> {
                 self.segment.effects.push(Effect::Reference { reference, input: i, output: o });
                 Ok(())
             }
-            Err(violation) => Err(Failure { kind: violation.kind, address: o, message: violation.message, is_escape: false }),
+            Err(difference) => {
+                let violation = self.walk.tell(difference, (i, a), (o, b));
+                Err(Failure { kind: violation.kind, address: o, message: violation.message, is_escape: false })
+            }
         }
     }
 
