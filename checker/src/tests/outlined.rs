@@ -393,3 +393,74 @@ fn a_body_may_jump_through_the_word_of_the_stub_that_the_input_calls() {
     let report = check(&input, &output).unwrap();
     assert!(!report.is_ok(), "{}", report.summary(10));
 }
+
+/// Does nothing but jump to a stub; and what keeps the word with its address in programs that do not call through it.
+const PAST: &str = "
+    .type past, @function
+past:
+    .cfi_startproc
+    jmp stub
+    .cfi_endproc
+    .size past, . - past
+
+    .type keeps_word, @function
+keeps_word:
+    .cfi_startproc
+    mov past@GOTPCREL(%rip), %rax
+    ret
+    .cfi_endproc
+    .size keeps_word, . - keeps_word
+    ";
+
+/// Whether a body that ends so may stand for calls that are these in the input.
+fn may_end_in(jump: &str, call: &str) -> Option<bool> {
+    let beside = format!("{PAST}{STUB}");
+    let whole = format!("{ARGUMENTS}    {call}");
+    let body = BODY.replace("@ARGUMENTS@", ARGUMENTS).replace("jmp report", jump);
+    let linked = |calls: (&str, &str), bodies: &str| {
+        let text = PROGRAM.replace("@FIRST@", calls.0).replace("@SECOND@", calls.1).replace("@BODIES@", bodies);
+        link(&text, "-pie -Wl,--no-relax -Wl,-z,now")
+    };
+    let input = linked((&whole, &whole), &beside)?;
+    let output = linked(BOTH, &format!("{beside}{body}"))?;
+    Some(check(&input, &output).unwrap().is_ok())
+}
+
+#[test]
+fn a_body_may_jump_through_the_word_behind_a_jump_to_a_stub() {
+    for call in ["call past", "call *past@GOTPCREL(%rip)"] {
+        for (jump, is_right) in [
+            ("jmp *slot(%rip)", true),
+            ("jmp stub", true),
+            ("jmp past", true),
+            ("jmp *other_slot(%rip)", false),
+            ("jmp *past@GOTPCREL(%rip)", call != "call past"),
+            ("notrack jmp *slot(%rip)", false),
+            ("jmp report", false),
+        ] {
+            let Some(may_end) = may_end_in(jump, call) else { return };
+            assert_eq!(may_end, is_right, "{jump} for {call}");
+        }
+    }
+}
+
+#[test]
+fn a_body_may_jump_through_the_word_through_which_the_input_calls() {
+    for (jump, call, is_right) in [
+        ("jmp *slot(%rip)", "call *slot(%rip)", true),
+        ("jmp *other_slot(%rip)", "call *other_slot(%rip)", true),
+        ("jmp *other_slot(%rip)", "call *slot(%rip)", false),
+        ("jmp *slot+1(%rip)", "call *slot(%rip)", false),
+        ("jmp *slot(%rip)", "notrack call *slot(%rip)", false),
+        ("notrack jmp *slot(%rip)", "call *slot(%rip)", false),
+        ("jmp *slot(%rip)", "call *%fs:slot(%rip)", false),
+        ("jmp *slot(%rip)", "call *%rax", false),
+        ("call *slot(%rip)\n    ret", "call *slot(%rip)", false),
+        // Nothing tells that the word, which can be written, leads there.
+        ("jmp report", "call *slot(%rip)", false),
+        ("jmp stub", "call *slot(%rip)", false),
+    ] {
+        let Some(may_end) = may_end_in(jump, call) else { return };
+        assert_eq!(may_end, is_right, "{jump} for {call}");
+    }
+}

@@ -61,6 +61,13 @@ impl Side<'_> {
         (is_jump && inst.disp != 0).then(|| self.operand(address, inst))
     }
 
+    /// The word through which an instruction of a kind goes that begins so and has nothing but a displacement behind that.
+    fn slot_of(&self, address: u64, inst: Inst, kind: Kind, opcode: [u8; 2]) -> Option<u64> {
+        let is_through = inst.kind == kind && inst.disp != 0;
+        let is_plain = is_through && self.code.bytes(address, inst).strip_prefix(&opcode).is_some_and(|rest| rest.len() == 4);
+        is_plain.then(|| self.operand(address, inst))
+    }
+
     /// Whether the procedure linkage table begins at an address, or a part of it: with a stub, or with a push of one word and a jump through another.
     pub(crate) fn begins_stubs(&self, address: u64) -> bool {
         let is_push = |inst: &Inst| inst.disp != 0 && self.code.bytes(address, *inst).starts_with(&PUSH_OF_WORD);
@@ -72,22 +79,24 @@ impl Side<'_> {
 impl Walk<'_, '_> {
     /// Whether the input's call leads to a stub and the output calls through the stub's slot.
     pub(crate) fn is_call_past_stub(&self, i: u64, a: Inst, o: u64, b: Inst) -> bool {
-        b.kind == Kind::IndirectCall && self.is_through_slot_of((i, a), (o, b), CALL_THROUGH)
+        let slot = self.output.slot_of(o, b, Kind::IndirectCall, CALL_THROUGH).filter(|_| a.kind == Kind::Call);
+        slot.is_some_and(|slot| !self.input.image.in_code(slot) && self.input.slot_of_stub(self.input.target(i, a)) == Some(slot))
     }
 
-    /// Whether the input's call leads to a stub and the output jumps through the stub's slot.
-    pub(super) fn is_jump_past_stub(&self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> bool {
-        b.kind == Kind::IndirectJump && self.is_through_slot_of((i, a), (o, b), JUMP_THROUGH)
+    /// Whether the output jumps through the word through which the input calls, or behind which jumps of what it calls end.
+    pub(super) fn is_jump_for_call(&self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> bool {
+        let Some(slot) = self.output.slot_of(o, b, Kind::IndirectJump, JUMP_THROUGH) else { return false };
+        let behind_jumps = || {
+            let target = if a.kind == Kind::Call { self.input.target(i, a) } else { self.constant_target(i, a)? };
+            self.input.slot_of_stub(leads_to(self.input, target).unwrap_or(target))
+        };
+        let is_same = self.slot_called(i, a) == Some(slot) || behind_jumps() == Some(slot);
+        is_same && !self.input.image.in_code(slot)
     }
 
-    /// Whether the input calls a stub and the output goes through its slot, by an instruction that begins so and has nothing but a displacement behind that.
-    fn is_through_slot_of(&self, (i, a): (u64, Inst), (o, b): (u64, Inst), opcode: [u8; 2]) -> bool {
-        if a.kind != Kind::Call {
-            return false;
-        }
-        let is_plain = self.output.code.bytes(o, b).strip_prefix(&opcode).is_some_and(|rest| rest.len() == 4);
-        let slot = self.input.slot_of_stub(self.input.target(i, a));
-        is_plain && slot == Some(self.output.operand(o, b)) && slot.is_some_and(|slot| !self.input.image.in_code(slot))
+    /// The word through which an instruction of the input calls.
+    pub(super) fn slot_called(&self, i: u64, a: Inst) -> Option<u64> {
+        self.input.slot_of(i, a, Kind::IndirectCall, CALL_THROUGH)
     }
 
     /// Whether the input calls through a word that never changes and the output calls directly.
@@ -97,9 +106,7 @@ impl Walk<'_, '_> {
 
     /// What an instruction of the input calls, if it calls through a word that never changes.
     pub(crate) fn constant_target(&self, i: u64, a: Inst) -> Option<u64> {
-        let is_through = a.kind == Kind::IndirectCall && a.disp != 0;
-        let is_plain = is_through && self.input.code.bytes(i, a).strip_prefix(&CALL_THROUGH).is_some_and(|rest| rest.len() == 4);
-        let target = crate::prove::address_in(&self.input.image, is_plain.then(|| self.input.operand(i, a))?)?;
+        let target = crate::prove::address_in(&self.input.image, self.slot_called(i, a)?)?;
         self.input.image.in_code(target).then_some(target)
     }
 

@@ -1,7 +1,7 @@
 //! Calls that do more than the input's: what the input has before a call stands where the output's call leads.
 //!
 //! **The rule.** Where the output calls and the input has an instruction that is none, what is called may be a *body*: the instructions of the input from here to a direct
-//! call, or one through a word that never changes, the same but for what they name, and then a jump to what that call calls; or they run into that, without a jump; or the jump is the one of the stub that the input calls, through the same word. From the output's call to the end of the jump the states of both programs are the same but for the stack
+//! call, or one through a word, the same but for what they name, and then a jump to what that call calls; or they run into that, without a jump; or the jump goes through the word that leads there in the input: that of the stub that it calls, at once or where jumps from there end, or that of the call itself. From the output's call to the end of the jump the states of both programs are the same but for the stack
 //! pointer, which is 8 lower in the output, and the word that it points to. Then the state is the one that the input's call makes: a return address on the stack, which leads
 //! to what stands behind the call. So in a body
 //! * no instruction knows of the stack pointer but what addresses the frame at or above it, and that with a displacement that is 8 larger ([`crate::stack`]); none leaves but the jump at the end;
@@ -41,9 +41,14 @@ struct Body {
     insts: Vec<Same>,
     /// The input's call.
     call: (u64, Inst),
+    end: End,
+}
+
+/// How a body leads to what the input calls.
+struct End {
     /// The jump at the end of the body; none if it runs into what is called.
     jump: Option<(u64, Inst)>,
-    /// What is called in the output; none if that is a stub in the input, through whose word the jump goes.
+    /// What is called in the output; none if the jump goes through the word that leads there in the input.
     callee: Option<u64>,
 }
 
@@ -63,7 +68,7 @@ impl Walk<'_, '_> {
             self.follow(reference, input.0, output.0)?;
         }
         let (call, a) = body.call;
-        match body.jump {
+        match body.end.jump {
             Some(jump) => self.record_in_body(body.call, jump)?,
             None => self.input.code.index(call).into_iter().for_each(|index| self.relation.pass(true, index, a.len)),
         }
@@ -72,7 +77,7 @@ impl Walk<'_, '_> {
         }
         self.compare_rows(call, o)?;
         self.compare_call_sites(call, o)?;
-        match (body.callee, self.constant_target(call, a)) {
+        match (body.end.callee, self.constant_target(call, a)) {
             (None, _) => {}
             (Some(target), Some(callee)) => self.queue.push(Pair::new(callee, target, o, Reach::Name)),
             (Some(target), None) => self.called(call, Pair::new(self.input.target(call, a), target, o, Reach::Call)),
@@ -111,16 +116,9 @@ impl Walk<'_, '_> {
             if !self.output.unwind.is_as_at_entry(to) {
                 return None;
             }
-            let is_through_constant = self.constant_target(from, a).is_some();
-            if a.kind == Kind::Call || is_through_constant {
-                let is_plain = is_through_constant || prefixes_of_call(self.input.code.bytes(from, a)).next().is_none();
-                let (jump, callee) = match b.kind {
-                    Kind::Jump => (Some((to, b)), Some(self.output.target(to, b))),
-                    _ if self.is_jump_past_stub((from, a), (to, b)) => (Some((to, b)), None),
-                    _ => (None, Some(to)),
-                };
-                let is_end = is_plain && self.have_handlers_of(&insts, from);
-                return is_end.then_some(Body { insts, call: (from, a), jump, callee });
+            if a.kind == Kind::Call || self.slot_called(from, a).is_some() {
+                let end = self.end_of_body((from, a), (to, b))?;
+                return self.have_handlers_of(&insts, from).then_some(Body { insts, call: (from, a), end });
             }
             if !is_plain(a) || self.is_known_by_fault(from, a) {
                 return None;
@@ -135,6 +133,24 @@ impl Walk<'_, '_> {
             (from, to) = (from + u64::from(a.len), to + u64::from(b.len));
         }
         None
+    }
+
+    /// `None` if it does not lead there.
+    fn end_of_body(&self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> Option<End> {
+        let is_direct = a.kind == Kind::Call;
+        if is_direct && prefixes_of_call(self.input.code.bytes(i, a)).next().is_some() {
+            return None;
+        }
+        if self.is_jump_for_call((i, a), (o, b)) {
+            // The call reads the word where it stands.
+            let may_move = is_direct || !self.is_known_by_fault(i, a);
+            return may_move.then_some(End { jump: Some((o, b)), callee: None });
+        }
+        let has_target = is_direct || self.constant_target(i, a).is_some();
+        has_target.then(|| match b.kind {
+            Kind::Jump => End { jump: Some((o, b)), callee: Some(self.output.target(o, b)) },
+            _ => End { jump: None, callee: Some(o) },
+        })
     }
 
     /// Whether those that may fault have the handlers of the call.
