@@ -287,6 +287,113 @@ fn a_call_of_another_file_s_function_has_the_jump_of_its_stub_and_none_more() {
     }
 }
 
+/// Calls of a function of another file, through a word, which calls back; `compare` says what it finds.
+const CALLING_BACK: &str = r#"
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unwind.h>
+static uintptr_t top;
+static long table[2] = {3, 1};
+static _Unwind_Reason_Code one(struct _Unwind_Context *context, void *depth) {
+    uintptr_t frame = _Unwind_GetCFA(context);
+    if (++*(int *)depth > 1 && frame <= top) printf(" %ld", (long)(top - frame));
+    return frame < top ? _URC_NO_REASON : _URC_END_OF_STACK;
+}
+static int compare(const void *a, const void *b) {
+    int depth = 0;
+    _Unwind_Backtrace(one, &depth);
+    printf("\n");
+    return *(const long *)a < *(const long *)b;
+}
+#define F(n) __attribute__((noipa)) static long f##n(long a) { \
+    unsigned long way = a; LONG_WAY(way) \
+    long x = a * n + (way & 8); \
+    if (x & 1) qsort(table, 2, sizeof(long), compare), x = x * 3 + table[0]; \
+    if (x & 2) qsort(table, 2, sizeof(long), compare), x ^= n * table[1]; \
+    qsort(table, 2, sizeof(long), compare); \
+    return x ^ table[0] << (n & 3); }
+F(3) F(5) F(7) F(11) F(13) F(17) F(19) F(23) F(29)
+int main(void) {
+    top = (uintptr_t)__builtin_dwarf_cfa();
+    printf("%ld\n", f3(1) + f5(2) + f7(3) + f11(4) + f13(5) + f17(6) + f19(7) + f23(8) + f29(9) + f3(f5(7)));
+    return 42;
+}
+"#;
+
+/// The same, with exceptions that come through it.
+const THROWING_BACK: &str = r#"
+#include <cstdio>
+#include <cstdlib>
+static long table[2] = {3, 1};
+static volatile long noted;
+struct Guard { long x; __attribute__((noinline)) ~Guard() { noted = noted * 31 + x; std::printf("~%ld ", x); } };
+static int compare(const void *a, const void *b) { if (++noted % 3 == 0) throw long(noted); return *(const long *)a < *(const long *)b; }
+#define F(n) __attribute__((noipa)) static long f##n(long a) { \
+    unsigned long way = a; LONG_WAY(way) \
+    Guard guard{n}; long x = a * n + (way & 8) + 1; \
+    try { if (x & 1) std::qsort(table, 2, sizeof(long), compare), x ^= table[0]; } catch (long thrown) { std::printf("caught %ld ", thrown); x ^= thrown; } \
+    if (x & 2) std::qsort(table, 2, sizeof(long), compare), x *= n; \
+    try { Guard other{x & 7}; std::qsort(table, 2, sizeof(long), compare); } catch (long thrown) { x++; } \
+    std::qsort(table, 2, sizeof(long), compare); \
+    return x + table[1]; }
+F(2) F(7) F(11) F(13)
+int main() {
+    long sum = 0;
+    for (int i = 0; i < 64; i++) {
+        try { sum += i & 2 ? i & 1 ? f13(i) : f11(i) : i & 1 ? f7(i) : f2(i); } catch (long thrown) { std::printf("out: %ld\n", thrown); sum ^= thrown; }
+    }
+    std::printf("%ld %ld\n", sum, (long)noted);
+    return 42;
+}
+"#;
+
+#[test]
+fn calls_through_words_find_their_frames_and_handlers_from_what_they_call() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let again = folder.path().join("again");
+    let compilers = support::c_compilers().into_iter().map(|compiler| (compiler, "c", CALLING_BACK, " 0"));
+    let all = compilers.chain(["g++", "clang++"].map(|compiler| (compiler, "cpp", THROWING_BACK, "")));
+    for (compiler, extension, text, in_main) in all {
+        if !installed(compiler) {
+            skipped(&format!("{compiler}: it is not installed"));
+            continue;
+        }
+        let text = format!("{LONG_WAY}{text}");
+        let input = built(&text, (compiler, extension), &["-fno-plt", "-Wl,-z,now"], folder.path());
+        let output = outlined(&input, folder.path());
+        let text = said(&input, &output, folder.path());
+        assert!(text.lines().filter(|line| line.ends_with(in_main)).count() > 15, "{text}");
+        assert!(extension == "c" || text.contains("out: ") && text.contains("caught "), "{text}");
+        let mut command = relift();
+        relift_succeeds(command.args(["optimize", "--shuffle", "1"]).arg(&output).arg("-o").arg(&again), folder.path());
+        said(&input, &again, folder.path());
+    }
+}
+
+#[test]
+fn a_call_of_what_only_jumps_has_its_jump_and_none_more() {
+    // Each function is so short that a jump more would be much of it.
+    const SHORT: &str = "#include <stdio.h>
+        #include <unistd.h>
+        __attribute__((noipa)) static long past(int file, long offset, int kind) { return lseek(file, offset, kind); }
+        #define F(n, kind) __attribute__((noipa)) static long f##n(long a) { return a * n + past(4711, 170001, kind); }
+        F(3, 170001) F(5, 170001) F(7, 190001) F(11, 190001) F(13, 190001)
+        int main(int count, char **arguments) { printf(\"%ld\\n\", f3(count) + f5(count) + f7(count) + f11(count) + f13(count)); return 42; }";
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let (output, again) = (folder.path().join("output"), folder.path().join("again"));
+    // The first compiler alone keeps all arguments of a function that it sees.
+    let compiler = support::c_compilers()[0];
+    for flags in [["-fplt", "-fcf-protection=none"], ["-fno-plt", "-fcf-protection=full"]] {
+        let input = built(SHORT, (compiler, "c"), &flags, folder.path());
+        assert_eq!(shrunk(&input, &output, &["--skip", "tails"], folder.path()), 5, "{flags:?}");
+        said(&input, &output, folder.path());
+        let mut command = relift();
+        relift_succeeds(command.args(["optimize", "--shuffle", "1"]).arg(&output).arg("-o").arg(&again), folder.path());
+        said(&input, &again, folder.path());
+    }
+}
+
 #[test]
 fn what_is_in_loops_and_what_ran_has_no_jump_more() {
     // Two of the calls enter what is before the function, which costs nothing; the others have nothing but a jump more to share.

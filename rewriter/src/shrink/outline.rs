@@ -3,7 +3,7 @@
 //! **Problem.** `lea message(%rip), %rdi; xor %eax, %eax; call report` stands in a program a hundred times over. Blocks that go on alike share a copy
 //! ([`crate::fold::blocks`]); these go on each in a way of their own.
 //!
-//! **Method.** Each direct call has the instructions before it in its block, up to one that can't come along, as a path in a tree: calls of one function are together at the
+//! **Method.** Each call that is direct or goes through a word (`call *slot(%rip)`) has the instructions before it in its block, up to one that can't come along, as a path in a tree: calls of one function are together at the
 //! root, those with the same last instruction before them together below that, and so on. A node of the tree may become a *body*: its instructions, and a jump to the function called. Each of its calls is then a call
 //! of the body alone. And what one way from the root down has may become the function's *lead*: it stands right before the function, which it runs into, and calls enter it where their own part of it begins. What saves the most bytes is
 //! decided for each node ([`tree`]).
@@ -15,7 +15,7 @@
 //! The word in which the call leaves its return address is written earlier; a function that calls keeps nothing there.
 //!
 //! **Speed.** A body is a jump more for each call, so none where that is much of what is executed ([`crate::fold::shares`]), and where a profile has counts, nothing that ran. But where the call leads to a stub that jumps through a word
-//! ([`crate::transform::plt_calls`] says why nobody can tell) the body ends in the stub's jump, and a lead needs none: both execute as many instructions and jumps as before.
+//! ([`crate::transform::plt_calls`] says why nobody can tell), or to a function that only jumps ([`callees`]), the body ends in that jump, and a lead needs none: both execute as many instructions and jumps as before, or less.
 //!
 //! **Termination.** Each node is looked at once from below and once from above.
 
@@ -37,14 +37,16 @@ use crate::transform::direct_calls::{self, DirectCall};
 use crate::transform::entry_row::has_entry_row;
 use crate::transform::plt_calls;
 
+mod callees;
 mod entries;
 mod lower;
 mod sites;
 mod tree;
 
+use callees::Callee;
 use entries::Entries;
 use lower::lowered;
-use sites::{Callee, Finder, Piece, Site, Sites};
+use sites::{Finder, Piece, Site, Sites};
 use tree::{Lens, Tree, TreeCall, Way};
 
 /// Bytes of a direct call.
@@ -114,7 +116,8 @@ fn sites(image: &Image<'_>, program: &Program, asked: Asked<'_>, (plan, entries)
 
 fn tree_call<'s>(site: &'s Site, pieces: &'s [Piece]) -> TreeCall<impl Iterator<Item = (u64, Lens)> + use<'s>> {
     let jump = site.callee.jump_len();
-    let pieces = pieces.iter().map(move |piece| (piece.hash, Lens { call: site.call - piece.start, body: piece.len, jump }));
+    let pieces =
+        pieces.iter().map(move |piece| (piece.hash, Lens { call: site.call - piece.start + site.longer, body: piece.len, jump }));
     TreeCall { root: site.entry, body_min: site.body_min, pieces }
 }
 
@@ -204,7 +207,7 @@ impl Writer<'_> {
                 body.refs.push(RefData { offset: end + 1, role: RefRole::Branch, ..reference });
                 body.bytes.extend([0xe9, 0, 0, 0, 0]);
             }
-            Callee::Stub(slot) => {
+            Callee::Through(slot) => {
                 let reference = plt_calls::reference_to(slot);
                 body.refs.push(RefData { offset: end + reference.offset, ..reference });
                 body.bytes.extend([0xff, 0x25, 0, 0, 0, 0]);

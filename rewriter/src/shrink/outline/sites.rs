@@ -1,4 +1,4 @@
-//! Direct calls, and which instructions before each may stand where it leads.
+//! Calls, and which instructions before each may stand where it leads.
 
 use std::ops::Range;
 
@@ -8,11 +8,12 @@ use lifter::Image;
 use lifter::address::Va;
 use lifter::elf::lsda::CallSite;
 use lifter::entity::{Block, Func};
-use lifter::ir::{BlockFlags, Program, RefData, RefRole, RefTarget};
+use lifter::ir::{Program, RefData, RefKind, RefRole, RefTarget};
 use lifter::x86;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::CALL_LEN;
+use super::callees::{Callee, Callees};
 use super::entries::Entries;
 use super::lower::{has_other_use, lowered};
 use crate::fold::Folding;
@@ -20,14 +21,14 @@ use crate::fold::blocks::hashes::push_reference;
 use crate::fold::shares::Shares;
 use crate::materialize::block_bytes;
 use crate::relink::eh_frame::FrameRows;
-use crate::terminator::LONG_JUMP;
 use crate::transform::direct_calls::{self, DirectCall};
-use crate::transform::plt_calls;
 
+/// `call *slot(%rip)` without the slot.
+const CALL_THROUGH: [u8; 2] = [0xff, 0x15];
 /// Instructions before a call that are looked at.
 const DEPTH_MAX: usize = 16;
 
-/// A direct call, and what may come along before it.
+/// A call, and what may come along before it.
 pub(super) struct Site {
     pub(super) block: Block,
     /// Of the call, from the block's start.
@@ -35,31 +36,14 @@ pub(super) struct Site {
     pub(super) callee: Callee,
     /// Bytes of the call.
     pub(super) call_len: u32,
+    /// Bytes that the call is longer than one of a body, if it stays so otherwise.
+    pub(super) longer: u32,
     /// The function called, if something may stand before it.
     pub(super) entry: Option<u32>,
     /// How many bytes have to be put in a body to be worth its time here.
     pub(super) body_min: u32,
     /// What may come along: of the pieces of all sites, or of those of a function.
     pub(super) pieces: Range<u32>,
-}
-
-/// What is called.
-#[derive(Copy, Clone, Debug)]
-pub(super) enum Callee {
-    /// By this, if it is no branch.
-    Direct(RefData),
-    /// A stub that jumps through this word, and does nothing else.
-    Stub(Va),
-}
-
-impl Callee {
-    /// Bytes of a jump there.
-    pub(super) fn jump_len(self) -> u32 {
-        match self {
-            Callee::Direct(_) => LONG_JUMP,
-            Callee::Stub(_) => plt_calls::JUMP_LEN as u32,
-        }
-    }
 }
 
 /// An instruction before a call, with all behind it.
@@ -108,12 +92,21 @@ pub(super) struct Finder<'a> {
 struct Call {
     offset: u32,
     len: u32,
-    /// As if it were a direct call at that offset.
-    reference: RefData,
-    /// Where the stub jumps through that it calls.
-    slot: Option<Va>,
+    callee: Callee,
+    /// Whether a body is a jump more.
+    adds_jump: bool,
     /// The function called, if something may stand before it.
     entry: Option<u32>,
+}
+
+impl Call {
+    fn site(self, block: Block, jump_min: u32, pieces: Range<u32>) -> Site {
+        let Call { offset: call, len: call_len, callee, adds_jump, entry } = self;
+        let is_through = adds_jump && matches!(callee, Callee::Through(_));
+        let longer = if is_through { call_len - CALL_LEN } else { 0 };
+        let body_min = if adds_jump { jump_min } else { 0 };
+        Site { block, call, callee, call_len, longer, entry, body_min, pieces }
+    }
 }
 
 impl Finder<'_> {
@@ -126,7 +119,7 @@ impl Finder<'_> {
         for &(_, block) in blocks {
             let jump_min = self.shares.outlining_min(block);
             let mut calls = self.calls_in(block);
-            calls.retain(|call| jump_min < u32::MAX || call.slot.is_some() || call.entry.is_some());
+            calls.retain(|call| jump_min < u32::MAX || !call.adds_jump || call.entry.is_some());
             if calls.is_empty() {
                 continue;
             }
@@ -142,14 +135,8 @@ impl Finder<'_> {
                     sites.pieces.truncate(first);
                 }
                 if sites.pieces.len() > first {
-                    let Call { offset: call, len: call_len, reference, slot, entry } = call;
                     let pieces = first as u32..sites.pieces.len() as u32;
-                    // A body has the stub's jump in place of one more.
-                    let (callee, body_min) = match slot {
-                        Some(slot) => (Callee::Stub(slot), 0),
-                        None => (Callee::Direct(reference), jump_min),
-                    };
-                    sites.sites.push(Site { block, call, callee, call_len, entry, body_min, pieces });
+                    sites.sites.push(call.site(block, jump_min, pieces));
                 }
             }
         }
@@ -158,35 +145,44 @@ impl Finder<'_> {
 
     /// Ascending.
     fn calls_in(&self, block: Block) -> Vec<Call> {
-        let direct = self.program.block_refs(block).iter().filter(|r| r.role == RefRole::Call && self.is_callee(r.target));
-        let call = |r: &RefData| {
-            let slot = plt_calls::slot_called(self.image, self.program, r);
-            let entry = self.entries.number_of(r.target);
-            Some(Call { offset: r.offset.checked_sub(1)?, len: CALL_LEN, reference: *r, slot, entry })
-        };
-        let direct = direct.filter_map(call);
-        let through = direct_calls::of_block(self.calls, block).iter();
-        let through = through.filter(|call| self.is_callee(RefTarget::Block(call.callee))).map(|call| {
+        let refs = self.program.block_refs(block);
+        let direct = refs.iter().filter(|r| r.role == RefRole::Call);
+        let direct = direct.filter_map(|r| self.call(r.offset.checked_sub(1)?, CALL_LEN, *r));
+        let known = direct_calls::of_block(self.calls, block);
+        let constant = known.iter().filter_map(|call| {
             let reference = direct_calls::reference_to(call.callee, RefRole::Call);
-            let offset = call.offset;
-            let reference = RefData { offset: offset + reference.offset, ..reference };
-            let entry = self.entries.number_of(reference.target);
-            Call { offset, len: direct_calls::LEN, reference, slot: None, entry }
+            self.call(call.offset, direct_calls::LEN, RefData { offset: call.offset + reference.offset, ..reference })
         });
-        let mut calls: Vec<Call> = direct.chain(through).collect();
+        let is_known = |offset: u32| known.iter().any(|call| call.offset == offset);
+        let through = refs.iter().filter_map(|r| self.call_through(block, r)).filter(|call| !is_known(call.offset));
+        let mut calls: Vec<Call> = direct.chain(constant).chain(through).collect();
         calls.sort_unstable_by_key(|call| call.offset);
         calls
     }
 
-    fn is_callee(&self, target: RefTarget) -> bool {
-        match target {
-            RefTarget::Block(callee) => {
-                let func = &self.program.funcs[self.program.func_of(callee)];
-                func.entry == callee && !self.program.blocks[callee].flags.contains(BlockFlags::THUNK)
-            }
-            RefTarget::Fixed(_) => true,
-            RefTarget::Table(_) | RefTarget::UnwindTable(_) => false,
+    /// A call that is direct, or will be.
+    fn call(&self, offset: u32, len: u32, reference: RefData) -> Option<Call> {
+        let (callee, passes_jump) = Callees { image: self.image, program: self.program }.of(reference)?;
+        let entry = match callee {
+            Callee::Direct(reference) => self.entries.number_of(reference.target),
+            Callee::Through(_) => None,
+        };
+        Some(Call { offset, len, callee, adds_jump: !passes_jump, entry })
+    }
+
+    /// `call *slot(%rip)`, whatever the slot will hold.
+    fn call_through(&self, block: Block, reference: &RefData) -> Option<Call> {
+        let RefTarget::Fixed(slot) = reference.target else { return None };
+        let offset = reference.offset.checked_sub(2)?;
+        let is_through_slot = reference.role == RefRole::IndirectThroughSlot && reference.kind == RefKind::Rel32;
+        // A slot in code that moves would not stay.
+        if !is_through_slot || self.image.is_executable(slot) {
+            return None;
         }
+        let bytes = block_bytes(self.image, self.program, block).ok()?;
+        let is_call = bytes.get(offset as usize..)?.starts_with(&CALL_THROUGH);
+        let (len, callee) = (direct_calls::LEN, Callee::Through(slot));
+        is_call.then_some(Call { offset, len, callee, adds_jump: true, entry: None })
     }
 
     /// Appends what may come along before a call; `None` where that is not known.
@@ -200,7 +196,7 @@ impl Finder<'_> {
         pieces: &mut Vec<Piece>,
     ) -> Option<()> {
         let start = self.program.blocks[block].start;
-        let Call { offset: call, len: call_len, reference, .. } = call;
+        let Call { offset: call, len: call_len, callee, .. } = call;
         let at = start + u64::from(call);
         let index = instructions.binary_search_by_key(&at.0, Instruction::ip).ok()?;
         let is_call = matches!(instructions[index].code(), Code::Call_rel32_64 | Code::Call_rm64);
@@ -214,7 +210,12 @@ impl Finder<'_> {
         let bytes = block_bytes(self.image, self.program, block).ok()?;
         let mut refs = self.program.block_refs(block);
         let mut words = Vec::new();
-        push_reference(self.program, self.folded, &reference, call, &mut [0; CALL_LEN as usize], &mut words)?;
+        match callee {
+            Callee::Direct(reference) => {
+                push_reference(self.program, self.folded, &reference, reference.offset, &mut [0; 4], &mut words)?;
+            }
+            Callee::Through(slot) => words.push(slot.0),
+        }
         let mut hash = xxh3_64(&bytes_of(&words));
         let mut len = 0;
         refs = &refs[..refs.partition_point(|r| r.offset < call)];
