@@ -216,14 +216,9 @@ fn store(here: Here<'_>, size: usize, register: u8) -> Option<Form> {
     bytes.extend((new_rex != 0).then_some(new_rex));
     bytes.extend([opcode - 0xc6 + 0x88, modes & 0o307 | (register & 7) << 3]);
     bytes.extend_from_slice(&rest[..operand]);
-    let moved = (bytes.len() + size.min(4)).checked_signed_diff(here.bytes.len())?;
-    let reference = match here.reference {
-        Some(reference) => {
-            let offset = reference.offset.checked_add_signed(i32::try_from(moved).ok()?)?;
-            Some(RefData { offset, to_end: 4, ..reference })
-        }
-        None => None,
-    };
+    // A displacement by the instruction pointer comes last now; nothing else names anything.
+    let offset = bytes.len().saturating_sub(4) as u32;
+    let reference = here.reference.map(|reference| RefData { offset, to_end: 4, ..reference });
     Some(Form { reference, ..Form::plain(bytes) })
 }
 
