@@ -163,8 +163,6 @@ pub(crate) struct Walk<'w, 'a> {
     has_numbers: bool,
     noreturn: &'w NoReturn,
     stack_use: StackUse,
-    /// Places of the output at which control arrives by anything but the instruction before.
-    joined: Bits,
     forms: Forms,
     queue: Vec<Pair>,
     /// What flows from the root that is walked now.
@@ -265,7 +263,6 @@ impl<'w, 'a> Walk<'w, 'a> {
             has_numbers: known.has_numbers,
             noreturn: &known.noreturn,
             stack_use: StackUse::default(),
-            joined: Bits::new(output.code.size()),
             forms: Forms::default(),
             queue: Vec::new(),
             flows: Vec::new(),
@@ -419,7 +416,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             let fail = |kind, at, message: String| Err(Violation::new(kind, at, format!("{message} (from {origin:#x})")));
             let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
             if !straight.come_to(o) {
-                self.joined.insert(to);
+                self.relation.join(to);
             }
             if let Some(name) = name.take().filter(|name| name.reach == Reach::Pointer) {
                 self.compare_marks(name.input, name.output)?;

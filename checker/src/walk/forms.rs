@@ -175,7 +175,7 @@ impl Walk<'_, '_> {
     /// Asks that control arrives nowhere between what makes a register known and what counts on it.
     pub(super) fn judge_forms(&mut self) {
         for (first, last) in std::mem::take(&mut self.forms.relied) {
-            if (first + 1..=last).any(|index| self.joined.contains(index as usize)) {
+            if (first + 1..=last).any(|index| self.relation.is_joined(index as usize)) {
                 let at = self.output.code.address(last as usize);
                 let message = "counts on what a register holds, but control arrives between where that is known and here";
                 self.report(ViolationKind::InstructionMismatch, at, message);

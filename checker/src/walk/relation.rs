@@ -107,6 +107,7 @@ enum Undo {
     Name(u64, Option<Identity>),
     Seen(usize),
     Covered(usize),
+    Joined(usize),
 }
 
 pub(crate) struct Relation {
@@ -137,6 +138,8 @@ pub(crate) struct Relation {
     pub(crate) seen: Bits,
     /// The same of the output.
     pub(crate) covered: Bits,
+    /// Output instructions at which control arrives by anything but the instruction before.
+    joined: Bits,
     journal: Option<Vec<Undo>>,
 }
 
@@ -160,6 +163,7 @@ impl Relation {
             names: FxHashMap::default(),
             seen: Bits::new(input_size),
             covered: Bits::new(output_size),
+            joined: Bits::new(output_size),
             journal: None,
         }
     }
@@ -352,6 +356,17 @@ impl Relation {
         }
     }
 
+    /// Notes that control arrives at an output instruction by something else than the one before it.
+    pub(super) fn join(&mut self, output: usize) {
+        if self.joined.insert(output) {
+            self.note(Undo::Joined(output));
+        }
+    }
+
+    pub(super) fn is_joined(&self, output: usize) -> bool {
+        self.joined.contains(output)
+    }
+
     /// Notes that an output instruction stands where a call leads.
     pub(super) fn stand_in_body(&mut self, output: usize) {
         if self.in_bodies.insert(output) {
@@ -440,6 +455,7 @@ impl Relation {
                 Undo::InBody(index) => drop(self.in_bodies.remove(&index)),
                 Undo::Seen(index) => self.seen.remove(index),
                 Undo::Covered(index) => self.covered.remove(index),
+                Undo::Joined(index) => self.joined.remove(index),
             }
         }
     }
@@ -460,5 +476,21 @@ mod tests {
                 assert_eq!(bits.first_outside(from), first, "{start} {end} {from}");
             }
         }
+    }
+
+    #[test]
+    fn where_a_wrong_guess_arrived_nothing_is_joined() {
+        const SIZE: usize = 100;
+        let starts = || (Arc::new(Starts::of(SIZE, 0..SIZE)), SIZE);
+        let mut relation = Relation::new(starts(), starts());
+        relation.join(1);
+        relation.begin();
+        (1..3).for_each(|index| relation.join(index));
+        relation.undo();
+        assert!(relation.is_joined(1) && !relation.is_joined(2));
+        relation.begin();
+        relation.join(2);
+        relation.commit();
+        assert!(relation.is_joined(2));
     }
 }
