@@ -7,7 +7,7 @@ use std::process::Command;
 
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
 use object::{Object, ObjectSection};
-use support::{End, STEPPING, SUCCESS, c_compilers, compile_text, run, shrink};
+use support::{End, STEPPING, SUCCESS, c_compilers, compile_text, run, shrink, skipped};
 
 /// Small frames, vectors, numbers that are near each other, and a signal at each instruction, whose handler unwinds to `main`.
 const STEPS: &str = r#"
@@ -99,4 +99,21 @@ fn main_is_found_from_every_instruction_around_shorter_forms() {
     }
     // `main` keeps a frame pointer.
     assert!(num_left * 2 <= num_before, "{num_left} of {num_before} long instructions are left");
+}
+
+#[test]
+fn code_at_a_fixed_address_keeps_its_forms_and_is_made_once() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = folder.path();
+    if c_compilers().is_empty() {
+        return skipped("forms: there is no C compiler");
+    }
+    let text = format!("{STEPPING}{STEPS}");
+    let input = compile_text(&text, &["-O2", "-fno-pie", "-no-pie", "-w", "-Wl,--emit-relocs"], folder, "input");
+    let (output, told) = shrink(&input, &[], "output", folder);
+    assert!(!told["warnings"].to_string().contains("checker"), "{told:#}");
+    assert_eq!(forms_in(&told), (0, 0));
+    let (before, after) = (run(&mut Command::new(&input), folder), run(&mut Command::new(&output), folder));
+    assert_eq!(before.end, End::Exit(SUCCESS), "{before:?}");
+    assert_eq!(before, after);
 }

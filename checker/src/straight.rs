@@ -11,25 +11,25 @@ use crate::decode::Shape;
 const STACK: u8 = 4;
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum Value {
     Number(u64),
     /// Of something in the file.
     Address(u64),
 }
 
-impl Held {
+impl Value {
     fn plus(self, more: i64) -> Self {
         match self {
-            Held::Number(number) => Held::Number(number.wrapping_add_signed(more)),
-            Held::Address(address) => Held::Address(address.wrapping_add_signed(more)),
+            Value::Number(number) => Value::Number(number.wrapping_add_signed(more)),
+            Value::Address(address) => Value::Address(address.wrapping_add_signed(more)),
         }
     }
 
     /// What is left of it in 32 bits; of an address nothing is known there.
     fn low(self) -> Option<Self> {
         match self {
-            Held::Number(number) => Some(Held::Number(number & u64::from(u32::MAX))),
-            Held::Address(_) => None,
+            Value::Number(number) => Some(Value::Number(number & u64::from(u32::MAX))),
+            Value::Address(_) => None,
         }
     }
 }
@@ -156,18 +156,18 @@ impl<'b> Parts<'b> {
     }
 
     /// The register that this makes known on its own, whatever others hold; `operand` is what a `lea` by the instruction pointer names.
-    pub(crate) fn value(&self, operand: Option<u64>) -> Option<(u8, Held)> {
+    pub(crate) fn value(&self, operand: Option<u64>) -> Option<(u8, Value)> {
         if self.shape.vector || self.shape.map != 0 || !self.legacy_prefixes().is_empty() {
             return None;
         }
         match (self.opcode, operand) {
-            (0xb8..=0xbf, _) if self.is_wide() => Some((self.in_opcode(), Held::Number(self.immediate(8)?))),
-            (0xb8..=0xbf, _) => Some((self.in_opcode(), Held::Number(self.immediate(4)?).low()?)),
+            (0xb8..=0xbf, _) if self.is_wide() => Some((self.in_opcode(), Value::Number(self.immediate(8)?))),
+            (0xb8..=0xbf, _) => Some((self.in_opcode(), Value::Number(self.immediate(4)?).low()?)),
             (0xc7, _) if self.group() == Some(0) => {
-                let number = Held::Number(self.immediate(4)?);
+                let number = Value::Number(self.immediate(4)?);
                 Some((self.register_operand()?, if self.is_wide() { number } else { number.low()? }))
             }
-            (0x8d, Some(address)) if self.is_wide() => Some((self.reg()?, Held::Address(address))),
+            (0x8d, Some(address)) if self.is_wide() => Some((self.reg()?, Value::Address(address))),
             _ => None,
         }
     }
@@ -322,15 +322,15 @@ impl<'b> Parts<'b> {
 
 /// What registers hold, each with the number of the instruction from which on it is known.
 #[derive(Clone, Default)]
-pub(crate) struct Registers([Option<(Held, usize)>; 16]);
+pub(crate) struct Registers([Option<(Value, usize)>; 16]);
 
 impl Registers {
-    pub(crate) fn of(&self, register: u8) -> Option<(Held, usize)> {
+    pub(crate) fn of(&self, register: u8) -> Option<(Value, usize)> {
         self.0[usize::from(register & 15)]
     }
 
     /// What an instruction makes known: of which register, what, and since when.
-    pub(crate) fn value_after(&self, parts: Parts<'_>, operand: Option<u64>, number: usize) -> Option<(u8, Held, usize)> {
+    pub(crate) fn value_after(&self, parts: Parts<'_>, operand: Option<u64>, number: usize) -> Option<(u8, Value, usize)> {
         if let Some((register, held)) = parts.value(operand) {
             return Some((register, held, number));
         }
@@ -338,7 +338,7 @@ impl Registers {
             return None;
         }
         let (register, (held, since)) = match parts.opcode {
-            0x31 | 0x33 if parts.register_operand()? == parts.reg()? => (parts.reg()?, (Held::Number(0), number)),
+            0x31 | 0x33 if parts.register_operand()? == parts.reg()? => (parts.reg()?, (Value::Number(0), number)),
             0x89 => (parts.register_operand()?, self.of(parts.reg()?)?),
             0x8b => (parts.reg()?, self.of(parts.register_operand()?)?),
             0x8d if operand.is_none() => {

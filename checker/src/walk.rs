@@ -7,7 +7,7 @@
 //! *Strict* walks report what does not correspond. *Trials* are guesses (padding that may be code, code that no reference reaches): all
 //! that a trial did is undone if anything in it does not correspond.
 //!
-//! Three things may differ: what a relocated or moved field says, a call past a stub, and a body in the place of its call ([`calls`]).
+//! Four things may differ: what a relocated or moved field says, a call past a stub, a body in the place of its call ([`calls`]), and in how many bytes an instruction says what it does ([`forms`]).
 //!
 //! **Invariants.** Each instruction of the output was compared with each of the input that it stands for, and an
 //! address that the program can hold has one identity ([`Relation`]). What follows a call is

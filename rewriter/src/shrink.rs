@@ -20,3 +20,19 @@ pub mod tables;
 pub mod unloaded;
 mod unwind_shift;
 mod versions;
+
+use lifter::entity::{Block, Func, SecondaryMap};
+use lifter::ir::{BlockFlags, Program};
+
+use crate::plan::LayoutPlan;
+
+/// The blocks in which instructions may change, by function: those that the plan has, in their own place, to which something leads, and which nobody knows by what they do.
+fn changeable(program: &Program, plan: &LayoutPlan, is_open: &SecondaryMap<Block, bool>) -> Vec<(Func, Block)> {
+    let may_change =
+        |block: Block| is_open[block] && !program.blocks[block].flags.intersects(BlockFlags::KNOWN_BY_FAULT | BlockFlags::THUNK);
+    let placed = plan.fragments.iter().flat_map(|fragment| fragment.blocks.iter().map(|planned| (fragment.func, planned)));
+    let chosen = placed.filter(|(_, planned)| planned.copy.is_none() && may_change(planned.block));
+    let mut blocks: Vec<(Func, Block)> = chosen.map(|(func, planned)| (func, planned.block)).collect();
+    blocks.sort_unstable();
+    blocks
+}

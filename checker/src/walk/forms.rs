@@ -20,7 +20,7 @@ use rustc_hash::FxHashMap;
 use super::{Reference, Walk};
 use crate::decode::{Inst, Kind};
 use crate::report::{Violation, ViolationKind};
-use crate::straight::{Held, Parts, Registers};
+use crate::straight::{Parts, Registers, Value};
 
 /// Instructions back to which what registers hold is followed.
 const BEHIND: usize = 48;
@@ -96,7 +96,8 @@ impl Walk<'_, '_> {
         straight: &Straight,
     ) -> Result<Option<Option<Reference>>, Violation> {
         let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
-        if self.input.image.is_position_dependent() || y.len() >= x.len() || self.is_known_by_fault(i, a) {
+        let is_plain = matches!(b.kind, Kind::Plain | Kind::Lea) && y.len() < x.len();
+        if !is_plain || self.input.image.is_position_dependent() || self.is_known_by_fault(i, a) {
             return Ok(None);
         }
         let behind = i + x.len() as u64;
@@ -145,7 +146,7 @@ impl Walk<'_, '_> {
         }
         let (since, reference) = match (stored, wanted) {
             (Some((register, size, number)), _) => {
-                let Some((Held::Number(held), since)) = registers.of(register) else { return Ok(None) };
+                let Some((Value::Number(held), since)) = registers.of(register) else { return Ok(None) };
                 if (held ^ number) << (64 - 8 * size) != 0 {
                     return Ok(None);
                 }
@@ -158,9 +159,9 @@ impl Walk<'_, '_> {
                     return Ok(None);
                 };
                 match wanted {
-                    Held::Number(_) => (since, None),
-                    Held::Address(at) if self.input.image.in_code(at) || self.output.image.in_code(at) => return Ok(None),
-                    Held::Address(at) => (since, Some(Reference::Table { input: at, output: at, width: 4 })),
+                    Value::Number(_) => (since, None),
+                    Value::Address(at) if self.input.image.in_code(at) || self.output.image.in_code(at) => return Ok(None),
+                    Value::Address(at) => (since, Some(Reference::Table { input: at, output: at, width: 4 })),
                 }
             }
             (None, None) => return Ok(None),
@@ -260,7 +261,7 @@ fn is_zero(x: &[u8], y: &[u8]) -> bool {
     let (x, y) = (Parts::of(x), Parts::of(y));
     let is_exclusive_or = (y.is_of(0, 0x31) || y.is_of(0, 0x33)) && y.legacy_prefixes().is_empty();
     let zeroed = y.reg().filter(|&register| is_exclusive_or && y.register_operand() == Some(register));
-    zeroed.is_some() && x.value(None) == zeroed.map(|register| (register, Held::Number(0)))
+    zeroed.is_some() && x.value(None) == zeroed.map(|register| (register, Value::Number(0)))
 }
 
 /// Whether `y` is the vector instruction `x` without its prefix; a displacement by the instruction pointer, at an offset, may differ.

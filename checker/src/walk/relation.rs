@@ -129,7 +129,7 @@ pub(crate) struct Relation {
     /// Of an output instruction that stands where the input makes a call and makes that call otherwise or not at all: the call. Where it makes the call and what comes before it:
     /// the first of that. Of a shorter form of another instruction: that.
     rewritten: FxHashMap<usize, usize>,
-    /// These calls.
+    /// These calls and instructions.
     rewritten_calls: FxHashSet<usize>,
     /// Output instructions that stand where calls lead for what the input has before calls: they are of no function.
     in_bodies: FxHashSet<usize>,
@@ -379,7 +379,7 @@ impl Relation {
         self.in_bodies.contains(&output)
     }
 
-    /// The call of the input that stands in another way at an output index.
+    /// The call of the input that stands in another way at an output index, or the instruction that has a shorter form there.
     pub(crate) fn call_rewritten_at(&self, output: usize) -> Option<usize> {
         self.rewritten.get(&output).copied()
     }
@@ -388,7 +388,7 @@ impl Relation {
         self.rewritten_calls.len()
     }
 
-    /// Whether an instruction of the input is a call that stands in another way somewhere.
+    /// Whether an instruction of the input is a call that stands in another way somewhere, or has a shorter form there.
     pub(crate) fn is_rewritten_call(&self, input: usize) -> bool {
         self.rewritten_calls.contains(&input)
     }

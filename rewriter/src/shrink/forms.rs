@@ -14,7 +14,7 @@
 //!
 //! **Profit.** A form is shorter, one instruction as before, and takes no longer: moves of vectors have no type in the processor, and a push is an addition to the stack pointer that the decoder does. It needs no profile.
 //!
-//! Instructions that a handler of faults knows by their place stay, and those of code that nothing leads to, which the checker compares by its content.
+//! Instructions that a handler of faults knows by their place stay, and those of code that nothing leads to, which the checker compares by its content; and in a file at a fixed address all, where a number may be an address.
 
 mod ahead;
 mod known;
@@ -25,7 +25,7 @@ use iced_x86::Instruction;
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Block, Func, SecondaryMap};
-use lifter::ir::{BlockFlags, Program, RefData, RefKind, RefTarget};
+use lifter::ir::{Program, RefData, RefKind, RefTarget};
 use lifter::x86::decode_block_into;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -91,12 +91,10 @@ impl Here<'_> {
 
 /// Plans shorter forms in blocks that the plan has and something leads to, but for what other edits have.
 pub fn plan(image: &Image<'_>, program: &Program, is_open: &SecondaryMap<Block, bool>, plan: &LayoutPlan, edits: &mut EditPlan) {
-    let may_change =
-        |block: Block| is_open[block] && !program.blocks[block].flags.intersects(BlockFlags::KNOWN_BY_FAULT | BlockFlags::THUNK);
-    let placed = plan.fragments.iter().flat_map(|fragment| fragment.blocks.iter().map(|planned| (fragment.func, planned)));
-    let stands = placed.filter(|(_, planned)| planned.copy.is_none() && may_change(planned.block));
-    let mut blocks: Vec<(Func, Block)> = stands.map(|(func, planned)| (func, planned.block)).collect();
-    blocks.sort_unstable();
+    if !image.kind.is_position_independent() {
+        return;
+    }
+    let blocks = super::changeable(program, plan, is_open);
     let funcs: Vec<&[(Func, Block)]> = blocks.chunk_by(|a, b| a.0 == b.0).collect();
     let mut known: FxHashMap<Bytes, NewCodeId> = FxHashMap::default();
     for funcs in funcs.chunks(FUNCS_AT_ONCE) {
@@ -169,7 +167,7 @@ impl<'k, 'a> Finder<'k, 'a> {
         }
         let found = vector::form(here).or_else(|| self.known.form(self.image, here));
         found
-            .or_else(|| stack::zero(here, &ahead))
+            .or_else(|| known::zero(here, &ahead))
             .or_else(|| stack::lower(here, &ahead, || self.is_bare_below()))
             .or_else(|| stack::raise(here, &ahead))
     }

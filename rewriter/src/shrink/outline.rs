@@ -23,7 +23,7 @@ use std::ops::Range;
 
 use lifter::Image;
 use lifter::entity::{Block, Func, SecondaryMap};
-use lifter::ir::{BlockFlags, Program, RefData, RefRole, RefTarget, StopKind, Terminator};
+use lifter::ir::{Program, RefData, RefRole, RefTarget, StopKind, Terminator};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -96,14 +96,7 @@ pub fn plan(image: &Image<'_>, program: &Program, asked: Asked<'_>, plan: &mut L
 /// All calls in the blocks that the plan has and something leads to.
 fn sites(image: &Image<'_>, program: &Program, asked: Asked<'_>, (plan, entries): (&LayoutPlan, &Entries<'_>)) -> Sites {
     let Asked { shares, is_open, calls } = asked;
-    let is_wanted =
-        |block: Block| is_open[block] && !program.blocks[block].flags.intersects(BlockFlags::KNOWN_BY_FAULT | BlockFlags::THUNK);
-    let placed = plan.fragments.iter().flat_map(|fragment| fragment.blocks.iter().map(|planned| (fragment.func, planned)));
-    let mut blocks: Vec<(Func, Block)> = placed
-        .filter(|(_, planned)| planned.copy.is_none() && is_wanted(planned.block))
-        .map(|(func, p)| (func, p.block))
-        .collect();
-    blocks.sort_unstable();
+    let blocks = super::changeable(program, plan, is_open);
     let funcs: Vec<&[(Func, Block)]> = blocks.chunk_by(|a, b| a.0 == b.0).collect();
     let finder = Finder { image, program, folded: &plan.folded, entries, shares, calls };
     let mut all = Sites::default();

@@ -9,6 +9,8 @@ use lifter::entity::Block;
 use lifter::ir::{CodeTarget, Program, Terminator};
 use lifter::x86::decode_block_into;
 
+use super::vector;
+
 /// Instructions that are looked at.
 const DEPTH: usize = 24;
 /// Blocks behind the first that are looked at.
@@ -98,12 +100,8 @@ fn flags_are_dead(instruction: &Instruction) -> Answer<()> {
         {
             Answer::Yes(())
         }
-        Mov | Movzx | Movsx | Movsxd | Lea | Push | Pop | Nop | Not | Movaps | Movups | Movapd | Movupd | Movdqa | Movdqu
-        | Movd | Movq | Movss | Movsd | Movhps | Movlps | Movhpd | Movlpd | Pxor | Xorps | Xorpd | Punpcklqdq | Unpcklpd
-            if !instruction.is_string_instruction() =>
-        {
-            Answer::Open
-        }
+        Mov | Movzx | Movsx | Movsxd | Lea | Push | Pop | Nop | Not => Answer::Open,
+        _ if vector::moves(instruction) => Answer::Open,
         _ => Answer::No,
     }
 }

@@ -8,8 +8,10 @@ use iced_x86::{Code, Instruction, InstructionInfoFactory, InstructionInfoOptions
 use lifter::Image;
 use lifter::address::Va;
 use lifter::ir::{RefData, RefRole};
+use smallvec::smallvec;
 
-use super::{Bytes, Form, Here};
+use super::ahead::Ahead;
+use super::{Bytes, Form, Here, vector};
 
 /// Instructions from what makes something known to what uses it.
 const REACH: u32 = 24;
@@ -178,6 +180,14 @@ fn value_of(here: Here<'_>) -> Option<Value> {
     }
 }
 
+/// `xor` of a register with itself, for a move of zero.
+pub(super) fn zero(here: Here<'_>, ahead: &Ahead<'_, '_>) -> Option<Form> {
+    let is_zero = value_of(here) == Some(Value::Number(0)) && ahead.has_no_reader_of_flags();
+    let number = here.instruction.op0_register().number() as u8;
+    let modes = 0o300 | (number & 7) << 3 | number & 7;
+    is_zero.then(|| Form::plain(if number < 8 { smallvec![0x31, modes] } else { smallvec![0x45, 0x31, modes] }))
+}
+
 /// The sum of a register and a small number, in 64 bits or in 32.
 fn sum(is_wide: bool, to: u8, from: u8, more: i64) -> Option<Bytes> {
     let mut bytes = Bytes::new();
@@ -228,7 +238,8 @@ fn is_listed(instruction: &Instruction) -> bool {
     let is_odd = instruction.has_lock_prefix()
         || instruction.has_rep_prefix()
         || instruction.has_repne_prefix()
-        || instruction.is_string_instruction();
+        || instruction.memory_base().is_gpr32()
+        || instruction.memory_index().is_gpr32();
     let has_plain_registers = || {
         let registers = (0..instruction.op_count()).filter(|&operand| instruction.op_kind(operand) == OpKind::Register);
         registers.map(|operand| instruction.op_register(operand)).all(|register| register.is_gpr() || register.is_xmm())
@@ -240,11 +251,7 @@ fn is_listed(instruction: &Instruction) -> bool {
         Imul => instruction.op_count() > 1,
         Push => instruction.op0_kind() != OpKind::Register || instruction.op0_register().is_gpr(),
         Pop => instruction.op0_kind() == OpKind::Register && instruction.op0_register().is_gpr64(),
-        Movaps | Movups | Movapd | Movupd | Movdqa | Movdqu | Movd | Movq | Movss | Movsd | Movhps | Movlps | Movhpd | Movlpd => {
-            true
-        }
-        Pxor | Xorps | Xorpd | Punpcklqdq | Unpcklpd => true,
-        _ => false,
+        _ => vector::moves(instruction),
     };
     is_plain && !is_odd && has_plain_registers()
 }

@@ -1,11 +1,11 @@
-//! Small changes of the stack pointer by `push` and `pop`, and zeros by `xor`: both need what comes next.
+//! Small changes of the stack pointer by `push` and `pop`.
 //!
 //! `push` writes the word that `sub` only made room for. Nobody reads that word before something is written there, if it was not written before, below the stack pointer: so not in a function that
 //! addresses anything there, or that keeps the stack pointer in `%rbp`, by which it could. (In code that follows the psABI no function that calls does.)
 //! `pop` reads a word and leaves it in a register; the next instructions write that anew, and none of them can fault. A register that functions keep is spoiled only where a `pop` restores it next: an unwinder
 //! finds what it held on the stack, where it was saved.
 
-use iced_x86::{Code, Instruction, OpKind, Register};
+use iced_x86::{Code, Instruction, Register};
 use lifter::Image;
 use lifter::entity::Func;
 use lifter::ir::Program;
@@ -39,22 +39,6 @@ pub(super) fn raise(here: Here<'_>, ahead: &Ahead<'_, '_>) -> Option<Form> {
     let pop = POP | register & 7;
     let bytes = if register < 8 { smallvec![pop] } else { smallvec![0x41, pop] };
     Some(Form { spoils: Some(register), ..Form::plain(bytes) })
-}
-
-/// `mov $0, %reg`.
-pub(super) fn zero(here: Here<'_>, ahead: &Ahead<'_, '_>) -> Option<Form> {
-    let instruction = here.instruction;
-    let is_zero = match instruction.code() {
-        Code::Mov_r32_imm32 | Code::Mov_rm32_imm32 => instruction.immediate32() == 0,
-        Code::Mov_rm64_imm32 => instruction.immediate32to64() == 0,
-        _ => false,
-    };
-    if !is_zero || instruction.op0_kind() != OpKind::Register || here.reference.is_some() || !ahead.has_no_reader_of_flags() {
-        return None;
-    }
-    let number = instruction.op0_register().number() as u8;
-    let modes = 0o300 | (number & 7) << 3 | number & 7;
-    Some(Form::plain(if number < 8 { smallvec![0x31, modes] } else { smallvec![0x45, 0x31, modes] }))
 }
 
 /// Whether no instruction of a function with unwind entries addresses what is below the stack pointer, nor has `%rbp` for a frame pointer.

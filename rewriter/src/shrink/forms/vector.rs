@@ -3,8 +3,7 @@
 //! What a prefix of `0x66` or `0xf3` says of a move of whole vectors is what type their elements have, which a move does not look at (Intel SDM vol. 2, MOVAPS, MOVAPD, MOVDQA: the same bits, the same
 //! demand for alignment). The same goes for half a vector to or from memory, for the exclusive or of a register with itself, and for low halves that are put together.
 
-use iced_x86::Code;
-use iced_x86::{Instruction, OpKind};
+use iced_x86::{Code, Instruction, Mnemonic, OpKind};
 use lifter::ir::RefData;
 use smallvec::SmallVec;
 
@@ -24,6 +23,18 @@ pub(super) fn form(here: Here<'_>) -> Option<Form> {
     *bytes.get_mut(escape + 1)? = opcode;
     let reference = here.reference.map(|reference| RefData { offset: reference.offset - 1, ..reference });
     Some(Form { reference, ..Form::plain(bytes) })
+}
+
+/// Whether an instruction moves vectors or parts of them, or is one of those that have another form: it reads and writes no flags, and of general registers those that are operands.
+pub(super) fn moves(instruction: &Instruction) -> bool {
+    use Mnemonic::*;
+    let is_move = matches!(
+        instruction.mnemonic(),
+        Movaps | Movups | Movapd | Movupd | Movdqa | Movdqu | Movd | Movq | Movss | Movsd | Movhps | Movlps | Movhpd | Movlpd
+    );
+    // `movsd` is a move of a string too.
+    let is_other = matches!(instruction.mnemonic(), Pxor | Xorps | Xorpd | Punpcklqdq | Unpcklpd);
+    (is_move || is_other) && !instruction.is_string_instruction()
 }
 
 /// The prefix that an instruction can do without, and what its opcode becomes.
