@@ -203,7 +203,7 @@ pub struct EditPlan {
     /// Ascending by block, then offset.
     pub replacements: Vec<Replacement>,
     pub codes: PrimaryMap<NewCodeId, NewCode>,
-    /// Code that stands before the first block of a fragment and runs into it, for an unwinder where that block begins. Neither is aligned. Ascending by block.
+    /// Code that stands before the first block of a fragment and runs into it or jumps there, for an unwinder where that block begins. No other block of the fragment is aligned. Ascending by block.
     pub leads: Vec<(Block, NewCodeId)>,
     /// Copies of functions, with edits of their own.
     pub clones: PrimaryMap<CloneId, CloneData>,

@@ -269,7 +269,11 @@ fn measure_fragment((image, program): (&Image<'_>, &Program), out: &OutProgram<'
             loop_prefix_len: (data.len - data.body_len).saturating_sub(1),
         }
     };
-    let shapes: Vec<Shape> = blocks.iter().map(shape).collect();
+    let mut shapes: Vec<Shape> = blocks.iter().map(shape).collect();
+    if let Some(first) = shapes.first_mut().filter(|_| fragment.lead.is_some()) {
+        // Where it is aligned depends on where the fragment begins.
+        first.align = 1;
+    }
     // A jump to the block that follows is not made, so the code may begin with a later block than the fragment does.
     let first = shapes.iter().position(|shape| !shape.is_empty());
     let padded = first.filter(|&first| lands_on_itself(program, &blocks[..=first])).map(|first| blocks[first].1.origin);

@@ -238,7 +238,9 @@ pub fn materialize<'p>(
         fragments.push(OutFragment { func, temperature, align, unwind_class, blocks, clone, lead, deeper });
     }
     if fragments.iter().filter(|fragment| fragment.lead.is_some()).count() != edits.leads.len() {
-        return Err(Error::Inconsistent("code before a block that begins no fragment, or is aligned".to_owned()));
+        return Err(Error::Inconsistent(
+            "code before a block that begins no fragment, or before others that are aligned".to_owned(),
+        ));
     }
     let mut in_table = SecondaryMap::new(program.blocks.len(), false);
     for table in program.tables.keys() {
@@ -334,11 +336,12 @@ struct PartOf {
     clone: Option<CloneId>,
 }
 
-/// What stands before the first block of a fragment, where nothing else lies between.
+/// What stands before the first block of a fragment, where nothing else lies between and no other block is aligned.
 fn lead_of(edits: &EditPlan, plan: &FragmentPlan) -> Option<NewCodeId> {
-    let first = plan.blocks.first().filter(|first| plan.clone.is_none() && first.copy.is_none() && first.align == 1)?;
+    let (first, others) = plan.blocks.split_first()?;
+    let is_fit = plan.clone.is_none() && first.copy.is_none() && others.iter().all(|other| other.align == 1);
     let found = edits.leads.binary_search_by_key(&first.block, |lead| lead.0).ok()?;
-    (plan.align == 1).then_some(edits.leads[found].1)
+    is_fit.then_some(edits.leads[found].1)
 }
 
 fn deeper(edits: &EditPlan, clone: Option<CloneId>) -> u8 {

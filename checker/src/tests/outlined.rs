@@ -118,6 +118,39 @@ fn arguments_that_stand_where_both_calls_lead_correspond() {
     assert!(right.is_ok(), "{}", right.summary(10));
 }
 
+/// A body that goes on in the middle of another one.
+const JOINED: &str = ".cfi_startproc\n    other_body: mov $5, %eax\n    rest: mov word(%rip), %rsi\n    mov $17, %edi\n    jmp report\n    body: lea message(%rip), %rdx\n    jmp rest\n    .cfi_endproc\n";
+
+#[test]
+fn a_body_may_go_on_in_another_one() {
+    let Some(right) = report(ARGUMENTS, BOTH, JOINED) else { return };
+    // Nothing of the input is what the other one begins with.
+    assert_eq!(found(&right), [ViolationKind::Unexplained], "{}", right.summary(10));
+    let alone = JOINED.replace("other_body: mov $5, %eax\n    ", "");
+    let Some(right) = report(ARGUMENTS, BOTH, &alone) else { return };
+    assert!(right.is_ok(), "{}", right.summary(10));
+    for (right, wrong) in [
+        ("jmp rest", "jmp report"),
+        ("jmp rest", "jmp body"),
+        ("jmp rest", "jmp first"),
+        ("jmp rest", "jmp rest + 7"),
+        ("jmp rest", "jmp *word(%rip)"),
+        ("jmp rest", "je rest"),
+        ("jmp report", "jmp rest"),
+    ] {
+        let Some(report) = report(ARGUMENTS, BOTH, &alone.replace(right, wrong)) else { return };
+        assert!(!report.is_ok(), "{wrong} for {right}: {}", report.summary(10));
+    }
+}
+
+#[test]
+fn a_body_that_goes_on_where_unwinders_find_another_frame_is_seen() {
+    let body = JOINED.replace("other_body: mov $5, %eax\n    ", ".cfi_adjust_cfa_offset 8\n    ");
+    let body = body.replace("    body:", "    .cfi_adjust_cfa_offset -8\n    body:");
+    let Some(report) = report(ARGUMENTS, BOTH, &body) else { return };
+    assert!(!report.is_ok(), "{}", report.summary(10));
+}
+
 #[test]
 fn a_body_in_which_one_thing_is_wrong_is_seen() {
     for (right, wrong) in WRONG {

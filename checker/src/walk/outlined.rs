@@ -5,6 +5,7 @@
 //! pointer, which is 8 lower in the output, and the word that it points to. Then the state is the one that the input's call makes: a return address on the stack, which leads
 //! to what stands behind the call. So in a body
 //! * no instruction knows of the stack pointer but what addresses the frame at or above it, and that with a displacement that is 8 larger ([`crate::stack`]); none leaves but the jump at the end;
+//! * a jump of the output before the end leads to where the body goes on, which may be in the middle of another one;
 //! * the frame description of the body says at each instruction what it says at an entry, without handlers, and where the output calls it says what the input says
 //!   at each of the instructions: who unwinds arrives at the same frame with the same registers;
 //! * an instruction that may fault has the handlers of the call, since who unwinds from the body finds those;
@@ -24,7 +25,7 @@ use crate::decode::{Inst, Kind};
 use crate::faults::may_fault;
 use crate::report::{Violation, ViolationKind};
 
-/// Instructions of a body, its jump aside; relift writes 16 at most.
+/// Instructions of a body, its last jump aside; relift writes 17 at most.
 const BODY_MAX: usize = 32;
 /// Bytes of a return address.
 const RETURN_ADDRESS: i64 = 8;
@@ -39,6 +40,8 @@ struct Same {
 /// A body that stands for what the input has before a call.
 struct Body {
     insts: Vec<Same>,
+    /// Jumps from part to part, which the input has not.
+    passed: Vec<(u64, Inst)>,
     /// The input's call.
     call: (u64, Inst),
     end: End,
@@ -66,6 +69,9 @@ impl Walk<'_, '_> {
             self.record_in_body(input, output)?;
             self.compare_rows(input.0, o)?;
             self.follow(reference, input.0, output.0)?;
+        }
+        for (jump, b) in body.passed {
+            self.output.code.index(jump).into_iter().for_each(|index| self.relation.pass(false, index, b.len));
         }
         let (call, a) = body.call;
         match body.end.jump {
@@ -109,16 +115,21 @@ impl Walk<'_, '_> {
         if b.kind != Kind::Call || b.len != 5 || !is_plain(a) {
             return None;
         }
-        let mut insts: Vec<Same> = Vec::new();
+        let (mut insts, mut passed): (Vec<Same>, Vec<(u64, Inst)>) = (Vec::new(), Vec::new());
         let (mut from, mut to) = (i, self.output.target(o, b));
-        while insts.len() <= BODY_MAX {
+        while insts.len() + passed.len() <= BODY_MAX {
             let (a, b) = (self.input.inst(from)?, self.output.inst(to)?);
             if !self.output.unwind.is_as_at_entry(to) {
                 return None;
             }
             if a.kind == Kind::Call || self.slot_called(from, a).is_some() {
                 let end = self.end_of_body((from, a), (to, b))?;
-                return self.have_handlers_of(&insts, from).then_some(Body { insts, call: (from, a), end });
+                return self.have_handlers_of(&insts, from).then_some(Body { insts, passed, call: (from, a), end });
+            }
+            if b.kind == Kind::Jump {
+                passed.push((to, b));
+                to = self.output.target(to, b);
+                continue;
             }
             if !is_plain(a) || self.is_known_by_fault(from, a) {
                 return None;

@@ -168,13 +168,19 @@ fn what_stands_before_a_function_runs_into_it_and_is_entered_where_a_call_says()
     let target = OutTarget::Placed(out.unwrap());
     assert_eq!(codes[0].code.fixups[0].target, FixupTarget::Before(target, 7));
     assert_eq!(codes[0].code.fixups[1].target, FixupTarget::Code(target), "other calls are as they were");
-    // In the middle of a fragment something would run into it, and before what is aligned a gap would be.
+    // In the middle of a fragment something would run into it.
     edits.leads[0].0 = Block::new(1);
     assert!(materialize(&program, &Weights::default(), &layout::packed(&program), &edits).is_err());
     edits.leads[0].0 = leaf;
+    // Whoever places the fragment aligns the function, not what stands before it; but not another block too.
     let mut plan = layout::packed(&program);
-    plan.fragments[1].blocks[0].align = 16;
-    plan.fragments[1].align = 16;
+    (plan.fragments[1].blocks[0].align, plan.fragments[1].align) = (16, 16);
+    assert_eq!(encoded(&program, &bytes, &plan, &edits)[1].offsets, [7]);
+    plan.fragments[1].blocks.push(crate::plan::PlannedBlock {
+        block: Block::new(2),
+        align: 4,
+        copy: Some(crate::plan::Times::new(1)),
+    });
     assert!(materialize(&program, &Weights::default(), &plan, &edits).is_err());
 }
 

@@ -17,9 +17,9 @@ use lifter::ir::{Program, RefTarget, TableBase, TableBound};
 
 use crate::clones::CloneId;
 use crate::encode::Shapes;
-use crate::materialize::{Out, OutProgram};
+use crate::materialize::{Out, OutFragment, OutProgram};
 use crate::plan::{Filling, Temperature};
-use crate::relink::space::{Interval, Overflow, Space, free_text, line_cost};
+use crate::relink::space::{Alignment, Interval, Overflow, Space, free_text, line_cost};
 use crate::relink::unwind::Places;
 use crate::relink::windows::Queue;
 
@@ -107,7 +107,7 @@ fn place_fragments(out: &OutProgram<'_>, shapes: &Shapes, fits_windows: bool, sp
     let mut queue = Queue::new(out, shapes, fits_windows);
     while let Some(next) = queue.take(space.next_in_order()) {
         let fragment = &out.fragments[next.index];
-        let (len, align) = (u64::from(shapes.len_of(next.index)), u64::from(fragment.align));
+        let (len, align) = (u64::from(shapes.len_of(next.index)), alignment(out, fragment));
         let is_hot = fragment.temperature == Temperature::Hot;
         let cost = |at: Va| next.cost_at(at) + if is_hot { line_cost(at, len) } else { 0 };
         places[next.index] = if !is_hot && next.is_indifferent() {
@@ -124,9 +124,14 @@ fn place_fragments(out: &OutProgram<'_>, shapes: &Shapes, fits_windows: bool, sp
     (places, fitted)
 }
 
+/// It is the first block that is aligned, not what stands before it.
+fn alignment(out: &OutProgram<'_>, fragment: &OutFragment) -> Alignment {
+    Alignment { to: u64::from(fragment.align), after: u64::from(out.lead_len(fragment)) }
+}
+
 /// Places what is hot in order, from an address on, and what is not wherever it fits, the longest first.
 fn place_around(out: &OutProgram<'_>, shapes: &Shapes, from: Va, space: &mut Space) -> Vec<Va> {
-    let size = |index: usize| (u64::from(shapes.len_of(index)), u64::from(out.fragments[index].align));
+    let size = |index: usize| (u64::from(shapes.len_of(index)), alignment(out, &out.fragments[index]));
     let (hot, mut others): (Vec<usize>, Vec<usize>) =
         (0..shapes.count()).partition(|&index| out.fragments[index].temperature == Temperature::Hot);
     others.sort_by_key(|&index| std::cmp::Reverse(shapes.len_of(index)));
@@ -305,7 +310,7 @@ pub(crate) fn recall_copies(image: &Image<'_>, program: &Program, placement: &mu
 }
 
 /// Small fragments first fill holes; others keep their order.
-fn take_cold(space: &mut Space, len: u64, align: u64) -> Va {
+fn take_cold(space: &mut Space, len: u64, align: Alignment) -> Va {
     const SMALL: u64 = 512;
     let hole = if len <= SMALL { space.take_hole(len, align) } else { None };
     hole.unwrap_or_else(|| space.take_in_order(len, align))

@@ -28,6 +28,28 @@ const SKIPPED_MAX: u64 = 32;
 /// The page size that the psABI promises at least.
 pub(crate) const PAGE: u64 = 4096;
 
+/// Which addresses do: those of which some bytes further is a multiple of a power of two.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Alignment {
+    /// The power of two.
+    pub(crate) to: u64,
+    pub(crate) after: u64,
+}
+
+impl Alignment {
+    /// The first such address from one on.
+    fn first_from(self, va: Va) -> Va {
+        let aligned = (va + self.after).align_up(self.to);
+        Va(aligned.0.saturating_sub(self.after))
+    }
+}
+
+impl From<u64> for Alignment {
+    fn from(to: u64) -> Self {
+        Self { to, after: 0 }
+    }
+}
+
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interval {
     pub(crate) start: Va,
@@ -39,8 +61,8 @@ impl Interval {
         self.end.0.saturating_sub(self.start.0)
     }
     /// Where `len` bytes at `align` would begin, if they fit.
-    fn fit(self, len: u64, align: u64) -> Option<Va> {
-        let at = self.start.align_up(align);
+    fn fit(self, len: u64, align: impl Into<Alignment>) -> Option<Va> {
+        let at = align.into().first_from(self.start);
         (at.0.checked_add(len)? <= self.end.0).then_some(at)
     }
 }
@@ -68,8 +90,8 @@ impl Overflow {
         let start = (image.high() + reserved).align_up(PAGE) + file_end % PAGE;
         Overflow { start, offset: FileOffset(file_end), end: start, extends: None }
     }
-    pub(crate) fn take(&mut self, len: u64, align: u64) -> Va {
-        let at = self.end.align_up(align);
+    pub(crate) fn take(&mut self, len: u64, align: impl Into<Alignment>) -> Va {
+        let at = align.into().first_from(self.end);
         self.end = at + len;
         at
     }
@@ -164,7 +186,8 @@ impl Space {
     }
 
     /// Room for `len` bytes behind what was handed out before, as far as possible.
-    pub(crate) fn take_in_order(&mut self, len: u64, align: u64) -> Va {
+    pub(crate) fn take_in_order(&mut self, len: u64, align: impl Into<Alignment>) -> Va {
+        let align = align.into();
         // A large fragment must not close an interval that many small ones could still use: look on without moving on.
         let Some((index, at)) = self.first_fit(len, align) else { return self.take_anywhere(len, align) };
         self.take_from(index, at, len);
@@ -172,15 +195,16 @@ impl Space {
     }
 
     /// As `take_in_order`, at the start of a cache line where that spares the code a line and skips few bytes.
-    pub(crate) fn take_lines_in_order(&mut self, len: u64, align: u64) -> Va {
+    pub(crate) fn take_lines_in_order(&mut self, len: u64, align: impl Into<Alignment>) -> Va {
         self.take_cheap_in_order(len, align, |at| line_cost(at, len)).0
     }
 
     /// As `take_in_order`, but further on by some bytes where that costs less than these do; `cost` is in sixteenths of a byte. With how many they are.
-    pub(crate) fn take_cheap_in_order(&mut self, len: u64, align: u64, cost: impl Fn(Va) -> u64) -> (Va, u64) {
+    pub(crate) fn take_cheap_in_order(&mut self, len: u64, align: impl Into<Alignment>, cost: impl Fn(Va) -> u64) -> (Va, u64) {
+        let align = align.into();
         let Some((index, first)) = self.first_fit(len, align) else { return (self.take_in_order(len, align), 0) };
         let last = first.0.saturating_add(SKIPPED_MAX).min(self.intervals[index].end.0 - len);
-        let places = (first.0..=last).step_by(align.max(1) as usize).map(Va);
+        let places = (first.0..=last).step_by(align.to.max(1) as usize).map(Va);
         let at = places.min_by_key(|&at| (at - first) * BYTE_COST + cost(at)).unwrap_or(first);
         self.take_from(index, at, len);
         (at, at - first)
@@ -196,7 +220,8 @@ impl Space {
     }
 
     /// The first interval that takes `len` bytes, and where.
-    fn first_fit(&self, len: u64, align: u64) -> Option<(usize, Va)> {
+    fn first_fit(&self, len: u64, align: impl Into<Alignment>) -> Option<(usize, Va)> {
+        let align = align.into();
         let mut from = self.next;
         loop {
             let index = self.lengths.first_at_least(from, len)?;
@@ -216,7 +241,8 @@ impl Space {
     }
 
     /// Room for `len` bytes in the smallest hole that takes them, else in order, else behind the image.
-    pub(crate) fn take_anywhere(&mut self, len: u64, align: u64) -> Va {
+    pub(crate) fn take_anywhere(&mut self, len: u64, align: impl Into<Alignment>) -> Va {
+        let align = align.into();
         match self.take_hole(len, align).or_else(|| self.take_rest(len, align)) {
             Some(at) => at,
             None => self.overflow.take(len, align),
@@ -224,7 +250,8 @@ impl Space {
     }
 
     /// Room for `len` bytes in the smallest hole that takes them.
-    pub(crate) fn take_hole(&mut self, len: u64, align: u64) -> Option<Va> {
+    pub(crate) fn take_hole(&mut self, len: u64, align: impl Into<Alignment>) -> Option<Va> {
+        let align = align.into();
         // With alignment the smallest hole that is long enough may still not do; a few more are tried, never all.
         const TRIES: usize = 8;
         let candidates = self.holes.range((len, Va(0))..).take(TRIES);
@@ -237,7 +264,7 @@ impl Space {
         Some(at)
     }
 
-    fn take_rest(&mut self, len: u64, align: u64) -> Option<Va> {
+    fn take_rest(&mut self, len: u64, align: impl Into<Alignment>) -> Option<Va> {
         let (index, at) = self.first_fit(len, align)?;
         self.take_start(index, at, len);
         Some(at)
@@ -482,6 +509,16 @@ mod tests {
         assert_eq!(space.take_anywhere(0x80, 1), Va(0x2080));
         assert_eq!(space.take_anywhere(0x40, 1), Va(0x30c0));
         assert_eq!(space.take_anywhere(0x40, 1), Va(0x9000));
+    }
+
+    #[test]
+    fn what_is_aligned_may_be_a_place_behind_the_start() {
+        let mut space = space(&[(0x1001, 0x1100)]);
+        let entry = |after| Alignment { to: 16, after };
+        assert_eq!(space.take_in_order(0x10, entry(3)), Va(0x100d));
+        assert_eq!(space.take_in_order(0x10, entry(3)), Va(0x101d));
+        assert_eq!(space.take_cheap_in_order(0x10, entry(19), |_| 0), (Va(0x102d), 0));
+        assert_eq!(space.take_anywhere(0x1000, entry(1)), Va(0x900f));
     }
 
     #[test]

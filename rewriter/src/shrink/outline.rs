@@ -19,7 +19,7 @@
 //!
 //! **Termination.** Each node is looked at once from below and once from above.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use lifter::Image;
 use lifter::entity::{Block, Func, SecondaryMap};
@@ -33,6 +33,7 @@ use crate::fold::FUNCS_AT_ONCE;
 use crate::fold::shares::Shares;
 use crate::materialize::block_bytes;
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature, Times};
+use crate::terminator::SHORT;
 use crate::transform::direct_calls::{self, DirectCall};
 use crate::transform::entry_row::has_entry_row;
 use crate::transform::plt_calls;
@@ -40,12 +41,14 @@ use crate::transform::plt_calls;
 mod callees;
 mod entries;
 mod lower;
+mod near;
 mod sites;
 mod tree;
 
 use callees::Callee;
 use entries::Entries;
 use lower::lowered;
+use near::Near;
 use sites::{Finder, Piece, Site, Sites};
 use tree::{Lens, Tree, TreeCall, Way};
 
@@ -80,8 +83,8 @@ pub fn plan(image: &Image<'_>, program: &Program, asked: Asked<'_>, plan: &mut L
     let all = sites(image, program, asked, (plan, &entries));
     let tree = Tree::of(entries.blocks.len(), all.sites.iter().map(|site| tree_call(site, all.pieces_of(site))));
     let mut writer = Writer { image, program, host, edits, outlined: Outlined::default(), added: 0 };
-    let has_lead = writer.leads(&all, &tree, &entries.blocks);
-    let bodies = writer.calls(&all, &tree, (&entries.blocks, &has_lead));
+    let starts = writer.before_functions(&all, &tree, &entries.blocks);
+    let bodies = writer.calls(&all, &tree, &entries.blocks, &starts);
     let Writer { mut outlined, added, .. } = writer;
     outlined.bytes = outlined.bytes.saturating_sub(added);
     edits.settle();
@@ -108,7 +111,7 @@ fn sites(image: &Image<'_>, program: &Program, asked: Asked<'_>, (plan, entries)
 }
 
 fn tree_call<'s>(site: &'s Site, pieces: &'s [Piece]) -> TreeCall<impl Iterator<Item = (u64, Lens)> + use<'s>> {
-    let jump = site.callee.jump_len();
+    let jump = if site.entry.is_some() { SHORT } else { site.callee.jump_len() };
     let pieces =
         pieces.iter().map(move |piece| (piece.hash, Lens { call: site.call - piece.start + site.longer, body: piece.len, jump }));
     TreeCall { root: site.entry, body_min: site.body_min, pieces }
@@ -126,58 +129,65 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Whether each of these functions has a lead now.
-    fn leads(&mut self, all: &Sites, tree: &Tree, entries: &[Block]) -> Vec<bool> {
-        // Of a call that has all of it.
-        let mut longest: Vec<Option<(usize, usize)>> = vec![None; entries.len()];
-        for (index, site) in all.sites.iter().enumerate() {
-            let (Some(entry), Some(depth)) = (site.entry, tree.num_on_lead(index).checked_sub(1)) else { continue };
-            let known = &mut longest[entry as usize];
-            if known.is_none_or(|(_, other)| other < depth) {
-                *known = Some((index, depth));
-            }
-        }
-        let lead = |&(index, depth): &(usize, usize)| {
-            let site = &all.sites[index];
-            arguments_of(self.image, self.program, site, &all.pieces_of(site)[..=depth])
-        };
-        let codes: Vec<Option<NewCode>> = longest.iter().map(|longest| longest.as_ref().and_then(lead)).collect();
-        let has_lead = codes.iter().map(Option::is_some).collect();
-        for (&entry, code) in entries.iter().zip(codes) {
-            let Some(code) = code else { continue };
-            self.outlined.num_bodies += 1;
+    /// Puts leads and bodies before functions; gives where those of each node of the tree begin, in bytes before the function.
+    fn before_functions(&mut self, all: &Sites, tree: &Tree, entries: &[Block]) -> FxHashMap<u32, u32> {
+        let mut starts = FxHashMap::default();
+        for (&entry, wanted) in entries.iter().zip(wanted(all, tree, entries.len())) {
+            let Some(code) = self.near(all, wanted, &mut starts).and_then(Near::code) else { continue };
             self.added += code.bytes.len() as u64;
             let code = self.edits.codes.push(code);
             self.edits.leads.push((entry, code));
         }
         self.edits.leads.sort_unstable_by_key(|lead| lead.0);
-        has_lead
+        starts
     }
 
-    /// Makes calls of bodies and leads; gives the bodies.
-    fn calls(&mut self, all: &Sites, tree: &Tree, (entries, has_lead): (&[Block], &[bool])) -> Vec<CloneId> {
+    /// `None` where the lead can't be made.
+    fn near(&mut self, all: &Sites, wanted: Wanted, starts: &mut FxHashMap<u32, u32>) -> Option<Near> {
+        let mut near = Near::default();
+        if let Some(Part { site, depth, .. }) = wanted.lead {
+            let site = &all.sites[site];
+            near.push(arguments_of(self.image, self.program, site, all.pieces_of(site), 0..=depth)?);
+            self.outlined.num_bodies += 1;
+        }
+        for Part { node, site, depth, num_on_lead } in wanted.bodies {
+            let site = &all.sites[site];
+            let pieces = all.pieces_of(site);
+            let Some(own) = arguments_of(self.image, self.program, site, pieces, num_on_lead..=depth) else { continue };
+            let target = num_on_lead.checked_sub(1).map_or(0, |last| pieces[last].len);
+            starts.insert(node, near.push_body(own, target));
+            self.outlined.num_bodies += 1;
+        }
+        Some(near)
+    }
+
+    /// Makes calls of bodies and leads; gives the bodies that stand elsewhere.
+    fn calls(&mut self, all: &Sites, tree: &Tree, entries: &[Block], starts: &FxHashMap<u32, u32>) -> Vec<CloneId> {
         let mut bodies: Vec<Option<CloneId>> = vec![None; tree.len()];
+        let has_lead: Vec<bool> =
+            entries.iter().map(|entry| self.edits.leads.binary_search_by_key(entry, |lead| lead.0).is_ok()).collect();
         // Calls of one place are alike.
         let mut known: FxHashMap<(Place, u32), NewCodeId> = FxHashMap::default();
         for (index, site) in all.sites.iter().enumerate() {
             let pieces = all.pieces_of(site);
-            let (place, depth) = match tree.way_of(index) {
-                Some(Way::Lead { depth }) => {
-                    let Some(entry) = site.entry.filter(|&entry| has_lead[entry as usize]) else { continue };
-                    let entry = entries[entry as usize];
-                    (Place::Lead { entry, before: pieces[depth].len }, depth)
+            let entry = site.entry.filter(|&entry| has_lead[entry as usize]).map(|entry| entries[entry as usize]);
+            let (place, depth) = match (tree.way_of(index), entry) {
+                (Some(Way::Lead { depth }), Some(entry)) => (Place::Before { entry, bytes: pieces[depth].len }, depth),
+                (Some(Way::Body { node, depth }), Some(entry)) => {
+                    let Some(&bytes) = starts.get(&(node as u32)) else { continue };
+                    (Place::Before { entry, bytes }, depth)
                 }
-                Some(Way::Body { node, depth }) => {
+                (Some(Way::Body { node, depth }), None) if site.entry.is_none() => {
                     let body = match bodies[node] {
                         Some(body) => body,
                         None => {
-                            let Some(body) = self.body(site, &pieces[..=depth]) else { continue };
+                            let Some(body) = self.body(site, pieces, depth) else { continue };
                             *bodies[node].insert(body)
                         }
                     };
                     (Place::Body(body), depth)
                 }
-                None => continue,
+                _ => continue,
             };
             let code = *known
                 .entry((place, site.call_len))
@@ -191,9 +201,9 @@ impl Writer<'_> {
         bodies.into_iter().flatten().collect()
     }
 
-    /// The last of these pieces, and a jump to what is called.
-    fn body(&mut self, site: &Site, pieces: &[Piece]) -> Option<CloneId> {
-        let mut body = arguments_of(self.image, self.program, site, pieces)?;
+    /// The pieces up to one, and a jump to what is called.
+    fn body(&mut self, site: &Site, pieces: &[Piece], depth: usize) -> Option<CloneId> {
+        let mut body = arguments_of(self.image, self.program, site, pieces, 0..=depth)?;
         let end = body.bytes.len() as u32;
         match site.callee {
             Callee::Direct(reference) => {
@@ -218,10 +228,55 @@ impl Writer<'_> {
 enum Place {
     Body(CloneId),
     /// So many bytes before the function.
-    Lead {
+    Before {
         entry: Block,
-        before: u32,
+        bytes: u32,
     },
+}
+
+/// Pieces that are put together: those of a site up to a depth, but for what is on the lead.
+#[derive(Copy, Clone, Debug)]
+struct Part {
+    node: u32,
+    site: usize,
+    depth: usize,
+    num_on_lead: usize,
+}
+
+/// What is to stand before a function.
+#[derive(Debug, Default)]
+struct Wanted {
+    lead: Option<Part>,
+    /// The shortest first.
+    bodies: Vec<Part>,
+}
+
+/// By number of the function.
+fn wanted(all: &Sites, tree: &Tree, num_entries: usize) -> Vec<Wanted> {
+    let mut wanted: Vec<Wanted> = Vec::new();
+    wanted.resize_with(num_entries, Wanted::default);
+    let mut is_known = vec![false; tree.len()];
+    for (index, site) in all.sites.iter().enumerate() {
+        let Some(entry) = site.entry else { continue };
+        let wanted = &mut wanted[entry as usize];
+        let num_on_lead = tree.num_on_lead(index);
+        if let Some(depth) = num_on_lead.checked_sub(1) {
+            // Of a call that has all of it.
+            let is_longer = wanted.lead.is_none_or(|lead| lead.depth < depth);
+            wanted.lead = if is_longer { Some(Part { node: 0, site: index, depth, num_on_lead: 0 }) } else { wanted.lead };
+        }
+        if let Some(Way::Body { node, depth }) = tree.way_of(index)
+            && !std::mem::replace(&mut is_known[node], true)
+        {
+            wanted.bodies.push(Part { node: node as u32, site: index, depth, num_on_lead });
+        }
+    }
+    let len = |part: &Part| {
+        let pieces = all.pieces_of(&all.sites[part.site]);
+        pieces[part.depth].len - part.num_on_lead.checked_sub(1).map_or(0, |last| pieces[last].len)
+    };
+    wanted.iter_mut().for_each(|wanted| wanted.bodies.sort_by_key(len));
+    wanted
 }
 
 /// A block that bodies can say they are copies of: a function's first, for whose start the unwind tables say what they say of every entry, and behind which nothing is run into.
@@ -256,8 +311,14 @@ fn push_clone(program: &Program, host: Block, body: NewCode, edits: &mut EditPla
     })
 }
 
-/// The last of these pieces, without a place.
-fn arguments_of(image: &Image<'_>, program: &Program, site: &Site, pieces: &[Piece]) -> Option<NewCode> {
+/// Some of a site's pieces, without a place.
+fn arguments_of(
+    image: &Image<'_>,
+    program: &Program,
+    site: &Site,
+    pieces: &[Piece],
+    wanted: RangeInclusive<usize>,
+) -> Option<NewCode> {
     let block = block_bytes(image, program, site.block).ok()?;
     let (mut bytes, mut refs) = (Vec::new(), Vec::new());
     let all = program.block_refs(site.block);
@@ -267,7 +328,8 @@ fn arguments_of(image: &Image<'_>, program: &Program, site: &Site, pieces: &[Pie
         refs.extend(inside.map(moved));
         bytes.extend_from_slice(own);
     };
-    for (index, &Piece { start, .. }) in pieces.iter().enumerate().rev() {
+    for index in wanted.rev() {
+        let start = pieces.get(index)?.start;
         let end = index.checked_sub(1).map_or(site.call, |next| pieces[next].start);
         let own = block.get(start as usize..end as usize)?;
         copy(start..end, &lowered(own)?);
@@ -279,12 +341,12 @@ fn arguments_of(image: &Image<'_>, program: &Program, site: &Site, pieces: &[Pie
 fn call_of(host: Block, place: Place, call_len: u32) -> NewCode {
     let block = match place {
         Place::Body(_) => host,
-        Place::Lead { entry, .. } => entry,
+        Place::Before { entry, .. } => entry,
     };
     let reference = direct_calls::reference_to(block, RefRole::Call);
     let (enters, before) = match place {
         Place::Body(clone) => (vec![(reference.offset, clone)], Vec::new()),
-        Place::Lead { before, .. } => (Vec::new(), vec![(reference.offset, before)]),
+        Place::Before { bytes, .. } => (Vec::new(), vec![(reference.offset, bytes)]),
     };
     NewCode {
         bytes: vec![0xe8, 0, 0, 0, 0],

@@ -1,6 +1,6 @@
 //! Functions before whose first instruction something may stand that runs into it.
 //!
-//! **Conditions.** The function is entered at the start of a fragment, which is not aligned: so nothing else runs into it, and what stands before lies at it. Its frame description says there what it says of
+//! **Conditions.** The function is entered at the start of a fragment, of which nothing else is aligned: so nothing else runs into it, and what stands before lies at it. Its frame description says there what it says of
 //! every entry, and names no handlers: so it says the right thing of what stands before too, which becomes a part of it. Its first instruction is no jump, with which what stands before would look like a body.
 
 use lifter::Image;
@@ -26,8 +26,8 @@ pub(super) struct Entries<'a> {
 impl<'a> Entries<'a> {
     pub(super) fn of(image: &Image<'_>, program: &'a Program, plan: &'a LayoutPlan) -> Self {
         let entry = |fragment: &FragmentPlan| {
-            let first = fragment.blocks.first().filter(|first| fragment.clone.is_none() && first.copy.is_none())?;
-            let is_bare = fragment.align == 1 && first.align == 1;
+            let (first, others) = fragment.blocks.split_first()?;
+            let is_bare = fragment.clone.is_none() && first.copy.is_none() && others.iter().all(|other| other.align == 1);
             (is_bare && may_have_lead(image, program, first.block)).then_some(first.block)
         };
         let blocks: Vec<Block> = plan.fragments.iter().filter_map(entry).collect();

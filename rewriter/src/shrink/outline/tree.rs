@@ -6,7 +6,8 @@
 //!
 //! The pieces of one way from a root down, where the root is a function that something may stand before, may be a *lead* instead: the function's first instruction follows them, so there is no jump, and
 //! a shorter piece is the end of a longer one, so each call enters at its own. A node on that way costs its one instruction, and saves its bytes at each call that enters there: those that end there, and
-//! those below that are not on the way on, but for what bodies there save more for. Of each root the way that saves the most is taken, if it saves more than bodies alone.
+//! those below that are not on the way on, but for what bodies there save more for. Of each root the way that saves the most is taken, if it saves more than bodies alone. Then bodies are chosen
+//! once more: what of a body is on the lead stands there already, and the body jumps to it.
 
 use rustc_hash::FxHashMap;
 
@@ -66,6 +67,8 @@ struct Node {
     /// Whether, next to a lead, all calls enter that.
     yields: bool,
     is_on_lead: bool,
+    /// Bytes of a body of this that are on the lead.
+    led: u32,
     /// Bytes saved by what is chosen, at least, and how many calls have a body by it, at most.
     saved: i64,
     num_covered: u32,
@@ -100,6 +103,7 @@ impl Node {
             choice: Choice::Children,
             yields: false,
             is_on_lead: false,
+            led: 0,
             saved: 0,
             num_covered: 0,
             below: (0, 0),
@@ -111,7 +115,8 @@ impl Node {
     fn choose(&mut self) {
         let (saved_below, covered_below) = self.below;
         let Lens { call, body, jump } = self.lens;
-        let saves = |num_calls: u32| i64::from(num_calls) * i64::from(call) - i64::from(body + jump);
+        let own_len = i64::from(body - self.led + jump);
+        let saves = |num_calls: u32| i64::from(num_calls) * i64::from(call) - own_len;
         let own = Some(saves(self.num_calls)).filter(|saved| *saved >= SAVED_MIN);
         let rest = Some(saves(self.num_calls.saturating_sub(covered_below))).filter(|saved| *saved >= SAVED_MIN);
         let mut best = (saved_below, Choice::Children, covered_below);
@@ -189,8 +194,22 @@ impl Tree {
             let lead = &mut leads[root as usize];
             *lead = lead.or(Longer { gain, node });
         });
-        leads.into_iter().for_each(|lead| tree.put_on_lead(lead));
+        if leads.iter().any(|lead| lead.gain > 0) {
+            leads.into_iter().for_each(|lead| tree.put_on_lead(lead));
+            tree.choose_beside_leads();
+        }
         tree
+    }
+
+    /// Decides once more for what is not on a lead: bodies are shorter by what is.
+    fn choose_beside_leads(&mut self) {
+        for index in 0..self.nodes.len() {
+            let parent = self.nodes[index].parent.map(|parent| &self.nodes[parent as usize]);
+            let led = parent.map_or(0, |parent| if parent.is_on_lead { parent.lens.body } else { parent.led });
+            let node = &mut self.nodes[index];
+            (node.led, node.below, node.below_lead, node.longer) = (led, (0, 0), (0, 0), Longer::default());
+        }
+        self.choose(|_, _| {});
     }
 
     /// Decides for each node; says of those without a parent what a lead that begins there would save more. A child's number is higher than its parent's.
