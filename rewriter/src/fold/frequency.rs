@@ -20,6 +20,8 @@ use rayon::prelude::*;
 
 /// What a call executes at least, in instructions: itself, one or two, and the return.
 const CALL: u32 = 4;
+/// What calls by pointers count as, at least.
+pub(super) const CALLERS_UNSEEN: f32 = 4.0;
 /// Odds of what comes to nothing, and how often exceptions are thrown.
 const NEVER: f32 = 0.002;
 const LEAVES_LOOP: f32 = 0.37;
@@ -40,6 +42,8 @@ pub(super) struct Frequencies {
     pub(super) work: SecondaryMap<Func, f32>,
     /// Entries of the function for each entry of what something unseen may enter, on the likeliest way of calls from there: 1 for functions whose address is taken.
     pub(super) entered: SecondaryMap<Func, f32>,
+    /// Functions that call the function, each counted as often as it is guessed to do so, once at most; where its address is taken, at least [`CALLERS_UNSEEN`].
+    pub(super) callers: SecondaryMap<Func, f32>,
 }
 
 impl Frequencies {
@@ -51,6 +55,7 @@ impl Frequencies {
             of_block,
             work: SecondaryMap::new(program.funcs.len(), 0.0),
             entered: SecondaryMap::new(program.funcs.len(), 0.0),
+            callers: SecondaryMap::new(program.funcs.len(), 0.0),
         };
         for (&func, (frequencies, work)) in funcs.iter().zip(found) {
             let blocks = program.funcs[func].blocks.as_usize();
@@ -61,11 +66,13 @@ impl Frequencies {
         all
     }
 
-    /// What is called only where its callers seldom come is seldom entered; of several ways the most likely counts. The likeliest comes first, and none gets likelier on its way, so each function is looked at once.
+    /// Who calls whom. What is called only where its callers seldom come is seldom entered; of several ways the most likely counts. The likeliest comes first, and none gets likelier on its way, so each function is looked at once.
     fn enter(&mut self, program: &Program) {
         let calls = self.calls(program);
+        calls.iter().for_each(|call| self.callers[call.callee] += call.often);
         let has_address = program.blocks.values().filter(|data| data.flags.contains(BlockFlags::ADDRESS_TAKEN));
         let mut queue: BinaryHeap<Entered> = has_address.map(|data| Entered { often: 1.0, func: data.func }).collect();
+        queue.iter().for_each(|entered| self.callers[entered.func] = self.callers[entered.func].max(CALLERS_UNSEEN));
         while let Some(Entered { often, func }) = queue.pop() {
             if self.entered[func] > 0.0 {
                 continue;
@@ -78,7 +85,7 @@ impl Frequencies {
         }
     }
 
-    /// Ways from one function to another, by caller.
+    /// Ways from one function to another, by caller; of several the likeliest.
     fn calls(&self, program: &Program) -> Vec<Call> {
         let mut calls = Vec::new();
         for (block, data) in program.blocks.iter() {
@@ -95,7 +102,8 @@ impl Frequencies {
             let callees = called.chain(tail).map(|target| program.func_of(target)).filter(|&callee| callee != data.func);
             calls.extend(callees.map(|callee| Call { caller: data.func, callee, often: self.of_block[block].min(1.0) }));
         }
-        calls.sort_unstable_by_key(|call| call.caller);
+        calls.sort_unstable_by(|a: &Call, b| (a.caller, a.callee).cmp(&(b.caller, b.callee)).then(b.often.total_cmp(&a.often)));
+        calls.dedup_by_key(|call| (call.caller, call.callee));
         calls
     }
 }
@@ -412,6 +420,21 @@ mod tests {
         assert_eq!((entered[0], entered[1], entered[3]), (1.0, 1.0, 1.0));
         assert!(entered[2] > 0.1 && entered[2] < 0.4, "{entered:?}");
         assert_eq!(caller(false), [0.0; 4], "nothing enters any of them");
+    }
+
+    #[test]
+    fn callers_count_once_each_and_less_if_they_seldom_call() {
+        let often = || vec![TestBlock::new(4, Return).calling(3).calling(3)];
+        let seldom = vec![TestBlock::new(4, Branch(2)), TestBlock::new(4, Return), TestBlock::new(4, Jump(1)).calling(3)];
+        let mut program =
+            ProgramBuilder::default().func(often()).func(often()).func(seldom).func(vec![TestBlock::new(4, Return)]).build();
+        let callers =
+            |program: &Program| Frequencies::guess(program).callers.iter().map(|(_, &callers)| callers).collect::<Vec<f32>>();
+        let found = callers(&program);
+        assert_eq!(found[..3], [0.0; 3]);
+        assert!(found[3] > 2.1 && found[3] < 2.4, "{found:?}");
+        program.blocks[Block::new(0)].flags.insert(BlockFlags::ADDRESS_TAKEN);
+        assert_eq!(callers(&program)[0], CALLERS_UNSEEN);
     }
 
     #[test]
