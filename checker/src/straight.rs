@@ -155,6 +155,33 @@ impl<'b> Parts<'b> {
         self.is_below_stack() || copies_stack || takes_address || self.is_of(0, 0xc8)
     }
 
+    /// Whether this may leave the stack pointer higher than it was.
+    pub(crate) fn raises_stack(&self) -> bool {
+        if self.shape.vector || self.shape.map != 0 {
+            return false;
+        }
+        let is_operand = self.register_operand() == Some(STACK);
+        let is_reg = self.reg() == Some(STACK);
+        match self.opcode {
+            // `pop` and `leave`.
+            0x58..=0x5f | 0x9d | 0xc9 => true,
+            0x8f => self.group() == Some(0),
+            // `add`, and `sub` of less than nothing.
+            0x01 | 0x89 => is_operand,
+            0x03 | 0x8b | 0x8d => is_reg,
+            0x81 | 0x83 if is_operand => match self.group() {
+                Some(0) => true,
+                Some(5) => {
+                    let size = if self.opcode == 0x83 { 1 } else { 4 };
+                    self.immediate(size).is_none_or(|number| number.cast_signed() < 0)
+                }
+                _ => false,
+            },
+            0x87 => is_operand || is_reg,
+            _ => false,
+        }
+    }
+
     /// The register that this makes known on its own, whatever others hold; `operand` is what a `lea` by the instruction pointer names.
     pub(crate) fn value(&self, operand: Option<u64>) -> Option<(u8, Value)> {
         if self.shape.vector || self.shape.map != 0 || !self.legacy_prefixes().is_empty() {

@@ -128,13 +128,28 @@ fn a_push_and_a_pop_may_make_room_for_a_word_and_give_it_up() {
 
 #[test]
 fn a_push_or_a_pop_that_somebody_could_tell_is_seen() {
-    let bodies: [fn(&str, &str) -> String; 6] = [
+    let bodies: [fn(&str, &str) -> String; 9] = [
         // What is below the stack pointer is read.
         |lower, raise| {
             format!("    mov %edi, -8(%rsp)\n{lower}    call other\n    mov (%rsp), %eax\n{raise}    mov $1, %ecx\n    ret")
         },
         |lower, raise| {
             format!("    lea -8(%rsp), %rdx\n    mov %edi, (%rdx)\n{lower}    mov (%rsp), %eax\n{raise}    mov $1, %ecx\n    ret")
+        },
+        // What was taken off the stack is there again: the return address, what the function has pushed, and what it finds in a loop.
+        |lower, _| {
+            format!(
+                "    pop shared(%rip)\n    .cfi_def_cfa_offset 0\n{}    add %edi, %edi\n    jmp other",
+                lower.replace("offset 16", "offset 8")
+            )
+        },
+        |lower, raise| {
+            format!("    push %rdi\n    lea 8(%rsp), %rsp\n{lower}    mov (%rsp), %eax\n{raise}    mov $1, %ecx\n    ret")
+        },
+        |lower, raise| {
+            format!(
+                "1:\n{lower}    mov (%rsp), %eax\n    mov %edi, (%rsp)\n{raise}    dec %edi\n    jne 1b\n    mov $1, %ecx\n    ret"
+            )
         },
         // The flags are.
         |lower, raise| format!("{lower}    setb %al\n{raise}    mov $1, %ecx\n    ret"),
@@ -152,6 +167,16 @@ fn a_push_or_a_pop_that_somebody_could_tell_is_seen() {
         let Some(report) = report_of(&body(LOWER, RAISE), &body(PUSH, POP)) else { return };
         assert!(!report.is_ok(), "{}", body(PUSH, POP));
     }
+}
+
+#[test]
+fn a_push_may_make_room_on_each_of_several_ways() {
+    let body = |lower: &str| {
+        let way = |end: &str| format!("{lower}    call other\n{RAISE}    {end}\n");
+        format!("    test %edi, %edi\n    je 1f\n{}1:\n    inc %edi\n    je 2f\n{}2:\n    ret", way("ret"), way("ret"))
+    };
+    let Some(report) = report_of(&body(LOWER), &body(PUSH)) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
 }
 
 #[test]

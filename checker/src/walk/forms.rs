@@ -2,8 +2,9 @@
 //!
 //! **The rules**, each for one instruction of the input and one of the output:
 //! * Moves of vectors and halves of them, zeros in them, and low halves put together, without the prefix that says what type the elements have.
-//! * `push` for `sub $8, %rsp`, where what comes next reads no flags, and where the frame description has no instruction that addresses what is below the stack pointer or makes `%rbp` a frame pointer: then nobody has
-//!   written the word that the stack pointer names now, and nobody reads it first.
+//! * `push` for `sub $8, %rsp`, where what comes next reads no flags, where the frame description has no instruction that addresses what is below the stack pointer or makes `%rbp` a frame pointer, and where control
+//!   comes from none in it that raises the stack pointer: then nobody has written the word that the stack pointer names now, and nobody reads it first. (What a function has taken off the stack is still there: some in
+//!   assembly take their return address so, and only lower the stack pointer to have it back.)
 //! * `pop` for `add $8, %rsp`, where what comes next reads no flags, and writes the register before anything reads it or may fault. One that calls keep must be taken off the stack there: who unwinds finds it where it was saved.
 //! * `xor` of a register with itself for a move of zero, where what comes next reads no flags.
 //! * For a move of a number or the address of data, a move or sum of a register of which the output's code makes known that the result is that ([`crate::straight`]), from an instruction on from which control comes straight here.
@@ -15,7 +16,7 @@
 
 use std::cell::RefCell;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Reference, Walk};
 use crate::decode::{Inst, Kind};
@@ -73,8 +74,8 @@ impl Straight {
 pub(super) struct Forms {
     /// Stretches of the output, by index, into which control must come by their first instruction alone, ending with the one that counts on it.
     pub(super) relied: Vec<(u32, u32)>,
-    /// By frame description: whether nothing in it may be kept below the stack pointer.
-    bare: RefCell<FxHashMap<u32, bool>>,
+    /// By frame description: where in it the word below the stack pointer may be one that was taken off the stack; `None` if others may be kept there too.
+    given_up: RefCell<FxHashMap<u32, Option<FxHashSet<u64>>>>,
 }
 
 impl Walk<'_, '_> {
@@ -225,20 +226,43 @@ impl Walk<'_, '_> {
         false
     }
 
-    /// Whether nothing of the frame description around an address of the input is kept below the stack pointer.
+    /// Whether nothing is kept in the word below the stack pointer at an address of the input.
     fn is_bare_below(&self, address: u64) -> bool {
         let Some(fde) = self.input.unwind.fde_at(address) else { return false };
-        *self.forms.bare.borrow_mut().entry(fde).or_insert_with(|| {
-            let (mut at, end) = (self.input.unwind.fdes[fde as usize].start, self.input.unwind.fdes[fde as usize].end);
-            while at < end {
-                let Some(inst) = self.input.inst(at) else { return false };
-                if Parts::of(self.input.code.bytes(at, inst)).may_reach_below_stack() {
-                    return false;
-                }
-                at += u64::from(inst.len);
+        let mut given_up = self.forms.given_up.borrow_mut();
+        let given_up = given_up.entry(fde).or_insert_with(|| self.given_up_in(fde));
+        given_up.as_ref().is_some_and(|given_up| !given_up.contains(&address))
+    }
+
+    /// Where in a frame description of the input control comes from something in it that raises the stack pointer; `None` if something may be kept below that in another way.
+    /// Where control leaves, and where a computed jump leads, it is not followed: there compilers' code goes on, which reads no word that it has not written.
+    fn given_up_in(&self, fde: u32) -> Option<FxHashSet<u64>> {
+        let (start, end) = (self.input.unwind.fdes[fde as usize].start, self.input.unwind.fdes[fde as usize].end);
+        let (mut at, mut pending) = (start, Vec::new());
+        while at < end {
+            let inst = self.input.inst(at)?;
+            let parts = Parts::of(self.input.code.bytes(at, inst));
+            if parts.may_reach_below_stack() {
+                return None;
             }
-            true
-        })
+            at += u64::from(inst.len);
+            pending.extend(parts.raises_stack().then_some(at));
+        }
+        let mut found = FxHashSet::default();
+        while let Some(at) = pending.pop() {
+            let Some(inst) = self.input.inst(at).filter(|_| start < at && at < end) else { continue };
+            if !found.insert(at) {
+                continue;
+            }
+            let next = at + u64::from(inst.len);
+            match inst.kind {
+                Kind::Jump => pending.push(self.input.target(at, inst)),
+                Kind::Branch | Kind::Loop => pending.extend([self.input.target(at, inst), next]),
+                Kind::IndirectJump | Kind::Return | Kind::Stop => {}
+                _ => pending.push(next),
+            }
+        }
+        Some(found)
     }
 }
 

@@ -21,6 +21,8 @@ mod known;
 mod stack;
 mod vector;
 
+use std::cell::OnceCell;
+
 use iced_x86::Instruction;
 use lifter::Image;
 use lifter::address::Va;
@@ -36,6 +38,7 @@ use crate::fold::FUNCS_AT_ONCE;
 use crate::plan::LayoutPlan;
 use ahead::Ahead;
 use known::Known;
+use stack::Below;
 
 type Bytes = SmallVec<[u8; 16]>;
 
@@ -118,15 +121,15 @@ struct Finder<'k, 'a> {
     image: &'a Image<'a>,
     program: &'a Program,
     func: Func,
-    /// Whether nothing of the function is kept below the stack pointer; looked at when it first matters.
-    is_bare_below: Option<bool>,
+    /// What the function may have left below the stack pointer; looked at when it first matters.
+    below: OnceCell<Option<Below>>,
     instructions: Vec<Instruction>,
     known: &'k mut Known,
 }
 
 impl<'k, 'a> Finder<'k, 'a> {
     fn of(image: &'a Image<'a>, program: &'a Program, func: Func, known: &'k mut Known) -> Self {
-        Self { image, program, func, is_bare_below: None, instructions: Vec::new(), known }
+        Self { image, program, func, below: OnceCell::new(), instructions: Vec::new(), known }
     }
 
     fn sites(&mut self, blocks: &[(Func, Block)]) -> Vec<Site> {
@@ -168,12 +171,11 @@ impl<'k, 'a> Finder<'k, 'a> {
         let found = vector::form(here).or_else(|| self.known.form(self.image, here));
         found
             .or_else(|| known::zero(here, &ahead))
-            .or_else(|| stack::lower(here, &ahead, || self.is_bare_below()))
+            .or_else(|| stack::lower(here, &ahead, || self.below()))
             .or_else(|| stack::raise(here, &ahead))
     }
 
-    fn is_bare_below(&mut self) -> bool {
-        let (image, program, func) = (self.image, self.program, self.func);
-        *self.is_bare_below.get_or_insert_with(|| stack::is_bare_below(image, program, func))
+    fn below(&self) -> Option<&Below> {
+        self.below.get_or_init(|| Below::of(self.image, self.program, self.func)).as_ref()
     }
 }

@@ -1,0 +1,47 @@
+//! A word that was taken off the stack is still there where the stack pointer is lowered to it again, as OCaml's `caml_c_call` and other functions in assembly count on.
+
+mod support;
+
+use std::process::Command;
+
+use support::{End, SUCCESS, c_compilers, compile_text, run, shrink, skipped};
+
+/// A function that takes its return address off the stack and makes it the return address again, and one that reads what it had pushed.
+const TEXT: &str = r#"
+#include <stdio.h>
+long last, bottom, count;
+__asm__(
+    ".text\n.globl through\n.type through, @function\nthrough:\n    .cfi_startproc\n"
+    "    popq last(%rip)\n    .cfi_adjust_cfa_offset -8\n"
+    "    movq %rsp, bottom(%rip)\n"
+    "    subq $8, %rsp\n    .cfi_adjust_cfa_offset 8\n"
+    "    addq $1, count(%rip)\n    jmp work\n    .cfi_endproc\n.size through, .-through\n"
+    ".globl again\n.type again, @function\nagain:\n    .cfi_startproc\n"
+    "    pushq %rdi\n    .cfi_adjust_cfa_offset 8\n"
+    "    addq $8, %rsp\n    .cfi_adjust_cfa_offset -8\n"
+    "    testl %edi, %edi\n    je 1f\n    incq count(%rip)\n1:\n"
+    "    subq $8, %rsp\n    .cfi_adjust_cfa_offset 8\n"
+    "    addq $1, count(%rip)\n    popq %rax\n    .cfi_adjust_cfa_offset -8\n    ret\n    .cfi_endproc\n.size again, .-again\n");
+extern long through(long), again(long);
+__attribute__((used, noipa)) long work(long x) { return x * 3 + count; }
+__attribute__((noipa)) static long framed(long x) { return through(x) + again(x + 1); }
+int main(int argc, char **argv) {
+    printf("%ld %ld %d\n", framed(argc), count, bottom != 0 && last != 0);
+    return 42;
+}
+"#;
+
+#[test]
+fn what_was_taken_off_the_stack_is_there_when_it_is_lowered_again() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = folder.path();
+    if c_compilers().is_empty() {
+        return skipped("given-up words: there is no C compiler");
+    }
+    let input = compile_text(TEXT, &["-O2", "-fPIE", "-pie", "-w"], folder, "input");
+    let before = run(&mut Command::new(&input), folder);
+    assert_eq!(before.end, End::Exit(SUCCESS), "{before:?}");
+    let (output, told) = shrink(&input, &[], "output", folder);
+    assert!(!told["warnings"].to_string().contains("checker"), "{told:#}");
+    assert_eq!(before, run(&mut Command::new(&output), folder));
+}
