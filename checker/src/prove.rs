@@ -25,6 +25,7 @@
 //! segments is bounded.
 
 mod adjust;
+mod aligned;
 mod bases;
 mod callers;
 mod class;

@@ -1,5 +1,6 @@
 //! The checker against files that correspond, and against files in which one thing is wrong.
 
+mod aligned;
 mod arrays;
 mod beside_tables;
 mod bounds;

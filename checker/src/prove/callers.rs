@@ -160,6 +160,7 @@ impl Prover {
         // Accesses are not compared.
         machine.loads.clear();
         machine.stores.clear();
+        machine.aligned.clear();
         machine.traps.clear();
         Some(())
     }

@@ -260,6 +260,7 @@ impl Facts {
                 slots,
                 loads: Vec::new(),
                 stores: Vec::new(),
+                aligned: Vec::new(),
                 traps: Vec::new(),
                 popped: Vec::new(),
                 slot_loads: 0,

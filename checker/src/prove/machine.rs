@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use super::aligned::Aligned;
 use super::expr::{Flag, Id, Node, Pool};
 
 pub(super) const FLAGS: [Flag; 6] = [Flag::Carry, Flag::Parity, Flag::Adjust, Flag::Zero, Flag::Sign, Flag::Overflow];
@@ -80,6 +81,8 @@ pub(super) struct Machine {
     pub(super) slots: BTreeMap<i64, (u16, Id)>,
     pub(super) loads: Vec<Event>,
     pub(super) stores: Vec<Event>,
+    /// Accesses, to private slots too, that fault unless they are aligned.
+    pub(super) aligned: Vec<Aligned>,
     /// Instructions that may trap for their values: key and inputs, and how many loads and stores came before.
     pub(super) traps: Vec<(Id, u32, u32)>,
     /// Ranges of the frame that the stack pointer went up over, and that were not written again.

@@ -8,6 +8,7 @@
 //! that the disassembler lists. An instruction of integers writes all flags unless it is listed as writing none; those that leave some flags as they were
 //! have the old flags among the inputs.
 
+use super::aligned::Aligned;
 use super::class::{Class, Effect, PRODUCT, effect_of, is_exclusive_or, is_vector_move, plain};
 use super::decoded::{Decoded, Memory, Operand, Reg};
 use super::expr::{Flag, FlagOf, Id, Node, Op, Pool};
@@ -111,6 +112,10 @@ impl Machine {
 
     /// Runs an instruction that is exact or pure and does not transfer control.
     pub(super) fn step(&mut self, context: &mut Context<'_, '_>, inst: &Decoded) -> Result<(), Trouble> {
+        if let Some((memory, size)) = inst.aligned_operand() {
+            let address = self.address(context, memory)?;
+            self.aligned.push(Aligned { address, size: u64::from(size / 8), at: context.at });
+        }
         match inst.class() {
             _ if matches!(inst.inst.kind, Kind::Nop | Kind::EndBranch) => Ok(()),
             Class::Exact if is_vector_move(&inst.name) && inst.shape.map != 0 => self.move_vector(context, inst),

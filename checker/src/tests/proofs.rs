@@ -93,13 +93,13 @@ fn changed(input: &str, output: &str) -> Option<Report> {
     report_of(&lines(input), &lines(output))
 }
 
-fn assert_same(input: &str, output: &str) {
+pub(super) fn assert_same(input: &str, output: &str) {
     let Some(report) = changed(input, output) else { return };
     assert!(report.is_ok(), "{input} became {output}: {}", report.summary(10));
     assert!(report.stats.changed_pieces > 0, "{input} became {output}: {:?}", report.stats);
 }
 
-fn assert_different(input: &str, output: &str) {
+pub(super) fn assert_different(input: &str, output: &str) {
     let Some(report) = changed(input, output) else { return };
     assert!(!report.is_ok(), "{input} became {output}");
 }

@@ -1,5 +1,6 @@
 //! What must be the same where both programs leave a segment.
 
+use super::super::aligned;
 use super::super::decoded::Decoded;
 use super::super::entry::ARGUMENTS;
 use super::super::expr::Id;
@@ -138,12 +139,18 @@ impl Run<'_, '_, '_> {
         Ok(())
     }
 
-    /// Others see the same accesses.
+    /// Others see the same accesses, and none faults that did not.
     pub(super) fn compare_events(&self, input: &Cursor, output: &Cursor) -> Step<()> {
-        let (x, y) = (&input.machine, &output.machine);
         if self.walk.assumptions.no_races {
-            return self.compare_raceless(input, output);
+            self.compare_raceless(input, output)?;
+        } else {
+            self.compare_accesses(input, output)?;
         }
+        self.compare_traps(input, output)
+    }
+
+    fn compare_accesses(&self, input: &Cursor, output: &Cursor) -> Step<()> {
+        let (x, y) = (&input.machine, &output.machine);
         for (what, x, y) in [("load", &x.loads, &y.loads), ("store", &x.stores, &y.stores)] {
             for (a, b) in x.iter().zip(y) {
                 let (at, here) = (a.at, b.at);
@@ -173,7 +180,7 @@ impl Run<'_, '_, '_> {
                 return self.fail(b.at, message);
             }
         }
-        self.compare_traps(input, output)
+        Ok(())
     }
 
     fn compare_traps(&self, input: &Cursor, output: &Cursor) -> Step<()> {
@@ -181,16 +188,17 @@ impl Run<'_, '_, '_> {
         if !input.machine.traps.iter().map(trap).eq(output.machine.traps.iter().map(trap)) {
             return self.fail(output.at, format!("the divisions before the input's {:#x} differ", input.at));
         }
+        if let Some(access) = aligned::first_new(&self.pool, &input.machine.aligned, &output.machine.aligned) {
+            let message = format!("asks for an aligned address, which nothing up to the input's {:#x} does", input.at);
+            return self.fail(access.at, message);
+        }
         Ok(())
     }
 
     fn compare_raceless(&self, input: &Cursor, output: &Cursor) -> Step<()> {
-        match raceless::compare(&self.pool, &input.machine, &output.machine) {
-            Ok(()) => self.compare_traps(input, output),
-            Err(event) => {
-                let message = format!("the accesses differ from those up to the input's {:#x}, even without races", input.at);
-                self.fail(event.map_or(output.at, |event| event.at), message)
-            }
-        }
+        raceless::compare(&self.pool, &input.machine, &output.machine).or_else(|event| {
+            let message = format!("the accesses differ from those up to the input's {:#x}, even without races", input.at);
+            self.fail(event.map_or(output.at, |event| event.at), message)
+        })
     }
 }
