@@ -97,6 +97,10 @@ impl<K: EntityId, V> PrimaryMap<K, V> {
         self.items.push(value);
         id
     }
+    /// Gives back the room for items that are not to come.
+    pub fn shrink_to_fit(&mut self) {
+        self.items.shrink_to_fit();
+    }
     pub fn len(&self) -> usize {
         self.items.len()
     }

@@ -12,6 +12,8 @@
 //! For the unwinder and for exceptions, new code stands where the first replaced instruction did, or where it says: so it must not move the stack pointer but from
 //! one such place to the next. In clones it may stand lower on the stack, by as much as it says (`NewCode::deeper`).
 
+mod seldom;
+
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -25,6 +27,7 @@ use rustc_hash::FxHashMap;
 use crate::clones::{CloneData, CloneId};
 use crate::error::{Error, Result};
 use crate::specialize::emit::Tally;
+pub use seldom::Seldom;
 
 lifter::define_id!(
     /// A piece of code that some replacements put in.
@@ -109,32 +112,32 @@ pub struct NewCode {
     /// Offsets from the start of `bytes`, ascending.
     pub refs: Vec<RefData>,
     /// How often what stands from an offset on runs, in 65,536ths of how often the whole does. Ascending; 1 where nothing is said.
-    pub shares: Vec<(u32, u32)>,
+    pub shares: Seldom<(u32, u32)>,
     /// How often the direct branch at an offset is taken, in the same unit. Ascending; never where nothing is said.
-    pub taken: Vec<(u32, u32)>,
+    pub taken: Seldom<(u32, u32)>,
     /// Blocks of the input whose work it does, each with how often, in the same unit: they run so much less themselves.
-    pub instead_of: Vec<(Block, u32)>,
+    pub instead_of: Seldom<(Block, u32)>,
     /// Calls and jumps to blocks that go to the entry of a clone, by the offsets of their references; ascending.
-    pub enters: Vec<(u32, CloneId)>,
+    pub enters: Seldom<(u32, CloneId)>,
     /// Calls that go so many bytes before the block that they name, to what runs into it (`EditPlan::leads`), by the offsets of their references; ascending.
-    pub before: Vec<(u32, u32)>,
+    pub before: Seldom<(u32, u32)>,
     /// From an offset on, for the unwinder and for exceptions, the code stands where this instruction of the input does. Ascending; before the first, it stands
     /// where the first replaced instruction did.
-    pub stands: Vec<(u32, Va)>,
+    pub stands: Seldom<(u32, Va)>,
     /// Where `stands` says nothing, so many bytes before the end of what it replaces, if not 0: by that, code that is the same before each of many calls is there once.
     pub stands_before_end: u32,
     /// From an offset on, the code does the work of this instruction of the input, for debug information. Ascending; before the first, and where nothing is said,
     /// that of the first replaced instruction.
-    pub works: Vec<(u32, Va)>,
+    pub works: Seldom<(u32, Va)>,
     /// From an offset on, by how many bytes the stack pointer is lower than in the input. Ascending; before the first, by as many as in the code around it
     /// (`CloneData::deeper`).
-    pub deeper: Vec<(u32, u8)>,
+    pub deeper: Seldom<(u32, u8)>,
     /// Where parts begin that lie apart: what runs of them behind the code around it, the rest with what never runs. Control goes from part to part, and back,
     /// by `crossings` alone. Ascending.
-    pub apart: Vec<u32>,
+    pub apart: Seldom<u32>,
     /// Displacements of four bytes at the ends of jumps into other parts: where they are, and the offset that they lead to, [`NewCode::END`] for what
     /// follows the code in its place. Ascending.
-    pub crossings: Vec<(u32, u32)>,
+    pub crossings: Seldom<(u32, u32)>,
 }
 
 impl NewCode {
@@ -244,9 +247,13 @@ impl EditPlan {
 
     /// Puts replacements in order. Of those that overlap the first that was planned stays.
     pub fn settle(&mut self) {
-        let mut taken: FxHashMap<Block, Vec<(u32, u32)>> = FxHashMap::default();
+        // In each block they stay in the order in which they were planned.
+        self.replacements.sort_by_key(|r| r.block);
+        let (mut block, mut taken) = (None, Vec::new());
         self.replacements.retain(|r| {
-            let taken = taken.entry(r.block).or_default();
+            if block.replace(r.block) != Some(r.block) {
+                taken.clear();
+            }
             let is_free = taken.iter().all(|&(start, end)| r.end() <= start || end <= r.offset);
             taken.extend(is_free.then_some((r.offset, r.end())));
             is_free

@@ -155,7 +155,7 @@ fn what_stands_before_a_function_runs_into_it_and_is_entered_where_a_call_says()
     let lead = edits.codes.push(lead);
     edits.leads.push((leaf, lead));
     let call = RefData { role: RefRole::Call, ..reference(1, RefTarget::Block(leaf)) };
-    let call = NewCode { bytes: vec![0xe8, 0, 0, 0, 0], refs: vec![call], before: vec![(1, 7)], ..NewCode::default() };
+    let call = NewCode { bytes: vec![0xe8, 0, 0, 0, 0], refs: vec![call], before: vec![(1, 7)].into(), ..NewCode::default() };
     replace(&mut edits, 0, (0, 5), call);
     let codes = encoded(&program, &bytes, &layout::packed(&program), &edits);
     let kinds: Vec<Code> = instructions(&codes[1]).iter().map(Instruction::code).collect();
@@ -190,9 +190,9 @@ fn what_lies_apart_is_led_to_and_leads_back_from_each_place_of_its_code() {
     let mut edits = EditPlan::default();
     // `nop; jne apart`, and apart `nop; nop; jmp back`.
     let bytes_of_code = vec![NOP, 0x0f, 0x85, 0, 0, 0, 0, NOP, NOP, 0xe9, 0, 0, 0, 0];
-    let crossings = vec![(3, 7), (10, NewCode::END)];
-    let runs = NewCode { bytes: bytes_of_code, apart: vec![7], crossings, ..NewCode::default() };
-    let never_runs = NewCode { shares: vec![(7, 0)], ..runs.clone() };
+    let crossings = vec![(3, 7), (10, NewCode::END)].into();
+    let runs = NewCode { bytes: bytes_of_code, apart: vec![7].into(), crossings, ..NewCode::default() };
+    let never_runs = NewCode { shares: vec![(7, 0)].into(), ..runs.clone() };
     replace(&mut edits, 0, (0, 5), never_runs);
     replace(&mut edits, 0, (6, 1), runs);
     let plan = layout::original(&program);
@@ -246,7 +246,7 @@ fn what_is_inlined_runs_less_often_at_its_own_place() {
     let mut weights = Weights::none(program.blocks.len(), program.edges.len());
     weights.blocks.copy_from_slice(&[100, 90, 10, 110]);
     let mut edits = EditPlan::default();
-    let instead_of = vec![(Block::new(3), NewCode::WHOLE)];
+    let instead_of = vec![(Block::new(3), NewCode::WHOLE)].into();
     replace(&mut edits, 0, (0, 5), NewCode { bytes: vec![0x89, 0xf8], instead_of, ..NewCode::default() });
     let adjusted = edits.adjusted(&program, &weights);
     assert_eq!(adjusted.blocks, [100, 90, 10, 10]);
@@ -267,7 +267,7 @@ fn what_the_profile_does_not_know_of_a_callee_is_not_counted_at_its_sites() {
     let mut weights = Weights::none(program.blocks.len(), program.edges.len());
     weights.blocks.copy_from_slice(&[100, 90, 10, 25]);
     let mut edits = EditPlan::default();
-    let instead_of = vec![(Block::new(3), NewCode::WHOLE)];
+    let instead_of = vec![(Block::new(3), NewCode::WHOLE)].into();
     replace(&mut edits, 0, (0, 5), NewCode { bytes: vec![0x89, 0xf8], instead_of, ..NewCode::default() });
     assert_eq!(edits.vouched(&weights).get(&Block::new(3)), Some(&(NewCode::WHOLE / 4)));
     weights.blocks[3] = 100;
@@ -276,6 +276,6 @@ fn what_the_profile_does_not_know_of_a_callee_is_not_counted_at_its_sites() {
 
 #[test]
 fn parts_of_new_code_run_in_their_shares() {
-    let code = NewCode { shares: vec![(4, NewCode::WHOLE / 4), (8, 2 * NewCode::WHOLE)], ..NewCode::default() };
+    let code = NewCode { shares: vec![(4, NewCode::WHOLE / 4), (8, 2 * NewCode::WHOLE)].into(), ..NewCode::default() };
     assert_eq!([0, 4, 7, 8, 20].map(|offset| code.runs_at(offset, 100)), [100, 25, 25, 200, 200]);
 }

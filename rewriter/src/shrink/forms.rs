@@ -114,6 +114,9 @@ pub fn plan(image: &Image<'_>, program: &Program, is_open: &SecondaryMap<Block, 
         }
     }
     edits.settle();
+    // Nothing is planned behind this.
+    edits.codes.shrink_to_fit();
+    edits.replacements.shrink_to_fit();
 }
 
 /// Looks for forms in a function.

@@ -216,7 +216,7 @@ impl Writer<'_> {
                 body.bytes.extend([0xff, 0x25, 0, 0, 0, 0]);
             }
         }
-        body.stands = vec![(0, self.program.blocks[self.host].start)];
+        body.stands = vec![(0, self.program.blocks[self.host].start)].into();
         self.outlined.num_bodies += 1;
         self.added += body.bytes.len() as u64;
         Some(push_clone(self.program, self.host, body, self.edits))
@@ -351,8 +351,8 @@ fn call_of(host: Block, place: Place, call_len: u32) -> NewCode {
     NewCode {
         bytes: vec![0xe8, 0, 0, 0, 0],
         refs: vec![reference],
-        enters,
-        before,
+        enters: enters.into(),
+        before: before.into(),
         stands_before_end: call_len,
         ..NewCode::default()
     }

@@ -49,12 +49,13 @@ const DROP_STATE: [u8; 5] = [0x48, 0x8d, 0x64, 0x24, KEPT];
 
 /// What keeps the state: the first instructions of a copy.
 pub(super) fn keep_state() -> NewCode {
-    NewCode { bytes: vec![0x41, 0x53, 0x41, 0x53], deeper: vec![(0, 0), (2, 8)], ..NewCode::default() }
+    NewCode { bytes: vec![0x41, 0x53, 0x41, 0x53], deeper: vec![(0, 0), (2, 8)].into(), ..NewCode::default() }
 }
 
 /// An instruction that leaves, after the state is taken off the stack. `refs` count from the instruction.
 pub(super) fn leave(instruction: &[u8], refs: &[RefData]) -> NewCode {
-    let mut code = NewCode { bytes: DROP_STATE.to_vec(), deeper: vec![(DROP_STATE.len() as u32, 0)], ..NewCode::default() };
+    let mut code =
+        NewCode { bytes: DROP_STATE.to_vec(), deeper: vec![(DROP_STATE.len() as u32, 0)].into(), ..NewCode::default() };
     code.bytes.extend(instruction);
     code.refs = refs.iter().map(|r| RefData { offset: r.offset + DROP_STATE.len() as u32, ..*r }).collect();
     code

@@ -61,7 +61,7 @@ pub(super) fn write(context: &Context<'_>, region: &Region, names: &Names) -> Op
     }
     let mut code = assemble(writer.items);
     // The first block runs as often as before, here; by its count the executions of the copy are vouched for.
-    code.instead_of = vec![(region.members.first()?.block, 0)];
+    code.instead_of = vec![(region.members.first()?.block, 0)].into();
     let others = region.members.iter().skip(1);
     let others: Vec<(Block, u32)> =
         others.map(|member| Some((member.block, u32::try_from(member.share).ok()?))).collect::<Option<_>>()?;

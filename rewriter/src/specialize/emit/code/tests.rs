@@ -120,7 +120,7 @@ fn out_of_line_the_way_of_each_state_is_where_the_state_says() {
         let found = instructions(&code);
         let add = found.values().find(|i| i.mnemonic() == Mnemonic::Add).expect("it adds the state");
         assert_eq!((add.op0_register(), add.memory_displacement64()), (Register::R11, u64::from(depth)));
-        assert_eq!(code.enters, [(3, CloneId::new(6))]);
+        assert_eq!(*code.enters, [(3, CloneId::new(6))]);
         let last = found.values().max_by_key(|i| i.ip()).expect("it goes there");
         assert_eq!((last.mnemonic(), last.op0_register()), (if is_tail { Mnemonic::Jmp } else { Mnemonic::Call }, Register::R11));
     }
