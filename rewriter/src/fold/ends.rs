@@ -9,10 +9,12 @@
 //!
 //! **Invariants.** No cut is in a block that is much of what is executed ([`super::shares`]). Functions that are folded are cut as the one that stands for them.
 
+use iced_x86::Instruction;
 use lifter::Image;
 use lifter::entity::{Block, EntityId, Func, SecondaryMap};
 use lifter::ir::Program;
 use lifter::split::Cut;
+use lifter::x86;
 use profiles::Weights;
 use rayon::prelude::*;
 
@@ -20,24 +22,41 @@ use super::blocks::hashes::{Hasher, Room, Suffix};
 use super::blocks::pays;
 use super::shares::{Reach, Shares};
 use super::{Context, FUNCS_AT_ONCE, Folding};
+use crate::materialize::block_bytes;
 
 /// Instructions of an end that are looked at.
 const DEPTH_MAX: usize = 24;
 
-/// An end that may be worth sharing.
+/// An end that may be worth sharing. There are more of these than of anything else: 790,000 in `git`.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct End {
     hash: u64,
     block: Block,
-    offset: u32,
-    num_before: u32,
-    num_rows: u32,
+    /// In bytes, up to where the block's body ends: no more than [`DEPTH_MAX`] instructions have.
+    len: u16,
+    /// Of which each changes the unwind row at most once.
+    num_rows: u16,
 }
 
 impl End {
-    fn pays(&self, program: &Program, reach: Reach) -> bool {
-        pays(reach, program.blocks[self.block].body_len - self.offset, self.num_rows)
+    fn of(block: Block, body_len: u32, suffix: &Suffix) -> Self {
+        let (len, num_rows) = (body_len - suffix.offset, suffix.num_rows);
+        debug_assert!(len.max(num_rows) <= u32::from(u16::MAX));
+        Self { hash: suffix.hash as u64, block, len: len as u16, num_rows: num_rows as u16 }
     }
+
+    fn pays(&self, reach: Reach) -> bool {
+        pays(reach, self.len.into(), self.num_rows.into())
+    }
+}
+
+/// An end that several blocks have.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Shared {
+    block: Block,
+    offset: u32,
+    /// How many have it.
+    count: u32,
 }
 
 /// All cuts, ascending, in those blocks that `is_open` allows.
@@ -60,29 +79,46 @@ pub fn cuts(
         found.into_iter().for_each(|found| ends.extend(found));
     }
     ends.par_sort_unstable();
-    let mut shared: Vec<(Block, u32, u32, usize)> = Vec::new();
+    let mut shared: Vec<Shared> = Vec::new();
     for same in ends.chunk_by(|a, b| a.hash == b.hash).filter(|same| same.len() > 1) {
-        let is_shared = same[0].pays(program, Reach::Program);
+        let is_shared = same[0].pays(Reach::Program);
         for near in same.chunk_by(|a, b| program.func_of(a.block) == program.func_of(b.block)) {
             let count = if is_shared { same.len() } else { near.len() };
             if count > 1 {
-                shared.extend(near.iter().map(|end| (end.block, end.offset, end.num_before, count)));
+                let offset = |end: &End| program.blocks[end.block].body_len - u32::from(end.len);
+                shared.extend(near.iter().map(|end| Shared { block: end.block, offset: offset(end), count: count as u32 }));
             }
         }
     }
+    drop(ends);
     shared.par_sort_unstable();
     let mut cuts: Vec<Cut> = Vec::new();
-    for ends in shared.chunk_by(|a, b| a.0 == b.0) {
+    let mut instructions = Vec::new();
+    for ends in shared.chunk_by(|a, b| a.block == b.block) {
         let mut most = 1;
-        for &(block, offset, num_insts, count) in ends.iter().filter(|end| end.3 > 1) {
+        for &Shared { block, offset, count } in ends {
             if count > most && offset > 0 {
-                cuts.push(Cut { block, offset, num_insts });
+                let num_insts = num_before(image, program, (block, offset), &mut instructions);
+                cuts.extend(num_insts.map(|num_insts| Cut { block, offset, num_insts }));
             }
             most = most.max(count);
         }
     }
     mirror(program, folded, &mut cuts);
     cuts
+}
+
+/// How many instructions of a block come before an offset. Few ends become cuts, so it is counted again for these.
+fn num_before(
+    image: &Image<'_>,
+    program: &Program,
+    (block, offset): (Block, u32),
+    instructions: &mut Vec<Instruction>,
+) -> Option<u32> {
+    let bytes = block_bytes(image, program, block).ok()?.get(..offset as usize)?;
+    instructions.clear();
+    x86::decode_bytes(bytes, program.blocks[block].start, instructions);
+    Some(instructions.len() as u32)
 }
 
 fn ends_of(
@@ -95,14 +131,9 @@ fn ends_of(
     let mut ends = Vec::new();
     Hasher::new(context, folded, func).each(func, room, |block, suffixes, _| {
         if may_share(block) {
-            let all = suffixes.iter().take(DEPTH_MAX).map(|&Suffix { offset, num_before, hash, num_rows }| End {
-                hash: hash as u64,
-                block,
-                offset,
-                num_before,
-                num_rows,
-            });
-            ends.extend(all.filter(|end| end.pays(context.program, Reach::Function)));
+            let body_len = context.program.blocks[block].body_len;
+            let all = suffixes.iter().take(DEPTH_MAX).map(|suffix| End::of(block, body_len, suffix));
+            ends.extend(all.filter(|end| end.pays(Reach::Function)));
         }
     });
     ends

@@ -23,8 +23,6 @@ use crate::relink::eh_frame::FrameRows;
 pub(in crate::fold) struct Suffix {
     /// Of the instruction, from the block's start.
     pub(in crate::fold) offset: u32,
-    /// Instructions before it.
-    pub(in crate::fold) num_before: u32,
     pub(in crate::fold) hash: u128,
     /// How often the unwind row changes behind it.
     pub(in crate::fold) num_rows: u32,
@@ -119,7 +117,7 @@ impl<'a> Hasher<'a> {
         instructions.clear();
         x86::decode_bytes(bytes, data.start, instructions);
         let mut refs = program.block_refs(block);
-        for (num_before, instruction) in (0..instructions.len() as u32).zip(&*instructions).rev() {
+        for instruction in instructions.iter().rev() {
             let start = u32::try_from(instruction.ip() - data.start.0).ok()?;
             if instruction.next_ip() != data.start.0 + u64::from(end) {
                 return None;
@@ -140,9 +138,9 @@ impl<'a> Hasher<'a> {
             own.extend_from_slice(&row.bytes);
             hash = xxh3_128(own);
             end = start;
-            suffixes.push(Suffix { offset: start, num_before, hash, num_rows });
+            suffixes.push(Suffix { offset: start, hash, num_rows });
         }
-        (end == 0).then_some(Suffix { offset: 0, num_before: 0, hash, num_rows })
+        (end == 0).then_some(Suffix { offset: 0, hash, num_rows })
     }
 
     /// How a block ends, behind its body.
