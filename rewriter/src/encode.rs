@@ -383,7 +383,7 @@ impl Writer<'_> {
                     self.code.bytes.resize(self.code.bytes.len() + edit.len as usize, 0xcc);
                 }
                 Content::Code(code) => self.new_code(&out.codes[code], 0, (id, edit.offset), out)?,
-                Content::Apart { code, part, of } => self.new_code(&out.codes[code], part, (of, edit.offset), out)?,
+                Content::Apart { code, part, of } => self.new_code(&out.codes[code], part as usize, (of, edit.offset), out)?,
             }
         }
         self.copy(body, at.min(end)..end, refs, out);

@@ -75,7 +75,7 @@ pub enum Content {
     /// A part of code that lies apart, with the output block that has the first one.
     Apart {
         code: NewCodeId,
-        part: usize,
+        part: u32,
         of: Out,
     },
 }
@@ -204,7 +204,8 @@ impl OutProgram<'_> {
             (edits, ends)
         };
         let chunks: Vec<(Vec<Edit>, Vec<u32>)> = self.fragments.par_chunks(FRAGMENTS_AT_ONCE).map(edits_of_all).collect();
-        let (mut edits, mut edit_ends) = (Vec::new(), Vec::with_capacity(entries.len()));
+        let num_edits = chunks.iter().map(|(edits, _)| edits.len()).sum();
+        let (mut edits, mut edit_ends) = (Vec::with_capacity(num_edits), Vec::with_capacity(entries.len()));
         for (of_chunk, ends) in chunks {
             let base = edits.len() as u32;
             edits.extend(of_chunk);

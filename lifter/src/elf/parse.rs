@@ -91,6 +91,7 @@ impl<'a> Image<'a> {
         }
         relocs.sort_by_key(|r| (r.slot, r.r_type));
         relocs.dedup();
+        relocs.shrink_to_fit();
         self.dynamic_relocs = relocs;
         Ok(())
     }

@@ -87,7 +87,7 @@ impl Walk<'_> {
     fn edit(&mut self, edit: &Edit, old_start: Va, out: &OutProgram<'_>) {
         let (code, depths, part) = match edit.content {
             Content::Code(code) => (Some(&out.codes[code]), Vec::new(), 0..edit.len),
-            Content::Apart { code, part, .. } => (Some(&out.codes[code]), Vec::new(), out.codes[code].part(part)),
+            Content::Apart { code, part, .. } => (Some(&out.codes[code]), Vec::new(), out.codes[code].part(part as usize)),
             Content::Snippet(snippet) => (None, snippet.depths(edit.len), 0..edit.len),
         };
         let is_new = edit.replaced != 0 || matches!(edit.content, Content::Apart { .. });

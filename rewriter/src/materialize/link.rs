@@ -50,7 +50,7 @@ impl Linker<'_> {
             Entry::Apart(index) => {
                 let ApartFrom { replacement: Replacement { offset, code, .. }, part, of } = self.parts[index as usize];
                 let len = self.edits.codes[code].part(part).len() as u32;
-                edits.push(Edit { offset, replaced: 0, len, content: Content::Apart { code, part, of } });
+                edits.push(Edit { offset, replaced: 0, len, content: Content::Apart { code, part: part as u32, of } });
             }
             Entry::Body { block, .. } => {
                 let first = edits.len();
