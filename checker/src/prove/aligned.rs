@@ -4,7 +4,8 @@
 //! is the same in both programs.
 //!
 //! **The rule.** Where the output makes such an access in a segment, the input makes one in that segment too, which is no less strict, at an address that differs by a multiple of the size; or the address is one of the
-//! image and is such a multiple by itself, since pages are loaded at multiples of pages. So the output does not fault where the input goes on. As for all faults, it is not compared which accesses come before.
+//! image and is such a multiple by itself, since pages are loaded at multiples of pages; or it is one of the frame, and its distance from the frame address is such a multiple, up to 16, since the ABI
+//! has the stack so at calls (psABI 3.2.2): a store to a private slot may be made later, on the ways that need it. So the output does not fault where the input goes on. As for all faults, it is not compared which accesses come before.
 
 use super::decoded::{Decoded, Memory, Operand, Reg};
 use super::expr::{Id, Pool};
@@ -15,6 +16,9 @@ const UNALIGNED: [&str; 4] = ["movups", "movupd", "movdqu", "lddqu"];
 const ALIGNED_NEW: [&str; 3] = ["vmovaps", "vmovapd", "vmovdqa"];
 /// The size from which on the older encoding asks for it, in bits.
 const WHOLE: u16 = 128;
+
+/// What the frame address is a multiple of, in bytes.
+const FRAME_ALIGN: u64 = 16;
 
 /// An access that faults unless its address is a multiple of its size.
 #[derive(Clone, Debug)]
@@ -47,8 +51,11 @@ impl Aligned {
         other.size >= self.size && of_here == of_there && here.wrapping_sub(there).is_multiple_of(self.size)
     }
 
+    /// Whether this is aligned wherever the file is loaded and whoever calls.
     fn is_surely(&self, pool: &Pool) -> bool {
-        pool.as_image(self.address).or(pool.as_const(self.address)).is_some_and(|address| address.is_multiple_of(self.size))
+        let in_frame = pool.as_frame(self.address).filter(|_| self.size <= FRAME_ALIGN).map(i64::cast_unsigned);
+        let fixed = pool.as_image(self.address).or(pool.as_const(self.address));
+        fixed.or(in_frame).is_some_and(|address| address.is_multiple_of(self.size))
     }
 }
 

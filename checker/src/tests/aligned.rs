@@ -79,11 +79,15 @@ fn an_address_of_the_image_is_aligned_or_not_by_itself() {
 }
 
 #[test]
-fn a_private_slot_is_aligned_only_where_it_was() {
-    let input = "movups %xmm0, (%rsp); mov %rdi, %rax; movups (%rsp), %xmm1";
+fn a_slot_of_the_frame_is_aligned_where_the_abi_has_it_so_or_it_was() {
+    let input = "movups %xmm0, 8(%rsp); mov %rdi, %rax; movups 8(%rsp), %xmm1";
     assert_different(input, &input.replacen("movups", "movaps", 1));
-    assert_different(input, &input.replace("movups (", "movaps ("));
-    let input = "movaps %xmm0, (%rsp); mov %rdi, %rax; movups (%rsp), %xmm1";
-    assert_same(input, &input.replace("movups (", "movaps ("));
-    assert_same(input, "mov %rdi, %rax; movaps %xmm0, (%rsp); movaps %xmm0, %xmm1");
+    assert_different(input, &input.replace("movups 8(", "movaps 8("));
+    let input = "movaps %xmm0, 8(%rsp); mov %rdi, %rax; movups 8(%rsp), %xmm1";
+    assert_same(input, &input.replace("movups 8(", "movaps 8("));
+    assert_same(input, "mov %rdi, %rax; movaps %xmm0, 8(%rsp); movaps %xmm0, %xmm1");
+    // By the frame address: a store may be made on one way only.
+    let input = "movaps %xmm0, (%rsp); test %edi, %edi; je 1f; movaps (%rsp), %xmm1; 1:";
+    assert_same(input, "test %edi, %edi; je 1f; movaps %xmm0, (%rsp); movaps (%rsp), %xmm1; 1:");
+    assert_different("vmovups %ymm0, -16(%rsp)", "vmovaps %ymm0, -16(%rsp)");
 }
