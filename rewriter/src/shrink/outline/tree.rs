@@ -12,7 +12,12 @@
 use rustc_hash::FxHashMap;
 
 /// What a body has to save: its start may need a byte of alignment, and unwind tables grow a little.
-const SAVED_MIN: i64 = 4;
+const SAVED_MIN: i32 = 4;
+
+/// As a number that may be negative. No sum of bytes of a program's code has more than 31 bits, since it addresses them all by such distances.
+fn bytes(count: u32) -> i32 {
+    count.cast_signed()
+}
 
 /// What a node does about its calls.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -70,12 +75,12 @@ struct Node {
     /// Bytes of a body of this that are on the lead.
     led: u32,
     /// Bytes saved by what is chosen, at least, and how many calls have a body by it, at most.
-    saved: i64,
+    saved: i32,
     num_covered: u32,
     /// The same of the children together.
-    below: (i64, u32),
+    below: (i32, u32),
     /// If this is on a lead: bytes saved by the calls of the children when none of these is, and how many calls that are.
-    below_lead: (i64, u32),
+    below_lead: (i32, u32),
     /// What is saved more if a child is on it too.
     longer: Longer,
 }
@@ -83,7 +88,7 @@ struct Node {
 /// Bytes saved more by the best node that may come next on a lead.
 #[derive(Copy, Clone, Debug, Default)]
 struct Longer {
-    gain: i64,
+    gain: i32,
     node: u32,
 }
 
@@ -115,8 +120,8 @@ impl Node {
     fn choose(&mut self) {
         let (saved_below, covered_below) = self.below;
         let Lens { call, body, jump } = self.lens;
-        let own_len = i64::from(body - self.led + jump);
-        let saves = |num_calls: u32| i64::from(num_calls) * i64::from(call) - own_len;
+        let own_len = bytes(body - self.led + jump);
+        let saves = |num_calls: u32| bytes(num_calls * call) - own_len;
         let own = Some(saves(self.num_calls)).filter(|saved| *saved >= SAVED_MIN);
         let rest = Some(saves(self.num_calls.saturating_sub(covered_below))).filter(|saved| *saved >= SAVED_MIN);
         let mut best = (saved_below, Choice::Children, covered_below);
@@ -137,15 +142,15 @@ impl Node {
     }
 
     /// What is saved from here on if this is on a lead behind which so many bytes stand already.
-    fn saved_by_lead(&self, behind: u32) -> i64 {
+    fn saved_by_lead(&self, behind: u32) -> i32 {
         let (saved_below, num_below) = self.below_lead;
-        let own = i64::from(self.num_all() - num_below) * i64::from(self.lens.call);
-        own + saved_below + self.longer.gain - i64::from(self.lens.body - behind)
+        let own = bytes((self.num_all() - num_below) * self.lens.call);
+        own + saved_below + self.longer.gain - bytes(self.lens.body - behind)
     }
 
     /// What the calls save if this is not on the lead, but what it is below of is, at so many bytes before the call; and whether all of them enter there.
-    fn saved_beside_lead(&self, len: u32) -> (i64, bool) {
-        let entering = |num_calls: u32| i64::from(num_calls) * i64::from(len);
+    fn saved_beside_lead(&self, len: u32) -> (i32, bool) {
+        let entering = |num_calls: u32| bytes(num_calls * len);
         let (all, rest) = (entering(self.num_all()), self.saved + entering(self.num_all() - self.num_covered));
         (all.max(rest), all >= rest)
     }
@@ -213,7 +218,7 @@ impl Tree {
     }
 
     /// Decides for each node; says of those without a parent what a lead that begins there would save more. A child's number is higher than its parent's.
-    fn choose(&mut self, mut may_lead: impl FnMut(u32, i64)) {
+    fn choose(&mut self, mut may_lead: impl FnMut(u32, i32)) {
         for index in (0..self.nodes.len()).rev() {
             let parent = self.nodes[index].parent;
             let lens = parent.map(|parent| self.nodes[parent as usize].lens);
