@@ -8,7 +8,7 @@
 //! of these all the same is found. Later searches end there ([`Remembered`]).
 //!
 //! Where pushes and pops don't add up, a slot has another name each time that a loop is passed, and one block is passed under thousands of them. So in a long search what a whole block does to such
-//! slots is found once ([`Passage`]).
+//! slots is found once ([`Passage`]). And where many queries on a body have come to nothing for their length, as in an output of relift's in which functions with different frames share code, the others may not be as long.
 //!
 //! Terminates: each (block, name) is visited once, and `MAX_STEPS` bounds what one query visits in all. To remember costs one more search and a
 //! walk over what it has seen, a bounded number of times.
@@ -22,6 +22,9 @@ use crate::discover::names::NamedBy;
 use crate::x86::{Flow, flow_of};
 
 const MAX_STEPS: u32 = 200_000;
+/// The same once so many queries on the body have gone that far.
+const MAX_STEPS_THEN: u32 = 8_000;
+const LONGEST_QUERIES: u32 = 32;
 /// A search with more steps is long: more than stretches are remembered of a query, so that an answer is not thought to hold where it would not have been.
 const LONG_SEARCH: u32 = 2 * VISITED_MAX as u32;
 /// How many long searches on one body are remembered.
@@ -86,6 +89,8 @@ pub(crate) struct Seen {
     /// Of the blocks that the last search passed over, the number of predecessors and the index of one with the most.
     busiest: Option<(usize, usize)>,
     remembered: Remembered,
+    /// How many queries have visited as much as they may.
+    num_longest: u32,
     /// By block, as far as they were asked for.
     passages: Vec<Option<Passage>>,
     /// Room for what is to be searched.
@@ -176,6 +181,9 @@ impl Seen {
         self.far.clear();
         self.busiest = None;
     }
+    fn max_steps(&self) -> u32 {
+        if self.num_longest < LONGEST_QUERIES { MAX_STEPS } else { MAX_STEPS_THEN }
+    }
     fn insert(&mut self, block: u32, location: Location) -> bool {
         match self.first == Some(location) {
             true => std::mem::replace(&mut self.turns[block as usize], self.turn) != self.turn,
@@ -209,6 +217,7 @@ impl Evaluator<'_> {
     fn search(&mut self, location: Location, (block, before): (usize, usize)) -> Vec<(Definition, Location)> {
         let mut found = Vec::new();
         self.seen.restart(self.body.blocks.len(), location);
+        let max_steps = self.seen.max_steps();
         let mut is_repeated = false;
         let mut pending = std::mem::take(&mut self.seen.pending);
         pending.clear();
@@ -216,7 +225,9 @@ impl Evaluator<'_> {
         while let Some((block, end, location)) = pending.pop() {
             let (block, end) = (block as usize, end as usize);
             self.steps += 1;
-            if self.steps > MAX_STEPS {
+            if self.steps > max_steps {
+                // What a query asks after that comes here too.
+                self.seen.num_longest += u32::from(self.steps == max_steps + 1);
                 self.seen.pending = pending;
                 return vec![(Definition::Lost, location)];
             }

@@ -36,8 +36,11 @@ fn function(num_blocks: usize, branches: &[(usize, usize)], writes: &[usize], pe
         code.ret()?;
         code.assemble(AT)
     };
-    let bytes = assembled().expect("assembles");
-    let instructions: Vec<Instruction> = Decoder::with_ip(64, &bytes, AT, DecoderOptions::NONE).into_iter().collect();
+    body_of(&assembled().expect("assembles"))
+}
+
+fn body_of(bytes: &[u8]) -> Body {
+    let instructions: Vec<Instruction> = Decoder::with_ip(64, bytes, AT, DecoderOptions::NONE).into_iter().collect();
     let (names, stubs) = (Names::default(), Stubs::default());
     let mut body = Body::of(instructions, vec![Va(AT)], &names, &stubs);
     body.connect(&stubs, &Unwind::default(), &[], &[]);
@@ -83,4 +86,33 @@ fn long_searches_are_remembered() {
     let mut shared = Seen::default();
     calls.rev().for_each(|at| drop(answer(&body, &mut shared, at)));
     assert!(!shared.remembered.found.is_empty());
+}
+
+#[test]
+fn where_many_queries_have_gone_as_far_as_they_may_the_others_go_less_far() {
+    // Each time that this loop is passed backwards, the word is one more above the stack pointer.
+    let assembled = || -> Result<Vec<u8>, iced_x86::IcedError> {
+        let mut code = CodeAssembler::new(64)?;
+        let mut start = code.create_label();
+        code.set_label(&mut start)?;
+        code.pop(rax)?;
+        code.test(eax, eax)?;
+        code.jne(start)?;
+        code.call(qword_ptr(rsp))?;
+        code.ret()?;
+        code.assemble(AT)
+    };
+    let body = body_of(&assembled().expect("assembles"));
+    let call = (0..body.instructions.len()).find(|&at| body.instructions[at].is_call_near_indirect()).expect("it is there");
+    let mut seen = Seen::default();
+    let mut ask = || {
+        let mut evaluator = Evaluator::new(&body, &mut seen, &|_| true, &|_| false, Numbers::NoAddresses);
+        assert_eq!(evaluator.branch_target(call), Value::Other);
+        evaluator.steps
+    };
+    for _ in 0..LONGEST_QUERIES {
+        assert!(ask() > MAX_STEPS);
+    }
+    let steps = ask();
+    assert!((MAX_STEPS_THEN..=MAX_STEPS_THEN + 8).contains(&steps), "{steps}");
 }
