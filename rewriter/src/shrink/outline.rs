@@ -5,7 +5,7 @@
 //!
 //! **Method.** Each call that is direct or goes through a word (`call *slot(%rip)`) has the instructions before it in its block, up to one that can't come along, as a path in a tree: calls of one function are together at the
 //! root, those with the same last instruction before them together below that, and so on. A node of the tree may become a *body*: its instructions, and a jump to the function called. Each of its calls is then a call
-//! of the body alone. And what one way from the root down has may become the function's *lead*: it stands right before the function, which it runs into, and calls enter it where their own part of it begins. What saves the most bytes is
+//! of the body alone. It stands right before the function, if something may, so that the jump is short ([`near`]). And what one way from the root down has may become the function's *lead*: it stands right before the function, which it runs into, and calls enter it where their own part of it begins. What saves the most bytes is
 //! decided for each node ([`tree`]).
 //!
 //! **Safety.** A body or lead runs with the state that the instructions had, but for the stack pointer, which is lower by the return address that the call has pushed already. An
@@ -76,7 +76,7 @@ pub struct Asked<'a> {
     pub calls: &'a [DirectCall],
 }
 
-/// Puts leads before functions of the plan, bodies behind all its code, and calls of them in its blocks.
+/// Puts leads and bodies before functions of the plan, bodies for others behind all its code, and calls of them in its blocks.
 pub fn plan(image: &Image<'_>, program: &Program, asked: Asked<'_>, plan: &mut LayoutPlan, edits: &mut EditPlan) -> Outlined {
     let Some(host) = host(program, plan) else { return Outlined::default() };
     let entries = Entries::of(image, program, plan);
