@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use object::{Object, ObjectSection};
 use serde_json::Value;
 use support::{c_compilers, compile, compile_text, relift, relift_succeeds, run, shuffled_does_the_same, skipped};
 
@@ -81,6 +82,44 @@ fn what_was_relinked_is_relinked_again_function_by_function() {
             }
         }
     }
+}
+
+/// Has the unwind entry of the last function of `.text` go on to the end of `.fini`, as that of code which `shrink` put where `.fini` was.
+fn describe_fini_with_last(program: &Path, output: &Path) {
+    let mut bytes = fs::read(program).expect("the program is there");
+    let file = object::File::parse(&*bytes).expect("it is an ELF file");
+    let section = |name: &str| {
+        let section = file.section_by_name(name).expect("each program has it");
+        (section.address(), section.size(), section.file_range().expect("it is in the file").0 as usize)
+    };
+    let ((text, text_size, _), (fini, fini_size, _), (_, size, start)) =
+        (section(".text"), section(".fini"), section(".eh_frame"));
+    let address = section(".eh_frame").0;
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    let mut last = None;
+    let mut at = start;
+    while at + 16 <= start + size as usize && word(at) != 0 {
+        let field = at + 8;
+        let begins = (address + (field - start) as u64).wrapping_add_signed(i64::from(word(field).cast_signed()));
+        if word(at + 4) != 0 && (text..text + text_size).contains(&begins) {
+            last = last.max(Some((begins, field + 4)));
+        }
+        at += 4 + word(at) as usize;
+    }
+    let (begins, length) = last.expect("functions have unwind entries");
+    bytes[length..length + 4].copy_from_slice(&((fini + fini_size - begins) as u32).to_le_bytes());
+    fs::write(output, bytes).expect("it is written");
+    fs::set_permissions(output, fs::metadata(program).expect("it is there").permissions()).expect("it may be run");
+}
+
+#[test]
+fn an_unwind_entry_may_go_on_into_the_next_section() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = folder.path();
+    let program = compile_text(PROGRAM, &["-O2", "-fexceptions", "-fPIE", "-pie"], folder, "program");
+    let described = folder.join("described");
+    describe_fini_with_last(&program, &described);
+    shuffled_does_the_same(&described, &["1", "2"], folder);
 }
 
 /// A function as relift may leave it: its landing pad stands first in a piece of code, behind which an exception lands there, so that the piece has two unwind entries. The first one ends with

@@ -7,7 +7,8 @@
 //! **Method.** Three such things are read here, in the input alone. Plain numbers: in a file at a fixed address without
 //! the linker's relocations, no function may be missing. Offsets: a 32-bit word that, added to its own address or to the address behind
 //! which it lies and that an instruction names, is where the function begins (relative virtual tables, tables of offsets). Code that the
-//! walk did not reach and that was not left out: an instruction of it, wherever linear decoding meets one, that leads to the function.
+//! walk did not reach and that was not left out: an instruction of it, wherever linear decoding meets one, that leads to the function, and that
+//! something in the output stands for or that is still where it was.
 
 use rustc_hash::FxHashSet;
 
@@ -76,6 +77,12 @@ fn by_kept_code(walk: &Walk<'_, '_>, missing: &[(u32, u64)], starts: &FxHashSet<
             _ => return,
         };
         if !starts.contains(&target) || input.unwind.fde_at(address).is_some_and(|number| gone.contains(&number)) {
+            return;
+        }
+        // Of a function in parts one may begin like something else, and so not be missing: what nothing stands for is not in the output, but where it was.
+        let is_matched = || input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index));
+        let is_described = input.unwind.fde_at(address).is_some();
+        if is_described && !is_matched() && !walk.is_untouched(address) {
             return;
         }
         named.insert(target);

@@ -299,6 +299,12 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
                 let field = usize::from(inst.disp);
                 return if names_function { Field::Names(value) } else { Field::MayName { value, field, width: 4 } };
             }
+        } else if inst.kind == Kind::Plain && inst.disp != 0 && self.may_be_of_table(side.operand(address, inst)) {
+            // A case that the compiler knew, as of a number that it compared before: the entry is loaded without an index.
+            let (field, value) = (usize::from(inst.disp), side.operand(address, inst));
+            label.bytes(&bytes[..field.min(bytes.len())]);
+            label.bytes(bytes.get(field + 4..).unwrap_or(&[]));
+            return Field::MayName { value, field, width: 4 };
         } else if self.walk.input.image.is_position_dependent()
             && let Some((at, size, value)) = absolute_fields(inst, bytes).find(|&(_, _, value)| self.may_move(value))
         {
@@ -324,10 +330,13 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
     /// Whether an address may be another one in the other file: code, a jump table, or what only the output has.
     fn may_move(&self, value: u64) -> bool {
         let (input, output) = (&self.walk.input.image, &self.walk.output.image);
-        input.in_code(value)
-            || output.in_code(value)
-            || self.tables.contains_key(&value)
-            || output.tail(value).is_some() && input.tail(value).is_none()
+        input.in_code(value) || output.in_code(value) || self.may_be_of_table(value)
+    }
+
+    /// Whether a jump table may be at an address: one of the input, or a copy where only the output has anything.
+    fn may_be_of_table(&self, value: u64) -> bool {
+        let (input, output) = (&self.walk.input.image, &self.walk.output.image);
+        self.tables.contains_key(&value) || output.tail(value).is_some() && input.tail(value).is_none()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Code that nothing reaches: its order and its copies don't matter, what it does still does. No symbol names these functions.
 
-use super::layout::{CLASSIFY, TABLE, TWICE, UNUSED, build, compare, relaid};
+use super::layout::{CLASSIFY, TABLE, TWICE, UNUSED, build, build_with_copies, compare, relaid};
 use super::*;
 
 /// Two functions that call each other, and one that calls both; `@BASE@` is what the first gives for 0.
@@ -183,6 +183,21 @@ fn a_dead_function_may_be_left_out() {
     assert_eq!(report.stats.dropped_functions, 1);
 }
 
+/// What the first of two parts begins with is in the output, as all kinds of code are: the jump behind it is not, and leads nowhere.
+#[test]
+fn a_dead_function_in_two_parts_may_be_left_out() {
+    let parts = "    .cfi_startproc\n1:  ret\n    test %edi, %edi\n    jne 1b\n    jmp .Lrest\n    .cfi_endproc\n    .p2align 4\n.Lrest:\n    .cfi_startproc\n    mov $77, %eax\n    jmp classify\n    .cfi_endproc\n";
+    let other = "    .cfi_startproc\n    ret\n    .cfi_endproc\n";
+    let Some(report) = check_dead(&format!("{other}{parts}"), other) else { return };
+    assert_eq!(kinds(&report), [], "{}", report.summary(10));
+    assert_eq!(report.stats.dropped_functions, 1);
+    // The jump is still where it was.
+    let Some(input) = build(&[TWICE, UNUSED, other, parts, CLASSIFY], TABLE) else { return };
+    let kept = parts.replace("    mov $77, %eax\n    jmp classify", "    .fill 10, 1, 0xcc");
+    let report = check(&input, &build(&[TWICE, UNUSED, other, &kept, CLASSIFY], TABLE).unwrap()).unwrap();
+    assert!(!report.is_ok(), "{:?}", report.stats);
+}
+
 #[test]
 fn a_function_that_only_an_offset_in_data_leads_to_may_not_be_left_out() {
     let offset = |word: &str| format!("{TABLE}    .balign 4\n.Loffset:\n    .long {word}\n");
@@ -226,6 +241,29 @@ fn the_jump_table_of_a_dead_function_is_compared() {
     let swapped = build(&[SWITCH, UNUSED, &relaid("je"), TWICE], &switch_table([".Lfirst", ".Lthird", ".Lsecond"])).unwrap();
     let report = check(&input, &swapped).unwrap();
     assert!(kinds(&report).contains(&ViolationKind::Unexplained), "{}", report.summary(10));
+}
+
+/// The case is known where the table is used: its entry is loaded without an index, by a distance that changes with the table's place.
+#[test]
+fn the_jump_table_of_a_dead_function_may_be_a_copy_and_read_without_an_index() {
+    const ENTRIES_LEN: usize = 12;
+    let known_case = SWITCH.replace("movslq (%rdx,%rdi,4), %rax", "movslq .Lswitch_table(%rip), %rax");
+    let order = [".Lfirst", ".Lsecond", ".Lthird"];
+    for switch in [SWITCH, &known_case] {
+        let Some(input) = build(&[CLASSIFY, TWICE, UNUSED, switch], &switch_table(order)) else { return };
+        let image = Image::parse(&input).unwrap();
+        let data = image.section_bytes(image.section(".rodata").unwrap());
+        let same: String = data[data.len() - ENTRIES_LEN..].iter().map(|byte| format!("    .byte {byte}\n")).collect();
+        let with_copy = |order| {
+            let copy = format!("    .section .copies, \"ax\"\n{}", &switch_table(order)[TABLE.len()..]);
+            let table = format!("{TABLE}    .balign 4\n{same}");
+            build_with_copies(&[switch, UNUSED, &relaid("je"), TWICE], &table, &copy).unwrap()
+        };
+        let report = check(&input, &with_copy(order)).unwrap();
+        assert!(report.is_ok(), "{}", report.summary(20));
+        let report = check(&input, &with_copy([".Lsecond", ".Lfirst", ".Lthird"])).unwrap();
+        assert!(kinds(&report).contains(&ViolationKind::Unexplained), "{}", report.summary(10));
+    }
 }
 
 #[test]

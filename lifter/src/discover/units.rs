@@ -124,6 +124,9 @@ pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind, claimed: &[Va], rea
         let data = &image.sections[section];
         let (start, end) = (data.sh_addr.max(next_free), data.end());
         let first = vouched.partition_point(|&(s, _, _)| s < start);
+        // An unwind entry may go on from the section before: where code was packed, one describes neighbors.
+        let goes_on = |&(_, range_end, bounds): &(Va, Va, Bounds)| matches!(bounds, Bounds::Unwind(_)) && start < range_end;
+        let first = first - usize::from(vouched[..first].last().is_some_and(goes_on));
         let mut at = start;
         for &(range_start, range_end, bounds) in vouched[first..].iter().take_while(|r| r.0 < end) {
             // Of two that overlap, the first one counts; unwind entries were sorted before symbols.
