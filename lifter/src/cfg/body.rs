@@ -1,7 +1,7 @@
 //! A cluster of units decoded for analysis: its instructions, blocks and predecessors. It lives for one cluster's turn only.
 //!
 //! **Followed calls.** An outliner moves a few instructions out of several functions into one that they call, whatever registers these read and write: a
-//! load from a jump table, say. So where jumps are asked about, the instructions of a callee that goes straight to its return without the stack are copied behind
+//! load from a jump table, say. So where jumps are asked about, the instructions of a callee that goes straight to its return are copied behind
 //! those of the cluster, once for each call, and the graph leads through them ([`followed`]). Such a call neither is a definition of its result nor leaves the function.
 
 use std::ops::Range;
