@@ -108,7 +108,8 @@ fn filler(side: &Side<'_>, at: u64) -> Option<u64> {
 /// The first instruction of a run that stands elsewhere, and not where it was.
 fn first_moved(input: &Side<'_>, output: &Side<'_>, relation: &Relation, run: &Run) -> Option<u64> {
     let has_moved = |&at: &u64| {
-        let Some(index) = input.code.index(at).filter(|&index| relation.output_of(index).is_some()) else { return false };
+        let stands = |&index: &usize| relation.output_of(index).is_some() || relation.stands_in_body(index);
+        let Some(index) = input.code.index(at).filter(stands) else { return false };
         !output.code.index(at).is_some_and(|here| relation.is_for(here, index))
     };
     (run.start..run.end).find(has_moved)

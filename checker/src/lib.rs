@@ -22,6 +22,7 @@ mod distances;
 mod dynamic;
 mod error;
 mod faults;
+mod followed;
 mod functions;
 mod image;
 mod leftover;

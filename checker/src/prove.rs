@@ -18,8 +18,8 @@
 //!
 //! Of what is entered with what callers know, more is followed than of all else: jumps through tables go on with what is known there, which `segment::switch` argues for.
 //!
-//! **What is taken for granted** besides what [`machine`] says of private slots: a call keeps `rbx`, `rbp`, `rsp`, `r12` to `r15`, and reads no flags; nobody reads what calls left below the
-//! stack pointer.
+//! **What is taken for granted** besides what [`machine`] says of private slots: a call keeps `rbx`, `rbp`, `rsp`, `r12` to `r15`, and leaves its caller's frame alone, but for what straight code does that is no function
+//! ([`followed`]); it reads no flags; nobody reads what calls left below the stack pointer.
 //!
 //! **Terminates**: each visit of a pair but the first lowers its facts, of which there are chains of bounded length; and the number of
 //! segments is bounded.
@@ -36,6 +36,7 @@ mod entry;
 mod escape;
 mod expr;
 mod facts;
+mod followed;
 mod kept;
 mod liveness;
 mod machine;
@@ -61,6 +62,7 @@ use decoded::{Decoded, Engine};
 pub(crate) use entry::{Called, Entry, Told};
 use expr::Pool;
 use facts::{Facts, Value};
+use followed::Followed;
 pub(crate) use liveness::Liveness;
 use machine::{BASE, Privacy, STACK};
 pub(crate) use ordered::compared_by_order;
@@ -128,6 +130,8 @@ pub(crate) struct Prover {
     left: FxHashMap<Told, u16>,
     /// By what is called, in the input or the output, the registers that it may write.
     written: FxHashMap<(bool, u64), u16>,
+    /// By what is called, in the input or the output, what it does for its caller.
+    followed: FxHashMap<(bool, u64), Rc<Followed>>,
     /// What was proven, by pair.
     proven: FxHashMap<Key, Vec<Proven>>,
     /// By group of functions, whether an address of the frame is made.
@@ -181,6 +185,7 @@ impl Prover {
             may_leave: false,
             left: FxHashMap::default(),
             written: FxHashMap::default(),
+            followed: FxHashMap::default(),
             proven: FxHashMap::default(),
             escapes: FxHashMap::default(),
             liveness,

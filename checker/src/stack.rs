@@ -15,9 +15,30 @@ use capstone::arch::x86::{X86InsnGroup, X86OperandType, X86Reg};
 use capstone::prelude::*;
 use rustc_hash::FxHasher;
 
-/// Beginnings of the names of instructions that push, pop or leave: for some (`push fs`, `enter`) the details lack the stack pointer.
-const REFUSED: [&str; 14] =
-    ["push", "pop", "enter", "leave", "call", "lcall", "jmp", "ljmp", "ret", "int", "iret", "uiret", "sys", "xbegin"];
+/// Beginnings of the names of instructions that push, pop or leave, or tell or change where the shadow stack is: for some (`push fs`, `enter`) the details lack the stack pointer.
+const REFUSED: [&str; 21] = [
+    "push",
+    "pop",
+    "enter",
+    "leave",
+    "call",
+    "lcall",
+    "jmp",
+    "ljmp",
+    "ret",
+    "int",
+    "iret",
+    "uiret",
+    "sys",
+    "xbegin",
+    "encl",
+    "rdssp",
+    "incssp",
+    "saveprevssp",
+    "rstorssp",
+    "setssbsy",
+    "clrssbsy",
+];
 const ALLOWED: &str = "popcnt";
 
 /// How many answers are kept.
@@ -186,7 +207,9 @@ mod tests {
 
     #[test]
     fn what_uses_the_stack_pointer_or_leaves_is_told_from_what_does_not() {
-        let uses: [&[u8]; 32] = [
+        let uses: [&[u8]; 34] = [
+            &[0xf3, 0x48, 0x0f, 0x1e, 0xc8], // rdsspq rax
+            &[0xf3, 0x48, 0x0f, 0xae, 0xe8], // incsspq rax
             &[0x0f, 0xa0],                   // push fs
             &[0x0f, 0xa9],                   // pop gs
             &[0x66, 0x50],                   // push ax

@@ -5,10 +5,14 @@
 //!
 //! The same bytes tell of instructions that come next what they do to the flags, and which register they write.
 
+mod raising;
+
 use crate::decode::Shape;
 
 /// Where the stack pointer is numbered, and what in ModRM says that a byte for base and index follows.
 const STACK: u8 = 4;
+/// Where `%rbp` is.
+const FRAME: u8 = 5;
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
@@ -132,54 +136,48 @@ impl<'b> Parts<'b> {
         Some((base | self.rex << 3 & 8, more.cast_signed()))
     }
 
+    /// Whether the operand in memory is addressed by `%rbp` and lies below it, whatever else is added.
+    pub(crate) fn is_below_frame(&self) -> bool {
+        let Some(modes) = self.modes.filter(|modes| !matches!(modes >> 6, 0 | 3)) else { return false };
+        let at = self.shape.modrm + 1;
+        let (base, at) = if modes & 7 == STACK { (self.bytes.get(at).map_or(0, |sib| sib & 7), at + 1) } else { (modes & 7, at) };
+        let size = if modes >> 6 == 1 { 1 } else { 4 };
+        base == FRAME && !self.extends_base() && self.number(at, size).is_some_and(|more| more.cast_signed() < 0)
+    }
+
+    /// Whether the base of the operand in memory is one of the eight registers that came later.
+    fn extends_base(&self) -> bool {
+        match (self.shape.vector, self.bytes.iter().position(|byte| matches!(byte, 0xc4 | 0x62 | 0x8f))) {
+            (true, Some(escape)) => self.bytes.get(escape + 1).is_some_and(|byte| byte & 0x20 == 0),
+            _ => self.rex & 1 != 0,
+        }
+    }
+
     /// Whether the operand in memory is addressed by the stack pointer and lies below it, whatever else is added.
     fn is_below_stack(&self) -> bool {
         let Some(modes) = self.modes.filter(|modes| modes & 7 == STACK && modes >> 6 != 3) else { return false };
         let at = self.shape.modrm + 1;
-        let extends_base = match (self.shape.vector, self.bytes.iter().position(|byte| matches!(byte, 0xc4 | 0x62 | 0x8f))) {
-            (true, Some(escape)) => self.bytes.get(escape + 1).is_some_and(|byte| byte & 0x20 == 0),
-            _ => self.rex & 1 != 0,
-        };
-        let is_by_stack = self.bytes.get(at).is_some_and(|sib| sib & 7 == STACK) && !extends_base;
+        let is_by_stack = self.bytes.get(at).is_some_and(|sib| sib & 7 == STACK) && !self.extends_base();
         let size = if modes >> 6 == 1 { 1 } else { 4 };
         is_by_stack && modes >> 6 != 0 && self.number(at + 1, size).is_some_and(|more| more.cast_signed() < 0)
     }
 
-    /// Whether, after this, somebody may address what is below the stack pointer.
-    pub(crate) fn may_reach_below_stack(&self) -> bool {
-        const FRAME: u8 = 5;
-        let copies_stack = self.is_of(0, 0x89) && self.reg() == Some(STACK) && self.register_operand() == Some(FRAME)
-            || self.is_of(0, 0x8b) && self.reg() == Some(FRAME) && self.register_operand() == Some(STACK);
-        let takes_address =
-            self.is_of(0, 0x8d) && self.reg() == Some(FRAME) && self.base().is_some_and(|(base, _)| base == STACK);
-        self.is_below_stack() || copies_stack || takes_address || self.is_of(0, 0xc8)
+    /// Whether this addresses what is below the stack pointer.
+    pub(crate) fn reaches_below_stack(&self) -> bool {
+        self.is_below_stack() || self.is_of(0, 0xc8)
     }
 
-    /// Whether this may leave the stack pointer higher than it was.
-    pub(crate) fn raises_stack(&self) -> bool {
-        if self.shape.vector || self.shape.map != 0 {
-            return false;
-        }
-        let is_operand = self.register_operand() == Some(STACK);
-        let is_reg = self.reg() == Some(STACK);
-        match self.opcode {
-            // `pop` and `leave`.
-            0x58..=0x5f | 0x9d | 0xc9 => true,
-            0x8f => self.group() == Some(0),
-            // `add`, and `sub` of less than nothing.
-            0x01 | 0x89 => is_operand,
-            0x03 | 0x8b | 0x8d => is_reg,
-            0x81 | 0x83 if is_operand => match self.group() {
-                Some(0) => true,
-                Some(5) => {
-                    let size = if self.opcode == 0x83 { 1 } else { 4 };
-                    self.immediate(size).is_none_or(|number| number.cast_signed() < 0)
-                }
-                _ => false,
-            },
-            0x87 => is_operand || is_reg,
-            _ => false,
-        }
+    /// Whether, after this, `%rbp` may count from the stack pointer.
+    pub(crate) fn makes_frame_pointer(&self) -> bool {
+        let copies_stack = self.is_of(0, 0x89) && self.reg() == Some(STACK) && self.register_operand() == Some(FRAME)
+            || self.is_of(0, 0x8b) && self.reg() == Some(FRAME) && self.register_operand() == Some(STACK);
+        let names_stack =
+            |modes: u8| modes & 7 == STACK && self.bytes.get(self.shape.modrm + 1).is_some_and(|sib| sib & 7 == STACK);
+        let is_address = self.is_of(0, 0x8d) && self.reg() == Some(FRAME) && !self.extends_base();
+        let takes_address = is_address && self.modes.is_some_and(names_stack);
+        let adds_stack = self.is_of(0, 0x01) && self.reg() == Some(STACK) && self.register_operand() == Some(FRAME)
+            || self.is_of(0, 0x03) && self.reg() == Some(FRAME) && self.register_operand() == Some(STACK);
+        copies_stack || takes_address || adds_stack
     }
 
     /// The register that this makes known on its own, whatever others hold; `operand` is what a `lea` by the instruction pointer names.
@@ -236,7 +234,7 @@ impl<'b> Parts<'b> {
     }
 
     /// Which registers this writes, a bit each, of those that the code around it may know; `None` if that is not understood.
-    fn written(&self) -> Option<u16> {
+    pub(crate) fn written(&self) -> Option<u16> {
         if !self.has_no_prefixes_but(&[0x66, 0x2e, 0x36, 0x3e, 0x26, 0x64, 0x65]) {
             return None;
         }

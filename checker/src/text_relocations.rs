@@ -7,7 +7,7 @@ use rustc_hash::FxHashSet;
 
 use crate::leftover::each_instruction;
 use crate::report::{Violation, ViolationKind};
-use crate::walk::{Relation, Side, Stands};
+use crate::walk::{Relation, Side};
 
 /// Bytes that a relocation writes at most, and as many before them.
 const AROUND: usize = 8;
@@ -38,15 +38,11 @@ pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, relation: &Relation, vi
             written.insert(address);
         }
     });
-    each_instruction(output, |address, _| {
-        let from = output.code.index(address).and_then(|index| relation.input_of(index));
-        if let Some(Stands::For(from)) = from
-            && let from = input.code.address(from)
-            && from != address
-            && written.contains(&from)
-        {
+    for (from, to) in relation.pairs(output.code.size()) {
+        let (from, to) = (input.code.address(from), output.code.address(to));
+        if from != to && written.contains(&from) {
             let message = format!("stands for the input's {from:#x}, into which the loader writes");
-            violations.push(Violation::new(ViolationKind::Relocation, address, message));
+            violations.push(Violation::new(ViolationKind::Relocation, to, message));
         }
-    });
+    }
 }

@@ -7,7 +7,8 @@
 //! *Strict* walks report what does not correspond. *Trials* are guesses (padding that may be code, code that no reference reaches): all
 //! that a trial did is undone if anything in it does not correspond.
 //!
-//! Four things may differ: what a relocated or moved field says, a call past a stub, a body in the place of its call ([`calls`]), and in how many bytes an instruction says what it does ([`forms`]).
+//! Five things may differ: what a relocated or moved field says, a call past a stub, a body in the place of its call ([`calls`]), a call in the place of what stands where it leads ([`outlined`], [`subroutines`]), and in how
+//! many bytes an instruction says what it does ([`forms`]).
 //!
 //! **Invariants.** Each instruction of the output was compared with each of the input that it stands for, and an
 //! address that the program can hold has one identity ([`Relation`]). What follows a call is
@@ -16,6 +17,7 @@
 //! **Terminates**: each step relates a pair that was not related before, but for at most [`ALONE_MAX`] in a row; there are finitely many, and
 //! a failed trial is repeated at most once per round of [`crate::leftover`].
 
+mod below;
 mod bounds;
 mod calls;
 mod compare;
@@ -33,6 +35,7 @@ mod settle;
 mod side;
 mod split_stack;
 mod stepped_over;
+mod subroutines;
 mod system_calls;
 mod told;
 
@@ -48,6 +51,7 @@ use crate::report::{Stats, Violation, ViolationKind};
 use crate::stack::StackUse;
 use crate::tables::{Copies, Doubtful, Survey, TableReference};
 use crate::unwind::{Located, Rows};
+use below::Below;
 pub(crate) use calls::CALL_THROUGH;
 pub(crate) use compare::Reference;
 pub(crate) use compare::{condition, prefixes};
@@ -164,6 +168,7 @@ pub(crate) struct Walk<'w, 'a> {
     noreturn: &'w NoReturn,
     stack_use: StackUse,
     forms: Forms,
+    below: Below,
     queue: Vec<Pair>,
     /// What flows from the root that is walked now.
     flows: Vec<Pair>,
@@ -264,6 +269,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             noreturn: &known.noreturn,
             stack_use: StackUse::default(),
             forms: Forms::default(),
+            below: Below::default(),
             queue: Vec::new(),
             flows: Vec::new(),
             touched: Vec::new(),
@@ -491,6 +497,14 @@ impl<'w, 'a> Walk<'w, 'a> {
                             && let Some(behind) = self.pass_outlined((i, a), (o, b))?
                         {
                             let Some(next) = behind else { return Ok(()) };
+                            origin = o;
+                            (i, o) = next;
+                            continue;
+                        }
+                        if within.is_none()
+                            && let Some(next) = self.pass_subroutine((i, a), (o, b))?
+                        {
+                            straight.pass(o, b);
                             origin = o;
                             (i, o) = next;
                             continue;

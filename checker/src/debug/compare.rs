@@ -93,7 +93,6 @@ impl<'c, 'a> Comparison<'c, 'a> {
     pub(super) fn of(input: &'c Side<'a>, output: &'c Side<'a>, relation: &'c Relation) -> Self {
         let mut standings: Vec<Standing> = relation
             .standing(output.code.size())
-            .filter(|&(_, to, _)| !relation.is_in_body(to))
             .map(|(from, to, call)| {
                 let means = match relation.is_proven(to) {
                     false => Means::Same,
@@ -277,7 +276,9 @@ impl<'c, 'a> Comparison<'c, 'a> {
     /// Whether an address of the output is in a piece that was proven as a whole: for which of the input's instructions it stands is not known then. Inside of an
     /// instruction that stands for one it is not.
     fn is_only_proven(&self, address: u64) -> bool {
-        let is_covered = |index: usize| self.relation.covered.contains(index) && self.relation.input_of(index).is_none();
+        let relation = self.relation;
+        let is_covered =
+            |index: usize| relation.covered.contains(index) && relation.input_of(index).is_none() && !relation.is_in_body(index);
         let reaches = |before: u64| {
             let start = address.wrapping_sub(before);
             let stands = self.output.code.index(start).is_some_and(|index| self.relation.input_of(index).is_some());

@@ -13,7 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::class::Class;
 use super::expr::{Node, Pool};
 use super::facts::Facts;
-use super::machine::{Machine, Privacy, STACK, Trouble};
+use super::machine::{BASE, Machine, Privacy, STACK, Trouble};
 use super::segment::KEPT;
 use super::semantics::{Context, Place};
 use super::{Entry, Key, Prover, identity_at};
@@ -119,7 +119,7 @@ impl Prover {
                     if inst.kind == Kind::Call {
                         piece.call = Some((at, Entry::of(&pool, &machine, &machine, 0)));
                     }
-                    self.return_alone(walk, (at, inst), &mut machine, (&mut pool, &mut fresh));
+                    self.return_alone(walk, (at, inst), &mut machine, (&mut pool, privacy, &mut fresh))?;
                     next.extend((!walk.call_never_returns(at, inst)).then_some(after));
                 }
                 Kind::IndirectJump | Kind::Return | Kind::Stop | Kind::Trap => return Some(piece),
@@ -165,22 +165,28 @@ impl Prover {
         Some(())
     }
 
-    /// What is left behind a call.
+    /// What is left behind a call; `None` if that does not leave private what was taken to be so.
     fn return_alone(
         &mut self,
         walk: &Walk<'_, '_>,
         (at, inst): (u64, Inst),
         machine: &mut Machine,
-        (pool, fresh): (&mut Pool, &mut Fresh),
-    ) {
+        (pool, privacy, fresh): (&mut Pool, &Privacy, &mut Fresh),
+    ) -> Option<()> {
+        let broken = self.broken_by_call(walk, true, at, pool.is_of_frame(machine.general[BASE]));
+        if broken.is_let_out {
+            machine.escapes(privacy).ok()?;
+        }
         let returns_twice = self.returns_twice(walk, at, inst);
         // What compilers keep across calls in other registers the output need not have there: nobody may read it.
-        let is_lost = |&place: &usize| place != STACK && (returns_twice || !KEPT.contains(&place));
+        let is_lost =
+            |&place: &usize| place != STACK && (returns_twice || !KEPT.contains(&place) || broken.registers >> place & 1 == 1);
         let lost: Vec<usize> = (0..16).filter(is_lost).collect();
         fresh.forget(pool, machine, &lost);
-        let top = machine.stack_offset(pool).filter(|_| !returns_twice);
+        let top = machine.stack_offset(pool).filter(|_| !returns_twice && !broken.frame);
         machine.slots.retain(|&slot, _| top.is_some_and(|top| slot >= top));
         machine.popped.clear();
+        Some(())
     }
 
     /// The instructions of a group from which none of the sites is reached. What is not decoded may lead anywhere, and so may indirect jumps.

@@ -10,14 +10,19 @@
 //! Behind an indirect jump the search goes on at each place of the function to which one may lead: what tables and words of data name, and what neither runs on from anything nor is jumped to. (A place that is jumped to
 //! may be at a distance from a label besides. Then that label is counted with before.) A jump through a register that holds the address leads to its place; where else it leads, the register holds something else.
 //!
+//! A call of straight code that is a part of its caller ([`super::followed`]) is followed into it, and it may come back with the address in any register.
+//!
 //! **What is taken for granted.** An address that leaves the function, by a call, a return, or memory other than the stack, is one that somebody jumps to, calls or compares: it is not counted with elsewhere. Slots of the stack are read as they
 //! were written, not by a pointer to them. Half of an address of position-independent code is none, and at a fixed address nobody shifts or multiplies it. A function that names its own entry says which function it is, as Gambit's do in each call; labels are not looked for there.
 //!
 //! **Terminates**: what is held at a place only grows, and there are at most [`STEPS_MAX`] steps.
 
+use std::rc::Rc;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::decoded::{Decoded, Engine, Memory, Operand, Reg};
+use super::followed::Followed;
 use super::liveness::KEPT;
 use crate::decode::{Inst, Kind};
 use crate::image::Slot;
@@ -196,6 +201,7 @@ impl Follower<'_, '_, '_> {
             let held = known.get(&at).cloned().unwrap_or_else(nothing);
             let after = match inst.kind {
                 Kind::Nop | Kind::EndBranch | Kind::Jump | Kind::Branch | Kind::Return | Kind::Stop | Kind::Trap => Some(held),
+                Kind::Call => self.behind_call(at, inst, held),
                 _ => {
                     let decoded = decoded.entry(at).or_insert_with(|| self.engine.decode(side, at, inst));
                     decoded.as_ref().and_then(|decoded| self.behind(at, decoded, &held))
@@ -225,6 +231,27 @@ impl Follower<'_, '_, '_> {
             }
         }
         false
+    }
+
+    /// What holds the address behind a direct call, of which straight code that is a part of the caller is followed; `None` if somebody counts with it there.
+    fn behind_call(&self, at: u64, inst: Inst, mut held: Held) -> Option<Held> {
+        let side = self.walk.input;
+        let target = side.target(at, inst);
+        let mut returns = false;
+        if side.slot_of_stub(target).is_none() {
+            let followed = Followed::of(side, target, |at, inst| self.engine.decode(side, at, inst).map(Rc::new));
+            if followed.is_unknown && !held.is_nothing() {
+                return None;
+            }
+            for (_, decoded) in &followed.insts {
+                held = behind(decoded, &held)?;
+            }
+            returns = followed.returns;
+        }
+        if !returns {
+            held.registers &= KEPT;
+        }
+        Some(held)
     }
 
     /// The register that says where an indirect jump goes.

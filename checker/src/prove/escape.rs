@@ -1,7 +1,7 @@
 //! Whether a function of the input makes an address of its frame anywhere.
 //!
 //! A root in the middle of a function does not see what the function did before. So all code of the function, and of what jumps connect with it, is looked through: `rsp`, and `rbp` where
-//! a frame description counts from it, may only be a base without index, or be moved by constants and to each other. Reading one byte of doubt is a yes.
+//! a frame description counts from it, may only be a base without index, or be moved by constants and to each other. The same goes for what it calls that is a part of it ([`super::followed`]). Reading one byte of doubt is a yes.
 
 use super::Prover;
 use super::decoded::{Decoded, Memory, Operand, Reg};
@@ -48,6 +48,9 @@ impl Prover {
             {
                 return true;
             }
+            if inst.kind == Kind::Call && self.broken_by_call(walk, true, at, counts_from_base).is_let_out {
+                return true;
+            }
             at += u64::from(inst.len);
         }
         false
@@ -55,7 +58,7 @@ impl Prover {
 }
 
 /// Whether an instruction may put an address of the frame elsewhere than in `rsp` or `rbp`.
-fn makes_address(decoded: &Decoded, counts_from_base: bool) -> bool {
+pub(super) fn makes_address(decoded: &Decoded, counts_from_base: bool) -> bool {
     let is_frame = |register: Reg| match register {
         Reg::General(4, ..) => true,
         Reg::General(5, ..) => counts_from_base,

@@ -2,7 +2,7 @@
 //!
 //! A callee has no use for `rbx`, `rbp` and `r12` to `r15` but to put them on the stack before it uses them itself and to take them back. Then it does no harm that they
 //! hold other values in the output, if nothing reads them behind the call either, which facts tell. What the compiler could not see keeps to the psABI; code of this file is
-//! followed: from its entry until it overwrites the register, and again from where it takes it from the stack.
+//! followed: from its entry until it overwrites the register, and again from where it takes it from the stack. What straight code writes that it calls ([`super::followed`]) is its own.
 //!
 //! The other way round, registers that calls need not keep are kept by code of this file that writes them nowhere, nor does what it calls: compilers rely on that. What is known of them behind
 //! a call is known only if that is so in both programs.
@@ -129,12 +129,25 @@ impl Prover {
                     work.extend(targets.places.into_iter().map(|target| (target, holds)));
                 }
                 Kind::Call | Kind::IndirectCall => {
+                    let mut holds_behind = holds;
+                    if let Some(followed) = self.followed(walk, true, at) {
+                        for (_, decoded) in &followed.insts {
+                            match holds_after(decoded, register, holds_behind) {
+                                Some(holds) => holds_behind = holds,
+                                None => return false,
+                            }
+                        }
+                        if followed.returns {
+                            work.push((after, holds_behind));
+                            continue;
+                        }
+                    }
                     match self.own_callee(walk, at, inst) {
                         Some(target) => work.extend(holds.then_some((target, true))),
                         None if holds && inst.kind != Kind::Call && self.is_named(walk, at, inst, register) => return false,
                         None => {}
                     }
-                    work.push((after, holds));
+                    work.push((after, holds_behind));
                 }
                 Kind::Plain | Kind::Lea => {
                     let Some(decoded) = self.decode(true, walk.input, at, inst) else { return false };
@@ -150,7 +163,7 @@ impl Prover {
 }
 
 /// The code of a file that a call in it enters.
-fn own_callee_of(side: &Side<'_>, at: u64, inst: Inst) -> Option<u64> {
+pub(super) fn own_callee_of(side: &Side<'_>, at: u64, inst: Inst) -> Option<u64> {
     let target = (inst.kind == Kind::Call).then(|| side.target(at, inst))?;
     side.slot_of_stub(target).is_none().then_some(target)
 }

@@ -4,12 +4,13 @@
 //! walk compares.
 //!
 //! **Method.** From each instruction that takes the address of an entry into a register, the instructions that follow in the order of their addresses are looked at, as long as control may come to them and the register
-//! is not overwritten: whether one compares it with another register or with memory, and whether the first to use the flags asks for above or below. At a fixed address the number may stand in the comparison.
+//! is not overwritten: whether one compares it with another register or with memory, and whether the first to use the flags asks for above or below. What straight code up to a `ret` does that is called stands in the place of the call ([`crate::followed`]). At a fixed address the number may stand in the comparison.
 //!
 //! **What is taken for granted.** One bound alone, bounds that are taken in different functions, or further apart than [`RANGE_MAX`], or that come out of memory, say nothing of what is between.
 
 use super::decoded::{Decoded, Engine, Operand, Reg};
 use crate::decode::{Kind, Shape};
+use crate::followed::straight;
 use crate::walk::Walk;
 
 /// Instructions behind one that takes an address, up to a comparison, and behind that, up to its use.
@@ -35,11 +36,22 @@ pub(crate) fn compared_by_order(walk: &Walk<'_, '_>) -> Vec<(u64, u64, u64)> {
 
 fn is_ordered(walk: &Walk<'_, '_>, engine: &Engine, at: u64) -> bool {
     let side = walk.input;
-    let next = |from: &mut u64| {
-        let address = *from;
-        let inst = side.inst(address)?;
-        *from += u64::from(inst.len);
-        Some((address, inst))
+    // The next instruction, and what is behind a call of straight code that is followed.
+    let next = |from: &mut (u64, Option<u64>)| {
+        loop {
+            let (address, inst) = (from.0, side.inst(from.0)?);
+            let after = address + u64::from(inst.len);
+            let target = (inst.kind == Kind::Call && from.1.is_none()).then(|| side.target(address, inst));
+            *from = match target.filter(|&target| straight(side, target).is_some()) {
+                Some(target) => (target, Some(after)),
+                None if inst.kind == Kind::Jump && from.1.is_some() => (side.target(address, inst), from.1),
+                None if inst.kind == Kind::Return && from.1.is_some() => (from.1?, None),
+                None => {
+                    *from = (after, from.1);
+                    return Some((address, inst));
+                }
+            };
+        }
     };
     let is_comparison = |address: u64| {
         let bytes = side.image.at(address, 16).unwrap_or(&[]);
@@ -47,11 +59,11 @@ fn is_ordered(walk: &Walk<'_, '_>, engine: &Engine, at: u64) -> bool {
         shape.map == 0 && !shape.vector && matches!(bytes.get(shape.opcode), Some(0x39 | 0x3b | 0x3d | 0x81))
     };
     // Nearly all addresses are passed on, and not compared.
-    let mut ahead = at;
+    let mut ahead = (at, None);
     if !(0..=STEPS_MAX).map_while(|_| next(&mut ahead)).any(|(address, _)| is_comparison(address)) {
         return false;
     }
-    let mut here = at;
+    let mut here = (at, None);
     let mut step = || next(&mut here).and_then(|(address, inst)| engine.decode(side, address, inst));
     let Some(first) = step() else { return false };
     if first.name != "cmp" {

@@ -317,6 +317,10 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
             if is_alone || self.step_alone(input, a, output, b)? || self.decide(input, a, output, b)? {
                 continue;
             }
+            if self.lets_out_by_call(input, a, output) {
+                (input.lets_out, output.lets_out) = (true, true);
+                return self.let_out(input, output);
+            }
             self.leave(input, a, output, b)?;
             return Ok(());
         }

@@ -3,7 +3,7 @@
 //! **Problem.** Where an instruction names a copy instead of the table, all that is read by the address it makes is read beside the copy. Hand-written code keeps constants beside its tables.
 //!
 //! **Method.** From the instruction that makes the address the input is followed forward, by registers and slots of the frame that hold the address. Its own uses are a load of 32 bits with an index, a sum
-//! with what such a load read, and moves; whatever else reads all of such a register, or memory by it, is another use. Calls keep what the psABI says; calls of code without a frame
+//! with what such a load read, and moves; whatever else reads all of such a register, or memory by it, is another use. Calls keep what the psABI says, but that straight code is followed that is a part of its caller ([`super::followed`]); calls of code without a frame
 //! description, which need not follow the psABI, are followed into it up to its next call.
 //!
 //! **Where a jump leads** is known by the register that is added to the entry: if it holds the table's own address, if a `lea` right before the jump names another table, or if a proof knows. Behind other jumps nothing
@@ -330,14 +330,26 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
             Kind::Nop | Kind::Jump | Kind::Branch | Kind::EndBranch | Kind::Return | Kind::Stop | Kind::Trap => {
                 return (holding, false);
             }
-            Kind::Call => {
+            Kind::Call if !holding.is_empty() => {
+                let mut is_other = false;
+                if let Some(followed) = self.prover.followed(self.walk, true, at) {
+                    for (at, decoded) in &followed.insts {
+                        let (after, is_one) = self.step_decoded(*at, decoded, holding, search);
+                        (holding, is_other) = (after, is_other || is_one);
+                    }
+                    is_other |= followed.is_unknown;
+                    if followed.returns {
+                        return (holding, is_other);
+                    }
+                }
                 let has_frame = self.walk.input.unwind.fde_at(self.walk.input.target(at, inst)).is_some();
                 holding.registers &= !if has_frame { LOST } else { RETURNED };
                 // What the callee read for its caller, as outlined code does.
                 holding.entries = !holding.registers;
                 holding.loaded &= !LOST;
-                return (holding, false);
+                return (holding, is_other);
             }
+            Kind::Call => return (holding, false),
             _ => {}
         }
         let Some(decoded) = self.decode(at, inst) else {
@@ -346,17 +358,23 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
             let is_read = used[1..].iter().flatten().any(|&register| holding.has(register));
             return (holding, is_read);
         };
-        if let Some(moved) = moved(&decoded, holding, search) {
+        self.step_decoded(at, &decoded, holding, search)
+    }
+
+    /// The same of an instruction that is not one of these.
+    fn step_decoded(&mut self, at: u64, decoded: &Decoded, mut holding: Holding, search: &mut Search) -> (Holding, bool) {
+        let inst = decoded.inst;
+        if let Some(moved) = moved(decoded, holding, search) {
             return moved.map_or((holding, true), |holding| (holding, false));
         }
-        let loaded = self.loaded_by_name(at, inst, &decoded, &search.copies).or_else(|| entry_loaded(&decoded, holding));
-        let is_sum = adds_entry(&decoded, holding, &search.entry_slots);
+        let loaded = self.loaded_by_name(at, inst, decoded, &search.copies).or_else(|| entry_loaded(decoded, holding));
+        let is_sum = adds_entry(decoded, holding, &search.entry_slots);
         let (held, mut is_other) = (holding, false);
         for register in (0..16).filter(|&register| held.has(register)) {
-            match use_of(&decoded, register, false) {
-                Use::Reads if may_replace(&decoded, register) => holding.registers &= !(1 << register),
-                Use::Reads if loaded.is_none() && !is_sum && reads_whole(&decoded, register) => is_other = true,
-                Use::Reads if writes_unnamed(&decoded, register) => holding.registers &= !(1 << register),
+            match use_of(decoded, register, false) {
+                Use::Reads if may_replace(decoded, register) => holding.registers &= !(1 << register),
+                Use::Reads if loaded.is_none() && !is_sum && reads_whole(decoded, register) => is_other = true,
+                Use::Reads if writes_unnamed(decoded, register) => holding.registers &= !(1 << register),
                 Use::Reads | Use::Passes => {}
                 Use::Writes | Use::WritesLow => holding.registers &= !(1 << register),
             }

@@ -2,6 +2,8 @@
 //!
 //! Linear decoding shows what precedes the instruction that names the table. Where nothing goes on to there, one jump may lead to it, and what precedes that is looked at: in a file that was relinked before, a comparison and its switch stand apart.
 //!
+//! A call between the two of what is straight up to a `ret` may stand for instructions of the function ([`crate::followed`]): these are looked at in its place, and the comparison counts only if none of them writes what was compared.
+//!
 //! Other data may be named right before a switch as well: where the jump adds the address of another `lea` behind that, the comparison is about the other's table.
 //!
 //! A table that is named before a loop has as many entries as the jumps of the function say that add its address from the same register.
@@ -9,6 +11,7 @@
 //! **Terminates**: windows are limited; for one instruction all of a function are looked at once.
 
 use crate::decode::{Inst, Kind, Shape};
+use crate::straight::Parts;
 use crate::walk::Walk;
 
 /// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
@@ -32,6 +35,8 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
         let inst = side.inst(address).filter(|_| address < end)?;
         // Between the two, too, an index may be cut to size.
         masked = masked.or_else(|| mask(side.code.bytes(address, inst)));
+        masked =
+            masked.or_else(|| called(walk, address, inst).iter().rev().find_map(|&(at, inst)| mask(side.code.bytes(at, inst))));
         match inst.kind {
             Kind::IndirectJump if is_through_another(walk, from, address, inst) => return None,
             Kind::IndirectJump if masked.is_some() => return masked,
@@ -45,6 +50,7 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     let mut branch: Option<Deciding> = None;
     let mut address = from;
     let (mut others, mut jumps) = (0, 0);
+    let mut in_calls: Vec<(u64, Inst)> = Vec::new();
     while others < BOUND_WINDOW && jumps < BOUND_WINDOW {
         // Where each block has a frame description, one that runs on into the next ends with a jump there.
         let runs_on = |(at, inst): (u64, Inst)| match inst.kind {
@@ -65,12 +71,19 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
             && let Some((below, more)) = below(side.code.bytes(branch.at, branch.inst))
         {
             // The other way has a number above the bound, and another switch: what stands before is about that one's.
-            return (below == branch.gone).then(|| compared.saturating_add(more));
+            let is_kept = below == branch.gone && keep_compared(walk, &in_calls, bytes);
+            return is_kept.then(|| compared.saturating_add(more));
         }
         if let Some(found) = mask(bytes) {
             return Some(found);
         }
         *if inst.kind == Kind::Jump { &mut jumps } else { &mut others } += 1;
+        let part = called(walk, before, inst);
+        if let Some(found) = part.iter().rev().find_map(|&(at, inst)| mask(side.code.bytes(at, inst))) {
+            return Some(found);
+        }
+        others += part.len();
+        in_calls.extend(part);
         branch = match inst.kind {
             Kind::Branch => Some(Deciding { at: before, inst, gone: way, moved: Vec::new() }),
             _ => branch.filter(|_| way == Way::On).and_then(|branch| branch.behind_move(bytes)),
@@ -78,6 +91,44 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
         address = before;
     }
     None
+}
+
+/// What stands where a call leads that is a part of its caller ([`crate::followed`]).
+fn called(walk: &Walk<'_, '_>, address: u64, inst: Inst) -> Vec<(u64, Inst)> {
+    let target = (inst.kind == Kind::Call).then(|| walk.input.target(address, inst));
+    target.and_then(|target| crate::followed::straight(walk.input, target)).unwrap_or_default()
+}
+
+/// Whether none of these instructions may write what an instruction compared.
+fn keep_compared(walk: &Walk<'_, '_>, insts: &[(u64, Inst)], comparison: &[u8]) -> bool {
+    let Some(compared) = compared_register(comparison) else { return insts.is_empty() };
+    let written = |&(at, inst)| Parts::of(walk.input.code.bytes(at, inst)).written();
+    insts.iter().map(written).all(|written| written.is_some_and(|written| written >> compared & 1 == 0))
+}
+
+/// The register that a comparison is about; `None` if that is memory.
+fn compared_register(comparison: &[u8]) -> Option<u8> {
+    let shape = Shape::of(comparison);
+    let is_accumulator = matches!(comparison.get(shape.opcode), Some(0x3c | 0x3d));
+    let is_register = comparison.get(shape.modrm).is_some_and(|modrm| modrm >> 6 == 3);
+    match (is_accumulator, is_register) {
+        (true, _) => Some(0),
+        (false, true) => shape.registers(comparison).and_then(|registers| registers[1]),
+        (false, false) => None,
+    }
+}
+
+/// What a move writes: a register, or memory; `None` if the instruction is no move.
+fn written(bytes: &[u8]) -> Option<Option<u8>> {
+    let shape = Shape::of(bytes);
+    let registers = shape.registers(bytes)?;
+    let is_register = bytes.get(shape.modrm)? >> 6 == 3;
+    Some(match (shape.map, *bytes.get(shape.opcode)?) {
+        (0, 0x89 | 0xc7) if is_register => registers[1],
+        (0, 0x88 | 0x89 | 0xc6 | 0xc7) if !is_register => None,
+        (0, 0x63 | 0x8b | 0x8d) | (1, 0xb6 | 0xb7 | 0xbe | 0xbf) => registers[0],
+        _ => return None,
+    })
 }
 
 /// A branch, as long as all between it and the instruction that is looked at are moves, which leave the flags.
@@ -93,27 +144,12 @@ struct Deciding {
 impl Deciding {
     /// Whether it decides by a comparison with what is still there behind the moves.
     fn decides_by(&self, comparison: &[u8]) -> bool {
-        let shape = Shape::of(comparison);
-        let is_accumulator = matches!(comparison.get(shape.opcode), Some(0x3c | 0x3d));
-        let is_register = comparison.get(shape.modrm).is_some_and(|modrm| modrm >> 6 == 3);
-        let compared = match (is_accumulator, is_register) {
-            (true, _) => Some(0),
-            (false, true) => shape.registers(comparison).and_then(|registers| registers[1]),
-            (false, false) => None,
-        };
+        let compared = compared_register(comparison);
         self.moved.is_empty() || compared.is_some() && !self.moved.contains(&compared)
     }
 
     fn behind_move(mut self, bytes: &[u8]) -> Option<Self> {
-        let shape = Shape::of(bytes);
-        let registers = shape.registers(bytes)?;
-        let is_register = bytes.get(shape.modrm)? >> 6 == 3;
-        self.moved.push(match (shape.map, *bytes.get(shape.opcode)?) {
-            (0, 0x89 | 0xc7) if is_register => registers[1],
-            (0, 0x88 | 0x89 | 0xc6 | 0xc7) if !is_register => None,
-            (0, 0x63 | 0x8b | 0x8d) | (1, 0xb6 | 0xb7 | 0xbe | 0xbf) => registers[0],
-            _ => return None,
-        });
+        self.moved.push(written(bytes)?);
         Some(self)
     }
 }

@@ -138,12 +138,27 @@ const BEGINNING: usize = 16;
 /// as old text, in which it keeps its own, may stay beside new.
 pub(super) fn names_itself_alike(walk: &Walk<'_, '_>, input: u64, output: u64) -> bool {
     let (mut at, mut moved) = (input, output);
+    // Where a body was called from that stands for some of the block.
+    let mut called_from = None;
     for _ in 0..BEGINNING {
         (at, moved) = match (walk.input_leads_to(at), walk.output_leads_to(moved)) {
             (at, Some(moved)) => (at, moved),
             _ => return true,
         };
         let (Some(inst), Some(other)) = (walk.input.inst(at), walk.output.inst(moved)) else { return true };
+        let behind = moved + u64::from(other.len);
+        let goes_to = match (other.kind, called_from) {
+            (Kind::Call, None) if matches!(inst.kind, Kind::Plain | Kind::Lea) => {
+                called_from = Some(behind);
+                Some(walk.output.target(moved, other))
+            }
+            (Kind::Return, Some(_)) => called_from.take(),
+            _ => None,
+        };
+        if let Some(place) = goes_to {
+            moved = place;
+            continue;
+        }
         if inst.kind == Kind::Lea && inst.disp != 0 && walk.input.operand(at, inst) == input {
             let named = (other.disp != 0).then(|| walk.output.operand(moved, other));
             return named.is_some_and(|named| named == output || walk.output_leads_to(named) == walk.output_leads_to(output));
@@ -151,7 +166,7 @@ pub(super) fn names_itself_alike(walk: &Walk<'_, '_>, input: u64, output: u64) -
         if !matches!(inst.kind, Kind::Plain | Kind::Lea | Kind::EndBranch) {
             return true;
         }
-        (at, moved) = (at + u64::from(inst.len), moved + u64::from(other.len));
+        (at, moved) = (at + u64::from(inst.len), behind);
     }
     true
 }

@@ -7,6 +7,8 @@
 //! and if the rules are the same on both sides, or there are none behind, and neither instruction nor pointer nor landing pad leads there from elsewhere: then it is code of nobody's otherwise. Cold parts of functions have the same rules side by
 //! side too, but jumps lead to them.
 //!
+//! Besides, code runs on behind a call of what returns at once and can be seen to be no function but a piece of the caller ([`crate::followed`]).
+//!
 //! At a fixed address any word may be a pointer, so that what has no description there must be in none.
 
 use memchr::memmem;
@@ -14,8 +16,16 @@ use rustc_hash::FxHashSet;
 
 use super::Survey;
 use crate::decode::Kind;
+use crate::followed::straight;
 use crate::image::Image;
+use crate::straight::Parts;
 use crate::walk::Side;
+
+/// `rbx`, `rbp` and `r12` to `r15`.
+const KEPT: u16 = 0xf028;
+const STACK: u8 = 4;
+/// Bytes of a return address.
+const RETURN_ADDRESS: i64 = 8;
 
 /// Where these frame descriptions end. Ascending.
 pub(crate) fn running_on(side: &Side<'_>, survey: &Survey) -> Vec<u64> {
@@ -28,7 +38,8 @@ pub(crate) fn running_on(side: &Side<'_>, survey: &Survey) -> Vec<u64> {
         let is_adjacent = next == end;
         let are_alike = is_described && side.unwind.locate(end - 1).row == side.unwind.locate(next).row;
         let lands_before = || side.call_sites(to).is_some_and(|sites| sites.land_at(start));
-        if is_adjacent && is_described && (lands_before() || are_alike && side.unwind.is_row_of_entry(next)) {
+        let is_seen = || lands_before() || are_alike && side.unwind.is_row_of_entry(next) || ends_with_part(side, start, end);
+        if is_adjacent && is_described && is_seen() {
             ends.push(end);
         } else if (are_alike || is_adjacent && !is_described)
             && !survey.is_led_to(side, to, from)
@@ -41,6 +52,21 @@ pub(crate) fn running_on(side: &Side<'_>, survey: &Survey) -> Vec<u64> {
     ends.extend(unled.into_iter().filter(|(next, _)| !pads.contains(next)).map(|(_, end)| end));
     ends.sort_unstable();
     ends
+}
+
+/// Whether the last call of a frame description is one of straight code that can be seen to stand for instructions of the caller: it writes registers that functions keep, or addresses its caller's frame. Where such code is called, it returns.
+fn ends_with_part(side: &Side<'_>, start: u64, end: u64) -> bool {
+    let (mut at, mut last) = (start, None);
+    while let Some(inst) = side.inst(at).filter(|_| at < end) {
+        last = Some((at, inst)).filter(|_| inst.kind == Kind::Call);
+        at += u64::from(inst.len);
+    }
+    let part = last.and_then(|(at, inst)| straight(side, side.target(at, inst)));
+    part.into_iter().flatten().any(|(at, inst)| {
+        let parts = Parts::of(side.code.bytes(at, inst));
+        let is_of_caller = |(base, more): (u8, i64)| base == STACK && more >= RETURN_ADDRESS;
+        parts.written().is_some_and(|written| written & KEPT != 0) || parts.base().is_some_and(is_of_caller)
+    })
 }
 
 /// Where no-ops lead to, in the same section.

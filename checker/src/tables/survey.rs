@@ -360,7 +360,7 @@ impl Survey {
     }
 
     /// The same, and no last call of it leads to a function that something else leads to.
-    pub(super) fn is_apart(&self, fde: u32) -> bool {
+    pub(crate) fn is_apart(&self, fde: u32) -> bool {
         let root = self.groups.find(fde);
         !self.named.contains(fde as usize) && (root == fde || !self.rooted_groups.contains(root as usize))
     }

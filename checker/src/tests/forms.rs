@@ -128,7 +128,7 @@ fn a_push_and_a_pop_may_make_room_for_a_word_and_give_it_up() {
 
 #[test]
 fn a_push_or_a_pop_that_somebody_could_tell_is_seen() {
-    let bodies: [fn(&str, &str) -> String; 9] = [
+    let bodies: [fn(&str, &str) -> String; 12] = [
         // What is below the stack pointer is read.
         |lower, raise| {
             format!("    mov %edi, -8(%rsp)\n{lower}    call other\n    mov (%rsp), %eax\n{raise}    mov $1, %ecx\n    ret")
@@ -145,6 +145,16 @@ fn a_push_or_a_pop_that_somebody_could_tell_is_seen() {
         },
         |lower, raise| {
             format!("    push %rdi\n    lea 8(%rsp), %rsp\n{lower}    mov (%rsp), %eax\n{raise}    mov $1, %ecx\n    ret")
+        },
+        |lower, raise| {
+            format!(
+                "    push %rdi\n    mov %rsp, %rdx\n    add $8, %rdx\n    xchg %rdx, %rsp\n{lower}    mov (%rsp), %eax\n{raise}    mov $1, %ecx\n    ret"
+            )
+        },
+        |lower, raise| format!("    push %rdi\n    adc $8, %rsp\n{lower}    mov (%rsp), %eax\n{raise}    mov $1, %ecx\n    ret"),
+        |lower, raise| {
+            let up = "    inc %rsp\n".repeat(8);
+            format!("    push %rdi\n{up}{lower}    mov (%rsp), %eax\n{raise}    mov $1, %ecx\n    ret")
         },
         |lower, raise| {
             format!(

@@ -448,6 +448,16 @@ fn a_table_that_is_named_before_a_loop_says_where_the_jump_leads() {
     assert!(!is_right(with("    mov %r11d, %edi")), "a label that reads the register");
     assert!(!is_right(with("    mov %edi, %ebx\n    lea 3(%rbx), %ebx")), "the table may be another then");
     assert!(!is_right(with("    mov pointers(%rip), %rbx")));
+    // The same where straight code does it that stands for some of the loop.
+    let by_call = |part: &str| {
+        let part = format!("part:\n    .cfi_startproc\n{part}\n    .cfi_endproc\n");
+        let program = PROGRAM.replacen("    .org 0x400", &format!("{part}    .org 0x400"), 1);
+        is_right_in(&program, LATE, with("    call part"))
+    };
+    assert!(by_call("    mov %edi, %ecx\n    ret"));
+    assert!(by_call("    mov %rbx, %rsi\n    mov %rsi, %rbx\n    ret"));
+    assert!(!by_call("    mov pointers(%rip), %rbx\n    ret"));
+    assert!(!by_call("    mov pointers(%rip), %rbx\n    jmp pass"));
 }
 
 #[test]

@@ -167,7 +167,7 @@ fn a_body_that_leads_elsewhere_is_seen() {
     for body in [
         BODY.replace("jmp report", "jmp first"),
         BODY.replace("jmp report", "ret"),
-        BODY.replace("jmp report", "call report\n    ret"),
+        BODY.replace("jmp report", "call report\n    inc %eax\n    ret"),
     ] {
         let Some(report) = report(ARGUMENTS, BOTH, &body) else { return };
         assert!(!report.is_ok(), "{body}: {}", report.summary(10));
@@ -230,6 +230,25 @@ fn a_body_from_which_unwinders_find_another_frame_is_seen() {
     let Some((input, output)) = input.zip(output) else { return };
     let report = check(&input, &output).unwrap();
     assert_eq!(found(&report), [ViolationKind::UnwindRow], "{}", report.summary(10));
+}
+
+/// Another way of `first` leads into the arguments, and the output's leads into the body, where there is no return address.
+#[test]
+fn a_jump_to_a_body_is_no_call_of_it() {
+    let rest = "mov word(%rip), %rsi\n    mov $17, %edi\n";
+    let own = ARGUMENTS.strip_suffix(rest).unwrap();
+    let input = format!("test $8, %edi\n    jne .Lmiddle\n    {own}    .Lmiddle: {}", before(rest));
+    let body = BODY.replace("@ARGUMENTS@", &format!("{own}    middle: {rest}"));
+    for (branch, is_right) in [("jne .Lmiddle", true), ("jne middle", false)] {
+        let whole = format!("test $8, %edi\n    {branch}\n    {own}    .Lmiddle: call middle");
+        let apart = format!("test $8, %edi\n    {branch}\n    call body\n    jmp 1f\n    .Lmiddle: {}\n    1:", before(rest));
+        for first in [whole, apart] {
+            let (input, output) = (program(&input, &before(ARGUMENTS), ""), program(&first, "call body", &body));
+            let Some((input, output)) = input.zip(output) else { return };
+            let report = check(&input, &output).unwrap();
+            assert_eq!(report.is_ok(), is_right, "{first}: {}", report.summary(10));
+        }
+    }
 }
 
 #[test]

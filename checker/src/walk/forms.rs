@@ -2,21 +2,17 @@
 //!
 //! **The rules**, each for one instruction of the input and one of the output:
 //! * Moves of vectors and halves of them, zeros in them, and low halves put together, without the prefix that says what type the elements have.
-//! * `push` for `sub $8, %rsp`, where what comes next reads no flags, where the frame description has no instruction that addresses what is below the stack pointer or makes `%rbp` a frame pointer, and where control
-//!   comes from none in it that raises the stack pointer: then nobody has written the word that the stack pointer names now, and nobody reads it first. (What a function has taken off the stack is still there: some in
-//!   assembly take their return address so, and only lower the stack pointer to have it back.)
+//! * `push` for `sub $8, %rsp`, where what comes next reads no flags, and where nothing is kept in the word below the stack pointer ([`super::below`]): then nobody has written the word that the stack pointer names now, and
+//!   nobody reads it first.
 //! * `pop` for `add $8, %rsp`, where what comes next reads no flags, and writes the register before anything reads it or may fault. One that calls keep must be taken off the stack there: who unwinds finds it where it was saved.
 //! * `xor` of a register with itself for a move of zero, where what comes next reads no flags.
 //! * For a move of a number or the address of data, a move or sum of a register of which the output's code makes known that the result is that ([`crate::straight`]), from an instruction on from which control comes straight here.
 //! * For a store of a number, a store of a register that holds it, as wide, and at the same address.
 //!
 //! Where control arrives is known when all has been walked: that it arrives nowhere between is asked then ([`Walk::judge_forms`]).
+//! What a call of a subroutine ([`super::subroutines`]) does is what stands there.
 //!
 //! **Bounds.** [`BEHIND`] instructions of the output are looked at, and [`AHEAD`] of the input. What comes next is followed through jumps. Calls, returns and jumps to other files hand on no flags.
-
-use std::cell::RefCell;
-
-use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Reference, Walk};
 use crate::decode::{Inst, Kind};
@@ -69,13 +65,11 @@ impl Straight {
     }
 }
 
-/// What was taken for granted about forms, and what is known of the input for them.
+/// What was taken for granted about forms.
 #[derive(Default)]
 pub(super) struct Forms {
     /// Stretches of the output, by index, into which control must come by their first instruction alone, ending with the one that counts on it.
     pub(super) relied: Vec<(u32, u32)>,
-    /// By frame description: where in it the word below the stack pointer may be one that was taken off the stack; `None` if others may be kept there too.
-    given_up: RefCell<FxHashMap<u32, Option<FxHashSet<u64>>>>,
 }
 
 impl Walk<'_, '_> {
@@ -96,24 +90,44 @@ impl Walk<'_, '_> {
         (o, b): (u64, Inst),
         straight: &Straight,
     ) -> Result<Option<Option<Reference>>, Violation> {
-        let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
-        let is_plain = matches!(b.kind, Kind::Plain | Kind::Lea) && y.len() < x.len();
-        if !is_plain || self.input.image.is_position_dependent() || self.is_known_by_fault(i, a) {
+        if !self.may_be_form(a, b) || self.is_known_by_fault(i, a) {
             return Ok(None);
         }
+        let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
         let behind = i + x.len() as u64;
-        let is_same = is_zero(x, y) && self.are_flags_unread(behind)
-            || x == LOWER && is_push(y) && self.are_flags_unread(behind) && self.is_bare_below(i)
+        let is_same = x == LOWER && is_push(y) && self.are_flags_unread(behind) && self.is_bare_below(i)
             || x == RAISE
                 && pushed_or_popped(y, 0x58).is_some_and(|register| self.is_unread(behind, register))
                 && self.are_flags_unread(behind);
         if is_same {
             return Ok(Some(None));
         }
-        if is_without_prefix(x, y, a.disp) {
-            return self.same_operand((i, a), (o, b)).map(Some);
+        match self.compare_form_alone((i, a), (o, b))? {
+            Some(found) => Ok(Some(found)),
+            None => self.compare_known((i, a), (o, b), straight),
         }
-        self.compare_known((i, a), (o, b), straight)
+    }
+
+    /// The same for forms that do not move the stack pointer, and count on nothing that comes before.
+    pub(super) fn compare_form_alone(
+        &self,
+        (i, a): (u64, Inst),
+        (o, b): (u64, Inst),
+    ) -> Result<Option<Option<Reference>>, Violation> {
+        let (x, y) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
+        if !self.may_be_form(a, b) {
+            Ok(None)
+        } else if is_zero(x, y) && self.are_flags_unread(i + x.len() as u64) {
+            Ok(Some(None))
+        } else if is_without_prefix(x, y, a.disp) {
+            self.same_operand((i, a), (o, b)).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    fn may_be_form(&self, a: Inst, b: Inst) -> bool {
+        matches!(b.kind, Kind::Plain | Kind::Lea) && b.len < a.len && !self.input.image.is_position_dependent()
     }
 
     /// What the operand in memory that both have refers to.
@@ -143,7 +157,9 @@ impl Walk<'_, '_> {
         let addresses: Vec<u64> = straight.addresses().collect();
         for (number, &at) in addresses.iter().enumerate() {
             let Some(inst) = self.output.inst(at) else { return Ok(None) };
-            registers.pass(Parts::of(self.output.code.bytes(at, inst)), names(self.output, at, inst), number);
+            for (at, inst) in self.done_by(at, inst) {
+                registers.pass(Parts::of(self.output.code.bytes(at, inst)), names(self.output, at, inst), number);
+            }
         }
         let (since, reference) = match (stored, wanted) {
             (Some((register, size, number)), _) => {
@@ -224,45 +240,6 @@ impl Walk<'_, '_> {
             address += u64::from(inst.len);
         }
         false
-    }
-
-    /// Whether nothing is kept in the word below the stack pointer at an address of the input.
-    fn is_bare_below(&self, address: u64) -> bool {
-        let Some(fde) = self.input.unwind.fde_at(address) else { return false };
-        let mut given_up = self.forms.given_up.borrow_mut();
-        let given_up = given_up.entry(fde).or_insert_with(|| self.given_up_in(fde));
-        given_up.as_ref().is_some_and(|given_up| !given_up.contains(&address))
-    }
-
-    /// Where in a frame description of the input control comes from something in it that raises the stack pointer; `None` if something may be kept below that in another way.
-    /// Where control leaves, and where a computed jump leads, it is not followed: there compilers' code goes on, which reads no word that it has not written.
-    fn given_up_in(&self, fde: u32) -> Option<FxHashSet<u64>> {
-        let (start, end) = (self.input.unwind.fdes[fde as usize].start, self.input.unwind.fdes[fde as usize].end);
-        let (mut at, mut pending) = (start, Vec::new());
-        while at < end {
-            let inst = self.input.inst(at)?;
-            let parts = Parts::of(self.input.code.bytes(at, inst));
-            if parts.may_reach_below_stack() {
-                return None;
-            }
-            at += u64::from(inst.len);
-            pending.extend(parts.raises_stack().then_some(at));
-        }
-        let mut found = FxHashSet::default();
-        while let Some(at) = pending.pop() {
-            let Some(inst) = self.input.inst(at).filter(|_| start < at && at < end) else { continue };
-            if !found.insert(at) {
-                continue;
-            }
-            let next = at + u64::from(inst.len);
-            match inst.kind {
-                Kind::Jump => pending.push(self.input.target(at, inst)),
-                Kind::Branch | Kind::Loop => pending.extend([self.input.target(at, inst), next]),
-                Kind::IndirectJump | Kind::Return | Kind::Stop => {}
-                _ => pending.push(next),
-            }
-        }
-        Some(found)
     }
 }
 

@@ -5,14 +5,17 @@
 //! pointer, which is 8 lower in the output, and the word that it points to. Then the state is the one that the input's call makes: a return address on the stack, which leads
 //! to what stands behind the call. So in a body
 //! * no instruction knows of the stack pointer but what addresses the frame at or above it, and that with a displacement that is 8 larger ([`crate::stack`]); none leaves but the jump at the end;
+//! * an instruction may be in a shorter form that counts on nothing before ([`super::forms`]);
 //! * a jump of the output before the end leads to where the body goes on, which may be in the middle of another one;
 //! * the frame description of the body says at each instruction what it says at an entry, without handlers, and where the output calls it says what the input says
 //!   at each of the instructions: who unwinds arrives at the same frame with the same registers;
 //! * an instruction that may fault has the handlers of the call, since who unwinds from the body finds those;
 //! * no instruction is one whose faults a handler may know by its place.
 //!
-//! A body may stand for several pieces of the input, each of which is compared with it. What returns from it returns to the one place of the output that is compared with
-//! what stands behind the input's call.
+//! A body may stand for several pieces of the input, each of which is compared with it, and that anew for each call that leads to it: where a jump leads into one there is no return address, so what was found for a call says
+//! nothing of it ([`super::relation`]). What returns from it returns to the one place of the output that is compared with what stands behind the input's call.
+//!
+//! A body that ends in a `ret` is of another kind ([`super::subroutines`]), unless the input calls a function that is nothing but a `ret`.
 //!
 //! The word below the stack pointer is overwritten before the instructions, not after. The input's call overwrites it too, so only an instruction between that reads what is below the
 //! stack by another register than the stack pointer could tell; functions that call keep nothing there (psABI, section 3.2.2: signal handlers leave it alone, callees don't).
@@ -20,21 +23,25 @@
 //! **Bounds.** A body has at most [`BODY_MAX`] instructions.
 
 use super::compare::prefixes_of_call;
-use super::{Pair, Reach, Recorded, Reference, Walk};
+use super::{Pair, Reach, Reference, Side, Walk, leads_to};
 use crate::decode::{Inst, Kind};
 use crate::faults::may_fault;
 use crate::report::{Violation, ViolationKind};
 
-/// Instructions of a body, its last jump aside; relift writes 17 at most.
-const BODY_MAX: usize = 32;
+/// Instructions of a body, its end aside; relift writes 17 at most.
+pub(super) const BODY_MAX: usize = 32;
 /// Bytes of a return address.
 const RETURN_ADDRESS: i64 = 8;
+/// Bytes of a call without prefixes.
+pub(super) const CALL_LEN: u8 = 5;
+/// `ret` without prefixes.
+pub(super) const RETURN: [u8; 1] = [0xc3];
 
 /// An instruction of both programs, and what it names.
-struct Same {
-    input: (u64, Inst),
-    output: (u64, Inst),
-    reference: Option<Reference>,
+pub(super) struct Same {
+    pub(super) input: (u64, Inst),
+    pub(super) output: (u64, Inst),
+    pub(super) reference: Option<Reference>,
 }
 
 /// A body that stands for what the input has before a call.
@@ -91,18 +98,12 @@ impl Walk<'_, '_> {
         Ok(Some(self.behind_call((call, a), (o, b))))
     }
 
-    fn record_in_body(&mut self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> Result<(), Violation> {
+    /// Notes that an instruction of a body stands for one of the input.
+    pub(super) fn record_in_body(&mut self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> Result<(), Violation> {
         let (Some(from), Some(to)) = (self.input.code.index(i), self.output.code.index(o)) else { return Ok(()) };
-        match self.relation.record(from, to, (a.len, b.len), None) {
-            Recorded::Known => {}
-            Recorded::Conflict(_) => {
-                let message = format!("stands in the place of a call, and for the input's {i:#x}");
-                return Err(Violation::new(ViolationKind::Conflict, o, message));
-            }
-            Recorded::New => {
-                self.relation.stand_in_body(to);
-                self.recorded.push(to as u32);
-            }
+        if !self.relation.record_in_body(from, to, (a.len, b.len)) {
+            let message = format!("stands in the place of a call, and for the input's {i:#x}");
+            return Err(Violation::new(ViolationKind::Conflict, o, message));
         }
         self.stats.instructions += 1;
         self.stats.moved_instructions += u64::from(i != o);
@@ -111,8 +112,7 @@ impl Walk<'_, '_> {
 
     /// The body that the output calls, if it is one.
     fn body_of(&self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> Option<Body> {
-        let is_plain = |inst: Inst| matches!(inst.kind, Kind::Plain | Kind::Lea);
-        if b.kind != Kind::Call || b.len != 5 || !is_plain(a) {
+        if !may_call_body(a, b) {
             return None;
         }
         let (mut insts, mut passed): (Vec<Same>, Vec<(u64, Inst)>) = (Vec::new(), Vec::new());
@@ -123,7 +123,7 @@ impl Walk<'_, '_> {
                 return None;
             }
             if a.kind == Kind::Call || self.slot_called(from, a).is_some() {
-                let end = self.end_of_body((from, a), (to, b))?;
+                let end = self.end_of_body((from, a), (to, b), o + u64::from(CALL_LEN))?;
                 return self.have_handlers_of(&insts, from).then_some(Body { insts, passed, call: (from, a), end });
             }
             if b.kind == Kind::Jump {
@@ -131,23 +131,29 @@ impl Walk<'_, '_> {
                 to = self.output.target(to, b);
                 continue;
             }
-            if !is_plain(a) || self.is_known_by_fault(from, a) {
-                return None;
-            }
-            let (bytes, lower) = (self.input.code.bytes(from, a), self.output.code.bytes(to, b));
-            let reference = if self.stack_use.is_free(bytes, from) {
-                self.compare(from, a, to, b).ok()?
-            } else {
-                self.stack_use.is_same_below(bytes, lower, RETURN_ADDRESS).then_some(None)?
-            };
-            insts.push(Same { input: (from, a), output: (to, b), reference });
+            insts.push(self.same_in_body((from, a), (to, b))?);
             (from, to) = (from + u64::from(a.len), to + u64::from(b.len));
         }
         None
     }
 
-    /// `None` if it does not lead there.
-    fn end_of_body(&self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> Option<End> {
+    /// What instructions name that do the same, the output's in a body; `None` if it may not be there.
+    pub(super) fn same_in_body(&self, (i, a): (u64, Inst), (o, b): (u64, Inst)) -> Option<Same> {
+        if !is_plain(a) || self.is_known_by_fault(i, a) {
+            return None;
+        }
+        let (bytes, lower) = (self.input.code.bytes(i, a), self.output.code.bytes(o, b));
+        let reference = if self.stack_use.is_free(bytes, i) {
+            let shorter = || self.compare_form_alone((i, a), (o, b)).ok().flatten();
+            self.compare(i, a, o, b).ok().or_else(shorter)?
+        } else {
+            self.stack_use.is_same_below(bytes, lower, RETURN_ADDRESS).then_some(None)?
+        };
+        Some(Same { input: (i, a), output: (o, b), reference })
+    }
+
+    /// `None` if it does not lead there. What is `behind` the output's call tells whether it makes the input's as well.
+    fn end_of_body(&self, (i, a): (u64, Inst), (o, b): (u64, Inst), behind: u64) -> Option<End> {
         let is_direct = a.kind == Kind::Call;
         if is_direct && prefixes_of_call(self.input.code.bytes(i, a)).next().is_some() {
             return None;
@@ -157,11 +163,19 @@ impl Walk<'_, '_> {
             let may_move = is_direct || !self.is_known_by_fault(i, a);
             return may_move.then_some(End { jump: Some((o, b)), callee: None });
         }
-        let has_target = is_direct || self.constant_target(i, a).is_some();
-        has_target.then(|| match b.kind {
-            Kind::Jump => End { jump: Some((o, b)), callee: Some(self.output.target(o, b)) },
-            _ => End { jump: None, callee: Some(o) },
-        })
+        let callee = self.constant_target(i, a).or(is_direct.then(|| self.input.target(i, a)))?;
+        match b.kind {
+            Kind::Jump => Some(End { jump: Some((o, b)), callee: Some(self.output.target(o, b)) }),
+            // The end of another kind of body, but for a function that is nothing else.
+            Kind::Return if !does_nothing(self.input, callee) || self.calls_nothing(behind) => None,
+            _ => Some(End { jump: None, callee: Some(o) }),
+        }
+    }
+
+    /// Whether the output calls a function that does nothing.
+    fn calls_nothing(&self, address: u64) -> bool {
+        let call = self.output.inst(address).filter(|inst| inst.kind == Kind::Call);
+        call.is_some_and(|call| does_nothing(self.output, self.output.target(address, call)))
     }
 
     /// Whether those that may fault have the handlers of the call.
@@ -174,4 +188,20 @@ impl Walk<'_, '_> {
             insts.iter().map(|same| same.input).filter(|&(at, inst)| may_fault(self.input.code.bytes(at, inst), inst.kind));
         risky.all(|(at, _)| handlers_at(at) == handlers_at(call))
     }
+}
+
+/// Whether a function is a plain `ret`.
+fn does_nothing(side: &Side<'_>, address: u64) -> bool {
+    leads_to(side, address)
+        .and_then(|at| Some((at, side.inst(at)?)))
+        .is_some_and(|(at, inst)| side.code.bytes(at, inst) == RETURN)
+}
+
+pub(super) fn is_plain(inst: Inst) -> bool {
+    matches!(inst.kind, Kind::Plain | Kind::Lea)
+}
+
+/// Whether a call of the output may lead to a body that has an instruction of the input.
+pub(super) fn may_call_body(input: Inst, output: Inst) -> bool {
+    output.kind == Kind::Call && output.len == CALL_LEN && is_plain(input)
 }

@@ -6,8 +6,12 @@
 //! and the other way round it has one name in the output, or two of which one is the input's own address (old text that a guarded relink
 //! keeps).
 //!
+//! What stands in a body, where a call of the output leads that the input has not ([`super::outlined`], [`super::subroutines`]), is kept apart: there is one more return address on the stack, so who comes there by a jump meets nothing
+//! that is known.
+//!
 //! Indexes are those of [`crate::decode::Code`].
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -103,7 +107,8 @@ enum Undo {
     Within(usize),
     Rewritten(usize),
     RewrittenCall(usize),
-    InBody(usize),
+    InBody(Standing),
+    InputInBody(usize),
     Name(u64, Option<Identity>),
     Seen(usize),
     Covered(usize),
@@ -131,8 +136,10 @@ pub(crate) struct Relation {
     rewritten: FxHashMap<usize, usize>,
     /// These calls and instructions.
     rewritten_calls: FxHashSet<usize>,
-    /// Output instructions that stand where calls lead for what the input has before calls: they are of no function.
-    in_bodies: FxHashSet<usize>,
+    /// Output and input of pairs in bodies, where calls of the output lead that the input has not. Control comes there by those calls alone, so that none of them says what a jump would come to.
+    in_bodies: BTreeSet<Standing>,
+    /// The input's instructions of these pairs.
+    inputs_in_bodies: FxHashSet<usize>,
     names: FxHashMap<u64, Identity>,
     /// Input bytes that the walk passed: instructions, and jumps and padding between them.
     pub(crate) seen: Bits,
@@ -159,7 +166,8 @@ impl Relation {
             within: FxHashMap::default(),
             rewritten: FxHashMap::default(),
             rewritten_calls: FxHashSet::default(),
-            in_bodies: FxHashSet::default(),
+            in_bodies: BTreeSet::new(),
+            inputs_in_bodies: FxHashSet::default(),
             names: FxHashMap::default(),
             seen: Bits::new(input_size),
             covered: Bits::new(output_size),
@@ -185,11 +193,12 @@ impl Relation {
         })
     }
 
-    /// All pairs of an instruction of the input and one of the output, of which there are `outputs` bytes; what stands in the place of calls included.
-    pub(super) fn pairs(&self, outputs: usize) -> impl Iterator<Item = (usize, usize)> {
+    /// All pairs of an instruction of the input and one of the output, of which there are `outputs` bytes; what stands in the place of calls included, and what is in bodies.
+    pub(crate) fn pairs(&self, outputs: usize) -> impl Iterator<Item = (usize, usize)> {
         let first = (0..outputs).filter_map(|output| Some((self.backward.get(output)?, output)));
-        let more = self.more.iter().chain(self.more_within.iter().map(|(standing, _)| standing));
-        first.chain(more.map(|&(input, output)| (input as usize, output as usize)))
+        let more = self.more.iter().chain(self.more_within.iter().map(|(standing, _)| standing)).copied();
+        let more = more.chain(self.in_bodies.iter().map(|&(output, input)| (input, output)));
+        first.chain(more.map(|(input, output)| (input as usize, output as usize)))
     }
 
     /// Input and output of each pair, with the call in whose place the output stands, if it does. There are `outputs` bytes of the output.
@@ -277,6 +286,9 @@ impl Relation {
     /// Relates the indexes of both sides; `sizes` are the instructions' lengths. What stands `within` a call's place is not where the callee is
     /// found, and the callee is not passed.
     pub(super) fn record(&mut self, input: usize, output: usize, sizes: (u8, u8), within: Option<u64>) -> Recorded {
+        if within.is_some() && self.is_in_body(output) {
+            return Recorded::Conflict(None);
+        }
         match self.backward.get(output) {
             Some(known) if known == input && self.within.get(&output).copied() == within => return Recorded::Known,
             Some(known) => return self.record_more(known, input, output, sizes.0, within),
@@ -367,16 +379,33 @@ impl Relation {
         self.joined.contains(output)
     }
 
-    /// Notes that an output instruction stands where a call leads.
-    pub(super) fn stand_in_body(&mut self, output: usize) {
-        if self.in_bodies.insert(output) {
-            self.note(Undo::InBody(output));
+    /// Relates the indexes of both sides where the output's instruction is in a body: `false` if it stands in the place of a call as well. Each call of a body is compared anew, so nothing is known by that, and
+    /// a jump that leads there is compared by itself.
+    pub(super) fn record_in_body(&mut self, input: usize, output: usize, sizes: (u8, u8)) -> bool {
+        if self.within.contains_key(&output) {
+            return false;
         }
+        let standing = (output as u32, input as u32);
+        if self.in_bodies.insert(standing) {
+            self.note(Undo::InBody(standing));
+            if self.inputs_in_bodies.insert(input) {
+                self.note(Undo::InputInBody(input));
+            }
+            self.pass(true, input, sizes.0);
+            self.pass(false, output, sizes.1);
+        }
+        true
     }
 
-    /// Whether an output instruction stands where a call leads, for what the input has before that.
+    /// Whether an instruction of the input stands in a body.
+    pub(crate) fn stands_in_body(&self, input: usize) -> bool {
+        self.inputs_in_bodies.contains(&input)
+    }
+
+    /// Whether an output instruction stands where a call leads that the input has not.
     pub(crate) fn is_in_body(&self, output: usize) -> bool {
-        self.in_bodies.contains(&output)
+        let output = output as u32;
+        self.in_bodies.range((output, 0)..=(output, u32::MAX)).next().is_some()
     }
 
     /// The call of the input that stands in another way at an output index, or the instruction that has a shorter form there.
@@ -452,7 +481,8 @@ impl Relation {
                 Undo::Within(index) => drop(self.within.remove(&index)),
                 Undo::Rewritten(index) => drop(self.rewritten.remove(&index)),
                 Undo::RewrittenCall(index) => drop(self.rewritten_calls.remove(&index)),
-                Undo::InBody(index) => drop(self.in_bodies.remove(&index)),
+                Undo::InputInBody(input) => drop(self.inputs_in_bodies.remove(&input)),
+                Undo::InBody(standing) => drop(self.in_bodies.remove(&standing)),
                 Undo::Seen(index) => self.seen.remove(index),
                 Undo::Covered(index) => self.covered.remove(index),
                 Undo::Joined(index) => self.joined.remove(index),

@@ -195,7 +195,11 @@ impl Walk<'_, '_> {
                 continue;
             };
             let (Some(from), Some(to)) = (self.input.code.index(from), self.output.code.index(to)) else { continue };
-            let is_reached = (self.relation.output_of(from).is_some(), self.relation.input_of(to).is_some());
+            let relation = &self.relation;
+            let is_reached = (
+                relation.output_of(from).is_some() || relation.stands_in_body(from),
+                relation.input_of(to).is_some() || relation.is_in_body(to),
+            );
             let is_right = match is_reached {
                 (false, false) => true,
                 (true, true) => self.relation.is_for(to, from),

@@ -267,6 +267,7 @@ impl Prover {
             }
             for from in all {
                 match self.held_before(walk, from, register)? {
+                    // What a call has named for its caller is a table of that.
                     Before::Table(table) => found.push(reference(table, from, 4)),
                     Before::Register(other) => work.push((from, other)),
                 }
@@ -281,24 +282,44 @@ impl Prover {
         let same = Before::Register(register);
         match inst.kind {
             Kind::Nop | Kind::EndBranch | Kind::Jump | Kind::Branch | Kind::IndirectJump => Some(same),
-            Kind::Call | Kind::IndirectCall => (KEPT >> register & 1 == 1).then_some(same),
+            Kind::Call => self.held_before_call(walk, at, register),
+            Kind::IndirectCall => (KEPT >> register & 1 == 1).then_some(same),
             Kind::Loop => (register != COUNTER).then_some(same),
             Kind::Plain | Kind::Lea => {
                 let decoded = self.decode(true, walk.input, at, inst)?;
-                if !may_write(&decoded, register) && !decoded.is_special {
-                    return Some(same);
-                }
-                let writes = |found: &Operand| matches!(*found, Operand::Reg(Reg::General(to, 64, _)) if to == register);
-                match (decoded.name.as_str(), &*decoded.operands) {
-                    ("lea", [(to, _), (Operand::Memory(memory), _)]) if writes(to) => memory.place.map(Before::Table),
-                    ("mov", [(to, _), (Operand::Reg(Reg::General(from, 64, _)), _)]) if writes(to) => {
-                        Some(Before::Register(*from))
-                    }
-                    _ => None,
-                }
+                held_before_plain(&decoded, register)
             }
             _ => None,
         }
+    }
+
+    /// The same of a direct call: what straight code does there that is a part of the caller, and then, if it is none, by what calls keep.
+    fn held_before_call(&mut self, walk: &Walk<'_, '_>, at: u64, mut register: u8) -> Option<Before> {
+        let followed = self.followed(walk, true, at);
+        let is_function = followed.as_ref().is_none_or(|followed| !followed.returns);
+        if is_function && KEPT >> register & 1 == 0 || followed.as_ref().is_some_and(|followed| followed.is_unknown) {
+            return None;
+        }
+        for (_, decoded) in followed.iter().flat_map(|followed| followed.insts.iter().rev()) {
+            match held_before_plain(decoded, register)? {
+                Before::Register(other) => register = other,
+                found => return Some(found),
+            }
+        }
+        Some(Before::Register(register))
+    }
+}
+
+/// Where an instruction that does not transfer control has what a register holds behind it.
+fn held_before_plain(decoded: &Decoded, register: u8) -> Option<Before> {
+    if !may_write(decoded, register) && !decoded.is_special {
+        return Some(Before::Register(register));
+    }
+    let writes = |found: &Operand| matches!(*found, Operand::Reg(Reg::General(to, 64, _)) if to == register);
+    match (decoded.name.as_str(), &*decoded.operands) {
+        ("lea", [(to, _), (Operand::Memory(memory), _)]) if writes(to) => memory.place.map(Before::Table),
+        ("mov", [(to, _), (Operand::Reg(Reg::General(from, 64, _)), _)]) if writes(to) => Some(Before::Register(*from)),
+        _ => None,
     }
 }
 

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use super::super::Key;
 use super::super::entry::Entry;
 use super::super::facts::Facts;
-use super::super::machine::RED_ZONE;
+use super::super::machine::{Privacy, RED_ZONE};
 use super::{Cursor, Effect, Failure, Run, STEPS_MAX, Side, Step};
 use crate::decode::{Inst, Kind};
 
@@ -159,6 +159,12 @@ impl Run<'_, '_, '_> {
             return false;
         }
         inside.marks.iter().any(|mark| matches!(self.is_here(mark, output), Some((_, 0))))
+    }
+
+    /// Whether the segment is to end before a call by which an address of the frame goes elsewhere.
+    pub(super) fn lets_out_by_call(&mut self, input: &Cursor, a: Inst, output: &Cursor) -> bool {
+        let may_let_out = self.ends.at_escape && *self.privacy == Privacy::Frame && a.kind == Kind::Call;
+        may_let_out && self.broken_by_calls(input, output).is_let_out
     }
 
     /// Both come to where an address of the frame goes elsewhere: from there on others may see what is in it, so it is the same.

@@ -7,8 +7,9 @@ use super::super::decoded::{Decoded, Operand, Reg};
 use super::super::entry::{ARGUMENTS, Called, Entry};
 use super::super::expr::{Id, Node, Pool};
 use super::super::facts::Facts;
+use super::super::followed::Broken;
 use super::super::liveness::VECTORS;
-use super::super::machine::{Machine, RED_ZONE, STACK};
+use super::super::machine::{BASE, Machine, Privacy, RED_ZONE, STACK};
 use super::super::semantics::{Context, Place};
 use super::local::Mark;
 use super::{Cursor, Effect, Failure, Run, Step};
@@ -115,8 +116,7 @@ impl Run<'_, '_, '_> {
         };
         self.compare_slots(input, output, 0)?;
         let at_call = Cursor::new(call, input.machine.clone(), None);
-        self.called(&at_call, site, output, (call + u64::from(site.len), output.at + u64::from(other.len)), unread);
-        Ok(())
+        self.called(&at_call, site, output, (call + u64::from(site.len), output.at + u64::from(other.len)), unread)
     }
 
     /// Both leave the segment.
@@ -147,8 +147,7 @@ impl Run<'_, '_, '_> {
                 let unread = self.compare_entered(input, a, output)?;
                 self.compare_slots(input, output, 0)?;
                 self.note_called(input, output, (x, y), i, unread);
-                self.called(input, a, output, (after_i, after_o), unread);
-                Ok(())
+                self.called(input, a, output, (after_i, after_o), unread)
             }
             (Kind::Call, Kind::IndirectCall) if self.walk.is_call_past_stub(i, a, o, b) => {
                 self.compare_events(input, output)?;
@@ -321,19 +320,24 @@ impl Run<'_, '_, '_> {
     fn call(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64)) -> Step<()> {
         let unread = self.compare_called(input, a, output)?;
         self.compare_slots(input, output, 0)?;
-        self.called(input, a, output, after, unread);
-        Ok(())
+        self.called(input, a, output, after, unread)
     }
 
     /// What is known behind a call.
     ///
     /// A register that differs and is `unread` from the call on counts as the same behind it. Either somebody has written it by then, the same in both, or the input writes it before it
     /// reads it, on each way: so no value of the input's comes from it that one of the output's could be taken for.
-    fn called(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64), unread: u16) {
+    ///
+    /// What straight code writes that is a part of its caller ([`super::super::followed`]) is the same in both too: all that it reads is the same at the call, the slots of the frame as well.
+    fn called(&mut self, input: &Cursor, a: Inst, output: &Cursor, after: (u64, u64), unread: u16) -> Step<()> {
+        let broken = self.broken_by_calls(input, output);
+        if broken.is_let_out && *self.privacy == Privacy::Frame {
+            return Err(Failure::escape(output.at));
+        }
         self.segment.effects.push(Effect::CallSite { input: input.at, output: output.at });
         if self.walk.call_never_returns(input.at, a) {
             self.segment.effects.push(Effect::Try(Pair::new(after.0, after.1, output.at, Reach::Flow)));
-            return;
+            return Ok(());
         }
         let returns_twice = self.prover.returns_twice(self.walk, input.at, a);
         let (mut x, mut y) = (input.machine.clone(), output.machine.clone());
@@ -346,7 +350,8 @@ impl Run<'_, '_, '_> {
             // What differed before the call may differ behind it, and in the output be anything.
             let was_same = x.general[place] == y.general[place];
             let is_same = (was_same || unread >> place & 1 == 1) && left >> place & 1 == 0;
-            let is_lost = !KEPT.contains(&place) && (written >> place & 1 == 1 || !was_same || !is_same);
+            let is_broken = broken.registers >> place & 1 == 1;
+            let is_lost = is_broken || !KEPT.contains(&place) && (written >> place & 1 == 1 || !was_same || !is_same);
             if is_lost || (returns_twice && place != STACK) {
                 let fresh = self.fresh(64);
                 let other = if is_same { fresh } else { self.fresh(64) };
@@ -362,12 +367,22 @@ impl Run<'_, '_, '_> {
         }
         let rest = self.fresh(64);
         (x.rest, y.rest) = (rest, rest);
-        let top = x.stack_offset(&self.pool).filter(|_| !returns_twice);
+        let top = x.stack_offset(&self.pool).filter(|_| !returns_twice && !broken.frame);
         for machine in [&mut x, &mut y] {
             machine.slots.retain(|&at, _| top.is_some_and(|top| at >= top));
         }
         let facts = Rc::new(Facts::end(&mut self.pool, &x, &y));
         self.segment.successors.push((Key { input: after.0, output: after.1, within: None }, facts));
+        Ok(())
+    }
+
+    /// What of calls of both programs is not as the psABI has it.
+    pub(super) fn broken_by_calls(&mut self, input: &Cursor, output: &Cursor) -> Broken {
+        let each = [(true, input), (false, output)].map(|(is_input, cursor)| {
+            let has_base = self.pool.is_of_frame(cursor.machine.general[BASE]);
+            self.prover.broken_by_call(self.walk, is_input, cursor.at, has_base)
+        });
+        each[0].union(each[1])
     }
 
     fn fresh(&mut self, width: u16) -> Id {
