@@ -83,6 +83,7 @@ pub enum Change {
     Schedule,
     EndBranch,
     Outline,
+    Subroutine,
     DirectCall,
     Form,
 }
@@ -99,6 +100,7 @@ impl Change {
             Change::Schedule => "schedule",
             Change::EndBranch => "endbr",
             Change::Outline => "outline",
+            Change::Subroutine => "subroutines",
             Change::DirectCall => "direct-calls",
             Change::Form => "forms",
         }

@@ -5,6 +5,7 @@
 //! not in the file any more ([`cuts`] splits segments for that), and puts what no loader reads into the holes that are left. A separate debug file follows at the
 //! end (`relink::settle`), by the link that [`debug_link`] keeps in the program.
 
+mod below;
 pub mod cuts;
 pub mod dead;
 pub mod debug_link;
@@ -16,6 +17,7 @@ pub mod pack;
 mod relr;
 mod section_table;
 pub mod spread;
+pub mod subroutines;
 pub mod tables;
 pub mod unloaded;
 mod unwind_shift;

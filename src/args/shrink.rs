@@ -52,6 +52,8 @@ pub(crate) enum Technique {
     DirectCalls,
     /// Put the arguments that many calls of a function have alike into one place, to which these calls lead: before the function, where no jump more is needed, or elsewhere, if a jump more is guessed to take little time.
     Outline,
+    /// Put instructions that many places have alike into one, which these call, if two jumps more are guessed to take little time.
+    Subroutines,
     /// Order the blocks of each function so that the most branches are short.
     Order,
     /// Let long branches to the same place go by way of one jump, where each is short then, and the jump is guessed to take little time.

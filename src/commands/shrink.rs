@@ -55,7 +55,7 @@ fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut T
     let mut with_all = args.clone();
     let doubts = [Undescribed::Doubted, Undescribed::Stays].into_iter().filter(|_| has_undescribed).map(Less::Undescribed);
     let last = [Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries];
-    for less in [Less::Stripping, Less::Forms, Less::Outline].into_iter().chain(doubts).chain(last) {
+    for less in [Less::Stripping, Less::Subroutines, Less::Forms, Less::Outline].into_iter().chain(doubts).chain(last) {
         let failure = match result {
             Err(failure) if !failure.is_of_debug_file => failure,
             result => return result,
@@ -83,6 +83,7 @@ fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut T
 enum Less {
     /// No technique, but less is believed of code without unwind entries.
     Undescribed(Undescribed),
+    Subroutines,
     Forms,
     Outline,
     Tails,
@@ -99,6 +100,7 @@ impl Less {
             Less::Undescribed(_) => false,
             Less::Stripping => std::mem::take(&mut args.strip),
             Less::Forms => skip(args, &[Technique::Forms]),
+            Less::Subroutines => skip(args, &[Technique::Subroutines]),
             Less::Outline => skip(args, &[Technique::Outline]),
             Less::Tails => skip(args, &[Technique::Tails]),
             Less::Folding => skip(args, &[Technique::Fold]),
@@ -111,6 +113,7 @@ impl Less {
         match self {
             Less::Undescribed(undescribed) => super::less_of(undescribed).unwrap_or("nothing is left out"),
             Less::Forms => "instructions keep their forms",
+            Less::Subroutines => "instructions that many places have stay in each",
             Less::Outline => "calls keep their arguments",
             Less::Tails => "blocks that go on alike keep a copy each",
             Less::Folding => "functions that do the same keep a body each",

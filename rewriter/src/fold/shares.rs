@@ -31,6 +31,8 @@ const NEAR_BYTES: f32 = 1000.0;
 const FAR_BYTES: f32 = 12000.0;
 /// The same of the jump from arguments to the function that they are for.
 const OUTLINE_BYTES: f32 = 4000.0;
+/// The same of a call of instructions that many places have, and of the return.
+const SUBROUTINE_BYTES: f32 = 12000.0;
 /// Bytes that may be spent to keep a branch off the end of a decode window if it were all that is executed, once in each entry of its function.
 const WINDOW_BYTES: f32 = 300.0;
 /// The least of such worth that counts, in sixteenths of a byte.
@@ -105,6 +107,11 @@ impl Shares {
     /// How many bytes the arguments of a call in the block have to be, at least, to be worth a jump; the largest number if they never are.
     pub(crate) fn outlining_min(&self, block: Block) -> u32 {
         (self.of_block[block] * OUTLINE_BYTES).ceil() as u32
+    }
+
+    /// How many bytes a call of instructions that stand elsewhere has to save in the block to be worth it; the largest number if none are.
+    pub(crate) fn subroutine_min(&self, block: Block) -> u32 {
+        (self.of_block[block] * SUBROUTINE_BYTES).ceil() as u32
     }
 
     /// By block, in sixteenths of a byte.

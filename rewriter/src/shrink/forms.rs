@@ -16,7 +16,7 @@
 //!
 //! Instructions that a handler of faults knows by their place stay, and those of code that nothing leads to, which the checker compares by its content; and in a file at a fixed address all, where a number may be an address.
 
-mod ahead;
+pub(super) mod ahead;
 mod known;
 mod stack;
 mod vector;
@@ -33,12 +33,12 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::below::Below;
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
 use crate::fold::FUNCS_AT_ONCE;
 use crate::plan::LayoutPlan;
 use ahead::Ahead;
 use known::Known;
-use stack::Below;
 
 type Bytes = SmallVec<[u8; 16]>;
 
@@ -99,10 +99,13 @@ pub fn plan(image: &Image<'_>, program: &Program, is_open: &SecondaryMap<Block, 
     }
     let blocks = super::changeable(program, plan, is_open);
     let funcs: Vec<&[(Func, Block)]> = blocks.chunk_by(|a, b| a.0 == b.0).collect();
+    let called = edits.replacements.iter().filter(|r| r.change == Change::Subroutine);
+    let called: Vec<(Block, u32)> = called.map(|r| (r.block, r.end())).collect();
     let mut known: FxHashMap<Bytes, NewCodeId> = FxHashMap::default();
     for funcs in funcs.chunks(FUNCS_AT_ONCE) {
-        let sites_of =
-            |known: &mut Known, blocks: &&[(Func, Block)]| Finder::of(image, program, blocks[0].0, known).sites(blocks);
+        let sites_of = |known: &mut Known, blocks: &&[(Func, Block)]| {
+            Finder::of(image, program, (blocks[0].0, &called), known).sites(blocks)
+        };
         let found: Vec<Vec<Site>> = funcs.par_iter().map_init(Known::new, sites_of).collect();
         for Site { block, offset, len, form } in found.into_iter().flatten() {
             let new = |bytes: Bytes| NewCode { bytes: bytes.to_vec(), ..NewCode::default() };
@@ -124,6 +127,8 @@ struct Finder<'k, 'a> {
     image: &'a Image<'a>,
     program: &'a Program,
     func: Func,
+    /// Where calls of subroutines end, ascending: what stands there makes nothing known.
+    called: &'k [(Block, u32)],
     /// What the function may have left below the stack pointer; looked at when it first matters.
     below: OnceCell<Option<Below>>,
     instructions: Vec<Instruction>,
@@ -131,8 +136,8 @@ struct Finder<'k, 'a> {
 }
 
 impl<'k, 'a> Finder<'k, 'a> {
-    fn of(image: &'a Image<'a>, program: &'a Program, func: Func, known: &'k mut Known) -> Self {
-        Self { image, program, func, below: OnceCell::new(), instructions: Vec::new(), known }
+    fn of(image: &'a Image<'a>, program: &'a Program, (func, called): (Func, &'k [(Block, u32)]), known: &'k mut Known) -> Self {
+        Self { image, program, func, called, below: OnceCell::new(), instructions: Vec::new(), known }
     }
 
     fn sites(&mut self, blocks: &[(Func, Block)]) -> Vec<Site> {
@@ -149,11 +154,15 @@ impl<'k, 'a> Finder<'k, 'a> {
         let all = image.read(data.start, data.len as usize).unwrap_or(&[]);
         let mut refs = program.block_refs(block).iter().peekable();
         self.known.clear();
+        let mut called = self.called[self.called.partition_point(|call| call.0 < block)..].iter().peekable();
         for (index, instruction) in instructions.iter().enumerate() {
             let offset = (instruction.ip() - data.start.0) as u32;
             let len = instruction.len() as u32;
             if offset >= data.body_len {
                 break;
+            }
+            while called.next_if(|call| **call <= (block, offset)).is_some() {
+                self.known.clear();
             }
             let reference = refs.next_if(|reference| reference.offset < offset + len);
             let more = refs.next_if(|reference| reference.offset < offset + len);

@@ -38,9 +38,10 @@ use crate::transform::direct_calls::{self, DirectCall};
 use crate::transform::entry_row::has_entry_row;
 use crate::transform::plt_calls;
 
+pub(super) mod along;
 mod callees;
-mod entries;
-mod lower;
+pub(super) mod entries;
+pub(super) mod lower;
 mod near;
 mod sites;
 mod tree;

@@ -14,7 +14,7 @@ use rewriter::fold::shares::Shares;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{Filling, LayoutPlan};
 use rewriter::relink::{Relinked, Reported};
-use rewriter::shrink::{dead, forms, outline};
+use rewriter::shrink::{dead, forms, outline, subroutines};
 use rewriter::transform::direct_calls::{self, DirectCall};
 use rewriter::transform::endbr;
 use rewriter::transform::reached::reached;
@@ -29,12 +29,13 @@ use crate::report::shrink::Saving;
 use crate::timing::Timing;
 
 /// Techniques that move code.
-pub(super) const OF_CODE: [Technique; 11] = [
+pub(super) const OF_CODE: [Technique; 12] = [
     Technique::DeadCode,
     Technique::Fold,
     Technique::Tails,
     Technique::DirectCalls,
     Technique::Outline,
+    Technique::Subroutines,
     Technique::Forms,
     Technique::Endbr,
     Technique::Order,
@@ -171,6 +172,12 @@ pub(super) fn plan(
         gone.outlined = timing.phase("outline", |_| outline::plan(image, program, asked, &mut plan, &mut edits));
     }
     direct_calls::plan(&calls, &mut edits);
+    if args.is_on(Technique::Subroutines) {
+        memory::give_back();
+        edits.settle();
+        let asked = (&shares, &is_reached);
+        gone.subroutines = timing.phase("find subroutines", |_| subroutines::plan(image, program, asked, &plan, &mut edits));
+    }
     if args.is_on(Technique::Forms) {
         memory::give_back();
         timing.phase("find shorter forms", |_| forms::plan(image, program, &is_reached, &plan, &mut edits));
@@ -240,6 +247,7 @@ struct Gone {
     num_forms: u64,
     form_bytes: u64,
     outlined: outline::Outlined,
+    subroutines: subroutines::Subroutines,
     /// What shorter branches leave.
     order_bytes: u64,
 }
@@ -258,6 +266,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         + gone.direct_bytes
         + gone.form_bytes
         + gone.outlined.bytes
+        + gone.subroutines.bytes
         + gone.order_bytes
         + relinked.relayed.1;
     let unpadded = free_text + relinked.fitted.bytes;
@@ -270,6 +279,7 @@ fn savings(image: &Image<'_>, relinked: &Relinked, gone: &Gone) -> Vec<Saving> {
         Saving::new("tails", "blocks", gone.num_tails, gone.tail_bytes as i64),
         Saving::new("direct-calls", "calls", gone.num_direct, gone.direct_bytes as i64),
         Saving::new("outline", "calls", gone.outlined.num_calls, gone.outlined.bytes as i64),
+        Saving::new("subroutines", "calls", gone.subroutines.num_calls, gone.subroutines.bytes as i64),
         Saving::new("forms", "instructions", gone.num_forms, gone.form_bytes as i64),
         Saving::new("endbr", "instructions", gone.num_marks, gone.mark_bytes as i64),
         Saving::new("order", "bytes", gone.order_bytes, gone.order_bytes as i64),

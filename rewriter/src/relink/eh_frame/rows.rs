@@ -260,9 +260,13 @@ impl<'a> Row<'a> {
         Ok(row)
     }
 
+    /// Whether the frame address is `rsp` and a number.
+    pub(crate) fn is_by_stack(&self) -> bool {
+        matches!(self.cfa, Cfa::Register { register: STACK_POINTER, .. })
+    }
+
     /// Whether the frame address is `rsp` and a number, and these registers and no other are saved, one below the other, behind the return address.
     pub(super) fn has_pushed(&self, registers: &[u64], data_alignment: i64) -> bool {
-        const RSP: u64 = 7;
         let depth = 8 * (registers.len() as i64 + 1);
         let own = self.registers.iter().filter(|(register, _)| !self.initial.iter().any(|(of_entry, _)| of_entry == register));
         let mut expected: Vec<(u64, i64)> =
@@ -272,7 +276,7 @@ impl<'a> Row<'a> {
             Instruction::Offset { register, offset } => Some((register, offset)),
             _ => None,
         });
-        self.cfa == Cfa::Register { register: RSP, offset: depth }
+        self.cfa == Cfa::Register { register: STACK_POINTER, offset: depth }
             && saved.collect::<Option<Vec<_>>>().as_ref() == Some(&expected)
     }
 

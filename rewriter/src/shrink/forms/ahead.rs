@@ -18,12 +18,12 @@ const BLOCKS_MAX: usize = 3;
 
 const ALL_FLAGS: u32 = RflagsBits::CF | RflagsBits::PF | RflagsBits::ZF | RflagsBits::SF | RflagsBits::OF;
 
-pub(super) struct Ahead<'r, 'a> {
-    pub(super) image: &'a Image<'a>,
-    pub(super) program: &'a Program,
-    pub(super) block: Block,
+pub(in crate::shrink) struct Ahead<'r, 'a> {
+    pub(in crate::shrink) image: &'a Image<'a>,
+    pub(in crate::shrink) program: &'a Program,
+    pub(in crate::shrink) block: Block,
     /// What follows in the block.
-    pub(super) rest: &'r [Instruction],
+    pub(in crate::shrink) rest: &'r [Instruction],
 }
 
 /// What an instruction says of the question.
@@ -36,7 +36,7 @@ enum Answer<T> {
 
 impl Ahead<'_, '_> {
     /// Whether nobody reads the flags that are there now.
-    pub(super) fn has_no_reader_of_flags(&self) -> bool {
+    pub(in crate::shrink) fn has_no_reader_of_flags(&self) -> bool {
         self.ask(Some(()), flags_are_dead).is_some()
     }
 
@@ -95,15 +95,18 @@ fn flags_are_dead(instruction: &Instruction) -> Answer<()> {
     }
     use Mnemonic::*;
     match instruction.mnemonic() {
-        Add | Or | And | Sub | Xor | Cmp | Test | Neg
-            if instruction.rflags_read() == 0 && instruction.rflags_modified() & ALL_FLAGS == ALL_FLAGS =>
-        {
-            Answer::Yes(())
-        }
+        _ if instruction.rflags_read() == 0 && writes_all_flags(instruction) => Answer::Yes(()),
         Mov | Movzx | Movsx | Movsxd | Lea | Push | Pop | Nop | Not => Answer::Open,
         _ if vector::moves(instruction) => Answer::Open,
         _ => Answer::No,
     }
+}
+
+/// Whether of the flags that were there before nothing is left.
+pub(in crate::shrink) fn writes_all_flags(instruction: &Instruction) -> bool {
+    use Mnemonic::*;
+    matches!(instruction.mnemonic(), Add | Or | And | Sub | Xor | Cmp | Test | Neg)
+        && instruction.rflags_modified() & ALL_FLAGS == ALL_FLAGS
 }
 
 /// Of what cannot fault only: whoever handles that would see the register.

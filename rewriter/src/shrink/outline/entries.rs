@@ -16,15 +16,15 @@ use crate::transform::plt_calls::slot_of_stub;
 const FIRST_BLOCK_MIN: u32 = 5;
 
 /// Such functions, by number in the order of their fragments.
-pub(super) struct Entries<'a> {
+pub(in crate::shrink) struct Entries<'a> {
     program: &'a Program,
     plan: &'a LayoutPlan,
     numbers: FxHashMap<Block, u32>,
-    pub(super) blocks: Vec<Block>,
+    pub(in crate::shrink) blocks: Vec<Block>,
 }
 
 impl<'a> Entries<'a> {
-    pub(super) fn of(image: &Image<'_>, program: &'a Program, plan: &'a LayoutPlan) -> Self {
+    pub(in crate::shrink) fn of(image: &Image<'_>, program: &'a Program, plan: &'a LayoutPlan) -> Self {
         let entry = |fragment: &FragmentPlan| {
             let (first, others) = fragment.blocks.split_first()?;
             let is_bare = fragment.clone.is_none() && first.copy.is_none() && others.iter().all(|other| other.align == 1);

@@ -18,7 +18,7 @@ pub(super) fn has_other_use(instruction: &Instruction) -> bool {
 }
 
 /// The bytes of an instruction without references, or of one that doesn't address by the stack pointer, in a body. `None` if there is no such form.
-pub(super) fn lowered(bytes: &[u8]) -> Option<Vec<u8>> {
+pub(in crate::shrink) fn lowered(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut decoder = Decoder::new(64, bytes, DecoderOptions::NONE);
     let instruction = decoder.decode();
     if let Some(register) = copy_of(&instruction) {

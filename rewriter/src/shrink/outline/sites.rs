@@ -2,25 +2,23 @@
 
 use std::ops::Range;
 
-use analysis::values::touches_memory;
-use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Register};
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory};
 use lifter::Image;
 use lifter::address::Va;
-use lifter::elf::lsda::CallSite;
 use lifter::entity::{Block, Func};
 use lifter::ir::{Program, RefData, RefKind, RefRole, RefTarget};
 use lifter::x86;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::CALL_LEN;
+use super::along::{Described, keeps_saved, may_come_along};
 use super::callees::{Callee, Callees};
 use super::entries::Entries;
-use super::lower::{has_other_use, lowered};
+use super::lower::lowered;
 use crate::fold::Folding;
 use crate::fold::blocks::hashes::push_reference;
 use crate::fold::shares::Shares;
 use crate::materialize::block_bytes;
-use crate::relink::eh_frame::FrameRows;
 use crate::transform::direct_calls::{self, DirectCall};
 
 /// `call *slot(%rip)` without the slot.
@@ -224,6 +222,7 @@ impl Finder<'_> {
             let (offset, next) = ((instruction.ip() - start.0) as u32, (instruction.next_ip() - start.0) as u32);
             if instruction.next_ip() != end
                 || !may_come_along(instruction, infos)
+                || !keeps_saved(instruction, infos)
                 || !described.is_as_at((Va(instruction.ip()), instruction), at)
             {
                 break;
@@ -251,66 +250,4 @@ impl Finder<'_> {
 
 fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-/// Whether an instruction can do the same with a return address more on the stack, and leaves what callers count on.
-fn may_come_along(instruction: &Instruction, infos: &mut InstructionInfoFactory) -> bool {
-    let is_plain = instruction.flow_control() == FlowControl::Next
-        && !instruction.is_stack_instruction()
-        && !instruction.is_privileged()
-        && !has_other_use(instruction)
-        && !matches!(instruction.code(), Code::Endbr64 | Code::Endbr32 | Code::INVALID)
-        // The shadow stack has a return address more too.
-        && !matches!(instruction.code(), Code::Rdsspd_r32 | Code::Rdsspq_r64 | Code::Incsspd_r32 | Code::Incsspq_r64)
-        && instruction.mnemonic() != Mnemonic::Nop;
-    if !is_plain {
-        return false;
-    }
-    let info = infos.info(instruction);
-    let is_kept = |register: Register| {
-        let kept = [Register::RBX, Register::RBP, Register::R12, Register::R13, Register::R14, Register::R15];
-        kept.contains(&register)
-    };
-    let is_free = |register: Register, access: OpAccess| {
-        let writes = !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess);
-        let full = register.full_register();
-        !(writes && (full == Register::RSP || is_kept(full)))
-    };
-    info.used_registers().iter().all(|used| is_free(used.register(), used.access()))
-}
-
-/// Whether an instruction reads or writes memory, or may stop otherwise.
-fn may_fault(instruction: &Instruction) -> bool {
-    matches!(instruction.mnemonic(), Mnemonic::Div | Mnemonic::Idiv) || touches_memory(instruction)
-}
-
-/// What unwinders find in a range of code.
-struct Described<'a> {
-    rows: FrameRows<'a>,
-    sites: &'a [CallSite],
-}
-
-impl<'a> Described<'a> {
-    /// `None` where it is not understood, or nothing is said.
-    fn of(program: &'a Program, range: u32) -> Option<Self> {
-        let fde = program.unwind.fdes.get(program.ranges[range as usize].fde?)?;
-        if fde.opaque_lsda.is_some() {
-            return None;
-        }
-        let rows = FrameRows::evaluate(program.unwind.cies.get(fde.cie as usize)?, fde)?;
-        let sites = match fde.lsda {
-            Some(lsda) => &program.unwind.lsdas.get(lsda as usize)?.call_sites[..],
-            None => &[],
-        };
-        Some(Self { rows, sites })
-    }
-
-    /// Whether who unwinds from an instruction finds what is found at the call behind it.
-    fn is_as_at(&self, (at, instruction): (Va, &Instruction), call: Va) -> bool {
-        let handlers = |va: Va| {
-            let site = self.sites.iter().rfind(|site| site.start <= va).filter(|site| va < site.end);
-            site.map(|site| (site.landing_pad, site.action))
-        };
-        self.rows.at(at) == self.rows.at(call) && (!may_fault(instruction) || handlers(at) == handlers(call))
-    }
 }

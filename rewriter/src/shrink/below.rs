@@ -1,0 +1,170 @@
+//! What may be kept below the stack pointer.
+//!
+//! **Problem.** A push or a call that the program had not there overwrites the word below the stack pointer.
+//!
+//! **Method.** Nothing is kept in it in a function that addresses nothing there, and nothing below `%rbp` if that is made to count from the stack pointer, if it was not given up either: where control comes from an instruction
+//! that raises the stack pointer, what was given up is still there, and OCaml's `caml_c_call` has its return address back so. A call overwrites the word. (In code that follows the psABI no function that calls reads such a word.)
+//!
+//! **Termination.** A block is looked at once more only when the word is first seen to be given up where it begins.
+
+use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
+use lifter::Image;
+use lifter::address::Va;
+use lifter::entity::{Block, Func};
+use lifter::ir::{CodeTarget, Program, StopKind, Terminator};
+use lifter::x86::decode_block_into;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+/// What a function may have left in the word below the stack pointer.
+pub(super) struct Below {
+    /// Of blocks with instructions that say something, or where the word may be one that was given up.
+    blocks: FxHashMap<Block, InBlock>,
+}
+
+/// What becomes of the word in a block.
+#[derive(Default)]
+struct InBlock {
+    /// Whether it may be one that was given up where the block begins.
+    at_start: bool,
+    /// The same behind instructions, ascending.
+    behind: SmallVec<[(Va, bool); 2]>,
+}
+
+impl InBlock {
+    fn at(&self, at: Va) -> bool {
+        let before = self.behind.partition_point(|behind| behind.0 <= at);
+        before.checked_sub(1).map_or(self.at_start, |last| self.behind[last].1)
+    }
+}
+
+impl Below {
+    /// Looks at a function; `None` if it has code without unwind entries, addresses what is below the stack pointer, or may do so by `%rbp`.
+    pub(super) fn of(image: &Image<'_>, program: &Program, func: Func) -> Option<Self> {
+        let is_described = program.func_ranges(func).iter().all(|range| range.fde.is_some());
+        if !is_described {
+            return None;
+        }
+        let (mut instructions, mut blocks) = (Vec::new(), FxHashMap::default());
+        let (mut is_frame_pointer, mut is_below_frame) = (false, false);
+        for block in program.funcs[func].blocks.iter() {
+            decode_block_into(image, program, block, &mut instructions);
+            for instruction in &instructions {
+                if addresses_below(instruction) {
+                    return None;
+                }
+                is_frame_pointer |= makes_frame_pointer(instruction);
+                is_below_frame |= is_below(instruction, Register::RBP);
+            }
+            let behind: SmallVec<[(Va, bool); 2]> = instructions.iter().filter_map(leaves_behind).collect();
+            if !behind.is_empty() {
+                blocks.insert(block, InBlock { at_start: false, behind });
+            }
+        }
+        if is_frame_pointer && is_below_frame {
+            return None;
+        }
+        let mut below = Self { blocks };
+        below.spread(program);
+        Some(below)
+    }
+
+    /// Follows words that were given up to where control goes.
+    fn spread(&mut self, program: &Program) {
+        let is_left = |behind: &InBlock| behind.behind.iter().any(|behind| behind.1);
+        let mut pending: Vec<Block> =
+            self.blocks.iter().filter(|(_, in_block)| is_left(in_block)).map(|(block, _)| *block).collect();
+        while let Some(block) = pending.pop() {
+            if !self.blocks.get(&block).is_some_and(|in_block| in_block.at(program.blocks[block].end())) {
+                continue;
+            }
+            for next in ways_on(program, block) {
+                if !begins_entry(program, next) && !std::mem::replace(&mut self.blocks.entry(next).or_default().at_start, true) {
+                    pending.push(next);
+                }
+            }
+        }
+    }
+
+    /// Whether nothing is kept in it anywhere in a block.
+    pub(super) fn is_bare_throughout(&self, block: Block) -> bool {
+        self.blocks.get(&block).is_none_or(|in_block| !in_block.at_start && in_block.behind.iter().all(|behind| !behind.1))
+    }
+
+    /// Whether nothing is kept in it at an instruction.
+    pub(super) fn is_bare(&self, block: Block, at: Va) -> bool {
+        !self.blocks.get(&block).is_some_and(|in_block| in_block.at(at))
+    }
+}
+
+/// Where an instruction ends that gives words up, or writes the one below the stack pointer, and whether it gives up.
+fn leaves_behind(instruction: &Instruction) -> Option<(Va, bool)> {
+    let gives_up = may_raise(instruction);
+    (gives_up || instruction.mnemonic() == Mnemonic::Call).then(|| (Va(instruction.next_ip()), gives_up))
+}
+
+/// Where control may go from a block, into other functions too, and behind calls that are said not to return.
+fn ways_on(program: &Program, block: Block) -> impl Iterator<Item = Block> {
+    let data = &program.blocks[block];
+    let of = |target| match target {
+        CodeTarget::Block(block) => Some(block),
+        CodeTarget::Fixed(_) => None,
+    };
+    let behind = || {
+        let order = &program.blocks_by_address;
+        order.get(order.partition_point(|&other| program.blocks[other].start <= data.start)).copied()
+    };
+    let [taken, next] = match data.terminator {
+        Terminator::Fallthrough { next } => [None, Some(next)],
+        Terminator::Jump { target } => [of(target), None],
+        Terminator::Branch { taken, next, .. } => [of(taken), Some(next)],
+        Terminator::Loop { taken, next } => [Some(taken), Some(next)],
+        Terminator::Stop(StopKind::NoReturnCall | StopKind::Trap | StopKind::Unknown) => [None, behind()],
+        Terminator::Stop(_) => [None, None],
+    };
+    taken.into_iter().chain(next).chain(program.block_edges(block).iter().map(|edge| edge.target))
+}
+
+/// Whether an unwind entry begins with a block: nobody hands a word on to it below the stack pointer.
+fn begins_entry(program: &Program, block: Block) -> bool {
+    let data = &program.blocks[block];
+    program.ranges[data.range as usize].fde.is_some_and(|fde| program.unwind.fdes[fde].start == data.start)
+}
+
+fn may_raise(instruction: &Instruction) -> bool {
+    use Mnemonic::*;
+    let is_stack = |operand: u32| {
+        instruction.op_kind(operand) == OpKind::Register && instruction.op_register(operand).full_register() == Register::RSP
+    };
+    let writes_stack =
+        instruction.op_count() > 0 && is_stack(0) || instruction.op_count() > 1 && instruction.mnemonic() == Xchg && is_stack(1);
+    match instruction.mnemonic() {
+        Pop | Popf | Popfq | Leave => true,
+        Push | Cmp | Test | And => false,
+        Sub if matches!(instruction.op1_kind(), OpKind::Immediate8to64 | OpKind::Immediate32to64) => {
+            writes_stack && instruction.immediate(1).cast_signed() < 0
+        }
+        Sub => false,
+        _ => writes_stack,
+    }
+}
+
+fn is_stack(register: Register) -> bool {
+    register.full_register() == Register::RSP
+}
+
+/// Whether the operand in memory lies below what a register holds, whatever else is added.
+fn is_below(instruction: &Instruction, base: Register) -> bool {
+    instruction.memory_base().full_register() == base && instruction.memory_displacement64().cast_signed() < 0
+}
+
+fn addresses_below(instruction: &Instruction) -> bool {
+    is_below(instruction, Register::RSP) || instruction.code() == Code::Enterq_imm16_imm8
+}
+
+/// Whether `%rbp` counts from the stack pointer then.
+fn makes_frame_pointer(instruction: &Instruction) -> bool {
+    let takes_stack = is_stack(instruction.memory_base()) && instruction.code() == Code::Lea_r64_m
+        || instruction.op_count() > 1 && is_stack(instruction.op1_register());
+    instruction.op_count() > 0 && instruction.op0_register().full_register() == Register::RBP && takes_stack
+}
