@@ -79,6 +79,21 @@ pub(super) struct Span {
 }
 
 impl Pieces {
+    /// Pieces of so many bytes each, in runs, each of which asks for so many at a place.
+    #[cfg(test)]
+    pub(super) fn of_runs(runs: &[&[u64]], len: u8, min: u32) -> Self {
+        use lifter::entity::EntityId;
+        let mut pieces = Self::default();
+        for run in runs {
+            let first = pieces.hashes.len();
+            pieces.runs.push(Run { first: first as u32, block: Block::new(0), offset: 0, min });
+            pieces.hashes.extend(run.iter());
+            pieces.lens.extend(run.iter().map(|_| Lens { len, body: len, left: 1, may_begin: true, may_end: true }));
+            pieces.count_left(first);
+        }
+        pieces
+    }
+
     pub(super) fn append(&mut self, next: Pieces) {
         let before = self.hashes.len() as u32;
         self.hashes.extend(next.hashes);

@@ -161,3 +161,33 @@ impl Taken<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(runs: &[&[u64]], len: u8, min: u32) -> Vec<(u8, Vec<u32>)> {
+        let repeats = choose(&Pieces::of_runs(runs, len, min));
+        repeats.into_iter().map(|repeat| (repeat.count, repeat.places)).collect()
+    }
+
+    #[test]
+    fn what_saves_the_most_has_a_body_and_what_shares_pieces_with_it_has_none() {
+        let runs: [&[u64]; 3] = [&[1, 2, 3, 4], &[9, 1, 2, 3], &[5, 2, 3]];
+        assert_eq!(chosen(&runs, 8, 0), [(2, vec![1, 6, 9])], "three places of two pieces save more than two of three");
+        assert_eq!(chosen(&runs[..2], 8, 0), [(3, vec![0, 5])]);
+    }
+
+    #[test]
+    fn places_do_not_overlap_and_no_sequence_goes_on_into_the_next_run() {
+        assert_eq!(chosen(&[&[7, 7, 7, 7, 7]], 10, 0), [(1, vec![0, 1, 2, 3, 4])]);
+        assert_eq!(chosen(&[&[1], &[2], &[1, 3], &[2, 3]], 5, 0), [], "a call is as long as one piece");
+    }
+
+    #[test]
+    fn places_that_would_not_be_worth_a_call_count_for_nothing() {
+        let runs: [&[u64]; 2] = [&[1, 2, 3], &[1, 2, 3]];
+        assert_eq!(chosen(&runs, 10, 30), [(3, vec![0, 3])]);
+        assert_eq!(chosen(&runs, 10, 31), []);
+    }
+}
