@@ -331,11 +331,17 @@ fn a_function_that_keeps_something_below_the_stack_pointer_makes_no_calls() {
         ("mov %ecx, 8(%rsp)\n    @\n    mov 8(%rsp), %ecx", true),
         ("mov %ecx, -8(%rsp)\n    @\n    mov -8(%rsp), %ecx", false),
         ("movups %xmm0, -24(%rsp)\n    @", false),
-        ("mov %rsp, %rbp\n    @", false),
+        // `%rbp` counts from the stack pointer, and something below it is addressed, or one of these alone.
+        ("mov %rsp, %rbp\n    mov %ecx, -8(%rbp)\n    @", false),
+        ("lea 8(%rsp), %rbp\n    @\n    mov %ecx, -16(%rbp)", false),
+        ("mov %rsp, %rbp\n    @", true),
+        ("lea 8(%r12), %rbp\n    mov %ecx, -8(%rbp)\n    @", true),
+        ("mov %rsp, %rbp\n    mov %ecx, -8(%r13)\n    @", true),
         ("lea -8(%rsp), %rcx\n    @", false),
         // A word that was taken off the stack.
         ("push %rcx\n    pop %rcx\n    @", false),
         ("push %rcx\n    inc %rsp\n    @", false),
+        ("push %rcx\n    pop %rcx\n    call leaf\n    @", true),
         ("push %rcx\n    .cfi_adjust_cfa_offset 8\n    @\n    pop %rcx\n    .cfi_adjust_cfa_offset -8", true),
     ] {
         let Some(report) = whole(around) else { return };
