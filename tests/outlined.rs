@@ -5,7 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{End, LONG_WAY, STEPPING, SUCCESS, compile, installed, relift, relift_succeeds, run, skipped};
+use support::{End, LONG_WAY, STEPPING, SUCCESS, built, installed, relift, relift_succeeds, run, said, skipped};
 
 /// Functions that call `report` with arguments of which most are alike, and go on each in its own way. `REPORT` says what `report` does.
 const REPORTS: &str = r#"
@@ -119,15 +119,6 @@ int main() {
 }
 "#;
 
-fn built(text: &str, (compiler, extension): (&str, &str), flags: &[&str], folder: &Path) -> PathBuf {
-    let (source, input) = (folder.join(format!("program.{extension}")), folder.join("input"));
-    std::fs::write(&source, text).expect("the scratch folder can be written");
-    // Tails that functions share would leave little here.
-    let flags = [&["-O2", "-fPIE", "-pie", "-w"], flags].concat();
-    compile(compiler, &flags, &[&source], &input).unwrap_or_else(|error| panic!("{error}"));
-    input
-}
-
 /// How many calls lead to arguments that they have alike, in what `shrink` makes of a program.
 fn shrunk(input: &Path, output: &Path, options: &[&str], folder: &Path) -> i64 {
     let mut command = relift();
@@ -146,14 +137,6 @@ fn outlined(input: &Path, folder: &Path) -> PathBuf {
     let count = shrunk(input, &output, &["--skip", "tails"], folder);
     assert!(count >= 10, "{count} calls lead to what they have alike");
     output
-}
-
-/// What both say, which is the same.
-fn said(input: &Path, output: &Path, folder: &Path) -> String {
-    let (before, after) = (run(&mut Command::new(input), folder), run(&mut Command::new(output), folder));
-    assert_eq!(before.end, End::Exit(SUCCESS), "{before:?}");
-    assert_eq!(before, after);
-    before.stdout_text()
 }
 
 #[test]

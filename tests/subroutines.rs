@@ -3,9 +3,8 @@
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use support::{End, LONG_WAY, STEPPING, SUCCESS, compile, installed, relift, relift_succeeds, run, shrink, skipped};
+use support::{LONG_WAY, STEPPING, built, installed, relift, relift_succeeds, said, shrink, skipped};
 
 /// Functions that fill in the same things in the middle of what is their own: by constants, through a pointer, in the frame, and in registers that are kept.
 const FILLING: &str = r#"
@@ -77,14 +76,6 @@ int main() {
 }
 "#;
 
-fn built(text: &str, (compiler, extension): (&str, &str), flags: &[&str], folder: &Path) -> PathBuf {
-    let (source, input) = (folder.join(format!("program.{extension}")), folder.join("input"));
-    std::fs::write(&source, text).expect("the scratch folder can be written");
-    let flags = [&["-O2", "-fPIE", "-pie", "-w"], flags].concat();
-    compile(compiler, &flags, &[&source], &input).unwrap_or_else(|error| panic!("{error}"));
-    input
-}
-
 /// The program with so many calls of instructions elsewhere at least; tails would leave less to that.
 fn shrunk(input: &Path, at_least: i64, folder: &Path) -> PathBuf {
     let (output, report) = shrink(input, &["--skip", "tails"], "output", folder);
@@ -94,14 +85,6 @@ fn shrunk(input: &Path, at_least: i64, folder: &Path) -> PathBuf {
     let count = technique.and_then(|saving| saving["count"].as_i64()).unwrap_or(0);
     assert!(count >= at_least, "{count} calls of instructions elsewhere");
     output
-}
-
-/// What both say, which is the same.
-fn said(input: &Path, output: &Path, folder: &Path) -> String {
-    let (before, after) = (run(&mut Command::new(input), folder), run(&mut Command::new(output), folder));
-    assert_eq!(before.end, End::Exit(SUCCESS), "{before:?}");
-    assert_eq!(before, after);
-    before.stdout_text()
 }
 
 #[test]

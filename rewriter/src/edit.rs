@@ -147,6 +147,13 @@ impl NewCode {
 
     pub const END: u32 = u32::MAX;
 
+    /// Puts bytes and references behind those that are there, of code that says nothing else of itself.
+    pub(crate) fn append(&mut self, code: NewCode) {
+        let start = self.bytes.len() as u32;
+        self.refs.extend(code.refs.into_iter().map(|reference| RefData { offset: start + reference.offset, ..reference }));
+        self.bytes.extend(code.bytes);
+    }
+
     /// The bytes of a part: of 0, which stands where the replaced bytes did, or of one that lies apart.
     pub fn part(&self, part: usize) -> Range<u32> {
         let start = |part: usize| self.apart.get(part).copied().unwrap_or(self.bytes.len() as u32);

@@ -252,6 +252,23 @@ static void trap(int signal) { int found = 0; (void)signal; _Unwind_Backtrace(on
     __asm__ volatile("pushfq; andq $-257, (%%rsp); popfq" ::: "memory", "cc");
 "#;
 
+/// A position-independent program of this text.
+pub fn built(text: &str, (compiler, extension): (&str, &str), flags: &[&str], folder: &Path) -> PathBuf {
+    let (source, input) = (folder.join(format!("program.{extension}")), folder.join("input"));
+    std::fs::write(&source, text).expect("the scratch folder can be written");
+    let flags = [&["-O2", "-fPIE", "-pie", "-w"], flags].concat();
+    compile(compiler, &flags, &[&source], &input).unwrap_or_else(|error| panic!("{error}"));
+    input
+}
+
+/// What both say, which is the same.
+pub fn said(input: &Path, output: &Path, folder: &Path) -> String {
+    let (before, after) = (run(&mut Command::new(input), folder), run(&mut Command::new(output), folder));
+    assert_eq!(before.end, End::Exit(SUCCESS), "{before:?}");
+    assert_eq!(before, after);
+    before.stdout_text()
+}
+
 /// Shrinks a program, which must succeed; gives the output and the report.
 pub fn shrink(input: &Path, options: &[&str], name: &str, folder: &Path) -> (PathBuf, serde_json::Value) {
     let output = folder.join(name);

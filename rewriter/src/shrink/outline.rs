@@ -54,7 +54,7 @@ use sites::{Finder, Piece, Site, Sites};
 use tree::{Lens, Tree, TreeCall, Way};
 
 /// Bytes of a direct call.
-const CALL_LEN: u32 = 5;
+pub(super) const CALL_LEN: u32 = 5;
 
 /// What came of it.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -226,7 +226,7 @@ impl Writer<'_> {
 
 /// What a call enters in the place of a function.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
-enum Place {
+pub(super) enum Place {
     Body(CloneId),
     /// So many bytes before the function.
     Before {
@@ -320,26 +320,34 @@ fn arguments_of(
     pieces: &[Piece],
     wanted: RangeInclusive<usize>,
 ) -> Option<NewCode> {
-    let block = block_bytes(image, program, site.block).ok()?;
-    let (mut bytes, mut refs) = (Vec::new(), Vec::new());
-    let all = program.block_refs(site.block);
-    let mut copy = |range: Range<u32>, own: &[u8]| {
-        let inside = all.iter().filter(|reference| range.contains(&reference.offset));
-        let moved = |reference: &RefData| RefData { offset: reference.offset - range.start + bytes.len() as u32, ..*reference };
-        refs.extend(inside.map(moved));
-        bytes.extend_from_slice(own);
-    };
-    for index in wanted.rev() {
-        let start = pieces.get(index)?.start;
+    pieces.get(wanted.clone())?;
+    let wanted = wanted.rev().map(|index| {
         let end = index.checked_sub(1).map_or(site.call, |next| pieces[next].start);
-        let own = block.get(start as usize..end as usize)?;
-        copy(start..end, &lowered(own)?);
-    }
-    Some(NewCode { bytes, refs, ..NewCode::default() })
+        pieces[index].start..end
+    });
+    lowered_copy(image, program, site.block, wanted)
 }
 
-/// A call of what stands elsewhere, which unwinders take for the call that it stands for.
-fn call_of(host: Block, place: Place, call_len: u32) -> NewCode {
+/// Instructions of a block, each by its offsets, as they are where the stack pointer is lower by a return address.
+pub(super) fn lowered_copy(
+    image: &Image<'_>,
+    program: &Program,
+    block: Block,
+    instructions: impl Iterator<Item = Range<u32>>,
+) -> Option<NewCode> {
+    let (bytes, refs) = (block_bytes(image, program, block).ok()?, program.block_refs(block));
+    let mut code = NewCode::default();
+    for range in instructions {
+        let inside = refs.iter().filter(|reference| range.contains(&reference.offset));
+        let moved = |reference: &RefData| RefData { offset: reference.offset - range.start, ..*reference };
+        let own = lowered(bytes.get(range.start as usize..range.end as usize)?)?;
+        code.append(NewCode { bytes: own, refs: inside.map(moved).collect(), ..NewCode::default() });
+    }
+    Some(code)
+}
+
+/// A call of what stands elsewhere, which unwinders take for the call that it stands for: so many bytes before the end of what it replaces, or the first instruction of that if none.
+pub(super) fn call_of(host: Block, place: Place, call_len: u32) -> NewCode {
     let block = match place {
         Place::Body(_) => host,
         Place::Before { entry, .. } => entry,

@@ -19,19 +19,17 @@
 
 use lifter::Image;
 use lifter::entity::{Block, Func, SecondaryMap};
-use lifter::ir::{Program, RefData, RefRole};
+use lifter::ir::Program;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use super::below::Below;
 use super::outline::entries::Entries;
-use super::outline::lower::lowered;
+use super::outline::{self, CALL_LEN, Place};
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
 use crate::fold::FUNCS_AT_ONCE;
 use crate::fold::shares::Shares;
-use crate::materialize::block_bytes;
 use crate::plan::LayoutPlan;
-use crate::transform::direct_calls;
 
 mod pieces;
 mod repeats;
@@ -39,8 +37,6 @@ mod repeats;
 use pieces::{Finder, Pieces, Span};
 use repeats::Repeat;
 
-/// Bytes of a direct call.
-const CALL_LEN: u32 = 5;
 /// `ret`
 const RETURN: u8 = 0xc3;
 
@@ -64,6 +60,8 @@ pub fn plan(
     if !image.kind.is_position_independent() {
         return Subroutines::default();
     }
+    // Where other edits are is looked up.
+    edits.settle();
     let mut hosts = Entries::of(image, program, plan).blocks;
     hosts.sort_unstable();
     if hosts.is_empty() {
@@ -191,32 +189,22 @@ impl Writer<'_> {
     }
 
     fn body(&mut self, span: &Span) -> Option<NewCode> {
-        let block = block_bytes(self.image, self.program, span.block).ok()?;
-        let refs = self.program.block_refs(span.block);
-        let (mut bytes, mut own_refs, mut start) = (Vec::new(), Vec::new(), span.start);
-        for piece in &self.pieces.lens[span.pieces.clone()] {
-            let end = start + u32::from(piece.len);
-            let here = bytes.len() as u32;
-            let inside = refs.iter().filter(|reference| (start..end).contains(&reference.offset));
-            own_refs.extend(inside.map(|reference| RefData { offset: reference.offset - start + here, ..*reference }));
-            bytes.extend(lowered(block.get(start as usize..end as usize)?)?);
-            start = end;
-        }
-        bytes.push(RETURN);
-        self.subroutines.bytes = self.subroutines.bytes.saturating_sub(bytes.len() as u64);
-        Some(NewCode { bytes, refs: own_refs, ..NewCode::default() })
+        let mut end = span.start;
+        let pieces = self.pieces.lens[span.pieces.clone()].iter().map(|piece| {
+            let start = end;
+            end += u32::from(piece.len);
+            start..end
+        });
+        let mut code = outline::lowered_copy(self.image, self.program, span.block, pieces)?;
+        code.bytes.push(RETURN);
+        self.subroutines.bytes = self.subroutines.bytes.saturating_sub(code.bytes.len() as u64);
+        Some(code)
     }
 
     /// Calls of what begins so many bytes before a function, at all places of a sequence.
     fn call(&mut self, repeat: &Repeat, host: Block, start: u32) {
-        let reference = direct_calls::reference_to(host, RefRole::Call);
-        let call = NewCode {
-            bytes: vec![0xe8, 0, 0, 0, 0],
-            refs: vec![reference],
-            before: vec![(reference.offset, start)].into(),
-            ..NewCode::default()
-        };
-        let code = self.edits.codes.push(call);
+        // It stands where the first of the instructions did.
+        let code = self.edits.codes.push(outline::call_of(host, Place::Before { entry: host, bytes: start }, 0));
         for &place in &repeat.places {
             let Span { block, start: offset, len, .. } = self.pieces.span(place, repeat.count);
             self.subroutines.num_calls += 1;
@@ -230,9 +218,7 @@ impl Writer<'_> {
         let last = before.lead.map(|lead| std::mem::take(&mut self.edits.codes[lead]));
         let mut code = NewCode::default();
         for part in before.bodies.into_iter().rev().chain(last) {
-            let start = code.bytes.len() as u32;
-            code.refs.extend(part.refs.into_iter().map(|reference| RefData { offset: start + reference.offset, ..reference }));
-            code.bytes.extend(part.bytes);
+            code.append(part);
         }
         match before.lead {
             Some(lead) => self.edits.codes[lead] = code,

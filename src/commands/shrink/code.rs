@@ -174,7 +174,6 @@ pub(super) fn plan(
     direct_calls::plan(&calls, &mut edits);
     if args.is_on(Technique::Subroutines) {
         memory::give_back();
-        edits.settle();
         let asked = (&shares, &is_reached);
         gone.subroutines = timing.phase("find subroutines", |_| subroutines::plan(image, program, asked, &plan, &mut edits));
     }

@@ -97,9 +97,8 @@ impl Straight {
 
     /// `None` if it does something to the stack but to read or write what lies above the return address, or to take its address.
     fn push(&mut self, mut instruction: Instruction, factory: &mut InstructionInfoFactory) -> Option<()> {
-        let uses = factory.info(&instruction).used_registers().iter();
-        let uses_stack = uses.filter(|used| used.register().full_register() == Register::RSP).count() != 0;
-        if uses_stack {
+        let mut uses = factory.info(&instruction).used_registers().iter();
+        if uses.any(|used| used.register().full_register() == Register::RSP) {
             let is_operand = |operand| {
                 instruction.op_kind(operand) == OpKind::Register
                     && instruction.op_register(operand).full_register() == Register::RSP

@@ -5,8 +5,6 @@
 //!
 //! Who executes a body comes to the function with the next line of the cache, or the same one.
 
-use lifter::ir::RefData;
-
 use crate::edit::NewCode;
 
 /// As far as a short jump reaches.
@@ -41,9 +39,7 @@ impl Near {
     pub(super) fn code(self) -> Option<NewCode> {
         let mut code = NewCode::default();
         for part in self.parts.into_iter().rev() {
-            let start = code.bytes.len() as u32;
-            code.refs.extend(part.refs.into_iter().map(|reference| RefData { offset: start + reference.offset, ..reference }));
-            code.bytes.extend(part.bytes);
+            code.append(part);
         }
         (!code.bytes.is_empty()).then_some(code)
     }

@@ -15,9 +15,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::below::Below;
 use super::super::forms::ahead::{Ahead, writes_all_flags};
+use super::super::outline::CALL_LEN;
 use super::super::outline::along::{Described, may_come_along};
 use super::super::outline::lower::lowered;
-use super::CALL_LEN;
 use crate::edit::EditPlan;
 use crate::fold::Folding;
 use crate::fold::blocks::hashes::push_reference;

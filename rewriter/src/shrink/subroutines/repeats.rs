@@ -11,7 +11,7 @@ use std::collections::BinaryHeap;
 
 use rayon::prelude::*;
 
-use super::CALL_LEN;
+use super::super::outline::CALL_LEN;
 use super::pieces::Pieces;
 
 /// Bytes that a body has to save.
