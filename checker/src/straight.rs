@@ -162,9 +162,24 @@ impl<'b> Parts<'b> {
         is_by_stack && modes >> 6 != 0 && self.number(at + 1, size).is_some_and(|more| more.cast_signed() < 0)
     }
 
-    /// Whether this addresses what is below the stack pointer.
-    pub(crate) fn reaches_below_stack(&self) -> bool {
-        self.is_below_stack() || self.is_of(0, 0xc8)
+    /// How far below the stack pointer this may reach, if it addresses anything there or may do so; `i64::MIN` where that is not known.
+    pub(crate) fn depth_below_stack(&self) -> Option<i64> {
+        if !self.is_below_stack() {
+            return self.is_of(0, 0xc8).then_some(i64::MIN);
+        }
+        // Of an address that is made here others may be made; vectors may scale the number.
+        let is_access = !self.shape.vector && !self.is_of(0, 0x8d);
+        Some(self.base().filter(|_| is_access).map_or(i64::MIN, |(_, depth)| depth))
+    }
+
+    /// Whether this gives `%rbp` a new value that does not count from the stack pointer: it is moved there, is an address, or was saved.
+    pub(crate) fn replaces_frame_pointer(&self) -> bool {
+        let is_whole = !self.legacy_prefixes().contains(&0x66) || self.is_wide();
+        let is_popped = matches!(self.opcode, 0x58..=0x5f) && self.in_opcode() == FRAME;
+        let is_written = matches!(self.opcode, 0x8b | 0x8d) && self.reg() == Some(FRAME);
+        let is_copied = self.opcode == 0x89 && self.register_operand() == Some(FRAME);
+        let is_one = self.is_of(0, self.opcode) && (is_popped || is_written || is_copied || self.opcode == 0xc9);
+        is_one && is_whole && !self.makes_frame_pointer()
     }
 
     /// Whether, after this, `%rbp` may count from the stack pointer.

@@ -1,8 +1,8 @@
 //! Which instructions may raise the stack pointer, and which lower it.
 //!
 //! **The rule.** Whatever may write the stack pointer, or a part of it, may raise it. Excepted are those of which the result is never above what was there: pushes and calls (of what is called it is
-//! taken for granted that it returns with the stack as it was), `enter`, `and`, and `sub` of 32 bits and more, of a number that is not negative or of something that is no number: what compilers take
-//! off the stack pointer is a size. What leaves raises nothing: control does not go on behind it.
+//! taken for granted that it returns with the stack as it was), `enter`, `and`, and of 32 bits and more `add` of a number that is negative, and `sub` of one that is not or of something that is no number: what
+//! compilers take off the stack pointer is a size. What leaves raises nothing: control does not go on behind it.
 //!
 //! Which operand an instruction writes follows from the opcode (Intel SDM vol. 2, appendix A; AMD manual vol. 3, appendix A). In the map of one byte, what is not listed may raise. In the others
 //! most instructions write vectors, of which the fourth has the stack pointer's number, so there those are listed that write a general register; what is not listed in a map or a part of one that
@@ -42,10 +42,15 @@ impl Parts<'_> {
             (0, 0x50..=0x57 | 0x68 | 0x6a | 0x9c | 0xc8) | (1, 0xa0 | 0xa8) => true,
             (0, 0x29) => operand,
             (0, 0x2b) => reg,
-            (0, 0x81 | 0x83) => operand && self.group() == Some(5),
+            (0, 0x81 | 0x83) => operand && matches!(self.group(), Some(0 | 5)),
             (0, 0xff) => self.group() == Some(6),
             _ => false,
         }
+    }
+
+    /// The number that an instruction of the group `80` adds, subtracts or the like, if that has not two bytes.
+    fn arithmetic_immediate(&self) -> Option<u64> {
+        self.immediate(if self.opcode == 0x83 { 1 } else { 4 })
     }
 
     fn raises_in_first_map(&self) -> bool {
@@ -78,9 +83,9 @@ impl Parts<'_> {
             0x63 | 0x69 | 0x6b | 0x8b | 0x8d => of(reg),
             0x80 | 0x81 | 0x83 => match group {
                 Some(4 | 7) => false,
-                Some(5) if self.opcode != 0x80 && is_whole => {
-                    let size = if self.opcode == 0x83 { 1 } else { 4 };
-                    of(operand) && self.immediate(size).is_none_or(|number| number.cast_signed() < 0)
+                Some(0 | 5) if self.opcode != 0x80 && is_whole => {
+                    let is_up = |number: u64| (number.cast_signed() < 0) == (group == Some(5));
+                    of(operand) && self.arithmetic_immediate().is_none_or(is_up)
                 }
                 _ if self.opcode == 0x80 => of_byte(operand),
                 _ => of(operand),
@@ -168,7 +173,7 @@ mod tests {
 
     #[test]
     fn what_may_raise_the_stack_pointer_is_told_from_what_does_not() {
-        let raising: [&[u8]; 66] = [
+        let raising: [&[u8]; 68] = [
             &[0x5c],                                  // pop rsp
             &[0x58],                                  // pop rax
             &[0x8f, 0x00],                            // pop [rax]
@@ -182,6 +187,8 @@ mod tests {
             &[0x48, 0x03, 0x20],                      // add rsp, [rax]
             &[0x40, 0x80, 0xc4, 8],                   // add spl, 8
             &[0x66, 0x83, 0xc4, 8],                   // add sp, 8
+            &[0x66, 0x83, 0xc4, 0xf8],                // add sp, -8
+            &[0x48, 0x83, 0xc4, 0],                   // add rsp, 0
             &[0x48, 0x83, 0xec, 0xf8],                // sub rsp, -8
             &[0x48, 0x81, 0xec, 0, 0, 0, 0x80],       // sub rsp, -0x80000000
             &[0x40, 0x80, 0xec, 8],                   // sub spl, 8
@@ -236,59 +243,61 @@ mod tests {
             &[0xc4, 0xe3, 0xfb, 0xf0, 0xe0, 4],       // rorx rsp, rax, 4
             &[0xc5, 0xf8, 0x50, 0xe0],                // vmovmskps esp, xmm0
         ];
-        let others: [&[u8]; 47] = [
-            &[0x54],                               // push rsp
-            &[0x50],                               // push rax
-            &[0x6a, 1],                            // push 1
-            &[0xff, 0x34, 0x24],                   // push [rsp]
-            &[0xe8, 0, 0, 0, 0],                   // call
-            &[0xff, 0xd4],                         // call rsp
-            &[0x48, 0x83, 0xec, 8],                // sub rsp, 8
-            &[0x48, 0x81, 0xec, 0, 1, 0, 0],       // sub rsp, 256
-            &[0x48, 0x29, 0xc4],                   // sub rsp, rax
-            &[0x48, 0x2b, 0x20],                   // sub rsp, [rax]
-            &[0x48, 0x83, 0xe4, 0xf0],             // and rsp, -16
-            &[0x48, 0x21, 0xc4],                   // and rsp, rax
-            &[0x48, 0x39, 0xc4],                   // cmp rsp, rax
-            &[0x48, 0x83, 0xfc, 0],                // cmp rsp, 0
-            &[0x48, 0x85, 0xe4],                   // test rsp, rsp
-            &[0xc3],                               // ret
-            &[0x49, 0x83, 0xc4, 8],                // add r12, 8
-            &[0x49, 0x89, 0xc4],                   // mov r12, rax
-            &[0x41, 0xbc, 1, 0, 0, 0],             // mov r12d, 1
-            &[0x49, 0x94],                         // xchg rax, r12
-            &[0x80, 0xc4, 8],                      // add ah, 8
-            &[0xb4, 1],                            // mov ah, 1
-            &[0x88, 0xc4],                         // mov ah, al
-            &[0x0f, 0x94, 0xc4],                   // sete ah
-            &[0x48, 0x89, 0x24, 0x24],             // mov [rsp], rsp
-            &[0x48, 0x8b, 0x44, 0x24, 8],          // mov rax, [rsp + 8]
-            &[0x48, 0x89, 0xe0],                   // mov rax, rsp
-            &[0x83, 0x44, 0x24, 8, 1],             // add [rsp + 8], 1
-            &[0x0f, 0x28, 0xe4],                   // movaps xmm4, xmm4
-            &[0x0f, 0x58, 0xe0],                   // addps xmm4, xmm0
-            &[0x66, 0x0f, 0x6f, 0xe0],             // movdqa xmm4, xmm0
-            &[0x66, 0x0f, 0x6e, 0xe0],             // movd xmm4, eax
-            &[0x66, 0x0f, 0x7e, 0xe0],             // movd eax, xmm4
-            &[0xf3, 0x0f, 0x7e, 0xc4],             // movq xmm0, xmm4
-            &[0xf2, 0x0f, 0x2a, 0xe0],             // cvtsi2sd xmm4, eax
-            &[0xf2, 0x0f, 0x2c, 0xc4],             // cvttsd2si eax, xmm4
-            &[0x66, 0x0f, 0x3a, 0x0f, 0xe4, 8],    // palignr xmm4, xmm4, 8
-            &[0x66, 0x0f, 0x3a, 0x16, 0xe0, 1],    // pextrd eax, xmm4, 1
-            &[0x66, 0x0f, 0x38, 0x00, 0xe4],       // pshufb xmm4, xmm4
-            &[0xc5, 0xd8, 0x58, 0xe4],             // vaddps xmm4, xmm4, xmm4
-            &[0xc5, 0xf9, 0x7e, 0xe0],             // vmovd eax, xmm4
-            &[0xc5, 0xfa, 0x7e, 0xe4],             // vmovq xmm4, xmm4
-            &[0xc4, 0xc2, 0x38, 0xf2, 0xc4],       // andn eax, r8d, r12d
-            &[0xc4, 0x62, 0xb8, 0xf2, 0xe0],       // andn r12, r8, rax
-            &[0xc4, 0xe2, 0x5d, 0x58, 0xe4],       // vpbroadcastd ymm4, xmm4
-            &[0x62, 0xf1, 0x5c, 0x48, 0x58, 0xe4], // vaddps zmm4, zmm4, zmm4
-            &[0x62, 0xf1, 0x7c, 0x48, 0x78, 0xe4], // vcvttps2udq zmm4, zmm4
+        let others: [&[u8]; 49] = [
+            &[0x54],                                  // push rsp
+            &[0x50],                                  // push rax
+            &[0x6a, 1],                               // push 1
+            &[0xff, 0x34, 0x24],                      // push [rsp]
+            &[0xe8, 0, 0, 0, 0],                      // call
+            &[0xff, 0xd4],                            // call rsp
+            &[0x48, 0x83, 0xec, 8],                   // sub rsp, 8
+            &[0x48, 0x81, 0xec, 0, 1, 0, 0],          // sub rsp, 256
+            &[0x48, 0x29, 0xc4],                      // sub rsp, rax
+            &[0x48, 0x2b, 0x20],                      // sub rsp, [rax]
+            &[0x48, 0x83, 0xc4, 0x80],                // add rsp, -128
+            &[0x48, 0x81, 0xc4, 0, 0xff, 0xff, 0xff], // add rsp, -256
+            &[0x48, 0x83, 0xe4, 0xf0],                // and rsp, -16
+            &[0x48, 0x21, 0xc4],                      // and rsp, rax
+            &[0x48, 0x39, 0xc4],                      // cmp rsp, rax
+            &[0x48, 0x83, 0xfc, 0],                   // cmp rsp, 0
+            &[0x48, 0x85, 0xe4],                      // test rsp, rsp
+            &[0xc3],                                  // ret
+            &[0x49, 0x83, 0xc4, 8],                   // add r12, 8
+            &[0x49, 0x89, 0xc4],                      // mov r12, rax
+            &[0x41, 0xbc, 1, 0, 0, 0],                // mov r12d, 1
+            &[0x49, 0x94],                            // xchg rax, r12
+            &[0x80, 0xc4, 8],                         // add ah, 8
+            &[0xb4, 1],                               // mov ah, 1
+            &[0x88, 0xc4],                            // mov ah, al
+            &[0x0f, 0x94, 0xc4],                      // sete ah
+            &[0x48, 0x89, 0x24, 0x24],                // mov [rsp], rsp
+            &[0x48, 0x8b, 0x44, 0x24, 8],             // mov rax, [rsp + 8]
+            &[0x48, 0x89, 0xe0],                      // mov rax, rsp
+            &[0x83, 0x44, 0x24, 8, 1],                // add [rsp + 8], 1
+            &[0x0f, 0x28, 0xe4],                      // movaps xmm4, xmm4
+            &[0x0f, 0x58, 0xe0],                      // addps xmm4, xmm0
+            &[0x66, 0x0f, 0x6f, 0xe0],                // movdqa xmm4, xmm0
+            &[0x66, 0x0f, 0x6e, 0xe0],                // movd xmm4, eax
+            &[0x66, 0x0f, 0x7e, 0xe0],                // movd eax, xmm4
+            &[0xf3, 0x0f, 0x7e, 0xc4],                // movq xmm0, xmm4
+            &[0xf2, 0x0f, 0x2a, 0xe0],                // cvtsi2sd xmm4, eax
+            &[0xf2, 0x0f, 0x2c, 0xc4],                // cvttsd2si eax, xmm4
+            &[0x66, 0x0f, 0x3a, 0x0f, 0xe4, 8],       // palignr xmm4, xmm4, 8
+            &[0x66, 0x0f, 0x3a, 0x16, 0xe0, 1],       // pextrd eax, xmm4, 1
+            &[0x66, 0x0f, 0x38, 0x00, 0xe4],          // pshufb xmm4, xmm4
+            &[0xc5, 0xd8, 0x58, 0xe4],                // vaddps xmm4, xmm4, xmm4
+            &[0xc5, 0xf9, 0x7e, 0xe0],                // vmovd eax, xmm4
+            &[0xc5, 0xfa, 0x7e, 0xe4],                // vmovq xmm4, xmm4
+            &[0xc4, 0xc2, 0x38, 0xf2, 0xc4],          // andn eax, r8d, r12d
+            &[0xc4, 0x62, 0xb8, 0xf2, 0xe0],          // andn r12, r8, rax
+            &[0xc4, 0xe2, 0x5d, 0x58, 0xe4],          // vpbroadcastd ymm4, xmm4
+            &[0x62, 0xf1, 0x5c, 0x48, 0x58, 0xe4],    // vaddps zmm4, zmm4, zmm4
+            &[0x62, 0xf1, 0x7c, 0x48, 0x78, 0xe4],    // vcvttps2udq zmm4, zmm4
         ];
         for bytes in raising {
             assert!(Parts::of(bytes).raises_stack() && !Parts::of(bytes).lowers_stack(), "{bytes:02x?}");
         }
-        let lowering = [0, 1, 2, 3, 6, 7, 8, 9];
+        let lowering = [0, 1, 2, 3, 6, 7, 8, 9, 10, 11];
         for (number, bytes) in others.into_iter().enumerate() {
             assert!(!Parts::of(bytes).raises_stack(), "{bytes:02x?}");
             assert_eq!(Parts::of(bytes).lowers_stack(), lowering.contains(&number), "{bytes:02x?}");

@@ -377,6 +377,51 @@ fn a_part_of_a_function_that_keeps_something_below_the_stack_pointer_makes_no_ca
 }
 
 #[test]
+fn a_function_may_jump_to_one_that_keeps_something_below_the_stack_pointer_but_higher_than_the_return_address() {
+    let given_up = "pop %rbx\n    .cfi_adjust_cfa_offset -8\n    jmp other_one";
+    for (end, other, is_right) in [
+        (given_up, "mov %ecx, -8(%rsp)", true),
+        (given_up, "mov %ecx, -16(%rsp)", false),
+        (given_up, "mov %cl, -9(%rsp)", false),
+        (given_up, "mov %ecx, -8(%rsp,%rdx)", false),
+        (given_up, "lea -8(%rsp), %rcx", false),
+        (given_up, "enter $8, $0", false),
+        (given_up, "call leaf\n    mov %ecx, -16(%rsp)", true),
+        // Descriptions disagree about the frame, or say nothing of it.
+        ("jmp other_one", "mov %ecx, -8(%rsp)", false),
+        ("jmp other_one", "mov %ecx, 8(%rsp)", true),
+        (given_up, ".cfi_def_cfa rbx, 8\n    mov %ecx, -8(%rsp)", false),
+        // `%rbp` counts from the stack pointer, or has before.
+        ("lea (%rsp), %rbp\n    pop %rbx\n    .cfi_adjust_cfa_offset -8\n    jmp other_one", "mov %ecx, -8(%rbp)", false),
+        ("lea (%rsp), %rbp\n    pop %rbp\n    .cfi_adjust_cfa_offset -8\n    jmp other_one", "mov %ecx, -8(%rbp)", true),
+        (
+            "lea (%rsp), %rbp\n    mov %rdi, %rbp\n    pop %rbx\n    .cfi_adjust_cfa_offset -8\n    jmp other_one",
+            "mov %ecx, -8(%rbp)",
+            true,
+        ),
+        (
+            "lea (%rsp), %rbp\n    mov %di, %bp\n    pop %rbx\n    .cfi_adjust_cfa_offset -8\n    jmp other_one",
+            "mov %ecx, -8(%rbp)",
+            false,
+        ),
+        // It runs on into the other.
+        ("pop %rbx\n    .cfi_adjust_cfa_offset -8", "mov %ecx, -8(%rsp)", false),
+    ] {
+        let function = |piece: &str| {
+            let own = format!("push %rbx\n    .cfi_adjust_cfa_offset 8\n    {piece}    {end}\n    .cfi_endproc\n");
+            format!(".cfi_startproc\n    own: {own}    .cfi_startproc\n    other_one: {other}\n    ret\n    .cfi_endproc\n")
+        };
+        let call = "call own";
+        let input = program(&format!("{PIECE}    {call}"), PIECE, &function(PIECE));
+        let body = BODY.replace("@PIECE@", PIECE);
+        let output = program(&format!("{CALL}\n    {call}"), CALL, &(function("call body\n") + &body));
+        let Some((input, output)) = input.zip(output) else { return };
+        let report = check(&input, &output).unwrap();
+        assert_eq!(report.is_ok(), is_right, "{end} {other}: {}", report.summary(10));
+    }
+}
+
+#[test]
 fn what_a_register_holds_is_read_off_the_body_that_is_called() {
     let piece = "lea message(%rip), %rdx\n    mov $9, %r8d\n    add %edi, %ebx\n";
     for (before, store, form, is_right) in [

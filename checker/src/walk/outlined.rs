@@ -172,10 +172,11 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Whether the output calls a function that does nothing.
+    /// Whether the output calls a function that does nothing, maybe behind jumps.
     fn calls_nothing(&self, address: u64) -> bool {
-        let call = self.output.inst(address).filter(|inst| inst.kind == Kind::Call);
-        call.is_some_and(|call| does_nothing(self.output, self.output.target(address, call)))
+        let Some(at) = leads_to(self.output, address) else { return false };
+        let call = self.output.inst(at).filter(|inst| inst.kind == Kind::Call);
+        call.is_some_and(|call| does_nothing(self.output, self.output.target(at, call)))
     }
 
     /// Whether those that may fault have the handlers of the call.

@@ -8,6 +8,8 @@
 //! short, less those that get out of reach by it; then single chains move to where they cost least, as long as that helps. What unwinders have to be told between one
 //! chain and the next counts too ([`seams`]). Sizes are measured as the encoder makes them, and the order stays as it was where nothing is won.
 //!
+//! What a profile has seen to run is laid out for speed already, in front of the rest of its function, and stays as it is: all of it is one chain, the first.
+//!
 //! **Invariants.** A permutation of each function's blocks; its entry is first; no chain is torn, so each fallthrough stays one. The result depends on the program and
 //! the plan alone.
 //!
@@ -17,13 +19,14 @@
 
 use lifter::entity::{Block, Func};
 use lifter::ir::{CodeTarget, Program, Terminator};
+use profiles::Weights;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use self::seams::Seams;
 use self::search::Search;
-use super::align;
-use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock};
+use super::{align, count_of};
+use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
 use crate::terminator::{LONG_BRANCH, LONG_JUMP, SHORT};
 
 mod seams;
@@ -40,12 +43,12 @@ const RECENT: usize = 64;
 /// Rounds of moving single chains.
 const ROUNDS_MAX: usize = 4;
 
-/// Orders the blocks of all fragments anew; returns how many bytes that saves, as far as is known before addresses are.
-pub fn compact(program: &Program, plan: &mut LayoutPlan) -> u64 {
+/// Orders the blocks of all fragments anew, but for what ran; returns how many bytes that saves, as far as is known before addresses are.
+pub fn compact(program: &Program, weights: &Weights, plan: &mut LayoutPlan) -> u64 {
     let stand_in = |block: Block| plan.folded_blocks.stand_in(plan.folded.stand_in(program, block));
     let len = |fragment: &FragmentPlan| {
         // Only its code is measured, not its rows.
-        let graph = Graph::new(program, fragment, Seams::default(), &stand_in);
+        let graph = Graph::new(program, fragment, Seams::default(), &stand_in, 0);
         let order: Vec<u32> = (0..graph.pieces.len() as u32).collect();
         graph.measure(&order).len
     };
@@ -54,13 +57,24 @@ pub fn compact(program: &Program, plan: &mut LayoutPlan) -> u64 {
     let after: u64 = fragments
         .par_iter_mut()
         .map(|fragment| {
-            let (order, len) = Graph::new(program, fragment, Seams::of(program, fragment), &stand_in).best();
+            let seams = Seams::of(program, fragment);
+            let (order, len) = Graph::new(program, fragment, seams, &stand_in, num_placed(weights, fragment)).best();
             fragment.blocks = order.iter().map(|&piece| fragment.blocks[piece as usize]).collect();
             len
         })
         .sum();
     plan.fragments = fragments;
     before.saturating_sub(after)
+}
+
+/// How many of a fragment's first blocks keep their order, since some of them ran.
+fn num_placed(weights: &Weights, fragment: &FragmentPlan) -> usize {
+    match fragment.blocks.iter().rposition(|planned| count_of(weights, planned.block) > 0) {
+        Some(last) => last + 1,
+        // That it was called is known, but not which way it went.
+        None if fragment.temperature == Temperature::Hot => fragment.blocks.len(),
+        None => 0,
+    }
 }
 
 /// The fragments with the split-off parts of each function behind the rest of it.
@@ -142,8 +156,8 @@ struct Graph {
     seams: Seams,
 }
 
-/// Runs of pieces of which each runs on into the next.
-fn chains_of(pieces: &[Piece]) -> Vec<(u32, u32)> {
+/// Runs of pieces of which each runs on into the next; the first `placed` pieces are in one.
+fn chains_of(pieces: &[Piece], placed: usize) -> Vec<(u32, u32)> {
     let mut chains: Vec<(u32, u32)> = Vec::new();
     for at in 0..pieces.len() as u32 {
         let runs_on = |before: &Piece| match before.end {
@@ -151,7 +165,8 @@ fn chains_of(pieces: &[Piece]) -> Vec<(u32, u32)> {
             End::Jump(next) | End::Loop(_, next) => next == Some(at),
             End::Branch(taken, next) => taken == Some(at) || next == Some(at),
         };
-        match chains.last_mut().filter(|chain| runs_on(&pieces[chain.1 as usize - 1])) {
+        let is_placed = (at as usize) < placed;
+        match chains.last_mut().filter(|chain| is_placed || runs_on(&pieces[chain.1 as usize - 1])) {
             Some(chain) => chain.1 = at + 1,
             None => chains.push((at, at + 1)),
         }
@@ -167,7 +182,7 @@ struct Measured {
 }
 
 impl Graph {
-    fn new(program: &Program, fragment: &FragmentPlan, seams: Seams, stand_in: &dyn Fn(Block) -> Block) -> Self {
+    fn new(program: &Program, fragment: &FragmentPlan, seams: Seams, stand_in: &dyn Fn(Block) -> Block, placed: usize) -> Self {
         let index: FxHashMap<Block, u32> = (0..).zip(&fragment.blocks).map(|(piece, planned)| (planned.block, piece)).collect();
         let target = |target: CodeTarget| match target {
             CodeTarget::Block(block) => index.get(&stand_in(block)).copied(),
@@ -185,7 +200,7 @@ impl Graph {
             Piece { body: data.body_len, align: u32::from(planned.align), end }
         };
         let pieces: Vec<Piece> = fragment.blocks.iter().map(piece).collect();
-        let chains = chains_of(&pieces);
+        let chains = chains_of(&pieces, placed);
         Graph { pieces, chains, seams }
     }
 

@@ -141,8 +141,8 @@ fn may_raise(instruction: &Instruction) -> bool {
     match instruction.mnemonic() {
         Pop | Popf | Popfq | Leave => true,
         Push | Cmp | Test | And => false,
-        Sub if matches!(instruction.op1_kind(), OpKind::Immediate8to64 | OpKind::Immediate32to64) => {
-            writes_stack && instruction.immediate(1).cast_signed() < 0
+        Add | Sub if matches!(instruction.op1_kind(), OpKind::Immediate8to64 | OpKind::Immediate32to64) => {
+            writes_stack && (instruction.immediate(1).cast_signed() < 0) == (instruction.mnemonic() == Sub)
         }
         Sub => false,
         _ => writes_stack,

@@ -148,9 +148,8 @@ pub(super) fn plan(
         let marks = timing.phase("find marks", |_| endbr::find(image, program, &weights, stand_ins));
         endbr::plan(&marks, &mut edits);
     }
-    // With a profile, what runs is laid out for speed.
-    if args.is_on(Technique::Order) && !weights.has_counts() {
-        gone.order_bytes = timing.phase("order blocks", |_| layout::compact(program, &mut plan));
+    if args.is_on(Technique::Order) {
+        gone.order_bytes = timing.phase("order blocks", |_| layout::compact(program, &weights, &mut plan));
     }
     if args.is_on(Technique::Relays) {
         plan.relay(program, &shares);

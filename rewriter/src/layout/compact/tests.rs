@@ -7,7 +7,7 @@ fn piece(body: u32, end: End) -> Piece {
 }
 
 fn graph(pieces: Vec<Piece>) -> Graph {
-    let chains = chains_of(&pieces);
+    let chains = chains_of(&pieces, 0);
     Graph { pieces, chains, seams: Seams::default() }
 }
 
@@ -40,6 +40,22 @@ fn what_runs_on_stays_together() {
     let (order, _) = graph.best();
     let is_after = |block: u32, before: u32| order.windows(2).any(|pair| pair == [before, block]);
     assert!(is_after(1, 0) && is_after(2, 1) && is_after(5, 4), "{order:?}");
+}
+
+#[test]
+fn what_ran_keeps_its_order_and_what_did_not_comes_to_where_its_branches_reach() {
+    let pieces = vec![
+        piece(10, End::Branch(Some(5), Some(2))),
+        piece(10, End::Jump(Some(0))),
+        piece(10, End::Branch(Some(5), Some(1))),
+        piece(400, End::Jump(Some(0))),
+        piece(20, End::Stop),
+        piece(20, End::Jump(Some(4))),
+    ];
+    let chains = chains_of(&pieces, 3);
+    assert_eq!(chains, [(0, 3), (3, 4), (4, 5), (5, 6)], "a jump within what ran, and one that leads out of it");
+    let (order, _) = Graph { pieces, chains, seams: Seams::default() }.best();
+    assert_eq!(order, [0, 1, 2, 5, 4, 3]);
 }
 
 #[test]

@@ -18,7 +18,8 @@ pub(in crate::shrink) fn may_come_along(instruction: &Instruction, infos: &mut I
         && !matches!(instruction.code(), Code::Endbr64 | Code::Endbr32 | Code::INVALID)
         // The shadow stack has a return address more too.
         && !matches!(instruction.code(), Code::Rdsspd_r32 | Code::Rdsspq_r64 | Code::Incsspd_r32 | Code::Incsspq_r64)
-        && instruction.mnemonic() != Mnemonic::Nop;
+        // Who measures time does not measure jumps.
+        && !matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Rdtsc | Mnemonic::Rdtscp | Mnemonic::Rdpmc);
     if !is_plain {
         return false;
     }
