@@ -45,3 +45,51 @@ fn what_was_taken_off_the_stack_is_there_when_it_is_lowered_again() {
     assert!(!told["warnings"].to_string().contains("checker"), "{told:#}");
     assert_eq!(before, run(&mut Command::new(&output), folder));
 }
+
+/// Ends that are alike: in one function a word was taken off the stack before and counts where the stack pointer is lowered, in the others nothing was.
+fn with_equal_ends() -> String {
+    // The ends of short functions are not shared.
+    let function = |name: &str, before: &str| {
+        format!(
+            r#"__asm__(".text\n.globl {name}\n.type {name}, @function\n{name}:\n    .cfi_startproc\n{before}"
+    ".rept 400\n    incq {name}_count(%rip)\n.endr\n    testl %edi, %edi\n    je 1f\n    incq {name}_count(%rip)\n1:\n    movq %rdi, last(%rip)\n"
+    "    subq $8, %rsp\n    .cfi_adjust_cfa_offset 8\n    addq $1, count(%rip)\n    addq $3, bottom(%rip)\n    addq %rdi, last(%rip)\n"
+    "    popq %rax\n    .cfi_adjust_cfa_offset -8\n    ret\n    .cfi_endproc\n.size {name}, .-{name}\n");
+long {name}_count;
+extern long {name}(long);
+"#
+        )
+    };
+    let keeping = "    pushq %rdi\\n    .cfi_adjust_cfa_offset 8\\n    addq $8, %rsp\\n    .cfi_adjust_cfa_offset -8\\n";
+    let functions = [function("first", ""), function("keeping", keeping), function("second", "")].concat();
+    format!(
+        "#include <stdio.h>\nlong last, bottom, count;\n{functions}
+int main(int argc, char **argv) {{
+    first(argc);
+    long kept = keeping(argc + 6);
+    second(argc);
+    printf(\"%ld %ld %ld %ld\\n\", kept, count, bottom, last);
+    return 42;
+}}\n"
+    )
+}
+
+#[test]
+fn an_end_that_stands_for_one_where_a_word_is_kept_lowers_the_stack_as_that_did() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = folder.path();
+    if c_compilers().is_empty() {
+        return skipped("given-up words: there is no C compiler");
+    }
+    let input = compile_text(&with_equal_ends(), &["-O2", "-fPIE", "-pie", "-w"], folder, "input");
+    let before = run(&mut Command::new(&input), folder);
+    assert_eq!(before.end, End::Exit(SUCCESS), "{before:?}");
+    let (output, told) = shrink(&input, &[], "output", folder);
+    let technique = |name: &str| {
+        let all = told["techniques"].as_array().into_iter().flatten();
+        all.filter(|saving| saving["technique"] == name).filter_map(|saving| saving["count"].as_i64()).sum::<i64>()
+    };
+    assert!(technique("tails") > 0, "{told:#}");
+    assert!(!told["warnings"].to_string().contains("checker"), "{told:#}");
+    assert_eq!(before, run(&mut Command::new(&output), folder));
+}

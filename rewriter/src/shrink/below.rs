@@ -13,8 +13,11 @@ use lifter::address::Va;
 use lifter::entity::{Block, Func};
 use lifter::ir::{CodeTarget, Program, StopKind, Terminator};
 use lifter::x86::decode_block_into;
+use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+
+use crate::plan::LayoutPlan;
 
 /// What a function may have left in the word below the stack pointer.
 pub(super) struct Below {
@@ -95,6 +98,22 @@ impl Below {
     pub(super) fn is_bare(&self, block: Block, at: Va) -> bool {
         !self.blocks.get(&block).is_some_and(|in_block| in_block.at(at))
     }
+}
+
+/// Blocks that stand for some in which something may be kept below the stack pointer; ascending.
+pub(super) fn unfit_stand_ins(image: &Image<'_>, program: &Program, plan: &LayoutPlan) -> Vec<Block> {
+    // Ascending by the block that goes, so by its function.
+    let funcs: Vec<&[(Block, Block)]> =
+        plan.folded_blocks.pairs().chunk_by(|a, b| program.func_of(a.0) == program.func_of(b.0)).collect();
+    let unfit_of = |pairs: &&[(Block, Block)]| -> Vec<Block> {
+        let below = Below::of(image, program, program.func_of(pairs[0].0));
+        let is_bare = |block: Block| below.as_ref().is_some_and(|below| below.is_bare_throughout(block));
+        pairs.iter().filter(|(goes, _)| !is_bare(*goes)).map(|&(_, stand_in)| stand_in).collect()
+    };
+    let mut unfit: Vec<Block> = funcs.par_iter().flat_map_iter(unfit_of).collect();
+    unfit.sort_unstable();
+    unfit.dedup();
+    unfit
 }
 
 /// Where an instruction ends that gives words up, or writes the one below the stack pointer, and whether it gives up.

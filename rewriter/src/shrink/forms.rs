@@ -33,7 +33,7 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::below::Below;
+use super::below::{self, Below};
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
 use crate::fold::FUNCS_AT_ONCE;
 use crate::plan::LayoutPlan;
@@ -101,10 +101,11 @@ pub fn plan(image: &Image<'_>, program: &Program, is_open: &SecondaryMap<Block, 
     let funcs: Vec<&[(Func, Block)]> = blocks.chunk_by(|a, b| a.0 == b.0).collect();
     let called = edits.replacements.iter().filter(|r| r.change == Change::Subroutine);
     let called: Vec<(Block, u32)> = called.map(|r| (r.block, r.end())).collect();
+    let unfit = below::unfit_stand_ins(image, program, plan);
     let mut known: FxHashMap<Bytes, NewCodeId> = FxHashMap::default();
     for funcs in funcs.chunks(FUNCS_AT_ONCE) {
         let sites_of = |known: &mut Known, blocks: &&[(Func, Block)]| {
-            Finder::of(image, program, (blocks[0].0, &called), known).sites(blocks)
+            Finder::of(image, program, (blocks[0].0, &called, &unfit), known).sites(blocks)
         };
         let found: Vec<Vec<Site>> = funcs.par_iter().map_init(Known::new, sites_of).collect();
         for Site { block, offset, len, form } in found.into_iter().flatten() {
@@ -129,6 +130,8 @@ struct Finder<'k, 'a> {
     func: Func,
     /// Where calls of subroutines end, ascending: what stands there makes nothing known.
     called: &'k [(Block, u32)],
+    /// Blocks that stand for some in which something may be kept below the stack pointer, ascending.
+    unfit: &'k [Block],
     /// What the function may have left below the stack pointer; looked at when it first matters.
     below: OnceCell<Option<Below>>,
     instructions: Vec<Instruction>,
@@ -136,8 +139,13 @@ struct Finder<'k, 'a> {
 }
 
 impl<'k, 'a> Finder<'k, 'a> {
-    fn of(image: &'a Image<'a>, program: &'a Program, (func, called): (Func, &'k [(Block, u32)]), known: &'k mut Known) -> Self {
-        Self { image, program, func, called, below: OnceCell::new(), instructions: Vec::new(), known }
+    fn of(
+        image: &'a Image<'a>,
+        program: &'a Program,
+        (func, called, unfit): (Func, &'k [(Block, u32)], &'k [Block]),
+        known: &'k mut Known,
+    ) -> Self {
+        Self { image, program, func, called, unfit, below: OnceCell::new(), instructions: Vec::new(), known }
     }
 
     fn sites(&mut self, blocks: &[(Func, Block)]) -> Vec<Site> {
@@ -183,11 +191,15 @@ impl<'k, 'a> Finder<'k, 'a> {
         let found = vector::form(here).or_else(|| self.known.form(self.image, here));
         found
             .or_else(|| known::zero(here, &ahead))
-            .or_else(|| stack::lower(here, &ahead, || self.below()))
+            .or_else(|| stack::lower(here, &ahead, || self.below(ahead.block)))
             .or_else(|| stack::raise(here, &ahead))
     }
 
-    fn below(&self) -> Option<&Below> {
+    /// What may be left below the stack pointer in a block; `None` too if it stands for one in which something may be kept there.
+    fn below(&self, block: Block) -> Option<&Below> {
+        if self.unfit.binary_search(&block).is_ok() {
+            return None;
+        }
         self.below.get_or_init(|| Below::of(self.image, self.program, self.func)).as_ref()
     }
 }

@@ -23,7 +23,7 @@ use lifter::ir::Program;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
-use super::below::Below;
+use super::below;
 use super::outline::entries::Entries;
 use super::outline::{self, CALL_LEN, Place};
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
@@ -84,7 +84,7 @@ fn pieces(
     edits: &EditPlan,
 ) -> Pieces {
     let mut blocks = super::changeable(program, plan, is_open);
-    let unfit = unfit_stand_ins(image, program, plan);
+    let unfit = below::unfit_stand_ins(image, program, plan);
     blocks.retain(|&(_, block)| !plan.folded_blocks.goes(block) && unfit.binary_search(&block).is_err());
     let funcs: Vec<&[(Func, Block)]> = blocks.chunk_by(|a, b| a.0 == b.0).collect();
     let finder = Finder { image, program, folded: &plan.folded, shares, edits };
@@ -94,22 +94,6 @@ fn pieces(
         found.into_iter().for_each(|found| all.append(found));
     }
     all
-}
-
-/// Blocks that stand for some in which something may be kept below the stack pointer; ascending.
-fn unfit_stand_ins(image: &Image<'_>, program: &Program, plan: &LayoutPlan) -> Vec<Block> {
-    // Ascending by the block that goes, so by its function.
-    let funcs: Vec<&[(Block, Block)]> =
-        plan.folded_blocks.pairs().chunk_by(|a, b| program.func_of(a.0) == program.func_of(b.0)).collect();
-    let unfit_of = |pairs: &&[(Block, Block)]| -> Vec<Block> {
-        let below = Below::of(image, program, program.func_of(pairs[0].0));
-        let is_bare = |block: Block| below.as_ref().is_some_and(|below| below.is_bare_throughout(block));
-        pairs.iter().filter(|(goes, _)| !is_bare(*goes)).map(|&(_, stand_in)| stand_in).collect()
-    };
-    let mut unfit: Vec<Block> = funcs.par_iter().flat_map_iter(unfit_of).collect();
-    unfit.sort_unstable();
-    unfit.dedup();
-    unfit
 }
 
 /// Makes bodies and what leads to them.
