@@ -7,7 +7,8 @@
 //! Pieces without a partner are then compared with all code of the other file that begins alike, reached or not (copies, and
 //! pieces that begin in the middle of another). Equal content says nothing of dead code that was changed, that runs on into changed code, or that stands where what lies behind a call can be taken
 //! for its way on: functions still without a counterpart are walked in lock-step with what is left of the output, as a guess that must hold to the end, and what leads to those that were found is compared again.
-//! So is the rest of a reached function that only a proof knows, since a copy does its work: it is proven from there. At last every byte of the output's code is passed by the walk, a piece with a partner,
+//! So is the rest of a reached function that only a proof knows, since a copy does its work: it is proven from there. What stands behind a call that never returns is compared with what stands there in the input, if nothing
+//! else was found for it. At last every byte of the output's code is passed by the walk, a piece with a partner,
 //! padding, a table, or the same byte as at the same address of the input.
 //!
 //! **Invariant.** Whatever is unreached in the output does what unreached or other code of the input does, for ever.
@@ -72,6 +73,9 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
             found = found.again(walk, &roots, &tables, false);
         }
         if match_dead(walk, &found, &roots, &tables) {
+            found = found.again(walk, &roots, &tables, false);
+        }
+        if found.unmatched.iter().any(|&(address, _)| is_uncovered(walk, address)) && walk.try_again() {
             found = found.again(walk, &roots, &tables, false);
         }
         // Seldom needed, and another comparison of everything.

@@ -55,7 +55,7 @@ use unwind::Rows;
 pub use walk::NOTHING_LEADS;
 use walk::{Finished, Known, Side, Walk};
 
-/// Further walks of what does not correspond, with copies of functions followed by their callers.
+/// Further walks of what does not correspond, with copies of functions followed by their callers, as long as they find no more that is wrong.
 const TRIES_MAX: usize = 3;
 
 /// What somebody says of a program, and what no file shows.
@@ -151,6 +151,7 @@ impl<'a> Original<'a> {
         let output = Side::new(output, &mut self.rows, &self.memo).map_err(Error::Output)?;
         let mut copies = FxHashSet::default();
         let mut tries = 0;
+        let mut best: Option<(Vec<Violation>, Stats)> = None;
         let mut report = loop {
             let how = How { assumptions, is_enough, copies, liveness: std::mem::take(&mut self.liveness) };
             let mut report = match compare_code(&self.known, &output, &self.rows, how) {
@@ -163,11 +164,18 @@ impl<'a> Original<'a> {
             };
             copies = std::mem::take(&mut report.copies);
             tries += 1;
-            if copies.is_empty() || tries > TRIES_MAX {
+            let is_worse = best.as_ref().is_some_and(|(fewer, _)| fewer.len() < report.violations.len());
+            if copies.is_empty() || tries > TRIES_MAX || is_worse {
                 break report;
             }
             self.liveness = report.liveness;
+            best = Some((report.violations, report.stats));
         };
+        // Copies were not what was wrong.
+        if let Some((violations, stats)) = best.filter(|(fewer, _)| fewer.len() < report.violations.len()) {
+            self.liveness = report.liveness;
+            return Ok(Report { is_whole: false, ..Report::new(violations, stats) });
+        }
 
         let input = &self.known.side;
         data::compare(input, &output, &report.explained, &mut report.violations);

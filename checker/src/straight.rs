@@ -256,6 +256,24 @@ impl<'b> Parts<'b> {
         self.written_by_opcode()
     }
 
+    /// Whether this adds one number to another, or takes one from another.
+    pub(crate) fn adds(&self) -> bool {
+        let is_of_group = matches!(self.opcode, 0x80 | 0x81 | 0x83) && matches!(self.group(), Some(0 | 2 | 3 | 5));
+        let is_sum = matches!(self.opcode, 0x00..=0x05 | 0x10..=0x1d | 0x28..=0x2d) && self.opcode & 7 < 6;
+        self.is_of(0, self.opcode) && (is_sum || is_of_group)
+    }
+
+    /// Whether one of two operands of arithmetic is a number, and what is in the middle of ModRM, if anything, belongs to the opcode.
+    pub(crate) fn has_number(&self) -> bool {
+        matches!(self.opcode, 0x80..=0x83) || self.opcode < 0x40 && self.opcode & 7 > 3
+    }
+
+    /// The one register that arithmetic on two operands changes.
+    pub(crate) fn changed_register(&self) -> Option<u8> {
+        let written = self.written().filter(|written| written.is_power_of_two())?;
+        Some(written.trailing_zeros() as u8)
+    }
+
     /// Whether there are none but these, and those that say which of several vector instructions it is.
     fn has_no_prefixes_but(&self, known: &[u8]) -> bool {
         let tells_vectors = |byte: &u8| matches!(byte, 0xf2 | 0xf3) && self.shape.map == 1;

@@ -183,6 +183,8 @@ pub(crate) struct Walk<'w, 'a> {
     /// Where the walk from a root began.
     began_at: Option<(u64, u64)>,
     tries: Vec<Pair>,
+    /// Those that were tried, and not kept.
+    not_kept: Vec<Pair>,
     /// Where functions without frame descriptions seem to begin that numbers name, and where the numbers are ([`guesses`]).
     guessed: Vec<(u64, u64)>,
     /// How often a walk has come to what was proven.
@@ -279,6 +281,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             contexts: Contexts::with_copies(copies),
             began_at: None,
             tries: Vec::new(),
+            not_kept: Vec::new(),
             met_proven: 0,
             never: Vec::new(),
             input_row: Located::nowhere(),

@@ -30,16 +30,17 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     let side = walk.input;
     let (_, end) = side.function(side.function_at(from)?);
     let mut address = from;
-    let mut masked = None;
+    let mut masked: Option<Masked> = None;
+    let mut passed: Vec<(u64, Inst)> = Vec::new();
     for position in 0..=BOUND_WINDOW {
         let inst = side.inst(address).filter(|_| address < end)?;
+        passed.push((address, inst));
         // Between the two, too, an index may be cut to size.
-        masked = masked.or_else(|| mask(side.code.bytes(address, inst)));
-        masked =
-            masked.or_else(|| called(walk, address, inst).iter().rev().find_map(|&(at, inst)| mask(side.code.bytes(at, inst))));
+        masked = masked.or_else(|| Masked::by(side.code.bytes(address, inst)));
+        masked = masked.or_else(|| Masked::by_one(walk, &called(walk, address, inst)));
         match inst.kind {
             Kind::IndirectJump if is_through_another(walk, from, address, inst) => return None,
-            Kind::IndirectJump if masked.is_some() => return masked,
+            Kind::IndirectJump if masked.is_some() => return masked.map(|masked| masked.count),
             Kind::IndirectJump => break,
             Kind::Branch => return None,
             _ if inst.ends_flow() || position == BOUND_WINDOW => return None,
@@ -51,6 +52,8 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     let mut address = from;
     let (mut others, mut jumps) = (0, 0);
     let mut in_calls: Vec<(u64, Inst)> = Vec::new();
+    // From here on backward.
+    passed.reverse();
     while others < BOUND_WINDOW && jumps < BOUND_WINDOW {
         // Where each block has a frame description, one that runs on into the next ends with a jump there.
         let runs_on = |(at, inst): (u64, Inst)| match inst.kind {
@@ -71,17 +74,16 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
             && let Some((below, more)) = below(side.code.bytes(branch.at, branch.inst))
         {
             // The other way has a number above the bound, and another switch: what stands before is about that one's.
-            let is_kept = below == branch.gone && keep_compared(walk, &in_calls, bytes);
+            let is_kept = below == branch.gone && keep_compared(walk, &in_calls, bytes) && !is_replaced(walk, &passed, bytes);
             return is_kept.then(|| compared.saturating_add(more));
-        }
-        if let Some(found) = mask(bytes) {
-            return Some(found);
         }
         *if inst.kind == Kind::Jump { &mut jumps } else { &mut others } += 1;
         let part = called(walk, before, inst);
-        if let Some(found) = part.iter().rev().find_map(|&(at, inst)| mask(side.code.bytes(at, inst))) {
-            return Some(found);
+        if let Some(masked) = Masked::by(bytes).or_else(|| Masked::by_one(walk, &part)) {
+            let is_added = |&(at, inst): &(u64, Inst)| masked.is_added(side.code.bytes(at, inst));
+            return (!passed.iter().any(is_added)).then_some(masked.count);
         }
+        passed.push((before, inst));
         others += part.len();
         in_calls.extend(part);
         branch = match inst.kind {
@@ -104,6 +106,26 @@ fn keep_compared(walk: &Walk<'_, '_>, insts: &[(u64, Inst)], comparison: &[u8]) 
     let Some(compared) = compared_register(comparison) else { return insts.is_empty() };
     let written = |&(at, inst)| Parts::of(walk.input.code.bytes(at, inst)).written();
     insts.iter().map(written).all(|written| written.is_some_and(|written| written >> compared & 1 == 0))
+}
+
+/// Whether instructions, the last one first, write something else to what an instruction compared before anything reads it: then the comparison was about another number.
+fn is_replaced(walk: &Walk<'_, '_>, insts: &[(u64, Inst)], comparison: &[u8]) -> bool {
+    let Some(compared) = compared_register(comparison) else { return false };
+    for &(at, inst) in insts.iter().rev() {
+        let bytes = walk.input.code.bytes(at, inst);
+        let (shape, parts) = (Shape::of(bytes), Parts::of(bytes));
+        let [register, base, index] = shape.registers(bytes).unwrap_or_default();
+        // Loads and extensions write their register, and read it only as an operand.
+        let opcode = bytes.get(shape.opcode).copied().unwrap_or(0);
+        let is_written_only = matches!((shape.map, opcode), (0, 0x63 | 0x8a | 0x8b | 0x8d) | (1, 0xb6 | 0xb7 | 0xbe | 0xbf));
+        if [base, index].contains(&Some(compared)) || register == Some(compared) && !is_written_only {
+            return false;
+        }
+        if parts.written().is_some_and(|written| written >> compared & 1 == 1) {
+            return true;
+        }
+    }
+    false
 }
 
 /// The register that a comparison is about; `None` if that is memory.
@@ -236,14 +258,36 @@ fn may_lead_to_switch(bytes: &[u8], inst: Inst) -> bool {
     }
 }
 
-/// The number of values that a mask leaves.
-fn mask(bytes: &[u8]) -> Option<usize> {
-    let shape = Shape::of(bytes);
-    let is_mask = shape.map == 0
-        && matches!(bytes.get(shape.opcode), Some(0x80 | 0x83))
-        && bytes.get(shape.modrm).is_some_and(|modrm| modrm >> 3 & 7 == 4);
-    let bits = usize::from(*bytes.last()?);
-    (is_mask && (bits + 1).is_power_of_two() && bits < 0x80).then_some(bits + 1)
+/// What a mask has left of something.
+struct Masked {
+    /// How many values it may have.
+    count: usize,
+    /// Where it is; `None` for memory.
+    register: Option<u8>,
+}
+
+impl Masked {
+    fn by(bytes: &[u8]) -> Option<Self> {
+        let shape = Shape::of(bytes);
+        let is_mask = shape.map == 0
+            && matches!(bytes.get(shape.opcode), Some(0x80 | 0x83))
+            && bytes.get(shape.modrm).is_some_and(|modrm| modrm >> 3 & 7 == 4);
+        let bits = usize::from(*bytes.last()?);
+        let is_low = is_mask && (bits + 1).is_power_of_two() && bits < 0x80;
+        is_low.then(|| Self { count: bits + 1, register: Parts::of(bytes).changed_register() })
+    }
+
+    /// By the last mask of some instructions.
+    fn by_one(walk: &Walk<'_, '_>, insts: &[(u64, Inst)]) -> Option<Self> {
+        insts.iter().rev().find_map(|&(at, inst)| Self::by(walk.input.code.bytes(at, inst)))
+    }
+
+    /// Whether an instruction makes a sum or a difference of it and something else.
+    fn is_added(&self, bytes: &[u8]) -> bool {
+        let parts = Parts::of(bytes);
+        let Some(register) = self.register.filter(|_| parts.adds()) else { return false };
+        parts.changed_register() == Some(register) || parts.reg() == Some(register) && !parts.has_number()
+    }
 }
 
 /// The number that something is compared with.

@@ -343,3 +343,45 @@ fn a_word_behind_a_copied_table_may_lead_to_what_resembles_a_dead_function() {
         assert!(!check_alike(wrong).unwrap().is_ok(), "{wrong:?}");
     }
 }
+
+#[test]
+fn a_mask_is_no_bound_of_what_is_added_to_what_it_leaves() {
+    assert_bounds(&[
+        ("    add %edi, %edi\n    and $2, %edi\n    and $1, %esi\n    add %esi, %edi\n", true),
+        ("    and $1, %edi\n    lea (%rdi,%rsi), %eax\n    add %eax, %edi\n    mov %edi, %edi\n", true),
+        ("    and $3, %edi\n    add $7, %esi\n", true),
+        ("    add %esi, %edi\n    and $1, %edi\n", false),
+    ]);
+}
+
+#[test]
+fn a_comparison_is_no_bound_of_another_number_in_the_same_register() {
+    let compare = "    cmp $1, %edi\n    ja 9f\n";
+    assert_bounds(&[
+        (&format!("{compare}    mov (%rsi), %edi\n"), true),
+        (&format!("{compare}    lea (%rsi,%rsi), %edi\n"), true),
+        (&format!("{compare}    mov $3, %edi\n"), true),
+        (&format!("{compare}    mov %edi, %edi\n"), false),
+        (&format!("{compare}    movzbl %dil, %edi\n"), false),
+        (&format!("{compare}    mov %edi, %ecx\n    mov (%rsi), %edi\n    mov %ecx, %edi\n"), false),
+        (compare, false),
+    ]);
+}
+
+/// Where the fourth entry must correspond it may lead to code in another form in the output, which content does not tell.
+fn assert_bounds(indexes: &[(&str, bool)]) {
+    let program = |index: &str, fourth: &str| {
+        let cases = [CASES[0], CASES[1], CASES[2], fourth];
+        let cases: String = cases.iter().zip(0..).map(|(case, number)| format!(".L{number}:\n{case}\n    ret\n")).collect();
+        let body = format!("{index}{}    add %rdx, %rax\n    jmp *%rax\n{cases}9:  mov %edi, %eax\n    ret", read_from("table"));
+        build(&[&function("classify", &body), TWICE, UNUSED], &entries("table"))
+    };
+    let (long, short) = ("    mov $0, %eax", "    xor %eax, %eax");
+    for &(index, is_certain) in indexes {
+        let Some(input) = program(index, long) else { return };
+        let report = check(&input, &program(index, short).unwrap()).unwrap();
+        assert_eq!(report.is_ok(), is_certain, "{index}\n{}", report.summary(10));
+        let report = check(&input, &program(index, "    mov $41, %eax").unwrap()).unwrap();
+        assert!(!report.is_ok(), "{index}\n{}", report.summary(10));
+    }
+}

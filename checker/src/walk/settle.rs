@@ -39,7 +39,7 @@ impl Walk<'_, '_> {
     }
 
     /// Tries what may or may not be code that runs: after calls that never return, at addresses that may be data. What is not asked for is
-    /// compared by content later, which knows of no other ways to call and no shorter forms: so it is tried too, but kept only if it has one.
+    /// compared by content later, which knows of no other ways to call and no shorter forms: so it is tried too, but kept only if it has one, or at last ([`Walk::try_again`]).
     pub(crate) fn settle_tries(&mut self, which: impl Fn(Reach) -> bool) {
         let is_edited = self.relation.num_rewritten_calls() > 0 || self.tries.len() < TRIES_MAX;
         while let Some(pair) = self.tries.pop() {
@@ -49,8 +49,23 @@ impl Walk<'_, '_> {
             let is_asked_for = which(pair.reach);
             if (is_asked_for || is_edited) && self.attempt_if(pair, !is_asked_for) {
                 self.settle();
+            } else if !is_asked_for {
+                self.not_kept.push(pair);
             }
         }
+    }
+
+    /// Tries once more what was not kept, where nothing else has explained the output. Whether there was some.
+    pub(crate) fn try_again(&mut self) -> bool {
+        let mut has_found = false;
+        for pair in std::mem::take(&mut self.not_kept) {
+            let is_covered = self.output.code.index(pair.output).is_none_or(|index| self.relation.covered.contains(index));
+            if !is_covered && self.attempt(pair) {
+                has_found = true;
+                self.settle();
+            }
+        }
+        has_found
     }
 
     /// Tries where entries of tables lead that nobody may select, in a file that makes calls in other ways; kept is what makes one so.
