@@ -63,10 +63,21 @@ impl Folding {
         &self.pairs
     }
 
-    /// Only what is folded among functions that stay.
+    /// Only what is folded among some functions. Where the one that stands for others is none of them, the first of these that is stands for the rest: what was equal stays so, and if one function were kept
+    /// whose callers are folded, nothing would lead to it.
     #[must_use]
-    pub fn among(mut self, stays: impl Fn(Func) -> bool) -> Self {
-        self.pairs.retain(|&(func, stand_in)| stays(func) && stays(stand_in));
+    pub fn among(mut self, is_open: impl Fn(Func) -> bool) -> Self {
+        let mut stand_ins: FxHashMap<Func, Func> = FxHashMap::default();
+        // Ascending, so that the first comes first.
+        self.pairs.retain_mut(|(func, stand_in)| {
+            if !is_open(*func) {
+                return false;
+            }
+            if !is_open(*stand_in) {
+                *stand_in = *stand_ins.entry(*stand_in).or_insert(*func);
+            }
+            func != stand_in
+        });
         self
     }
 

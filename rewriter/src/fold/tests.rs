@@ -35,6 +35,22 @@ fn equal_functions_and_those_that_call_them_are_folded() {
 }
 
 #[test]
+fn where_the_first_of_equal_functions_is_left_out_the_next_one_stands_for_the_rest() {
+    let program = program(vec![leaf(8), leaf(8), leaf(8), calling(0), calling(1), calling(2)]);
+    let end = program.blocks.values().map(|data| data.end()).max().unwrap_or_default();
+    let text = vec![0x90; (end.0 - TEXT_START) as usize];
+    let among = |closed: &[usize]| {
+        let found = Folding::find(&image_of(&text), &program).among(|func| !closed.contains(&func.index()));
+        found.pairs().iter().map(|&(func, stays)| (func.index(), stays.index())).collect::<Vec<_>>()
+    };
+    assert_eq!(among(&[]), [(1, 0), (2, 0), (4, 3), (5, 3)]);
+    // Where 5 is folded with 4, nothing leads to 2 any more.
+    assert_eq!(among(&[0, 3]), [(2, 1), (5, 4)]);
+    assert_eq!(among(&[1, 4]), [(2, 0), (5, 3)]);
+    assert_eq!(among(&[0, 1, 3]), [(5, 4)]);
+}
+
+#[test]
 fn recursive_functions_are_folded_and_a_difference_far_away_is_not_overlooked() {
     // Two rings of two functions each, that call each other.
     assert_eq!(folded(&program(vec![calling(1), calling(0), calling(3), calling(2)])), [(1, 0), (2, 0), (3, 0)]);
