@@ -17,6 +17,9 @@ use crate::walk::Walk;
 /// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
 const BOUND_WINDOW: usize = 8;
 
+/// How many instructions before a comparison are looked at for a copy of what it compares.
+const COPY_WINDOW: usize = 4;
+
 /// How control comes from a branch to what is behind it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Way {
@@ -74,7 +77,9 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
             && let Some((below, more)) = below(side.code.bytes(branch.at, branch.inst))
         {
             // The other way has a number above the bound, and another switch: what stands before is about that one's.
-            let is_kept = below == branch.gone && keep_compared(walk, &in_calls, bytes) && !is_replaced(walk, &passed, bytes);
+            let is_kept = below == branch.gone
+                && keep_compared(walk, &in_calls, bytes)
+                && !is_about_another(walk, &passed, (before, bytes));
             return is_kept.then(|| compared.saturating_add(more));
         }
         *if inst.kind == Kind::Jump { &mut jumps } else { &mut others } += 1;
@@ -108,24 +113,34 @@ fn keep_compared(walk: &Walk<'_, '_>, insts: &[(u64, Inst)], comparison: &[u8]) 
     insts.iter().map(written).all(|written| written.is_some_and(|written| written >> compared & 1 == 0))
 }
 
-/// Whether instructions, the last one first, write something else to what an instruction compared before anything reads it: then the comparison was about another number.
-fn is_replaced(walk: &Walk<'_, '_>, insts: &[(u64, Inst)], comparison: &[u8]) -> bool {
+/// Whether a comparison is about another number than the one by which instructions behind it, the last one first, find where to jump: what it compared is written before anything reads it, or nothing
+/// reads it, nor is it a copy of something or has one.
+fn is_about_another(walk: &Walk<'_, '_>, insts: &[(u64, Inst)], (place, comparison): (u64, &[u8])) -> bool {
     let Some(compared) = compared_register(comparison) else { return false };
     for &(at, inst) in insts.iter().rev() {
         let bytes = walk.input.code.bytes(at, inst);
-        let (shape, parts) = (Shape::of(bytes), Parts::of(bytes));
-        let [register, base, index] = shape.registers(bytes).unwrap_or_default();
-        // Loads and extensions write their register, and read it only as an operand.
-        let opcode = bytes.get(shape.opcode).copied().unwrap_or(0);
-        let is_written_only = matches!((shape.map, opcode), (0, 0x63 | 0x8a | 0x8b | 0x8d) | (1, 0xb6 | 0xb7 | 0xbe | 0xbf));
-        if [base, index].contains(&Some(compared)) || register == Some(compared) && !is_written_only {
+        let [register, base, index] = registers_of(walk, at, inst);
+        if [base, index].contains(&Some(compared)) || register == Some(compared) && !is_load_or_extension(bytes) {
             return false;
         }
-        if parts.written().is_some_and(|written| written >> compared & 1 == 1) {
+        if Parts::of(bytes).written().is_some_and(|written| written >> compared & 1 == 1) {
             return true;
         }
     }
-    false
+    let before = std::iter::successors(instruction_before(walk, place), |&(at, _)| instruction_before(walk, at));
+    !before.take(COPY_WINDOW).any(|(at, inst)| {
+        let bytes = walk.input.code.bytes(at, inst);
+        let is_move = is_load_or_extension(bytes) || Parts::of(bytes).is_of(0, 0x89);
+        let is_copy = is_move && Parts::of(bytes).register_operand().is_some();
+        is_copy && registers_of(walk, at, inst).contains(&Some(compared))
+    })
+}
+
+/// Whether an instruction writes the register in the middle of ModRM, and reads it only if it is the operand as well.
+fn is_load_or_extension(bytes: &[u8]) -> bool {
+    let shape = Shape::of(bytes);
+    let opcode = bytes.get(shape.opcode).copied().unwrap_or(0);
+    matches!((shape.map, opcode), (0, 0x63 | 0x8a | 0x8b | 0x8d) | (1, 0xb6 | 0xb7 | 0xbe | 0xbf))
 }
 
 /// The register that a comparison is about; `None` if that is memory.

@@ -361,6 +361,10 @@ fn a_comparison_is_no_bound_of_another_number_in_the_same_register() {
         (&format!("{compare}    mov (%rsi), %edi\n"), true),
         (&format!("{compare}    lea (%rsi,%rsi), %edi\n"), true),
         (&format!("{compare}    mov $3, %edi\n"), true),
+        // Another register is the index, which has a copy, or has none.
+        ("    lea -1(%rdi), %ecx\n    xor %eax, %eax\n    cmp $1, %cl\n    ja 9f\n    movzbl %dil, %edi\n", true),
+        ("    mov %edi, %ecx\n    xor %eax, %eax\n    cmp $1, %ecx\n    ja 9f\n", false),
+        ("    mov %ecx, %edi\n    cmp $1, %ecx\n    ja 9f\n    movzbl %dil, %edi\n", false),
         (&format!("{compare}    mov %edi, %edi\n"), false),
         (&format!("{compare}    movzbl %dil, %edi\n"), false),
         (&format!("{compare}    mov %edi, %ecx\n    mov (%rsi), %edi\n    mov %ecx, %edi\n"), false),
