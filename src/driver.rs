@@ -227,5 +227,6 @@ pub(crate) fn require_no_violations(output: &Path, report: &checker::Report) -> 
     let number = report.violations.len();
     let least = if report.is_whole { "" } else { "at least " };
     Err(Failure::at(output, format!("not written: the checker found {least}{number} violations, the first: {first}"))
-        .hint("please report this with the input file"))
+        .hint("please report this with the input file")
+        .because_of(&report.violations))
 }

@@ -9,11 +9,13 @@ pub(crate) struct Failure {
     message: String,
     /// It is the debug file's: to do less to the program helps nothing.
     pub(crate) is_of_debug_file: bool,
+    /// What the checker found, if that is why.
+    pub(crate) violations: Vec<checker::Violation>,
 }
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Failure { message: message.into(), is_of_debug_file: false }
+        Failure { message: message.into(), is_of_debug_file: false, violations: Vec::new() }
     }
     /// A failure about a file.
     pub(crate) fn at(path: &Path, why: impl fmt::Display) -> Self {
@@ -22,6 +24,9 @@ impl Failure {
     /// Adds what the user can do.
     pub(crate) fn hint(self, hint: &str) -> Self {
         Failure { message: format!("{} ({hint})", self.message), ..self }
+    }
+    pub(crate) fn because_of(self, violations: &[checker::Violation]) -> Self {
+        Failure { violations: violations.to_vec(), ..self }
     }
     pub(crate) fn of_debug_file(self) -> Self {
         Failure { is_of_debug_file: true, ..self }

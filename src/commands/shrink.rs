@@ -1,7 +1,9 @@
 //! `relift shrink`: smaller files.
 
+mod closed;
 mod code;
 mod finish;
+mod less;
 
 use std::process::ExitCode;
 
@@ -9,6 +11,7 @@ use lifter::Image;
 use lifter::lift::Undescribed;
 use rewriter::debug;
 use rewriter::plan::Filling;
+use rewriter::relink::Reported;
 use rewriter::shrink::unloaded;
 
 use super::separate::{self, Paths};
@@ -21,14 +24,15 @@ use crate::files;
 use crate::memory;
 use crate::report::{self, shrink::Report};
 use crate::timing::Timing;
-use code::OF_CODE;
+use closed::Closed;
+use code::Planned;
 use finish::{Finished, Known};
 
 pub(crate) fn run(args: &Shrink, style: Style, timing: &mut Timing) -> Result<ExitCode> {
     profile::keep_apart(&args.rewrite.output, &args.profile)?;
     separate::keep_apart(&args.separate, &args.rewrite, &args.profile)?;
     let debug_files = Paths::open(&args.separate)?;
-    let mut report = shrink_or_less(args, debug_files.as_ref(), timing)?;
+    let mut report = less::shrink_or_less(args, debug_files.as_ref(), timing)?;
     timing.finish();
     report.set_timing(timing);
     for warning in &report.warnings {
@@ -42,107 +46,49 @@ pub(crate) fn run(args: &Shrink, style: Style, timing: &mut Timing) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the checker can't follow all techniques (it finds less than was known, or relift is wrong), those that change most are left out.
-fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut Timing) -> Result<Report> {
-    let mut has_undescribed = false;
-    let mut result = shrink(args, Undescribed::Sought, debug_files, &mut has_undescribed, timing);
-    if result.is_err() {
-        // Without a file, or with one that is no program, nothing else would do.
-        let input = &args.rewrite.input;
-        driver::read(input, &files::read(input)?)?;
-    }
-    let mut args = args.clone();
-    let mut with_all = args.clone();
-    let doubts = [Undescribed::Doubted, Undescribed::Stays].into_iter().filter(|_| has_undescribed).map(Less::Undescribed);
-    let last = [Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries];
-    for less in [Less::Stripping, Less::Subroutines, Less::Forms, Less::Outline].into_iter().chain(doubts).chain(last) {
-        let failure = match result {
-            Err(failure) if !failure.is_of_debug_file => failure,
-            result => return result,
-        };
-        let tried = match less {
-            Less::Undescribed(undescribed) => Some((&with_all, undescribed)),
-            _ => less.leave_out(&mut args).then_some((&args, Undescribed::Sought)),
-        };
-        result = match tried {
-            None => Err(failure),
-            Some((args, undescribed)) => shrink(args, undescribed, debug_files, &mut false, timing).map(|mut report| {
-                report.warnings.push(format!("{}: {failure}", less.consequence()));
-                report
-            }),
-        };
-        if matches!(less, Less::Stripping) {
-            with_all = args.clone();
-        }
-    }
-    result
-}
-
-/// What is left out where the checker can't follow everything.
-#[derive(Copy, Clone, Debug)]
-enum Less {
-    /// No technique, but less is believed of code without unwind entries.
-    Undescribed(Undescribed),
-    Subroutines,
-    Forms,
-    Outline,
-    Tails,
-    Folding,
-    Stripping,
-    Code,
-    UnwindEntries,
-}
-
-impl Less {
-    /// Whether there are techniques that are less.
-    fn leave_out(self, args: &mut Shrink) -> bool {
-        match self {
-            Less::Undescribed(_) => false,
-            Less::Stripping => std::mem::take(&mut args.strip),
-            Less::Forms => skip(args, &[Technique::Forms]),
-            Less::Subroutines => skip(args, &[Technique::Subroutines]),
-            Less::Outline => skip(args, &[Technique::Outline]),
-            Less::Tails => skip(args, &[Technique::Tails]),
-            Less::Folding => skip(args, &[Technique::Fold]),
-            Less::Code => skip(args, &OF_CODE),
-            Less::UnwindEntries => skip(args, &[Technique::UnwindEntries]),
-        }
-    }
-
-    fn consequence(self) -> &'static str {
-        match self {
-            Less::Undescribed(undescribed) => super::less_of(undescribed).unwrap_or("nothing is left out"),
-            Less::Forms => "instructions keep their forms",
-            Less::Subroutines => "instructions that many places have stay in each",
-            Less::Outline => "calls keep their arguments",
-            Less::Tails => "blocks that go on alike keep a copy each",
-            Less::Folding => "functions that do the same keep a body each",
-            Less::Stripping => "nothing is stripped",
-            Less::Code => "code stays as it is",
-            Less::UnwindEntries => "unwind tables stay as they are",
-        }
-    }
-}
-
-fn skip(args: &mut Shrink, techniques: &[Technique]) -> bool {
-    let is_less = techniques.iter().any(|&technique| args.is_on(technique));
-    args.skip.extend_from_slice(techniques);
-    is_less
-}
-
 /// What is to be made smaller, and how.
 #[derive(Copy, Clone)]
 struct Job<'j> {
     args: &'j Shrink,
+    closed: &'j Closed,
+    reported: Reported,
     /// The input; where it is to have a debug file, with the link to it.
     unchanged: &'j [u8],
     wanted: debug::Wanted<'j>,
     strips_headers: bool,
 }
 
+/// How much is tried.
+#[derive(Copy, Clone)]
+struct How<'h> {
+    /// What is made of code without unwind entries.
+    undescribed: Undescribed,
+    closed: &'h Closed,
+}
+
+impl Default for How<'_> {
+    fn default() -> Self {
+        static NONE: Closed = Closed::none();
+        Self { undescribed: Undescribed::Sought, closed: &NONE }
+    }
+}
+
+/// The functions that violations are about, in an output that is made so.
+fn functions_about(args: &Shrink, how: How<'_>, violations: &[checker::Violation], timing: &mut Timing) -> Result<Closed> {
+    let input = &args.rewrite.input;
+    let bytes = files::read(input)?;
+    let mut lifted = driver::lift_to_shrink(input, &bytes, how.undescribed, false, timing)?;
+    let mode = args.rewrite.debug.unwrap_or(DebugInformation::Drop).mode();
+    let wanted = debug::Wanted { mode, separate: None };
+    let job = Job { args, closed: how.closed, reported: Reported::Blocks, unchanged: &bytes, wanted, strips_headers: args.strip };
+    let (finished, planned) = shrink_program(job, &mut lifted, timing, &mut Vec::new())?;
+    let plan = planned.map(|planned| planned.plan).filter(|_| !finished.blocks.is_empty());
+    Ok(plan.map_or_else(Closed::none, |plan| Closed::about(violations, &lifted.program, &plan, &finished.blocks)))
+}
+
 fn shrink(
     args: &Shrink,
-    undescribed: Undescribed,
+    How { undescribed, closed }: How<'_>,
     debug_files: Option<&Paths<'_>>,
     has_undescribed: &mut bool,
     timing: &mut Timing,
@@ -160,12 +106,13 @@ fn shrink(
     let mode = args.rewrite.debug.unwrap_or(DebugInformation::Drop).mode();
     let wanted = debug::Wanted { mode, separate };
     let strips_headers = args.strip && reader.is_none();
-    let job = Job { args, unchanged: linked.as_deref().unwrap_or(&bytes), wanted, strips_headers };
+    let unchanged = linked.as_deref().unwrap_or(&bytes);
+    let job = Job { args, closed, reported: Reported::File, unchanged, wanted, strips_headers };
     let mut finished = match driver::lift_to_shrink(input, &bytes, undescribed, args.rewrite.verify, timing) {
         Ok(mut lifted) => {
             *has_undescribed = lifted.moves_undescribed();
             memory::give_back();
-            let finished = shrink_program(job, &mut lifted, timing, &mut report.warnings)?;
+            let finished = shrink_program(job, &mut lifted, timing, &mut report.warnings)?.0;
             report.set_coverage(&lifted.program);
             finished
         }
@@ -206,12 +153,17 @@ fn reader_of_headers(args: &Shrink, image: &Image<'_>) -> Option<String> {
     unloaded::own(image).map(|name| format!("without them the program may not find {name}, which is not loaded"))
 }
 
-/// What is left of the file if as much of its code goes as can.
-fn shrink_program(job: Job<'_>, lifted: &mut Lifted<'_>, timing: &mut Timing, warnings: &mut Vec<String>) -> Result<Finished> {
+/// What is left of the file if as much of its code goes as can, and by which plan.
+fn shrink_program(
+    job: Job<'_>,
+    lifted: &mut Lifted<'_>,
+    timing: &mut Timing,
+    warnings: &mut Vec<String>,
+) -> Result<(Finished, Option<Planned>)> {
     let args = job.args;
     let known = Known::of(lifted);
-    let Some(mut planned) = code::plan(args, lifted, timing, warnings)? else {
-        return finish::finish(job, None, &known, timing);
+    let Some(mut planned) = code::plan(job, lifted, timing, warnings)? else {
+        return Ok((finish::finish(job, None, &known, timing)?, None));
     };
     memory::give_back();
     let may_cut =
@@ -231,11 +183,11 @@ fn shrink_program(job: Job<'_>, lifted: &mut Lifted<'_>, timing: &mut Timing, wa
     let has_code = code.is_some();
     let finished = finish::finish(job, code, &known, timing)?;
     if !may_cut || !has_code || finished.lost(job.unchanged) < LOST_MIN {
-        return Ok(finished);
+        return Ok((finished, Some(planned)));
     }
-    let Ok(code) = planned.rewrite(job, lifted, Filling::AroundHole, timing) else { return Ok(finished) };
+    let Ok(code) = planned.rewrite(job, lifted, Filling::AroundHole, timing) else { return Ok((finished, Some(planned))) };
     let other = finish::finish(job, Some(code), &known, timing)?;
-    Ok(if other.bytes.len() < finished.bytes.len() { other } else { finished })
+    Ok((if other.bytes.len() < finished.bytes.len() { other } else { finished }, Some(planned)))
 }
 
 /// What has to stay in the file of all that is free for another order of the code to be tried: a page more or less is for chance to decide.

@@ -13,7 +13,7 @@ use rewriter::fold::ends;
 use rewriter::fold::shares::Shares;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{Filling, LayoutPlan};
-use rewriter::relink::{Relinked, Reported};
+use rewriter::relink::Relinked;
 use rewriter::shrink::{dead, forms, outline, subroutines};
 use rewriter::transform::direct_calls::{self, DirectCall};
 use rewriter::transform::endbr;
@@ -52,8 +52,8 @@ pub(super) struct Code {
 
 /// What is to become of the code.
 pub(super) struct Planned {
-    plan: LayoutPlan,
-    edits: EditPlan,
+    pub(super) plan: LayoutPlan,
+    pub(super) edits: EditPlan,
     pub(super) weights: Weights,
     gone: Gone,
     pub(super) is_in_place: bool,
@@ -65,7 +65,7 @@ impl Planned {
         self.plan.filling = filling;
         let planned = (&self.plan, &self.edits);
         let relinked =
-            driver::rewrite(&job.args.rewrite.input, lifted, &self.weights, planned, (job.wanted, Reported::File), timing)?;
+            driver::rewrite(&job.args.rewrite.input, lifted, &self.weights, planned, (job.wanted, job.reported), timing)?;
         if relinked.overflow_bytes > 0 {
             return Err(Failure::new("it would need a segment more"));
         }
@@ -79,7 +79,7 @@ impl Planned {
 
 /// Plans less code; `None` where nothing of it can move.
 pub(super) fn plan(
-    args: &Shrink,
+    Job { args, closed, .. }: Job<'_>,
     lifted: &mut Lifted<'_>,
     timing: &mut Timing,
     warnings: &mut Vec<String>,
@@ -102,12 +102,17 @@ pub(super) fn plan(
         [] => Weights::default(),
         paths => timing.phase("attribute the profile", |timing| profile::load(paths, None, input, lifted, timing))?.0,
     };
-    let dropped = match args.is_on(Technique::DeadCode) {
+    let mut dropped = match args.is_on(Technique::DeadCode) {
         true => timing.phase("find dead code", |_| dead::find(image, program)),
         false => Vec::new(),
     };
     // What nothing leads to the checker can only match by content: it keeps its body.
-    let is_reached = timing.phase("find dead code", |_| reached(image, program));
+    let mut is_reached = timing.phase("find dead code", |_| reached(image, program));
+    if !closed.is_empty() {
+        dropped.retain(|&func| !closed.contains(program, func));
+        let blocks = program.funcs.keys().filter(|&func| closed.contains(program, func));
+        blocks.flat_map(|func| program.funcs[func].blocks.iter()).for_each(|block| is_reached[block] = false);
+    }
     let is_open = |func: Func| is_reached[program.funcs[func].entry] && dropped.binary_search(&func).is_err();
     let folded = match args.is_on(Technique::Fold) {
         true => driver::fold(lifted, timing).among(is_open),

@@ -37,6 +37,8 @@ impl Known {
 /// A file as it may be written.
 pub(super) struct Finished {
     pub(super) bytes: Vec<u8>,
+    /// By block, if these are asked for, where it went.
+    pub(super) blocks: Vec<(Va, u32)>,
     pub(super) savings: Vec<Saving>,
     pub(super) dropped_sections: Vec<String>,
     /// What is true of the code; its headers are those of a file before this one. `None` where the input's debug file is true.
@@ -56,6 +58,7 @@ impl Finished {
         let bytes = job.unchanged.to_vec();
         Self {
             bytes,
+            blocks: Vec::new(),
             savings,
             dropped_sections,
             debug_file: None,
@@ -76,8 +79,10 @@ impl Finished {
 /// Makes the file of what became of its code, or of the file as it was. Each step reads the file that the one before has made, which then goes.
 pub(super) fn finish(job: Job<'_>, code: Option<Code>, known: &Known, timing: &mut Timing) -> Result<Finished> {
     let Job { args, unchanged, .. } = job;
+    let mut blocks = Vec::new();
     let (mut changed, mut free, mut savings, dropped_sections, debug_file) = match code {
         Some(Code { relinked, savings }) => {
+            blocks = relinked.blocks;
             (Cow::Owned(relinked.bytes), relinked.free, savings, relinked.dropped_sections, relinked.debug_file)
         }
         None => (Cow::Borrowed(unchanged), Vec::new(), Vec::new(), Vec::new(), None),
@@ -107,7 +112,7 @@ pub(super) fn finish(job: Job<'_>, code: Option<Code>, known: &Known, timing: &m
     let keeps_headers = shorter.is_some();
     let Last { bytes, stripped, is_packed, num_cuts, cut_bytes } = shorter.unwrap_or(without);
     savings.extend(stripped);
-    Ok(Finished { bytes, savings, dropped_sections, debug_file, is_packed, keeps_headers, num_cuts, cut_bytes })
+    Ok(Finished { bytes, blocks, savings, dropped_sections, debug_file, is_packed, keeps_headers, num_cuts, cut_bytes })
 }
 
 /// What the last steps make.
