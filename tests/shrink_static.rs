@@ -37,6 +37,12 @@ fn count(report: &serde_json::Value, technique: &str) -> u64 {
     techniques.iter().find(|t| t["technique"] == technique).map_or(0, |t| t["count"].as_u64().expect("a number"))
 }
 
+/// What a technique has saved.
+fn bytes(report: &serde_json::Value, technique: &str) -> i64 {
+    let techniques = report["techniques"].as_array().into_iter().flatten();
+    techniques.filter(|saving| saving["technique"] == technique).filter_map(|saving| saving["bytes"].as_i64()).sum()
+}
+
 #[test]
 fn a_program_that_relocates_itself_packs_its_relocations_and_has_one_hole_cut_out() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
@@ -72,6 +78,16 @@ fn a_program_that_relocates_itself_packs_its_relocations_and_has_one_hole_cut_ou
     if stripped.is_file() {
         assert_eq!(run(&mut Command::new(&stripped), folder.path()), expected);
     }
+}
+
+#[test]
+fn what_is_freed_leaves_a_static_program_though_code_is_placed_by_windows() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let input = compile_text("int main(void) { return 42; }", &["-O2", "-static-pie", "-s"], folder.path(), "input");
+    let (output, report) = shrink(&input, &[], "output", folder.path());
+    // But for little between what is pinned.
+    assert!(bytes(&report, "holes") > -(size(&input) as i64 / 20), "{report:#}");
+    assert_eq!(run(&mut Command::new(&output), folder.path()).end, End::Exit(SUCCESS));
 }
 
 #[test]

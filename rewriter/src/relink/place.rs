@@ -76,25 +76,31 @@ pub(crate) fn place(
     };
     let copies = copied.iter().copied().chain(tables_of_clones);
     let copies_len = copies.map(|table| copy_len(program, table)).sum::<u64>() + COPY_ALIGN;
-    let mut placed = |fits_windows: bool| {
-        if out.filling != Filling::FromStart {
-            let needed = code_len(out, shapes, fits_windows, overflow) + copies_len;
-            // How much stays unused before pinned code is only known when all is placed.
-            for rests in RESTS {
+    // With what is left over in one piece.
+    let mut in_one_piece = |fits_windows: bool| {
+        let needed = code_len(out, shapes, fits_windows, overflow) + copies_len;
+        // How much stays unused before pinned code is only known when all is placed; what fits windows is not worth as much of it.
+        let rests = if fits_windows { &RESTS[..RESTS_FOR_WINDOWS] } else { &RESTS[..] };
+        rests
+            .iter()
+            .map_while(|rests| {
                 let mut left = free.clone();
-                let Some(unused) = take_away(image, &mut left, needed + rests, out.filling) else { break };
-                let placement = try_with(left, Some(unused), fits_windows);
-                if placement.space.overflow.is_empty() {
-                    return placement;
-                }
-            }
-        }
-        try_with(free.clone(), None, fits_windows)
+                let unused = take_away(image, &mut left, needed + rests, out.filling)?;
+                Some(try_with(left, Some(unused), fits_windows))
+            })
+            .find(|placement| placement.space.overflow.is_empty())
     };
     let fits_windows = out.window_worths.is_some();
-    let placement = placed(fits_windows);
-    // What fits windows leaves bytes out, for which there may be no room.
-    if fits_windows && !placement.space.overflow.is_empty() { placed(false) } else { placement }
+    // What fits windows leaves bytes out, and holes between pinned code empty: there may be no room for that.
+    let orders = [fits_windows, false];
+    let orders = &orders[usize::from(!fits_windows)..];
+    if out.filling != Filling::FromStart
+        && let Some(placement) = orders.iter().find_map(|&fits_windows| in_one_piece(fits_windows))
+    {
+        return placement;
+    }
+    let placement = try_with(free.clone(), None, fits_windows);
+    if fits_windows && !placement.space.overflow.is_empty() { try_with(free.clone(), None, false) } else { placement }
 }
 
 /// Where each fragment goes, and what was left out before some so that they fit windows.
@@ -222,6 +228,8 @@ fn take_front(image: &Image<'_>, free: &mut [Interval], spare: u64) -> Option<In
 
 /// What may stay unused before pinned code.
 const RESTS: [u64; 5] = [0, 1 << 10, 1 << 12, 1 << 14, 1 << 16];
+/// So many of these are tried where code fits windows.
+const RESTS_FOR_WINDOWS: usize = 3;
 /// No fragment asks for more.
 const FRAGMENT_ALIGN_MAX: u64 = 64;
 /// More than the words of any table ask for.
