@@ -11,10 +11,10 @@ use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 use lifter::Image;
 use lifter::address::Va;
 use lifter::entity::{Block, Func};
-use lifter::ir::{CodeTarget, Program, StopKind, Terminator};
+use lifter::ir::{CodeTarget, EdgeKind, Program, StopKind, Terminator};
 use lifter::x86::decode_block_into;
 use rayon::prelude::*;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::plan::LayoutPlan;
@@ -102,9 +102,11 @@ impl Below {
 
 /// Blocks that stand for some in which something may be kept below the stack pointer; ascending.
 pub(super) fn unfit_stand_ins(image: &Image<'_>, program: &Program, plan: &LayoutPlan) -> Vec<Block> {
-    // Ascending by the block that goes, so by its function.
-    let funcs: Vec<&[(Block, Block)]> =
-        plan.folded_blocks.pairs().chunk_by(|a, b| program.func_of(a.0) == program.func_of(b.0)).collect();
+    let stand_in = |block: Block| plan.folded_blocks.stand_in(plan.folded.stand_in(program, block));
+    let mut pairs: Vec<(Block, Block)> = stood_for(program, plan.folded_blocks.pairs(), stand_in).into_iter().collect();
+    // So that those of a function come one after the other.
+    pairs.par_sort_unstable();
+    let funcs: Vec<&[(Block, Block)]> = pairs.chunk_by(|a, b| program.func_of(a.0) == program.func_of(b.0)).collect();
     let unfit_of = |pairs: &&[(Block, Block)]| -> Vec<Block> {
         let below = Below::of(image, program, program.func_of(pairs[0].0));
         let is_bare = |block: Block| below.as_ref().is_some_and(|below| below.is_bare_throughout(block));
@@ -114,6 +116,39 @@ pub(super) fn unfit_stand_ins(image: &Image<'_>, program: &Program, plan: &Layou
     unfit.sort_unstable();
     unfit.dedup();
     unfit
+}
+
+/// Blocks, and others that stand for them: by the plan, or since control goes there from what stands for something that leads to them. Blocks that go on alike need not go on to one block: each of equal ones
+/// may have kept its place.
+fn stood_for(program: &Program, planned: &[(Block, Block)], stand_in: impl Fn(Block) -> Block) -> FxHashSet<(Block, Block)> {
+    let mut found: FxHashSet<(Block, Block)> = planned.iter().copied().collect();
+    let mut pending = planned.to_vec();
+    while let Some((block, other)) = pending.pop() {
+        for (next, instead) in leads_to(program, block).zip(leads_to(program, other)) {
+            let pair = (next, stand_in(instead));
+            if stand_in(next) != pair.1 && found.insert(pair) {
+                pending.push(pair);
+            }
+        }
+    }
+    found
+}
+
+/// Where the ways from a block lead, in an order that equal blocks have alike.
+fn leads_to(program: &Program, block: Block) -> impl Iterator<Item = Block> {
+    let of = |target| match target {
+        CodeTarget::Block(block) => Some(block),
+        CodeTarget::Fixed(_) => None,
+    };
+    let [taken, next] = match program.blocks[block].terminator {
+        Terminator::Fallthrough { next } => [None, Some(next)],
+        Terminator::Jump { target } => [None, of(target)],
+        Terminator::Branch { taken, next, .. } => [of(taken), Some(next)],
+        Terminator::Loop { taken, next } => [Some(taken), Some(next)],
+        Terminator::Stop(_) => [None, None],
+    };
+    let tables = program.block_edges(block).iter().filter(|edge| edge.kind == EdgeKind::Table).map(|edge| edge.target);
+    taken.into_iter().chain(next).chain(tables)
 }
 
 /// Where an instruction ends that gives words up, or writes the one below the stack pointer, and whether it gives up.
@@ -186,4 +221,35 @@ fn makes_frame_pointer(instruction: &Instruction) -> bool {
     let takes_stack = is_stack(instruction.memory_base()) && instruction.code() == Code::Lea_r64_m
         || instruction.op_count() > 1 && is_stack(instruction.op1_register());
     instruction.op_count() > 0 && instruction.op0_register().full_register() == Register::RBP && takes_stack
+}
+
+#[cfg(test)]
+mod tests {
+    use lifter::entity::EntityId;
+
+    use super::*;
+    use crate::testing::{End, ProgramBuilder, TestBlock};
+
+    #[test]
+    fn a_block_stands_for_what_others_go_on_to_for_which_the_one_before_it_stands() {
+        let function = || {
+            let ends = [End::Branch(2), End::Fallthrough, End::Fallthrough, End::Return];
+            ends.map(|end| TestBlock::new(4, end)).to_vec()
+        };
+        let program = ProgramBuilder::default().func(function()).func(function()).func(function()).build();
+        let stood_for = |planned: &[(usize, usize)]| {
+            let planned: Vec<(Block, Block)> = planned.iter().map(|&(a, b)| (Block::new(a), Block::new(b))).collect();
+            let stand_in = |block| planned.iter().find(|pair| pair.0 == block).map_or(block, |pair| pair.1);
+            let mut found: Vec<(usize, usize)> =
+                stood_for(&program, &planned, stand_in).into_iter().map(|(a, b)| (a.index(), b.index())).collect();
+            found.sort_unstable();
+            found
+        };
+        // Of the first function: the second block goes on in the second function, the last one in the third.
+        assert_eq!(stood_for(&[(1, 5), (2, 6), (3, 11)]), [(1, 5), (2, 6), (3, 7), (3, 11)]);
+        // All goes on to one block.
+        assert_eq!(stood_for(&[(2, 6), (3, 11), (7, 11)]), [(2, 6), (3, 11), (7, 11)]);
+        // Both ways of a branch.
+        assert_eq!(stood_for(&[(0, 4)]), [(0, 4), (1, 5), (2, 6), (3, 7)]);
+    }
 }
