@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use support::{End, SUCCESS, compile_text, installed, relift, run, shrink, size, skipped};
+use support::{End, SUCCESS, compile_text, installed, relift, run, shrink, size, skipped, technique};
 
 /// Much of a C library, and an error that it handles.
 const PROGRAM: &str = r#"
@@ -32,15 +32,8 @@ int main(void) {
 /// By which a self-relocating glibc is known to read packed relocations.
 const ASSERTION: &[u8] = b"info[DT_RELRENT]->d_un.d_val == sizeof (ElfW(Relr))";
 
-fn count(report: &serde_json::Value, technique: &str) -> u64 {
-    let techniques = report["techniques"].as_array().expect("a list");
-    techniques.iter().find(|t| t["technique"] == technique).map_or(0, |t| t["count"].as_u64().expect("a number"))
-}
-
-/// What a technique has saved.
-fn bytes(report: &serde_json::Value, technique: &str) -> i64 {
-    let techniques = report["techniques"].as_array().into_iter().flatten();
-    techniques.filter(|saving| saving["technique"] == technique).filter_map(|saving| saving["bytes"].as_i64()).sum()
+fn count(report: &serde_json::Value, name: &str) -> u64 {
+    technique(report, name).map_or(0, |saving| saving["count"].as_u64().expect("a number"))
 }
 
 #[test]
@@ -86,7 +79,8 @@ fn what_is_freed_leaves_a_static_program_though_code_is_placed_by_windows() {
     let input = compile_text("int main(void) { return 42; }", &["-O2", "-static-pie", "-s"], folder.path(), "input");
     let (output, report) = shrink(&input, &[], "output", folder.path());
     // But for little between what is pinned.
-    assert!(bytes(&report, "holes") > -(size(&input) as i64 / 20), "{report:#}");
+    let holes = technique(&report, "holes").and_then(|saving| saving["bytes"].as_i64());
+    assert!(holes > Some(-(size(&input) as i64 / 20)), "{report:#}");
     assert_eq!(run(&mut Command::new(&output), folder.path()).end, End::Exit(SUCCESS));
 }
 

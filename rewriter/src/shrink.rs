@@ -23,6 +23,7 @@ pub mod unloaded;
 mod unwind_shift;
 mod versions;
 
+pub use below::unfit_stand_ins;
 use lifter::entity::{Block, Func, SecondaryMap};
 use lifter::ir::{BlockFlags, Program};
 

@@ -66,6 +66,12 @@ struct How<'h> {
     closed: &'h Closed,
 }
 
+impl<'h> How<'h> {
+    fn without(closed: &'h Closed) -> Self {
+        Self { closed, ..Self::default() }
+    }
+}
+
 impl Default for How<'_> {
     fn default() -> Self {
         static NONE: Closed = Closed::none();
@@ -80,7 +86,8 @@ fn functions_about(args: &Shrink, how: How<'_>, violations: &[checker::Violation
     let mut lifted = driver::lift_to_shrink(input, &bytes, how.undescribed, false, timing)?;
     let mode = args.rewrite.debug.unwrap_or(DebugInformation::Drop).mode();
     let wanted = debug::Wanted { mode, separate: None };
-    let job = Job { args, closed: how.closed, reported: Reported::Blocks, unchanged: &bytes, wanted, strips_headers: args.strip };
+    let strips_headers = args.strip && reader_of_headers(args, &lifted.image).is_none();
+    let job = Job { args, closed: how.closed, reported: Reported::Blocks, unchanged: &bytes, wanted, strips_headers };
     let (finished, planned) = shrink_program(job, &mut lifted, timing, &mut Vec::new())?;
     let plan = planned.map(|planned| planned.plan).filter(|_| !finished.blocks.is_empty());
     Ok(plan.map_or_else(Closed::none, |plan| Closed::about(violations, &lifted.program, &plan, &finished.blocks)))

@@ -298,3 +298,8 @@ pub fn only_line(run: &Run) -> String {
     assert_eq!(lines.len(), 1, "a refusal is one line on standard error: {run:?}");
     lines[0].to_owned()
 }
+
+/// What one technique of `shrink` has done, by its report.
+pub fn technique<'r>(report: &'r serde_json::Value, name: &str) -> Option<&'r serde_json::Value> {
+    report["techniques"].as_array().into_iter().flatten().find(|saving| saving["technique"] == name)
+}

@@ -48,11 +48,6 @@ impl Parts<'_> {
         }
     }
 
-    /// The number that an instruction of the group `80` adds, subtracts or the like, if that has not two bytes.
-    fn arithmetic_immediate(&self) -> Option<u64> {
-        self.immediate(if self.opcode == 0x83 { 1 } else { 4 })
-    }
-
     fn raises_in_first_map(&self) -> bool {
         let of = |register: Option<u8>| register == Some(STACK);
         let of_byte = |register: Option<u8>| register.is_some_and(|register| self.of_byte(register) == STACK);
@@ -84,8 +79,9 @@ impl Parts<'_> {
             0x80 | 0x81 | 0x83 => match group {
                 Some(4 | 7) => false,
                 Some(0 | 5) if self.opcode != 0x80 && is_whole => {
+                    let size = if self.opcode == 0x83 { 1 } else { 4 };
                     let is_up = |number: u64| (number.cast_signed() < 0) == (group == Some(5));
-                    of(operand) && self.arithmetic_immediate().is_none_or(is_up)
+                    of(operand) && self.immediate(size).is_none_or(is_up)
                 }
                 _ if self.opcode == 0x80 => of_byte(operand),
                 _ => of(operand),

@@ -92,12 +92,11 @@ pub(crate) fn place(
     };
     let fits_windows = out.window_worths.is_some();
     // What fits windows leaves bytes out, and holes between pinned code empty: there may be no room for that.
-    let orders = [fits_windows, false];
-    let orders = &orders[usize::from(!fits_windows)..];
-    if out.filling != Filling::FromStart
-        && let Some(placement) = orders.iter().find_map(|&fits_windows| in_one_piece(fits_windows))
-    {
-        return placement;
+    if out.filling != Filling::FromStart {
+        let with_windows = if fits_windows { in_one_piece(true) } else { None };
+        if let Some(placement) = with_windows.or_else(|| in_one_piece(false)) {
+            return placement;
+        }
     }
     let placement = try_with(free.clone(), None, fits_windows);
     if fits_windows && !placement.space.overflow.is_empty() { try_with(free.clone(), None, false) } else { placement }

@@ -101,7 +101,7 @@ impl Below {
 }
 
 /// Blocks that stand for some in which something may be kept below the stack pointer; ascending.
-pub(super) fn unfit_stand_ins(image: &Image<'_>, program: &Program, plan: &LayoutPlan) -> Vec<Block> {
+pub fn unfit_stand_ins(image: &Image<'_>, program: &Program, plan: &LayoutPlan) -> Vec<Block> {
     let stand_in = |block: Block| plan.folded_blocks.stand_in(plan.folded.stand_in(program, block));
     let mut pairs: Vec<(Block, Block)> = stood_for(program, plan.folded_blocks.pairs(), stand_in).into_iter().collect();
     // So that those of a function come one after the other.

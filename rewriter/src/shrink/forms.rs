@@ -33,7 +33,7 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::below::{self, Below};
+use super::below::Below;
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
 use crate::fold::FUNCS_AT_ONCE;
 use crate::plan::LayoutPlan;
@@ -92,8 +92,14 @@ impl Here<'_> {
     }
 }
 
-/// Plans shorter forms in blocks that the plan has and something leads to, but for what other edits have.
-pub fn plan(image: &Image<'_>, program: &Program, is_open: &SecondaryMap<Block, bool>, plan: &LayoutPlan, edits: &mut EditPlan) {
+/// Plans shorter forms in blocks that the plan has and something leads to, but for what other edits have. `unfit` are the blocks of which [`unfit_stand_ins`](super::unfit_stand_ins) tells.
+pub fn plan(
+    image: &Image<'_>,
+    program: &Program,
+    (is_open, unfit): (&SecondaryMap<Block, bool>, &[Block]),
+    plan: &LayoutPlan,
+    edits: &mut EditPlan,
+) {
     if !image.kind.is_position_independent() {
         return;
     }
@@ -101,11 +107,10 @@ pub fn plan(image: &Image<'_>, program: &Program, is_open: &SecondaryMap<Block, 
     let funcs: Vec<&[(Func, Block)]> = blocks.chunk_by(|a, b| a.0 == b.0).collect();
     let called = edits.replacements.iter().filter(|r| r.change == Change::Subroutine);
     let called: Vec<(Block, u32)> = called.map(|r| (r.block, r.end())).collect();
-    let unfit = below::unfit_stand_ins(image, program, plan);
     let mut known: FxHashMap<Bytes, NewCodeId> = FxHashMap::default();
     for funcs in funcs.chunks(FUNCS_AT_ONCE) {
         let sites_of = |known: &mut Known, blocks: &&[(Func, Block)]| {
-            Finder::of(image, program, (blocks[0].0, &called, &unfit), known).sites(blocks)
+            Finder::of(image, program, (blocks[0].0, &called, unfit), known).sites(blocks)
         };
         let found: Vec<Vec<Site>> = funcs.par_iter().map_init(Known::new, sites_of).collect();
         for Site { block, offset, len, form } in found.into_iter().flatten() {

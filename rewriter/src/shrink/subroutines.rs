@@ -23,7 +23,6 @@ use lifter::ir::Program;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
-use super::below;
 use super::outline::entries::Entries;
 use super::outline::{self, CALL_LEN, Place};
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement};
@@ -49,14 +48,19 @@ pub struct Subroutines {
     pub bytes: u64,
 }
 
+/// What decides where calls may stand.
+#[derive(Copy, Clone, Debug)]
+pub struct Asked<'a> {
+    /// What a jump more would be in each block.
+    pub shares: &'a Shares,
+    /// The blocks that something leads to.
+    pub is_open: &'a SecondaryMap<Block, bool>,
+    /// The blocks of which [`unfit_stand_ins`](super::unfit_stand_ins) tells.
+    pub unfit: &'a [Block],
+}
+
 /// Puts bodies before functions of the plan, and calls of them in its blocks, but where other edits are.
-pub fn plan(
-    image: &Image<'_>,
-    program: &Program,
-    (shares, is_open): (&Shares, &SecondaryMap<Block, bool>),
-    plan: &LayoutPlan,
-    edits: &mut EditPlan,
-) -> Subroutines {
+pub fn plan(image: &Image<'_>, program: &Program, asked: Asked<'_>, plan: &LayoutPlan, edits: &mut EditPlan) -> Subroutines {
     if !image.kind.is_position_independent() {
         return Subroutines::default();
     }
@@ -67,7 +71,7 @@ pub fn plan(
     if hosts.is_empty() {
         return Subroutines::default();
     }
-    let pieces = pieces(image, program, (shares, is_open), plan, edits);
+    let pieces = pieces(image, program, asked, plan, edits);
     let repeats = repeats::choose(&pieces);
     let mut writer = Writer { image, program, pieces: &pieces, hosts: &hosts, edits, subroutines: Subroutines::default() };
     writer.write(&repeats);
@@ -79,12 +83,11 @@ pub fn plan(
 fn pieces(
     image: &Image<'_>,
     program: &Program,
-    (shares, is_open): (&Shares, &SecondaryMap<Block, bool>),
+    Asked { shares, is_open, unfit }: Asked<'_>,
     plan: &LayoutPlan,
     edits: &EditPlan,
 ) -> Pieces {
     let mut blocks = super::changeable(program, plan, is_open);
-    let unfit = below::unfit_stand_ins(image, program, plan);
     blocks.retain(|&(_, block)| !plan.folded_blocks.goes(block) && unfit.binary_search(&block).is_err());
     let funcs: Vec<&[(Func, Block)]> = blocks.chunk_by(|a, b| a.0 == b.0).collect();
     let finder = Finder { image, program, folded: &plan.folded, shares, edits };

@@ -44,6 +44,12 @@ impl Closed {
         self.0.len() > count
     }
 
+    /// Whether a violation may tell a function.
+    pub(super) fn may_be_told(violations: &[Violation]) -> bool {
+        let tells = |v: &Violation| v.input.is_some() || v.kind == ViolationKind::MissingFunction || is_about_code(v.kind);
+        violations.iter().any(tells)
+    }
+
     /// The functions that violations are about: those of the blocks that stand there in the output, those for which such blocks stand, and those of the input that are named.
     pub(super) fn about(violations: &[Violation], program: &Program, plan: &LayoutPlan, blocks: &[(Va, u32)]) -> Self {
         let mut input: Vec<Va> = violations.iter().filter_map(|violation| violation.input).map(Va).collect();

@@ -14,7 +14,7 @@ use rewriter::fold::shares::Shares;
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{Filling, LayoutPlan};
 use rewriter::relink::Relinked;
-use rewriter::shrink::{dead, forms, outline, subroutines};
+use rewriter::shrink::{dead, forms, outline, subroutines, unfit_stand_ins};
 use rewriter::transform::direct_calls::{self, DirectCall};
 use rewriter::transform::endbr;
 use rewriter::transform::reached::reached;
@@ -176,14 +176,20 @@ pub(super) fn plan(
         gone.outlined = timing.phase("outline", |_| outline::plan(image, program, asked, &mut plan, &mut edits));
     }
     direct_calls::plan(&calls, &mut edits);
+    // At a fixed address neither changes anything.
+    let is_asked = args.is_on(Technique::Subroutines) || args.is_on(Technique::Forms);
+    let unfit = match is_asked && image.kind.is_position_independent() {
+        true => timing.phase("find what is kept on stacks", |_| unfit_stand_ins(image, program, &plan)),
+        false => Vec::new(),
+    };
     if args.is_on(Technique::Subroutines) {
         memory::give_back();
-        let asked = (&shares, &is_reached);
+        let asked = subroutines::Asked { shares: &shares, is_open: &is_reached, unfit: &unfit };
         gone.subroutines = timing.phase("find subroutines", |_| subroutines::plan(image, program, asked, &plan, &mut edits));
     }
     if args.is_on(Technique::Forms) {
         memory::give_back();
-        timing.phase("find shorter forms", |_| forms::plan(image, program, &is_reached, &plan, &mut edits));
+        timing.phase("find shorter forms", |_| forms::plan(image, program, (&is_reached, &unfit), &plan, &mut edits));
     }
     (gone.num_marks, gone.mark_bytes) = bytes_less(program, &plan, &edits, Change::EndBranch);
     (gone.num_direct, gone.direct_bytes) = bytes_less(program, &plan, &edits, Change::DirectCall);

@@ -38,13 +38,15 @@ fn with_closed(args: &Shrink, first: &Failure, debug_files: Option<&Paths<'_>>, 
     let mut closed = Closed::none();
     let mut violations = first.violations.clone();
     for _ in 0..Closed::ROUNDS_MAX {
-        let how = How { closed: &closed, ..How::default() };
-        let about = functions_about(args, how, &violations, timing).ok()?;
+        // An output more is made to see where they are.
+        if !Closed::may_be_told(&violations) {
+            return None;
+        }
+        let about = functions_about(args, How::without(&closed), &violations, timing).ok()?;
         if !closed.extend(about) {
             return None;
         }
-        let how = How { closed: &closed, ..How::default() };
-        match shrink(args, how, debug_files, &mut false, timing) {
+        match shrink(args, How::without(&closed), debug_files, &mut false, timing) {
             Ok(mut report) => {
                 report.warnings.push(format!("{} functions are not changed: {first}", closed.len()));
                 return Some(report);
@@ -64,9 +66,10 @@ fn without_techniques(
     timing: &mut Timing,
 ) -> Result<Report> {
     let mut result = Err(failure);
+    let stripping = args.strip.then_some(Less::Stripping);
+    let with_all = Shrink { strip: false, ..args.clone() };
     let mut args = args.clone();
-    let mut with_all = args.clone();
-    let (mut left_out, mut left_out_before): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
+    let mut left_out = Vec::new();
     let doubts = [Undescribed::Doubted, Undescribed::Stays].into_iter().filter(|_| has_undescribed).map(Less::Undescribed);
     let last = [Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries];
     for less in [Less::Stripping, Less::Subroutines, Less::Forms, Less::Outline].into_iter().chain(doubts).chain(last) {
@@ -74,31 +77,23 @@ fn without_techniques(
             Err(failure) if !failure.is_of_debug_file => failure,
             result => return result,
         };
-        let tried = match less {
-            Less::Undescribed(undescribed) => Some((&with_all, undescribed)),
-            _ => less.leave_out(&mut args).then_some((&args, Undescribed::Sought)),
-        };
-        let all = match less {
-            Less::Undescribed(_) => left_out_before.iter().copied().chain([less.consequence()]).collect(),
-            _ if tried.is_some() => {
-                left_out.push(less.consequence());
-                left_out.clone()
+        let (args, undescribed, all): (_, _, Vec<Less>) = match less {
+            Less::Undescribed(undescribed) => (&with_all, undescribed, stripping.into_iter().chain([less]).collect()),
+            _ if less.leave_out(&mut args) => {
+                left_out.push(less);
+                (&args, Undescribed::Sought, left_out.clone())
             }
-            _ => Vec::new(),
-        };
-        result = match tried {
-            None => Err(failure),
-            Some((args, undescribed)) => {
-                let how = How { undescribed, ..How::default() };
-                shrink(args, how, debug_files, &mut false, timing).map(|mut report| {
-                    report.warnings.push(format!("{}: {failure}", all.join(", ")));
-                    report
-                })
+            _ => {
+                result = Err(failure);
+                continue;
             }
         };
-        if matches!(less, Less::Stripping) {
-            (with_all, left_out_before) = (args.clone(), left_out.clone());
-        }
+        let how = How { undescribed, ..How::default() };
+        result = shrink(args, how, debug_files, &mut false, timing).map(|mut report| {
+            let consequences: Vec<&str> = all.into_iter().map(Less::consequence).collect();
+            report.warnings.push(format!("{}: {failure}", consequences.join(", ")));
+            report
+        });
     }
     result
 }
