@@ -86,8 +86,9 @@ pub(crate) struct Code<'a> {
     areas: Vec<Area<'a>>,
     /// Index of each area's first byte.
     bases: Vec<u32>,
-    /// Number, start and size of the largest area.
-    main: (usize, u64, u64),
+    /// The largest area, and the index of its first byte: nearly all code is in it.
+    main: Area<'a>,
+    main_base: usize,
     cache: Numbered,
     memo: Arc<Memo>,
 }
@@ -111,9 +112,9 @@ impl<'a> Code<'a> {
             size += u32::try_from(area.bytes.len()).unwrap_or(0);
         }
         let cache = Numbered::new(size as usize);
-        let largest = areas.iter().enumerate().max_by_key(|(_, area)| area.bytes.len());
-        let main = largest.map_or((0, 0, 0), |(number, area)| (number, area.start, area.bytes.len() as u64));
-        Self { areas: areas.to_vec(), bases, main, cache, memo }
+        let largest = areas.iter().zip(&bases).max_by_key(|(area, _)| area.bytes.len());
+        let (main, main_base) = largest.map_or((Area { start: 0, bytes: &[] }, 0), |(area, &base)| (*area, base as usize));
+        Self { areas: areas.to_vec(), main, main_base, bases, cache, memo }
     }
 
     pub(crate) fn areas(&self) -> &[Area<'a>] {
@@ -124,19 +125,24 @@ impl<'a> Code<'a> {
         self.cache.len()
     }
 
+    #[inline]
+    fn offset_in_main(&self, address: u64) -> Option<usize> {
+        let offset = address.wrapping_sub(self.main.start);
+        (offset < self.main.bytes.len() as u64).then_some(offset as usize)
+    }
+
     fn locate(&self, address: u64) -> Option<(usize, usize)> {
-        // Nearly all code is in one area.
-        let offset = address.wrapping_sub(self.main.1);
-        if offset < self.main.2 {
-            return Some((self.main.0, offset as usize));
-        }
         let area = self.areas.partition_point(|area| area.start <= address).checked_sub(1)?;
         let offset = usize::try_from(address - self.areas[area].start).ok()?;
         (offset < self.areas[area].bytes.len()).then_some((area, offset))
     }
 
+    #[inline]
     pub(crate) fn index(&self, address: u64) -> Option<usize> {
-        self.locate(address).map(|(area, offset)| self.bases[area] as usize + offset)
+        match self.offset_in_main(address) {
+            Some(offset) => Some(self.main_base + offset),
+            None => self.locate(address).map(|(area, offset)| self.bases[area] as usize + offset),
+        }
     }
 
     pub(crate) fn address(&self, index: usize) -> u64 {
@@ -145,9 +151,12 @@ impl<'a> Code<'a> {
     }
 
     /// The bytes from `address` to the end of its area.
+    #[inline]
     pub(crate) fn tail(&self, address: u64) -> Option<&'a [u8]> {
-        let (area, offset) = self.locate(address)?;
-        Some(&self.areas[area].bytes[offset..])
+        match self.offset_in_main(address) {
+            Some(offset) => self.main.bytes.get(offset..),
+            None => self.locate(address).and_then(|(area, offset)| self.areas[area].bytes.get(offset..)),
+        }
     }
 
     pub(crate) fn bytes(&self, address: u64, inst: Inst) -> &'a [u8] {
@@ -205,11 +214,17 @@ impl<'a> Code<'a> {
         self.cache.known()
     }
 
+    #[inline]
     pub(crate) fn inst(&self, decoder: &Decoder, address: u64) -> Option<Inst> {
         let index = self.index(address)?;
-        if let Known::Decoded(known) = self.cache.get(index) {
-            return known;
+        match self.cache.get(index) {
+            Known::Decoded(known) => known,
+            Known::Nothing => self.inst_anew(decoder, address, index),
         }
+    }
+
+    #[cold]
+    fn inst_anew(&self, decoder: &Decoder, address: u64, index: usize) -> Option<Inst> {
         let packed = self.decode(decoder, self.tail(address)?, address);
         self.cache.set(index, packed);
         unpack(packed)

@@ -32,8 +32,16 @@ impl Functions {
         }
         let has_numbers = crate::data::has_numbers(&side.image);
         let bits = || Bits::new(side.code.size());
+        let mut in_gaps = bits();
+        for &(start, end) in &gaps {
+            let Some(first) = side.code.index(start) else { continue };
+            for index in first..first + (end - start) as usize {
+                in_gaps.insert(index);
+            }
+        }
         let first = gaps.iter().map(|&(start, end)| behind_padding(side, start, end)).collect();
-        let mut search = Search { side, gaps: &gaps, first, met: bits(), inside: bits(), starts: Vec::new(), has_numbers };
+        let mut search =
+            Search { side, gaps: &gaps, in_gaps, first, met: bits(), inside: bits(), starts: Vec::new(), has_numbers };
         search.run();
         search.starts.sort_unstable();
         search.starts.dedup();
@@ -127,11 +135,13 @@ fn pop_if(list: &mut Vec<u64>, is_wanted: impl Fn(u64) -> bool) -> Option<u64> {
 struct Search<'s, 'a> {
     side: &'s Side<'a>,
     gaps: &'s [(u64, u64)],
+    /// By code index, their bytes.
+    in_gaps: Bits,
     /// By gap, where something else than padding begins.
     first: Vec<u64>,
-    /// By code index, instructions that were met.
+    /// By code index, instructions of gaps that were met.
     met: Bits,
-    /// The bytes behind the first of each.
+    /// The bytes behind the first of each, and those that run into a gap from before.
     inside: Bits,
     starts: Vec<u64>,
     /// Whether any number may be an address.
@@ -157,7 +167,7 @@ impl Search<'_, '_> {
         // Parts to which only jumps lead may lie before the first function.
         found.first = self.first.iter().rev().copied().collect();
         for fde in &side.unwind.fdes {
-            self.decode(fde.start, fde.end, &mut found);
+            self.look_through(fde.start, fde.end, &mut found);
         }
         loop {
             let likely = found.called.pop().or_else(|| pop_if(&mut found.named, |start| self.may_begin(start)));
@@ -179,35 +189,55 @@ impl Search<'_, '_> {
         !is_inside && !is_before && self.side.inst(start).is_some_and(|inst| !is_filler(inst))
     }
 
-    /// Decodes up to what was met before, and takes note of what is called and whose address is made.
+    /// Takes note of what a frame description calls, jumps to and names that has none.
+    fn look_through(&mut self, start: u64, end: u64, found: &mut Found) {
+        let side = self.side;
+        let mut address = start;
+        while let Some(inst) = side.inst(address).filter(|_| address < end) {
+            if matches!(inst.kind, Kind::Jump | Kind::Branch) {
+                // From code with a frame description into code without: a tail call.
+                found.called.extend(Some(side.target(address, inst)).filter(|&target| self.in_gap(target)));
+            }
+            self.note(address, inst, found);
+            address += u64::from(inst.len);
+        }
+        for index in (end..address).filter_map(|at| side.code.index(at)) {
+            self.inside.insert(index);
+        }
+    }
+
+    /// Decodes what lies in a gap up to what was met before, and takes note of what is called and whose address is made.
     fn decode(&mut self, start: u64, end: u64, found: &mut Found) {
         let side = self.side;
         let mut address = start;
         while let (Some(index), Some(inst)) = (side.code.index(address), side.inst(address).filter(|_| address < end)) {
-            if self.met.contains(index) {
+            if !self.met.insert(index) {
                 return;
             }
-            self.met.insert(index);
-            (1..usize::from(inst.len)).for_each(|at| {
+            for at in 1..usize::from(inst.len) {
                 self.inside.insert(index + at);
-            });
-            let in_gap = |target: u64| gap_at(self.gaps, target).is_some();
-            match inst.kind {
-                Kind::Call => found.called.extend(Some(side.target(address, inst)).filter(|&target| in_gap(target))),
-                // Into code without frame descriptions from code with one: a tail call.
-                Kind::Jump | Kind::Branch if !in_gap(address) => {
-                    found.called.extend(Some(side.target(address, inst)).filter(|&target| in_gap(target)));
-                }
-                Kind::Lea if inst.disp != 0 => {
-                    found.named.extend(Some(side.operand(address, inst)).filter(|&place| in_gap(place)))
-                }
-                _ => {}
             }
-            if self.has_numbers {
-                let bytes = side.code.bytes(address, inst);
-                found.numbers.extend(Shape::of(bytes).wide_immediate(bytes).filter(|&number| in_gap(number)));
-            }
+            self.note(address, inst, found);
             address += u64::from(inst.len);
         }
+    }
+
+    fn note(&self, address: u64, inst: Inst, found: &mut Found) {
+        let side = self.side;
+        match inst.kind {
+            Kind::Call => found.called.extend(Some(side.target(address, inst)).filter(|&target| self.in_gap(target))),
+            Kind::Lea if inst.disp != 0 => {
+                found.named.extend(Some(side.operand(address, inst)).filter(|&place| self.in_gap(place)));
+            }
+            _ => {}
+        }
+        if self.has_numbers {
+            let bytes = side.code.bytes(address, inst);
+            found.numbers.extend(Shape::of(bytes).wide_immediate(bytes).filter(|&number| self.in_gap(number)));
+        }
+    }
+
+    fn in_gap(&self, address: u64) -> bool {
+        self.side.code.index(address).is_some_and(|index| self.in_gaps.contains(index))
     }
 }

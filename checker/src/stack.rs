@@ -42,42 +42,59 @@ const REFUSED: [&str; 21] = [
 const ALLOWED: &str = "popcnt";
 
 /// How many answers are kept.
-const ANSWERS: usize = 1 << 11;
+const ANSWERS: usize = 1 << 12;
 
 /// The bytes of an instruction, zeros, and their number.
 type Encoding = [u8; 16];
 
+/// What was said of instructions, each where its hash says.
+struct Answers<T>(RefCell<Vec<Option<(Encoding, T)>>>);
+
+impl<T> Default for Answers<T> {
+    fn default() -> Self {
+        Self(RefCell::default())
+    }
+}
+
+impl<T: Copy> Answers<T> {
+    fn get(&self, bytes: &[u8], ask: impl FnOnce() -> T) -> T {
+        let Some(encoding) = encoding(bytes) else { return ask() };
+        let mut hasher = FxHasher::default();
+        encoding.hash(&mut hasher);
+        let slot = hasher.finish() as usize % ANSWERS;
+        let mut answers = self.0.borrow_mut();
+        answers.resize(ANSWERS, None);
+        match answers[slot] {
+            Some((known, answer)) if known == encoding => answer,
+            _ => answers[slot].insert((encoding, ask())).1,
+        }
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct StackUse {
     engine: OnceCell<Option<Capstone>>,
-    /// Each where the hash of its instruction says.
-    answers: RefCell<Vec<Option<(Encoding, bool)>>>,
+    free: Answers<bool>,
+    in_frame: Answers<Option<InFrame>>,
 }
 
 impl StackUse {
     /// Whether the instruction that `bytes` begin with neither uses the stack pointer nor leaves.
     pub(crate) fn is_free(&self, bytes: &[u8], address: u64) -> bool {
-        let ask = || self.engine().is_some_and(|engine| is_free(engine, bytes, address).unwrap_or(false));
-        let Some(encoding) = encoding(bytes) else { return ask() };
-        let mut hasher = FxHasher::default();
-        encoding.hash(&mut hasher);
-        let slot = hasher.finish() as usize % ANSWERS;
-        let mut answers = self.answers.borrow_mut();
-        answers.resize(ANSWERS, None);
-        match answers[slot] {
-            Some((known, answer)) if known == encoding => answer,
-            _ => {
-                let answer = ask();
-                answers[slot] = Some((encoding, answer));
-                answer
-            }
-        }
+        self.free.get(bytes, || self.engine().is_some_and(|engine| is_free(engine, bytes, address).unwrap_or(false)))
     }
 
     /// Whether `lower` does, with the stack pointer `depth` bytes lower, what `bytes` do: read or write the frame at or above the stack pointer, or take an address there, and
     /// know nothing else of the stack.
     pub(crate) fn is_same_below(&self, bytes: &[u8], lower: &[u8], depth: i64) -> bool {
-        self.engine().is_some_and(|engine| is_same_below(engine, bytes, lower, depth).unwrap_or(false))
+        let expected = copied_to(bytes).map_or_else(|| self.in_frame(bytes), |register| Some(InFrame::address_to(register)));
+        expected.zip(self.in_frame(lower)).is_some_and(|(expected, lower)| {
+            expected.displacement >= 0 && lower.displacement == expected.displacement + depth && lower.others == expected.others
+        })
+    }
+
+    fn in_frame(&self, bytes: &[u8]) -> Option<InFrame> {
+        self.in_frame.get(bytes, || in_frame(self.engine()?, bytes))
     }
 
     fn engine(&self) -> Option<&Capstone> {
@@ -93,35 +110,34 @@ fn encoding(bytes: &[u8]) -> Option<Encoding> {
 }
 
 /// An instruction that addresses by the stack pointer, and does nothing else with it.
+#[derive(Copy, Clone)]
 struct InFrame {
     /// Of the address, from the stack pointer.
     displacement: i64,
     /// All bytes but those of the displacement, with what says how long it is taken from the byte of addressing modes.
-    others: Vec<u8>,
+    others: Encoding,
+}
+
+impl InFrame {
+    fn of(displacement: i64, others: &[u8]) -> Option<Self> {
+        Some(Self { displacement, others: encoding(others)? })
+    }
+
+    /// What gets an address in the frame, without an index, into a register.
+    fn address_to(register: u8) -> Self {
+        let others = [0x48 | register >> 3 << 2, 0x8d, (register & 7) << 3 | 4, 0x24];
+        Self { displacement: 0, others: encoding(&others).unwrap_or_default() }
+    }
 }
 
 /// The escape byte of EVEX, whose displacements count in larger units.
 const EVEX: u8 = 0x62;
 const LEGACY_PREFIXES: [u8; 11] = [0x26, 0x2e, 0x36, 0x3e, 0x64, 0x65, 0x66, 0x67, 0xf0, 0xf2, 0xf3];
 
-fn is_same_below(engine: &Capstone, bytes: &[u8], lower: &[u8], depth: i64) -> Option<bool> {
-    let lower = in_frame(engine, lower)?;
-    let expected = match copied_to(bytes) {
-        Some(register) => InFrame { displacement: 0, others: address_to(register).to_vec() },
-        None => in_frame(engine, bytes)?,
-    };
-    Some(expected.displacement >= 0 && lower.displacement == expected.displacement + depth && lower.others == expected.others)
-}
-
 /// The register that gets the stack pointer, if that is what an instruction does.
 fn copied_to(bytes: &[u8]) -> Option<u8> {
     let &[rex @ (0x48 | 0x49), 0x89, modes] = bytes else { return None };
     (modes & 0o370 == 0o340).then_some((rex & 1) << 3 | modes & 7)
-}
-
-/// What [`InFrame::others`] are where a register gets an address in the frame, without an index.
-fn address_to(register: u8) -> [u8; 4] {
-    [0x48 | register >> 3 << 2, 0x8d, (register & 7) << 3 | 4, 0x24]
 }
 
 /// What the disassembler says of the instruction that `bytes` are, handed to `tell`.
@@ -176,7 +192,7 @@ fn in_frame(engine: &Capstone, bytes: &[u8]) -> Option<InFrame> {
             _ => return None,
         };
         let others = [before, &[modes[0] & 0o77, modes[1]], &modes[2 + len..]].concat();
-        is_by_stack.then_some(InFrame { displacement, others })
+        InFrame::of(displacement, &others).filter(|_| is_by_stack)
     })
 }
 

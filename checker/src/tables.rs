@@ -306,7 +306,7 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     }
     // A short string may be the distance to an instruction by chance; two in a row are none.
     if targets.len() < 2 {
-        targets.clear();
+        return Vec::new();
     }
     // Entries that all lead elsewhere are believed only where the code counts them and all are there: other numbers may look like one.
     if !targets.iter().any(is_own) && bound(walk, table.from).is_none_or(|count| targets.len() < count) {

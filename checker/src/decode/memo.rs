@@ -46,8 +46,10 @@ impl Beginning {
         Some(Self(u64::from_le_bytes(word)))
     }
 
-    fn slot(self) -> usize {
-        (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SLOTS_LOG)) as usize
+    /// Where it may be kept, two to a line of the processor's cache.
+    fn slots(self) -> [usize; 2] {
+        let slot = (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SLOTS_LOG)) as usize;
+        [slot, slot ^ 1]
     }
 }
 
@@ -58,12 +60,15 @@ impl Memo {
 
     /// The answer for a beginning, if it is known.
     pub(super) fn find(&self, beginning: Beginning) -> Option<u16> {
-        let word = self.0[beginning.slot()].load(Ordering::Relaxed);
-        (word != 0 && word >> 16 == beginning.0).then_some(word as u16)
+        let words = beginning.slots().map(|slot| self.0[slot].load(Ordering::Relaxed));
+        words.into_iter().find(|&word| word != 0 && word >> 16 == beginning.0).map(|word| word as u16)
     }
 
     pub(super) fn keep(&self, beginning: Beginning, packed: u16) {
-        self.0[beginning.slot()].store(beginning.0 << 16 | u64::from(packed), Ordering::Relaxed);
+        let slots = beginning.slots();
+        let is_empty = |&slot: &usize| self.0[slot].load(Ordering::Relaxed) == 0;
+        let slot = slots.into_iter().find(is_empty).unwrap_or(slots[0]);
+        self.0[slot].store(beginning.0 << 16 | u64::from(packed), Ordering::Relaxed);
     }
 }
 

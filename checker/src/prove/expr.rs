@@ -113,6 +113,8 @@ pub(super) struct Pool {
     nodes: Vec<Node>,
     infos: Vec<Info>,
     ids: FxHashMap<(Node, u16), Id>,
+    /// By number, the class that was asked for last.
+    classes: Vec<Option<Id>>,
     /// Where the image begins and ends, both counted to it.
     extent: Option<(u64, u64)>,
 }
@@ -137,6 +139,7 @@ impl Pool {
         self.nodes.clear();
         self.infos.clear();
         self.ids.clear();
+        self.classes.clear();
         Self { extent, ..self }
     }
 
@@ -170,7 +173,16 @@ impl Pool {
 
     /// A value that a segment begins with.
     pub(super) fn class(&mut self, number: u32, width: u16, is_of_table: bool) -> Id {
-        let id = self.make(Node::Class(number), width);
+        let at = number as usize;
+        let known = self.classes.get(at).copied().flatten();
+        let id = match known.filter(|&id| self.width(id) == width) {
+            Some(id) => id,
+            None => self.make(Node::Class(number), width),
+        };
+        if self.classes.len() <= at {
+            self.classes.resize(at + 1, None);
+        }
+        self.classes[at] = Some(id);
         self.infos[id as usize].of.table |= is_of_table;
         id
     }

@@ -267,10 +267,16 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     /// Follows both programs from a pair to where control leaves.
     pub(super) fn follow(mut self, key: Key, facts: &Facts) -> Step<Segment> {
         let outcome = self.follow_both(key, facts);
+        let segment = self.leave_room();
+        outcome.map(|()| segment)
+    }
+
+    /// Ends, and leaves the room of its values to the next one.
+    fn leave_room(self) -> Segment {
         if self.pool.len() <= VALUES_KEPT_MAX {
             self.prover.pool = self.pool;
         }
-        outcome.map(|()| self.segment)
+        self.segment
     }
 
     fn follow_both(&mut self, key: Key, facts: &Facts) -> Step<()> {

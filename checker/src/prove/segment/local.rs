@@ -51,6 +51,12 @@ impl Mark {
 impl Run<'_, '_, '_> {
     /// Where both programs are in the same state again.
     pub(in super::super) fn meet_again(mut self, input: u64, output: u64, within: Option<u64>) -> Step<Local> {
+        let met = self.run_until_same(input, output, within);
+        self.leave_room();
+        met
+    }
+
+    fn run_until_same(&mut self, input: u64, output: u64, within: Option<u64>) -> Step<Local> {
         let (mut x, mut y) = Facts::identity(None).start(&mut self.pool, false);
         y.flags = x.flags;
         let no_races = self.walk.assumptions.no_races;
