@@ -73,6 +73,39 @@ fn a_program_that_relocates_itself_packs_its_relocations_and_has_one_hole_cut_ou
     }
 }
 
+/// As rustc links static programs by default.
+#[test]
+fn where_the_dynamic_section_is_full_what_says_nothing_makes_room_for_packed_relocations() {
+    if !installed("ld.lld") {
+        return skipped("files of lld: it is not installed");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let flags = ["-O2", "-static-pie", "-s", "-fuse-ld=lld", "-Wl,-z,now"];
+    let input = compile_text(PROGRAM, &flags, folder.path(), "input");
+    let expected = run(&mut Command::new(&input), folder.path());
+    let (output, report) = shrink(&input, &[], "output", folder.path());
+    if memchr::memmem::find(&fs::read(&input).expect("it was written"), ASSERTION).is_none() {
+        return skipped("packed relocations: the static C library does not read them");
+    }
+    assert!(count(&report, "relr") >= 500 && report["cuts"].as_u64() >= Some(1), "{report:#}");
+    assert!(size(&output) * 100 < size(&input) * 87, "{report:#}");
+    let (again, _) = shrink(&output, &[], "again", folder.path());
+    for file in [&output, &again] {
+        assert_eq!(run(&mut Command::new(file), folder.path()), expected, "{}", file.display());
+    }
+    // What is left out says nothing to this program, but much to another one.
+    let said = run(relift().arg("check").arg(&input).arg(&output), folder.path());
+    assert_eq!(said.end, End::Exit(0), "{said:?}");
+    let mut bytes = fs::read(&input).expect("it was written");
+    let at = memchr::memmem::find(&bytes, ASSERTION).expect("it is known by this");
+    bytes[at] = b'I';
+    let other = folder.path().join("other");
+    fs::write(&other, bytes).expect("the scratch folder can be written");
+    let said = run(relift().arg("check").arg(&other).arg(&output), folder.path());
+    assert_eq!(said.end, End::Exit(1), "{said:?}");
+    assert!(said.stdout_text().contains("0x6ffffef5 is lost"), "{said:?}");
+}
+
 #[test]
 fn what_is_freed_leaves_a_static_program_though_code_is_placed_by_windows() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");

@@ -3,12 +3,13 @@
 //! **Method.** Entries that mean something by themselves are compared one by one, in order. Those that say where a table is and how long are
 //! compared by what is there: strings are the input's with more behind them, versions the same by index and name, hash tables the same bytes;
 //! relocations are compared word by word elsewhere ([`crate::data`]), packed or not. An output with packed relocations that the input has not must ask its C
-//! library for the version by which an old one refuses the file, or be a program that reads them itself ([`crate::own_loader`]). Relocations in Android's form are not read: where a file has some,
+//! library for the version by which an old one refuses the file, or be a program that reads them itself ([`crate::own_loader`]). Such a program may lack what says nothing to it: that it binds at once, where
+//! another entry says so too, and a hash table of no symbols. Relocations in Android's form are not read: where a file has some,
 //! no code may have changed, for they may lead anywhere.
 
 use goblin::elf::dynamic::{
-    DT_DEBUG, DT_FINI, DT_GNU_HASH, DT_HASH, DT_INIT, DT_JMPREL, DT_NULL, DT_RELA, DT_RELACOUNT, DT_RELASZ, DT_STRSZ, DT_STRTAB,
-    DT_SYMTAB, DT_VERDEF, DT_VERNEED, DT_VERSYM, Dyn,
+    DF_1_NOW, DF_BIND_NOW, DT_DEBUG, DT_FINI, DT_FLAGS, DT_FLAGS_1, DT_GNU_HASH, DT_HASH, DT_INIT, DT_JMPREL, DT_NULL, DT_RELA,
+    DT_RELACOUNT, DT_RELASZ, DT_STRSZ, DT_STRTAB, DT_SYMTAB, DT_VERDEF, DT_VERNEED, DT_VERSYM, Dyn,
 };
 
 use crate::code_model::keeps_code;
@@ -51,7 +52,9 @@ pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<
         _ => return report("one of the files has no dynamic section".into()),
     };
     let by_value = |entry: &&Dyn| !TABLES.contains(&entry.d_tag) && ![DT_NULL, DT_RELRSZ, DT_RELRENT].contains(&entry.d_tag);
-    let (mut from, mut to) = (x.iter().filter(by_value), y.iter().filter(by_value));
+    let says_nothing = |entry: &&Dyn| entry.d_tag == DT_FLAGS && b.dynamic_value(DT_FLAGS).is_none() && may_lack(input, DT_FLAGS);
+    let mut from = x.iter().filter(by_value).filter(|entry| !says_nothing(entry));
+    let mut to = y.iter().filter(by_value);
     loop {
         match (from.next(), to.next()) {
             (None, None) => break,
@@ -85,7 +88,9 @@ fn table_problems(input: &Side<'_>, output: &Side<'_>) -> Vec<String> {
     for tag in TABLES.into_iter().filter(|&tag| ![DT_RELACOUNT, DT_RELR].contains(&tag)) {
         // A loader that has the newer kind of hash table does not use the older one.
         let is_spare = tag == DT_HASH && a.dynamic_value(DT_GNU_HASH).is_some();
-        if a.dynamic_value(tag).is_some() != b.dynamic_value(tag).is_some() && !(is_spare && b.dynamic_value(tag).is_none()) {
+        let is_lost = a.dynamic_value(tag).is_some() && b.dynamic_value(tag).is_none();
+        let is_new = a.dynamic_value(tag).is_none() && b.dynamic_value(tag).is_some();
+        if is_new || is_lost && !is_spare && !may_lack(input, tag) {
             problems.push(format!("tag {tag:#x} is lost or new"));
         }
         if !agrees_with_section(a, tag) || agrees_with_section(b, tag) {
@@ -116,6 +121,21 @@ fn table_problems(input: &Side<'_>, output: &Side<'_>) -> Vec<String> {
     problems.extend(need_problem(input, b));
     problems.extend(relocation_problems(a, b));
     problems
+}
+
+/// Whether an entry says nothing to a program that relocates itself.
+fn may_lack(input: &Side<'_>, tag: u64) -> bool {
+    let image = &input.image;
+    let is_empty = match tag {
+        DT_FLAGS => {
+            image.dynamic_value(DT_FLAGS) == Some(DF_BIND_NOW)
+                && image.dynamic_value(DT_FLAGS_1).is_some_and(|flags| flags & DF_1_NOW != 0)
+        }
+        // The first symbol is none.
+        DT_GNU_HASH => image.elf.dynsyms.len() <= 1,
+        _ => false,
+    };
+    is_empty && own_loader::reads_packed_relocations(input)
 }
 
 /// Whether a tag leads to the start of a section of a table's kind, where there are sections.

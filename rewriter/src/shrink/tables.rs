@@ -4,7 +4,8 @@
 //! but the dynamic section says where. Those of such a run are laid out anew from its start, each with its own alignment; what the run has left
 //! at its end is free. The words that packed relocations are about get the addends, which RELR has no room for. The string table
 //! grows at its end by the name of one version, and the table of versions by that version, by which a glibc that can't read `DT_RELR`
-//! refuses the file instead of running it wrong. A program that relocates itself needs no version ([`super::own_loader`]).
+//! refuses the file instead of running it wrong. A program that relocates itself needs no version ([`super::own_loader`]). Its own code names its
+//! dynamic section, so that this can't move; where it is full (by `lld`), entries that say nothing make room.
 //!
 //! **Why it is right.** A loader finds each table by its tag and gets the same entries: the same words are relocated, each once, to the same
 //! addresses. Neither glibc nor musl lets a relocation's result depend on another one's. `DT_HASH` may go where `DT_GNU_HASH` is: glibc and musl
@@ -302,13 +303,27 @@ impl Job<'_, '_> {
         self.dynamic.push((u64::from(DT_RELR), 0));
         self.dynamic.push((u64::from(DT_RELRENT), 8));
         let segment = image.segments.iter().find(|s| s.p_type == elf::PT_DYNAMIC)?;
-        if DYN * (self.dynamic.len() as u64 + 1) > segment.p_filesz {
-            return None;
+        while DYN * (self.dynamic.len() as u64 + 1) > segment.p_filesz {
+            self.drop_spare()?;
         }
         self.contents.insert(table, Some(rest));
         self.in_place = packable.into_iter().collect();
         self.added = Some(packed);
         Some(num_packed as u64)
+    }
+
+    /// Leaves out an entry that says nothing to a program that relocates itself: to bind at once, if another one says so too, and a hash table of no symbols.
+    fn drop_spare(&mut self) -> Option<()> {
+        let image = self.image;
+        let has =
+            |tag: u32, flag: u32| self.reads_relr && image.dynamic_value(tag).is_some_and(|flags| flags & u64::from(flag) != 0);
+        let flags = (u64::from(elf::DT_FLAGS), u64::from(elf::DF_BIND_NOW));
+        if has(elf::DT_FLAGS_1, elf::DF_1_NOW) && self.dynamic.contains(&flags) {
+            self.dynamic.retain(|&entry| entry != flags);
+            return Some(());
+        }
+        let hash = self.section(elf::SHT_GNU_HASH).filter(|_| self.reads_relr && image.dynamic_symbols.len() <= 1)?;
+        self.contents.insert(hash, None).is_none().then(|| self.dynamic.retain(|&(tag, _)| tag != u64::from(elf::DT_GNU_HASH)))
     }
 
     /// Adds the version that makes older loaders refuse; `Some(false)` where nothing would.
