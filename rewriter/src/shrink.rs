@@ -10,6 +10,7 @@ pub mod cuts;
 pub mod dead;
 pub mod debug_link;
 mod dynamic;
+mod evict;
 pub mod forms;
 pub mod outline;
 pub mod own_loader;

@@ -21,6 +21,7 @@ use lifter::elf::image::{DynRelocPlace, SectionData, Segment};
 use lifter::entity::Section;
 use object::elf;
 
+use super::evict::{self, Evicted};
 use super::section_table::SectionEdit;
 use super::versions::{self, Asked, DT_RELR_VERSION};
 use super::{cuts, pack, relr};
@@ -52,8 +53,8 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub struct Repacked {
     pub bytes: Vec<u8>,
-    /// What is free now at the end of the tables.
-    pub free: (Va, Va),
+    /// All that nothing needs now, ascending.
+    pub free: Vec<(Va, Va)>,
     pub num_relocations: u64,
     pub relr_bytes: u64,
     pub hash_bytes: u64,
@@ -62,11 +63,11 @@ pub struct Repacked {
 /// Packs the tables of a file; `named` are the addresses of data that its code names, `free` what else nothing needs, both ascending. `None` where
 /// nothing is gained or known.
 pub fn repack(bytes: &[u8], named: &[Va], free: &[(Va, Va)], options: Options) -> Option<Repacked> {
-    let mut packed = repack_with_room(bytes, named, options, 0);
+    let mut packed = repack_with_room(bytes, named, free, options, 0);
     let mut moved = None;
     if options.relr && packed.as_ref().is_none_or(|packed| packed.num_relocations == 0) {
         moved = super::dynamic::with_room(bytes, named, RELR_ENTRIES);
-        let better = moved.as_ref().and_then(|moved| repack_with_room(moved, named, options, 0));
+        let better = moved.as_ref().and_then(|moved| repack_with_room(moved, named, free, options, 0));
         match better.filter(|better| better.num_relocations > 0 && better.relr_bytes >= MOVED_BYTES_MIN) {
             Some(better) => packed = Some(better),
             None => moved = None,
@@ -76,27 +77,33 @@ pub fn repack(bytes: &[u8], named: &[Va], free: &[(Va, Va)], options: Options) -
     if !options.cuts {
         return packed;
     }
-    let wanted = headers_wanted(packed.as_ref().map_or(bytes, |packed| &packed.bytes), free, packed.as_ref())?;
+    let so_far = packed.as_ref().map_or((bytes, free), |packed| (&packed.bytes, &packed.free));
+    let wanted = headers_wanted(so_far.0, so_far.1)?;
     if wanted == 0 {
         return packed;
     }
     // A file less in memory, and seldom made again.
     drop(packed);
-    repack_with_room(bytes, named, options, wanted).or_else(|| repack_with_room(bytes, named, options, 0))
+    repack_with_room(bytes, named, free, options, wanted).or_else(|| {
+        let packed = repack_with_room(bytes, named, free, options, 0);
+        let so_far = packed.as_ref().map_or((bytes, free), |packed| (&packed.bytes, &packed.free));
+        let evicted = (1..=wanted).rev().find_map(|count| evict::with_room(so_far.0, named, so_far.1, count));
+        let Some(Evicted { bytes, free }) = evicted else { return packed };
+        let (num_relocations, relr_bytes, hash_bytes) =
+            packed.map_or((0, 0, 0), |packed| (packed.num_relocations, packed.relr_bytes, packed.hash_bytes));
+        Some(Repacked { bytes, free, num_relocations, relr_bytes, hash_bytes })
+    })
 }
 
 /// The program headers that cuts need, if there is not enough room for them; else 0.
-fn headers_wanted(bytes: &[u8], free: &[(Va, Va)], packed: Option<&Repacked>) -> Option<usize> {
+fn headers_wanted(bytes: &[u8], free: &[(Va, Va)]) -> Option<usize> {
     let image = Image::parse(bytes).ok()?;
-    let mut free = free.to_vec();
-    free.extend(packed.map(|packed| packed.free));
-    free.sort_unstable();
-    let wanted = cuts::wanted(&image, &free);
+    let wanted = cuts::wanted(&image, free);
     Some(if wanted <= cuts::spare_headers(&image) { 0 } else { wanted })
 }
 
 /// As `repack`, with room for so many program headers behind their table.
-fn repack_with_room(bytes: &[u8], named: &[Va], options: Options, num_headers: usize) -> Option<Repacked> {
+fn repack_with_room(bytes: &[u8], named: &[Va], free: &[(Va, Va)], options: Options, num_headers: usize) -> Option<Repacked> {
     // What is written behind the file hides bytes that were there before.
     let image = Image::parse(bytes).ok().filter(pack::may_move)?;
     let run = Run::find(&image, named)?;
@@ -109,7 +116,7 @@ fn repack_with_room(bytes: &[u8], named: &[Va], options: Options, num_headers: u
     if hash_bytes == 0 && num_relocations == 0 && job.head.is_none() {
         return None;
     }
-    job.finish(bytes, hash_bytes, num_relocations)
+    job.finish(bytes, free, hash_bytes, num_relocations)
 }
 
 /// Entries of the dynamic section that packed relocations need.
@@ -351,7 +358,7 @@ impl Job<'_, '_> {
         Some(true)
     }
 
-    fn finish(mut self, bytes: &[u8], hash_bytes: u64, num_relocations: u64) -> Option<Repacked> {
+    fn finish(mut self, bytes: &[u8], free: &[(Va, Va)], hash_bytes: u64, num_relocations: u64) -> Option<Repacked> {
         let image = self.image;
         let mut out = bytes.to_vec();
         let mut edit = SectionEdit::new(image, bytes)?;
@@ -405,8 +412,10 @@ impl Job<'_, '_> {
             let table = headers::encode(&head.moved_segments(image));
             write(Va(headers::table_end(image)?.0 - table.len() as u64), &table)?;
         }
-        let free = (at, self.run.end);
-        let relr_bytes = (free.1 - free.0).saturating_sub(hash_bytes);
+        let relr_bytes = (self.run.end - at).saturating_sub(hash_bytes);
+        let mut free = free.to_vec();
+        free.push((at, self.run.end));
+        free.sort_unstable();
         let bytes = edit.write(out)?;
         Some(Repacked { bytes, free, num_relocations, relr_bytes, hash_bytes })
     }

@@ -97,8 +97,7 @@ pub(super) fn finish(job: Job<'_>, code: Option<Code>, known: &Known, timing: &m
         .and_then(|named| timing.phase("pack the loader's tables", |_| tables::repack(&changed, named, &free, table_options)));
     if let Some(repacked) = repacked {
         changed = Cow::Owned(repacked.bytes);
-        free.push(repacked.free);
-        free.sort_unstable();
+        free = repacked.free;
         savings.push(Saving::new("relr", "relocations", repacked.num_relocations, repacked.relr_bytes as i64));
         savings.push(Saving::new("hash", "bytes", repacked.hash_bytes, repacked.hash_bytes as i64));
     }
