@@ -11,6 +11,7 @@ mod clones;
 mod code_model;
 mod contexts;
 mod copies;
+mod copies_and_calls;
 mod counted;
 mod dead;
 mod debug;

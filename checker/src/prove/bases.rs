@@ -8,16 +8,23 @@
 //! instructions that name the same place.
 //!
 //! **Why this is sound.** Each way backwards ends in an instruction that makes what is wanted true whatever was before: a load by the register that is added; names of one place; a load of 64 bits, or an address of code, which
-//! are no sums. What is not understood, calls, and places at which control arrives by an address or a call are no such ends, and then the jump is not shown. So each execution that comes to the jump
+//! are no sums. What is not understood, and places at which control arrives by an address or a call are no such ends, and then the jump is not shown. So each execution that comes to the jump
 //! added what its last load read from.
+//! Where a call comes back from, the search goes on in what was called if that is straight code up to a `ret`, which is a part of its caller ([`crate::followed`]). Other functions keep the registers that the psABI has them keep, but for
+//! those that a part of the caller before them writes ([`super::followed`]).
 //! A sum that was in memory meanwhile is believed where it was not loaded from the stack: compilers keep addresses of functions in memory, not those that they make of entries.
 //!
 //! **Terminates**: what is wanted at an address is asked once, and at most [`STEPS_MAX`] are.
 
+use std::rc::Rc;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::decoded::{Decoded, Engine, Memory, Operand, Reg};
+use super::followed::Followed;
+use super::liveness::KEPT;
 use crate::decode::{Inst, Kind};
+use crate::followed::straight;
 use crate::leftover::each_instruction;
 use crate::walk::{Bits, Side};
 
@@ -42,6 +49,17 @@ enum Wanted {
     Either(u8, u8, u64),
 }
 
+impl Wanted {
+    /// Whether calls keep all the registers that it is about.
+    fn is_kept(self) -> bool {
+        let registers = match self {
+            Self::Target(one) | Self::Entry(one, _) | Self::Base(one, _) => [one, one],
+            Self::Terms(one, other) | Self::Either(one, other, _) => [one, other],
+        };
+        registers.iter().all(|register| KEPT >> register & 1 == 1)
+    }
+}
+
 /// What an instruction makes of what is wanted behind it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Before {
@@ -60,10 +78,12 @@ pub(crate) struct Ways<'s, 'a> {
     /// Target and source of direct jumps and branches, sorted.
     jumps: Vec<(u64, u64)>,
     indirect: Vec<(u64, Inst)>,
+    /// Whether what a call calls does not come back.
+    never_returns: &'s dyn Fn(u64) -> bool,
 }
 
 impl<'s, 'a> Ways<'s, 'a> {
-    pub(crate) fn new(side: &'s Side<'a>, entered: &Bits) -> Self {
+    pub(crate) fn new(side: &'s Side<'a>, entered: &Bits, never_returns: &'s dyn Fn(u64) -> bool) -> Self {
         let (mut starts, mut entered) = (Bits::new(side.code.size()), entered.clone());
         let (mut jumps, mut indirect) = (Vec::new(), Vec::new());
         each_instruction(side, |address, inst| {
@@ -76,7 +96,7 @@ impl<'s, 'a> Ways<'s, 'a> {
             }
         });
         jumps.sort_unstable();
-        Self { side, engine: Engine::new(), starts, entered, jumps, indirect }
+        Self { side, engine: Engine::new(), starts, entered, jumps, indirect, never_returns }
     }
 
     /// The indirect jumps for which it is not shown that they add what their entry was read from.
@@ -104,8 +124,14 @@ impl<'s, 'a> Ways<'s, 'a> {
             }
             let Some(sources) = self.sources(address) else { return false };
             for (source, inst) in sources {
-                let decoded = known.entry(source).or_insert_with(|| self.engine.decode(self.side, source, inst));
-                match decoded.as_ref().map_or(Before::Unknown, |decoded| before(decoded, wanted)) {
+                let before = match inst.kind {
+                    Kind::Call | Kind::IndirectCall => self.before_call(source, inst, wanted),
+                    _ => {
+                        let decoded = known.entry(source).or_insert_with(|| self.engine.decode(self.side, source, inst));
+                        decoded.as_ref().map_or(Before::Unknown, |decoded| before(decoded, wanted))
+                    }
+                };
+                match before {
                     Before::Holds => {}
                     Before::Wants(wanted) => work.push((source, wanted)),
                     Before::Unknown => return false,
@@ -113,6 +139,31 @@ impl<'s, 'a> Ways<'s, 'a> {
             }
         }
         true
+    }
+
+    /// What has to hold before a call that comes back.
+    fn before_call(&self, at: u64, inst: Inst, wanted: Wanted) -> Before {
+        let kept = if wanted.is_kept() { Before::Wants(wanted) } else { Before::Unknown };
+        if inst.kind == Kind::IndirectCall {
+            return kept;
+        }
+        let decode = |at: u64, inst: Inst| self.engine.decode(self.side, at, inst);
+        let target = self.side.target(at, inst);
+        let Some(part) = straight(self.side, target) else {
+            let followed = Followed::of(self.side, target, |at, inst| decode(at, inst).map(Rc::new));
+            let is_known = !followed.is_unknown
+                && followed.insts.iter().all(|(_, decoded)| before(decoded, wanted) == Before::Wants(wanted));
+            return if is_known { kept } else { Before::Unknown };
+        };
+        let mut so_far = wanted;
+        for (at, inst) in part.into_iter().rev() {
+            let Some(decoded) = decode(at, inst).filter(|decoded| !may_write(decoded, STACK[0])) else { return Before::Unknown };
+            match before(&decoded, so_far) {
+                Before::Wants(wanted) => so_far = wanted,
+                end => return end,
+            }
+        }
+        Before::Wants(so_far)
     }
 
     /// The instructions from which control comes to an address; `None` if it also comes from elsewhere, or not at all.
@@ -125,7 +176,9 @@ impl<'s, 'a> Ways<'s, 'a> {
         let first = self.jumps.partition_point(|&(target, _)| target < address);
         let jumps = self.jumps[first..].iter().take_while(|&&(target, _)| target == address).map(|&(_, source)| source);
         let mut sources: Vec<(u64, Inst)> = jumps.map(|source| Some((source, side.inst(source)?))).collect::<Option<_>>()?;
-        sources.extend(self.above(address).filter(|(_, inst)| !inst.ends_flow()));
+        let is_call = |inst: Inst| matches!(inst.kind, Kind::Call | Kind::IndirectCall);
+        let goes_on = |&(at, inst): &(u64, Inst)| !inst.ends_flow() && !(is_call(inst) && (self.never_returns)(at));
+        sources.extend(self.above(address).filter(goes_on));
         (!sources.is_empty()).then_some(sources)
     }
 

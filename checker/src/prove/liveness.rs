@@ -43,7 +43,7 @@ const RETURNED: u16 = 1 | 1 << 2;
 const COUNTER: u8 = 1;
 /// `rdx`.
 pub(super) const PRODUCT: u8 = 2;
-const ARGUMENTS: u16 = 1 | 1 << 1 | 1 << 2 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10;
+pub(super) const ARGUMENTS: u16 = 1 | 1 << 1 | 1 << 2 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10;
 /// What functions call first in a file that is made for profiling.
 const PROFILING: [&str; 3] = ["mcount", "_mcount", "__fentry__"];
 /// Instructions that write their first operand and only read the others, without the `v` of the newer encoding.

@@ -4,7 +4,7 @@
 //!
 //! **Method.** From the instruction that makes the address the input is followed forward, by registers and slots of the frame that hold the address. Its own uses are a load of 32 bits with an index, a sum
 //! with what such a load read, and moves; whatever else reads all of such a register, or memory by it, is another use. Calls keep what the psABI says, but that straight code is followed that is a part of its caller ([`super::followed`]); calls of code without a frame
-//! description, which need not follow the psABI, are followed into it up to its next call.
+//! description, which need not follow the psABI, are followed into it up to its next call. An argument of a function is no use: compilers pass on what a register happens to hold where the argument means nothing.
 //!
 //! **Where a jump leads** is known by the register that is added to the entry: if it holds the table's own address, if a `lea` right before the jump names another table, or if a proof knows. Behind other jumps nothing
 //! is looked for: a guess among the tables that the function names would find uses on ways that it does not go.
@@ -18,7 +18,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::Prover;
 use super::class::is_vector_move;
 use super::decoded::{Decoded, Memory, Operand, Reg};
-use super::liveness::{PRODUCT, Use, use_of};
+use super::liveness::{ARGUMENTS, PRODUCT, Use, use_of};
 use crate::decode::{Inst, Kind, Shape};
 use crate::tables::{TableReference, certain_targets, instruction_before};
 use crate::walk::{AT_RETURN_ADDRESS, Walk};
@@ -72,6 +72,11 @@ impl Holding {
             loaded: self.loaded | other.loaded,
             sums: self.sums | other.sums,
         }
+    }
+
+    /// The same, where registers with arguments hold nothing that is known.
+    fn without_arguments(self) -> Self {
+        Self { registers: self.registers & !ARGUMENTS, ..self }
     }
 
     fn has(self, register: u8) -> bool {
@@ -189,6 +194,12 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
             self.step(at.0, inst, holding, &mut search).1.then_some(at.0)
         };
         held.iter().find_map(is_other)
+    }
+
+    /// Whether a function begins at an address, by its frame description.
+    fn is_function(&self, address: u64) -> bool {
+        let unwind = &self.walk.input.unwind;
+        unwind.starts_at(address) && unwind.is_as_at_entry(address)
     }
 
     /// The register into which an instruction puts an address that it names.
@@ -317,9 +328,7 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
 
     /// A jump to what has a frame description of its own, and the frame of a function's entry, is a call.
     fn jump(&self, at: At, holding: Holding, search: &mut Search) {
-        let unwind = &self.walk.input.unwind;
-        let is_entry = unwind.fde_at(at.0).is_some_and(|fde| unwind.fdes[fde as usize].start == at.0);
-        if !(is_entry && unwind.is_as_at_entry(at.0)) {
+        if !self.is_function(at.0) {
             search.come(at, holding);
         }
     }
@@ -333,9 +342,11 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
             Kind::Call if !holding.is_empty() => {
                 let mut is_other = false;
                 if let Some(followed) = self.prover.followed(self.walk, true, at) {
+                    let is_function = !followed.returns && self.is_function(self.walk.input.target(at, inst));
                     for (at, decoded) in &followed.insts {
-                        let (after, is_one) = self.step_decoded(*at, decoded, holding, search);
-                        (holding, is_other) = (after, is_other || is_one);
+                        let read = if is_function { holding.without_arguments() } else { holding };
+                        is_other |= self.step_decoded(*at, decoded, read, search).1;
+                        holding = self.step_decoded(*at, decoded, holding, search).0;
                     }
                     is_other |= followed.is_unknown;
                     if followed.returns {

@@ -87,8 +87,10 @@ pub(crate) fn report_mixed(walk: &mut Walk<'_, '_>) {
         return;
     }
     let asked_for = jumps_of(walk, &groups);
-    let ways = Ways::new(walk.output, &walk.entered);
-    for jump in ways.not_shown(|address| walk.output.code.index(address).is_some_and(|index| asked_for.contains(&index))) {
+    let never_returns = |call: u64| never_returns(walk, call).unwrap_or(false);
+    let ways = Ways::new(walk.output, &walk.entered, &never_returns);
+    let not_shown = ways.not_shown(|address| walk.output.code.index(address).is_some_and(|index| asked_for.contains(&index)));
+    for jump in not_shown {
         walk.report(
             ViolationKind::JumpTable,
             jump,
@@ -102,6 +104,14 @@ pub(crate) fn report_mixed(walk: &mut Walk<'_, '_>) {
             "goes through a thunk, in a function of which a table has several copies (address of the input)",
         );
     }
+}
+
+/// Whether a call of the output stands for one of the input from which nothing comes back.
+fn never_returns(walk: &Walk<'_, '_>, call: u64) -> Option<bool> {
+    let Stands::For(input) = walk.relation.input_of(walk.output.code.index(call)?)? else { return None };
+    let at = walk.input.code.address(input);
+    let inst = walk.input.inst(at).filter(|inst| matches!(inst.kind, Kind::Call | Kind::IndirectCall))?;
+    Some(walk.call_never_returns(at, inst))
 }
 
 /// Reports instructions that name a copy of a table where the input reads something else by the address too.

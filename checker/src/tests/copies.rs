@@ -6,7 +6,7 @@ use super::*;
 const CASES: [&str; 4] = ["    mov $10, %eax", "    mov $20, %eax", "    mov $30, %eax", "    mov $40, %eax"];
 
 /// A function of four cases that reads the entry from one table, and adds the address of another or the same.
-fn switch(read: &str, jump: &str) -> String {
+pub(super) fn switch(read: &str, jump: &str) -> String {
     let cases: String = CASES.iter().zip(0..).map(|(case, number)| format!(".L{number}:\n{case}\n    ret\n")).collect();
     function("classify", &format!("    cmp $3, %edi\n    ja 9f\n{read}{jump}{cases}9:  xor %eax, %eax\n    ret"))
 }
@@ -22,17 +22,17 @@ fn with_copy(classify: &str) -> Option<Vec<u8>> {
     build_with_copies(&[classify, TWICE, UNUSED], &entries("table"), &copy)
 }
 
-fn compare_with_copy(before: &str, after: &str) -> Option<Report> {
+pub(super) fn compare_with_copy(before: &str, after: &str) -> Option<Report> {
     Some(check(&build(&[before, TWICE, UNUSED], &entries("table"))?, &with_copy(after)?).unwrap())
 }
 
-fn assert_same(before: &str, after: &str) {
+pub(super) fn assert_same(before: &str, after: &str) {
     let Some(report) = compare_with_copy(before, after) else { return };
     assert!(report.is_ok(), "{after}\n{}", report.summary(10));
     assert!(report.stats.jump_table_entries >= 8, "{:?}", report.stats);
 }
 
-fn assert_different(before: &str, after: &str) {
+pub(super) fn assert_different(before: &str, after: &str) {
     let Some(report) = compare_with_copy(before, after) else { return };
     assert_eq!(kinds(&report), [ViolationKind::JumpTable], "{after}\n{}", report.summary(10));
 }
@@ -54,7 +54,7 @@ fn an_entry_of_one_copy_that_is_added_to_the_address_of_another_is_seen() {
 }
 
 /// Two ways to a jump, each of which names a table; `read` is done on both, and `jump` where they have met.
-fn ways(tables: [&str; 2], read: &str, jump: &str) -> String {
+pub(super) fn ways(tables: [&str; 2], read: &str, jump: &str) -> String {
     let way = |table: &str| format!("    lea {table}(%rip), %rdx\n{read}");
     switch(&format!("    test %esi, %esi\n    je 1f\n{}    jmp 2f\n1:\n{}2:\n", way(tables[0]), way(tables[1])), jump)
 }

@@ -16,7 +16,7 @@
 //! * what registers hold in code that was come straight through ([`super::forms`]) is read off the instructions of the subroutine in the place of the call, behind which control arrives by the `ret` alone;
 //! * a proof of changed code ([`crate::prove`]) does not go on at a call for which the input has none: it fails. Calls that both programs have lead to what corresponds as a function, and what such a function of the output
 //!   writes, subroutines in it too, is looked for in its code;
-//! * the search backwards from a jump to the copy of a table that it adds ([`crate::prove::Ways`]) ends at calls, at what they lead to, and at returns, and then shows nothing.
+//! * the search backwards from a jump to the copy of a table that it adds ([`crate::prove::Ways`]) goes back through what is straight up to a `ret` in the place of its call, and ends, showing nothing, at what calls lead to.
 //!
 //! A subroutine may be entered in its middle, by calls that do less, and may stand for many pieces of the input. What a call has found of it says nothing of jumps to it ([`super::relation`]).
 //!
