@@ -106,6 +106,64 @@ fn where_the_dynamic_section_is_full_what_says_nothing_makes_room_for_packed_rel
     assert!(said.stdout_text().contains("0x6ffffef5 is lost"), "{said:?}");
 }
 
+/// Functions that stay, since nobody sees where their jumps lead, between large ones of which one is enough, and as many relocations as fill more than a page.
+const PARTED: &str = r#"
+#include <stdio.h>
+#define SAME(name) __attribute__((noinline)) static int name(int x) { __asm__(".rept 40000\nimul $3, %0, %0\n.endr" : "+r"(x)); return x; }
+#define STAYS(name) __attribute__((noinline)) int name(long by) { \
+    int result = 0; \
+    __asm__ volatile("lea 1f(%%rip), %%rdx\nlea (%%rdx,%1,2), %%rdx\njmp *%%rdx\n1: inc %0\ninc %0\ninc %0" : "+r"(result) : "r"(by) : "rdx"); \
+    return result; \
+}
+STAYS(first)
+SAME(behind_first)
+STAYS(second)
+SAME(behind_second)
+STAYS(third)
+SAME(behind_third)
+STAYS(fourth)
+SAME(behind_fourth)
+__attribute__((noinline)) int twice(int x) { return 2 * x; }
+__attribute__((noinline)) int thrice(int x) { return 3 * x; }
+#define FOUR(n) {twice, n}, {thrice, n}, {twice, n + 1}, {thrice, n + 1},
+#define MANY(n) FOUR(n) FOUR(n + 2) FOUR(n + 4) FOUR(n + 6)
+static const struct { int (*apply)(int); int number; } all[] = {
+    MANY(0) MANY(1) MANY(2) MANY(3) MANY(4) MANY(5) MANY(6) MANY(7) MANY(8) MANY(9) MANY(10) MANY(11) MANY(12) MANY(13)
+};
+int main(void) {
+    int sum = first(2) + second(1) + third(0) + fourth(1) + behind_first(1) + behind_second(2) + behind_third(3) + behind_fourth(4);
+    for (unsigned i = 0; i < sizeof all / sizeof *all; i++) sum += all[i].apply(all[i].number);
+    printf("%d\n", sum);
+    return 42;
+}
+"#;
+
+#[test]
+fn what_stands_behind_the_program_headers_goes_where_holes_are_so_that_these_leave_the_file() {
+    if !installed("ld.lld") {
+        return skipped("files of lld: it is not installed");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    // Notes and small tables are enough for one cut; the relocations have to go for several.
+    for (text, flags, num_cuts) in [(PROGRAM, &[][..], 1), (PARTED, &[], 3), (PARTED, &["-Wl,-z,now"], 3)] {
+        let flags = [&["-O2", "-fno-toplevel-reorder", "-fno-ipa-icf", "-static-pie", "-s", "-fuse-ld=lld"], flags].concat();
+        let input = compile_text(text, &flags, folder.path(), "input");
+        let expected = run(&mut Command::new(&input), folder.path());
+        assert_eq!(expected.end, End::Exit(SUCCESS));
+        let (output, report) = shrink(&input, &["--relr", "off"], "output", folder.path());
+        assert!(report["cuts"].as_u64() >= Some(num_cuts), "{report:#}");
+        assert!(size(&output) * 100 < size(&input) * 90, "{report:#}");
+        let (again, _) = shrink(&output, &[], "again", folder.path());
+        for file in [&output, &again] {
+            assert_eq!(run(&mut Command::new(file), folder.path()), expected, "{}", file.display());
+        }
+        if installed("readelf") {
+            let found = run(Command::new("readelf").args(["-a", "-W"]).arg(&output), folder.path());
+            assert!(found.stderr.is_empty() && found.stdout_text().contains("NT_GNU_ABI_TAG"), "{}", found.stderr_text());
+        }
+    }
+}
+
 #[test]
 fn what_is_freed_leaves_a_static_program_though_code_is_placed_by_windows() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");

@@ -418,13 +418,13 @@ fn overflow_sections(
     for &at in places.terminators.iter().filter(|_| image.has_section_headers) {
         let sh_flags = u64::from(elf::SHF_ALLOC);
         let end = at + unwind::TERMINATOR;
-        sections.push(OutSection { sh_flags, sh_addralign: 4, ..section(".relift.unwind_end", at, end) });
+        sections.push(OutSection { sh_flags, sh_addralign: 4, ..section(".unwind_end.relift", at, end) });
     }
     if let Some((at, len)) = payload {
-        sections.push(section(".relift.runtime", at, at + len));
+        sections.push(section(".runtime.relift", at, at + len));
     }
     if let Some(memory) = reserved.filter(|r| !r.is_growth) {
-        let counters = section(".relift.counters", memory.at, memory.end());
+        let counters = section(".counters.relift", memory.at, memory.end());
         let sh_flags = u64::from(elf::SHF_ALLOC | elf::SHF_WRITE);
         let place = ContentPlace::Loaded(FileOffset(0));
         sections.push(OutSection { sh_type: elf::SHT_NOBITS, sh_flags, place, ..counters });

@@ -19,8 +19,11 @@ use super::pack::{self, Options, PAGE};
 use super::section_table::SectionEdit;
 use crate::relink::headers;
 
-/// As many cuts as are worth having: each costs a loader a call of the kernel or two.
-const CUTS_MAX: usize = 4;
+/// As many cuts as are worth having whatever they spare: each costs a loader a call of the kernel or two.
+const CUTS_OF_ANY_SIZE: usize = 4;
+/// As many as are made where each spares at least so many pages: hand-written code that stays can part a file in many places.
+const CUTS_MAX: usize = 16;
+const PAGES_MIN: u64 = 2;
 
 /// What becomes a segment of its own.
 #[derive(Copy, Clone, Debug)]
@@ -88,7 +91,7 @@ pub fn split_sections(bytes: &[u8], free: &[(Va, Va)]) -> Option<Vec<u8>> {
         let is_inside = |hole: &&(Va, Va)| section.sh_addr < hole.0 && hole.1 < section.end();
         let mut holes: Vec<(Va, Va)> = free.iter().filter(is_inside).filter(|hole| hole.1 - hole.0 >= PAGE).copied().collect();
         holes.sort_by_key(|hole| (std::cmp::Reverse(hole.1 - hole.0), hole.0));
-        holes.truncate(CUTS_MAX);
+        holes.truncate(worth_cutting(holes.iter().map(|hole| (hole.1 - hole.0) / PAGE)));
         holes.sort_unstable();
         if !holes.is_empty() {
             edit.split(id, &holes, NAME)?;
@@ -140,12 +143,19 @@ fn candidates(image: &Image<'_>, free: &[(Va, Va)]) -> Vec<Cut> {
     cuts.sort_by_key(|cut| (cut.from, std::cmp::Reverse(cut.to)));
     cuts.dedup_by_key(|cut| cut.from);
     cuts.sort_by_key(|cut| (std::cmp::Reverse(cut.num_pages()), cut.from));
+    cuts.truncate(worth_cutting(cuts.iter().map(Cut::num_pages)));
     cuts
 }
 
-/// How many cuts the file is worth.
-pub(super) fn wanted(image: &Image<'_>, free: &[(Va, Va)]) -> usize {
-    if may_cut(image) { candidates(image, free).len().min(CUTS_MAX) } else { 0 }
+/// How many holes are worth a cut, of those with so many pages, in descending order.
+fn worth_cutting(pages: impl Iterator<Item = u64>) -> usize {
+    let is_worth_it = |&(number, pages): &(usize, u64)| number < CUTS_OF_ANY_SIZE || pages >= PAGES_MIN;
+    pages.enumerate().take_while(is_worth_it).take(CUTS_MAX).count()
+}
+
+/// The pages that each cut spares which the file is worth, in descending order.
+pub(super) fn wanted(image: &Image<'_>, free: &[(Va, Va)]) -> Vec<u64> {
+    if may_cut(image) { candidates(image, free).iter().map(Cut::num_pages).collect() } else { Vec::new() }
 }
 
 fn may_cut(image: &Image<'_>) -> bool {

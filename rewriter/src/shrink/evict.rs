@@ -4,6 +4,7 @@
 //! in a static program there may be nothing in them that could.
 //!
 //! **Method.** The sections behind the table, as few as make enough room, go to free memory of a segment that is not written, all together and by a multiple of every alignment that they have.
+//! Where one of them is large (the relocations of a static program), it leaves a hole itself, that takes a cut too: it goes if the file has several holes, and more in all but the largest than a page or two.
 //!
 //! **Why it is right.** Program headers alone say where notes and the name of the interpreter are, and the dynamic section where the loader's tables are; both are written anew. What code, a relocated word
 //! or an exported symbol names stays. Nothing that other sections cover is taken for free, whatever lies there.
@@ -21,8 +22,10 @@ use super::section_table::SectionEdit;
 use super::tables::tag_of;
 use crate::relink::headers;
 
-/// More than notes and the tables of a program without symbols take; more would cost pages.
-const SIZE_MAX: u64 = 4096;
+/// More than notes and the tables of a program without symbols take; what is larger leaves a hole.
+const SMALL_MAX: u64 = 4096;
+/// Pages in further holes for which something large goes.
+const PAGES_MIN: u64 = 16;
 /// A multiple of all alignments that there are.
 const ALIGN_MAX: u64 = 64;
 /// Bytes of an `Elf64_Dyn`.
@@ -35,10 +38,20 @@ pub(super) struct Evicted {
     pub(super) free: Vec<(Va, Va)>,
 }
 
-/// Makes room for so many program headers; `named` are the addresses that something holds, `free` what nothing needs, both ascending. `None` where it can't be made.
-pub(super) fn with_room(bytes: &[u8], named: &[Va], free: &[(Va, Va)], num_headers: usize) -> Option<Evicted> {
+/// Makes room for the program headers of cuts that spare so many pages each, in descending order, or some of them. `named` are the addresses that something holds, `free` what nothing needs, both
+/// ascending. `None` where there can be none.
+pub(super) fn for_cuts(bytes: &[u8], named: &[Va], free: &[(Va, Va)], cuts: &[u64]) -> Option<Evicted> {
+    let with_small = || (1..=cuts.len()).rev().find_map(|count| with_room(bytes, named, free, count, SMALL_MAX));
+    let is_worth_hole = cuts.iter().skip(1).sum::<u64>() >= PAGES_MIN;
+    // One more for the hole that is left.
+    let with_large = || (3..=cuts.len() + 1).rev().find_map(|count| with_room(bytes, named, free, count, u64::MAX));
+    let all_small = with_room(bytes, named, free, cuts.len(), SMALL_MAX);
+    all_small.or_else(|| if is_worth_hole { with_large() } else { None }).or_else(with_small)
+}
+
+fn with_room(bytes: &[u8], named: &[Va], free: &[(Va, Va)], num_headers: usize, size_max: u64) -> Option<Evicted> {
     let image = Image::parse(bytes).ok().filter(|image| image.has_section_headers && pack::may_move(image))?;
-    let tenants = Tenants::find(&image, named, num_headers)?;
+    let tenants = Tenants::find(&image, named, num_headers).filter(|tenants| tenants.end - tenants.start <= size_max)?;
     let (hole, to) =
         free.iter().filter_map(|&hole| Some((hole, tenants.place_in(&image, hole)?))).min_by_key(|(hole, _)| hole.1 - hole.0)?;
     let size = tenants.end - tenants.start;
@@ -58,7 +71,8 @@ pub(super) fn with_room(bytes: &[u8], named: &[Va], free: &[(Va, Va)], num_heade
     let bytes = edit.write(out)?;
     let has_room = Image::parse(&bytes).is_ok_and(|image| headers::has_room_behind(&image, num_headers));
     let mut free: Vec<(Va, Va)> = free.iter().copied().filter(|&other| other != hole).collect();
-    free.extend([(hole.0, to), (to + size, hole.1)].into_iter().filter(|left| left.0 < left.1));
+    let rest = (headers::table_end(&image)? + headers::ENTRY * num_headers as u64).align_up(ALIGN_MAX);
+    free.extend([(hole.0, to), (to + size, hole.1), (rest, tenants.end)].into_iter().filter(|left| left.0 < left.1));
     free.sort_unstable();
     has_room.then_some(Evicted { bytes, free })
 }
@@ -105,7 +119,7 @@ impl Tenants {
         let start = image.sections[*sections.first()?].sh_addr;
         // Code may find a table by where the one before it ends.
         let is_clear = !is_named(end..end + 1) || image.sections.values().any(|s| s.sh_addr == end);
-        (is_clear && end - start <= SIZE_MAX).then_some(Self { sections, start, end })
+        is_clear.then_some(Self { sections, start, end })
     }
 
     /// Where in a hole they can be.

@@ -78,16 +78,16 @@ pub fn repack(bytes: &[u8], named: &[Va], free: &[(Va, Va)], options: Options) -
         return packed;
     }
     let so_far = packed.as_ref().map_or((bytes, free), |packed| (&packed.bytes, &packed.free));
-    let wanted = headers_wanted(so_far.0, so_far.1)?;
-    if wanted == 0 {
+    let cuts = cuts_without_header(so_far.0, so_far.1)?;
+    if cuts.is_empty() {
         return packed;
     }
     // A file less in memory, and seldom made again.
     drop(packed);
-    repack_with_room(bytes, named, free, options, wanted).or_else(|| {
+    repack_with_room(bytes, named, free, options, cuts.len()).or_else(|| {
         let packed = repack_with_room(bytes, named, free, options, 0);
         let so_far = packed.as_ref().map_or((bytes, free), |packed| (&packed.bytes, &packed.free));
-        let evicted = (1..=wanted).rev().find_map(|count| evict::with_room(so_far.0, named, so_far.1, count));
+        let evicted = evict::for_cuts(so_far.0, named, so_far.1, &cuts);
         let Some(Evicted { bytes, free }) = evicted else { return packed };
         let (num_relocations, relr_bytes, hash_bytes) =
             packed.map_or((0, 0, 0), |packed| (packed.num_relocations, packed.relr_bytes, packed.hash_bytes));
@@ -95,11 +95,11 @@ pub fn repack(bytes: &[u8], named: &[Va], free: &[(Va, Va)], options: Options) -
     })
 }
 
-/// The program headers that cuts need, if there is not enough room for them; else 0.
-fn headers_wanted(bytes: &[u8], free: &[(Va, Va)]) -> Option<usize> {
+/// The pages that cuts spare, in descending order, if there is not enough room for all their program headers.
+fn cuts_without_header(bytes: &[u8], free: &[(Va, Va)]) -> Option<Vec<u64>> {
     let image = Image::parse(bytes).ok()?;
     let wanted = cuts::wanted(&image, free);
-    Some(if wanted <= cuts::spare_headers(&image) { 0 } else { wanted })
+    Some(if wanted.len() <= cuts::spare_headers(&image) { Vec::new() } else { wanted })
 }
 
 /// As `repack`, with room for so many program headers behind their table.
