@@ -106,6 +106,25 @@ fn where_the_dynamic_section_is_full_what_says_nothing_makes_room_for_packed_rel
     assert!(said.stdout_text().contains("0x6ffffef5 is lost"), "{said:?}");
 }
 
+/// As musl's start-up code; whether it reads packed relocations is tried.
+#[test]
+fn relocations_are_packed_for_start_up_code_that_is_seen_to_apply_them() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/kinds/relocates_itself.c");
+    let flags =
+        ["-O1", "-ffreestanding", "-fno-stack-protector", "-fno-tree-loop-distribute-patterns", "-nostdlib", "-static-pie"];
+    for (reads_them, num_packed) in [("-DPACKED", 64), ("-UPACKED", 0)] {
+        let input = folder.path().join("input");
+        let mut compiler = Command::new("gcc");
+        compiler.args(flags).args([reads_them, "-s"]).arg(&source).arg("-o").arg(&input);
+        assert_eq!(run(&mut compiler, folder.path()).end, End::Exit(0));
+        let expected = run(&mut Command::new(&input), folder.path());
+        let (output, report) = shrink(&input, &[], "output", folder.path());
+        assert_eq!(count(&report, "relr"), num_packed, "{report:#}");
+        assert_eq!(run(&mut Command::new(&output), folder.path()), expected);
+    }
+}
+
 /// Functions that stay, since nobody sees where their jumps lead, between large ones of which one is enough, and as many relocations as fill more than a page.
 const PARTED: &str = r#"
 #include <stdio.h>

@@ -3,9 +3,11 @@
 //! **Method.** Entries that mean something by themselves are compared one by one, in order. Those that say where a table is and how long are
 //! compared by what is there: strings are the input's with more behind them, versions the same by index and name, hash tables the same bytes;
 //! relocations are compared word by word elsewhere ([`crate::data`]), packed or not. An output with packed relocations that the input has not must ask its C
-//! library for the version by which an old one refuses the file, or be a program that reads them itself ([`crate::own_loader`]). Such a program may lack what says nothing to it: that it binds at once, where
+//! library for the version by which an old one refuses the file, or be a program that reads them itself ([`crate::own_loader`]) or is seen to relocate itself when it is run ([`relocates_itself`]). Such a program may lack what says nothing to it: that it binds at once, where
 //! another entry says so too, and a hash table of no symbols. Relocations in Android's form are not read: where a file has some,
 //! no code may have changed, for they may lead anywhere.
+
+use std::cell::LazyCell;
 
 use goblin::elf::dynamic::{
     DF_1_NOW, DF_BIND_NOW, DT_DEBUG, DT_FINI, DT_FLAGS, DT_FLAGS_1, DT_GNU_HASH, DT_HASH, DT_INIT, DT_JMPREL, DT_NULL, DT_RELA,
@@ -15,6 +17,7 @@ use goblin::elf::dynamic::{
 use crate::code_model::keeps_code;
 use crate::image::{DT_RELR, DT_RELRSZ, Image, Slot};
 use crate::own_loader;
+use crate::prove::relocates_itself;
 use crate::report::{Violation, ViolationKind};
 use crate::walk::Side;
 
@@ -52,7 +55,9 @@ pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<
         _ => return report("one of the files has no dynamic section".into()),
     };
     let by_value = |entry: &&Dyn| !TABLES.contains(&entry.d_tag) && ![DT_NULL, DT_RELRSZ, DT_RELRENT].contains(&entry.d_tag);
-    let says_nothing = |entry: &&Dyn| entry.d_tag == DT_FLAGS && b.dynamic_value(DT_FLAGS).is_none() && may_lack(input, DT_FLAGS);
+    let relocates = LazyCell::new(|| own_loader::reads_packed_relocations(input) || relocates_itself(output));
+    let says_nothing =
+        |entry: &&Dyn| entry.d_tag == DT_FLAGS && b.dynamic_value(DT_FLAGS).is_none() && may_lack(a, DT_FLAGS) && *relocates;
     let mut from = x.iter().filter(by_value).filter(|entry| !says_nothing(entry));
     let mut to = y.iter().filter(by_value);
     loop {
@@ -77,12 +82,12 @@ pub(crate) fn compare(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<
             report(format!("tag {tag:#x} occurs twice"));
         }
     }
-    for problem in table_problems(input, output) {
+    for problem in table_problems(input, output, &|| *relocates) {
         report(problem);
     }
 }
 
-fn table_problems(input: &Side<'_>, output: &Side<'_>) -> Vec<String> {
+fn table_problems(input: &Side<'_>, output: &Side<'_>, relocates: &dyn Fn() -> bool) -> Vec<String> {
     let (a, b) = (&input.image, &output.image);
     let mut problems = Vec::new();
     for tag in TABLES.into_iter().filter(|&tag| ![DT_RELACOUNT, DT_RELR].contains(&tag)) {
@@ -90,7 +95,7 @@ fn table_problems(input: &Side<'_>, output: &Side<'_>) -> Vec<String> {
         let is_spare = tag == DT_HASH && a.dynamic_value(DT_GNU_HASH).is_some();
         let is_lost = a.dynamic_value(tag).is_some() && b.dynamic_value(tag).is_none();
         let is_new = a.dynamic_value(tag).is_none() && b.dynamic_value(tag).is_some();
-        if is_new || is_lost && !is_spare && !may_lack(input, tag) {
+        if is_new || is_lost && !is_spare && !(may_lack(a, tag) && relocates()) {
             problems.push(format!("tag {tag:#x} is lost or new"));
         }
         if !agrees_with_section(a, tag) || agrees_with_section(b, tag) {
@@ -118,15 +123,14 @@ fn table_problems(input: &Side<'_>, output: &Side<'_>) -> Vec<String> {
     if ANDROID_RELOCATIONS.iter().any(|&tag| a.dynamic_value(tag).is_some()) && !keeps_code(input, output) {
         problems.push("relocations in Android's form lead to code that has changed".into());
     }
-    problems.extend(need_problem(input, b));
+    problems.extend(need_problem(a, b, relocates));
     problems.extend(relocation_problems(a, b));
     problems
 }
 
 /// Whether an entry says nothing to a program that relocates itself.
-fn may_lack(input: &Side<'_>, tag: u64) -> bool {
-    let image = &input.image;
-    let is_empty = match tag {
+fn may_lack(image: &Image<'_>, tag: u64) -> bool {
+    match tag {
         DT_FLAGS => {
             image.dynamic_value(DT_FLAGS) == Some(DF_BIND_NOW)
                 && image.dynamic_value(DT_FLAGS_1).is_some_and(|flags| flags & DF_1_NOW != 0)
@@ -134,8 +138,7 @@ fn may_lack(input: &Side<'_>, tag: u64) -> bool {
         // The first symbol is none.
         DT_GNU_HASH => image.elf.dynsyms.len() <= 1,
         _ => false,
-    };
-    is_empty && own_loader::reads_packed_relocations(input)
+    }
 }
 
 /// Whether a tag leads to the start of a section of a table's kind, where there are sections.
@@ -214,14 +217,13 @@ fn needs<'a>(image: &Image<'a>) -> Option<Vec<Need<'a>>> {
     }
 }
 
-fn need_problem(input: &Side<'_>, b: &Image<'_>) -> Option<String> {
-    let a = &input.image;
+fn need_problem(a: &Image<'_>, b: &Image<'_>, relocates: &dyn Fn() -> bool) -> Option<String> {
     let (before, after) = (needs(a), needs(b));
     let asks = |needs: &Option<Vec<Need<'_>>>| {
         needs.iter().flatten().any(|need| need.0.starts_with(b"libc.so.") && need.4 == DT_RELR_VERSION)
     };
     let is_new = b.dynamic_value(DT_RELR).is_some() && a.dynamic_value(DT_RELR).is_none();
-    if is_new && !asks(&after) && !own_loader::reads_packed_relocations(input) {
+    if is_new && !asks(&after) && !relocates() {
         return Some("relocations are packed, and nothing keeps a loader away that can't read them".into());
     }
     if before == after {

@@ -98,6 +98,16 @@ pub fn check_assuming<'a>(
     Original::read(input)?.check(output, assumptions)
 }
 
+/// Whether a program relocates itself when it starts, as its relocations ask, packed ones too: its start-up code is run for that.
+///
+/// # Errors
+/// If it is not a 64-bit little-endian x86-64 ELF file with sane tables.
+pub fn relocates_itself(program: &[u8]) -> Result<bool, Error> {
+    let image = Image::parse(program).map_err(Error::Output)?;
+    let side = Side::new(image, &mut Rows::default(), &Arc::new(Memo::new())).map_err(Error::Output)?;
+    Ok(prove::relocates_itself(&side))
+}
+
 /// The program as it was, read once for all outputs that are compared with it.
 pub struct Original<'a> {
     known: Known<'a>,

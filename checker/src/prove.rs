@@ -43,6 +43,7 @@ mod machine;
 mod ordered;
 mod segment;
 mod semantics;
+mod start;
 mod table_uses;
 
 use std::collections::BTreeSet;
@@ -68,6 +69,7 @@ use machine::{BASE, Privacy, STACK};
 pub(crate) use ordered::compared_by_order;
 pub(crate) use segment::{Effect, Local};
 use segment::{Ends, Failure, Run, Segment};
+pub(crate) use start::relocates_itself;
 pub(crate) use table_uses::{TableUses, Tables};
 
 /// Segments of one proof.

@@ -36,6 +36,7 @@ mod registered;
 mod rows;
 mod running_on;
 mod shared_entries;
+mod start;
 mod stays;
 mod subroutines;
 mod tables_of_relocations;

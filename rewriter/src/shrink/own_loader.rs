@@ -18,11 +18,15 @@ use object::elf;
 
 const ASSERTION: &[u8] = b"info[DT_RELRENT]->d_un.d_val == sizeof (ElfW(Relr))\0";
 
+/// Whether a position-independent program asks for no loader and no library.
+pub fn is_alone(image: &Image<'_>) -> bool {
+    let has_loader = image.segments.iter().any(|s| s.p_type == elf::PT_INTERP) || image.dynamic_value(elf::DT_NEEDED).is_some();
+    !has_loader && image.dynamic_value(elf::DT_FLAGS_1).is_some_and(|flags| flags & u64::from(elf::DF_1_PIE) != 0)
+}
+
 pub fn reads_packed_relocations(image: &Image<'_>, program: &Program) -> bool {
-    let segment = |p_type: u32| image.segments.iter().find(|s| s.p_type == p_type);
-    let is_alone = segment(elf::PT_INTERP).is_none() && image.dynamic_value(elf::DT_NEEDED).is_none();
-    let is_program = image.dynamic_value(elf::DT_FLAGS_1).is_some_and(|flags| flags & u64::from(elf::DF_1_PIE) != 0);
-    let Some(dynamic) = segment(elf::PT_DYNAMIC).filter(|_| is_alone && is_program) else { return false };
+    let segment = image.segments.iter().find(|s| s.p_type == elf::PT_DYNAMIC);
+    let Some(dynamic) = segment.filter(|_| is_alone(image)) else { return false };
     let is_assertion = |va: Va| image.read(va, ASSERTION.len()).is_some_and(|bytes| bytes == ASSERTION);
     let (mut relocate, mut assert) = (BTreeSet::new(), BTreeSet::new());
     for (id, block) in program.blocks.iter() {

@@ -25,12 +25,15 @@ pub(super) struct Known {
     named: Option<Vec<Va>>,
     /// The program relocates itself, and reads packed relocations.
     reads_relr: bool,
+    /// There is nobody else who could.
+    may_relocate_itself: bool,
 }
 
 impl Known {
     pub(super) fn of(lifted: &Lifted<'_>) -> Self {
         let named = lifted.program.is_replaceable().then(|| named_data(lifted));
-        Self { named, reads_relr: own_loader::reads_packed_relocations(&lifted.image, &lifted.program) }
+        let reads_relr = own_loader::reads_packed_relocations(&lifted.image, &lifted.program);
+        Self { named, reads_relr, may_relocate_itself: own_loader::is_alone(&lifted.image) }
     }
 }
 
@@ -90,11 +93,10 @@ pub(super) fn finish(job: Job<'_>, code: Option<Code>, known: &Known, timing: &m
     let wants_holes = args.is_on(Technique::Holes);
     let split = if args.is_on(Technique::Cuts) && wants_holes { cuts::split_sections(&changed, &free) } else { None };
     changed = split.map_or(changed, Cow::Owned);
-    let table_options = table_options(args, known.reads_relr);
     let repacked = known
         .named
         .as_ref()
-        .and_then(|named| timing.phase("pack the loader's tables", |_| tables::repack(&changed, named, &free, table_options)));
+        .and_then(|named| timing.phase("pack the loader's tables", |_| repack(args, &changed, &free, named, known)));
     if let Some(repacked) = repacked {
         changed = Cow::Owned(repacked.bytes);
         free = repacked.free;
@@ -112,6 +114,20 @@ pub(super) fn finish(job: Job<'_>, code: Option<Code>, known: &Known, timing: &m
     let Last { bytes, stripped, is_packed, num_cuts, cut_bytes } = shorter.unwrap_or(without);
     savings.extend(stripped);
     Ok(Finished { bytes, blocks, savings, dropped_sections, debug_file, is_packed, keeps_headers, num_cuts, cut_bytes })
+}
+
+/// Packs the loader's tables. Of a program that may apply its relocations itself it is tried whether it applies packed ones: what the check asks, too.
+fn repack(args: &Shrink, bytes: &[u8], free: &[(Va, Va)], named: &[Va], known: &Known) -> Option<tables::Repacked> {
+    let as_known = table_options(args, known.reads_relr);
+    if !known.may_relocate_itself || known.reads_relr || args.relr == Relr::Off {
+        return tables::repack(bytes, named, free, as_known);
+    }
+    let packed = tables::repack(bytes, named, free, table_options(args, true));
+    let applies_them = |packed: &tables::Repacked| checker::relocates_itself(&packed.bytes).unwrap_or(false);
+    match packed.filter(|packed| packed.num_relocations == 0 || applies_them(packed)) {
+        Some(packed) => Some(packed),
+        None => tables::repack(bytes, named, free, as_known),
+    }
 }
 
 /// What the last steps make.
