@@ -177,7 +177,7 @@ impl<'s, 'a> Ways<'s, 'a> {
         let jumps = self.jumps[first..].iter().take_while(|&&(target, _)| target == address).map(|&(_, source)| source);
         let mut sources: Vec<(u64, Inst)> = jumps.map(|source| Some((source, side.inst(source)?))).collect::<Option<_>>()?;
         let is_call = |inst: Inst| matches!(inst.kind, Kind::Call | Kind::IndirectCall);
-        let goes_on = |&(at, inst): &(u64, Inst)| !inst.ends_flow() && !(is_call(inst) && (self.never_returns)(at));
+        let goes_on = |&(at, inst): &(u64, Inst)| !(inst.ends_flow() || is_call(inst) && (self.never_returns)(at));
         sources.extend(self.above(address).filter(goes_on));
         (!sources.is_empty()).then_some(sources)
     }
