@@ -4,7 +4,7 @@
 //! in a static program there may be nothing in them that could.
 //!
 //! **Method.** The sections behind the table, as few as make enough room, go to free memory of a segment that is not written, all together and by a multiple of every alignment that they have.
-//! Where one of them is large (the relocations of a static program), it leaves a hole itself, that takes a cut too: it goes if the file has several holes, and more in all but the largest than a page or two.
+//! Where one of them is large (the relocations of a static program), it leaves a hole itself, that takes a cut too: it goes if the file has several holes, with [`PAGES_MIN`] or more in all but the largest together.
 //!
 //! **Why it is right.** Program headers alone say where notes and the name of the interpreter are, and the dynamic section where the loader's tables are; both are written anew. What code, a relocated word
 //! or an exported symbol names stays. Nothing that other sections cover is taken for free, whatever lies there.
