@@ -96,7 +96,8 @@ impl<'s, 'a> Run<'s, 'a> {
         let loads = || elf.program_headers.iter().filter(|header| header.p_type == PT_LOAD);
         let around =
             loads().find(|load| load.p_offset <= elf.header.e_phoff && elf.header.e_phoff - load.p_offset < load.p_filesz);
-        let headers = around.map_or(0, |load| LOADED_AT.wrapping_add(load.p_vaddr + (elf.header.e_phoff - load.p_offset)));
+        let headers =
+            around.map_or(0, |load| LOADED_AT.wrapping_add(load.p_vaddr).wrapping_add(elf.header.e_phoff - load.p_offset));
         let name = STACK_END - 64;
         let (phdr, phent, phnum, pagesz, base, entry) = (3, 4, 5, 6, 7, 9);
         let words = [
@@ -142,7 +143,9 @@ impl<'s, 'a> Run<'s, 'a> {
         let place = at.wrapping_sub(LOADED_AT);
         let byte = |place: u64| self.side.image.at(place, 1).map_or(0, |byte| u64::from(byte[0]));
         match self.side.image.u64_at(place) {
-            None if self.is_in_image(place) => Some((0..WORD).rev().fold(0, |word, offset| word << 8 | byte(place + offset))),
+            None if self.is_in_image(place) => {
+                Some((0..WORD).rev().fold(0, |word, offset| word << 8 | byte(place.wrapping_add(offset))))
+            }
             word => word,
         }
     }
@@ -197,6 +200,7 @@ impl<'s, 'a> Run<'s, 'a> {
 
     fn value(&self, (operand, bits): (Operand, u16)) -> Option<u64> {
         match operand {
+            Operand::Memory(_) if !(8..=64).contains(&bits) => None,
             Operand::Reg(Reg::General(number, width, false)) => Some(self.general[usize::from(number)] & mask(width)),
             Operand::Immediate(value) => Some(value),
             Operand::Memory(memory) => self.read(self.address(&memory)?, u64::from(bits / 8)),
@@ -206,6 +210,7 @@ impl<'s, 'a> Run<'s, 'a> {
 
     fn set(&mut self, (operand, bits): (Operand, u16), value: u64) -> Option<()> {
         match operand {
+            Operand::Memory(_) if !(8..=64).contains(&bits) => None,
             Operand::Reg(Reg::General(number, width, false)) => {
                 let register = &mut self.general[usize::from(number)];
                 // 32 bits clear what is above, fewer leave it.
@@ -298,7 +303,7 @@ impl<'s, 'a> Run<'s, 'a> {
 
     /// The result of an instruction that sets all flags.
     fn compute(&mut self, name: &str, (one, other): (u64, u64), bits: u16) -> u64 {
-        let sign = |value: u64| value >> (bits - 1) & 1 == 1;
+        let sign = |value: u64| value >> bits.saturating_sub(1) & 1 == 1;
         let result = mask(bits)
             & match name {
                 "add" => one.wrapping_add(other),
@@ -320,7 +325,7 @@ impl<'s, 'a> Run<'s, 'a> {
     fn shift(&mut self, name: &str, to: (Operand, u16), by: u64) -> Option<()> {
         let (value, bits) = (self.value(to)?, to.1);
         let by = by & if bits == 64 { 63 } else { 31 };
-        if bits < 32 || by == 0 {
+        if !matches!(bits, 32 | 64) || by == 0 {
             return None;
         }
         let (result, last) = match name {
