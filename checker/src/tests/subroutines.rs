@@ -377,16 +377,22 @@ fn a_part_of_a_function_that_keeps_something_below_the_stack_pointer_makes_no_ca
 }
 
 #[test]
-fn a_function_may_jump_to_one_that_keeps_something_below_the_stack_pointer_but_higher_than_the_return_address() {
+fn a_function_may_jump_to_one_that_keeps_something_below_the_stack_pointer_if_it_has_given_up_its_frame() {
     let given_up = "pop %rbx\n    .cfi_adjust_cfa_offset -8\n    jmp other_one";
     for (end, other, is_right) in [
         (given_up, "mov %ecx, -8(%rsp)", true),
-        (given_up, "mov %ecx, -16(%rsp)", false),
-        (given_up, "mov %cl, -9(%rsp)", false),
-        (given_up, "mov %ecx, -8(%rsp,%rdx)", false),
-        (given_up, "lea -8(%rsp), %rcx", false),
-        (given_up, "enter $8, $0", false),
+        (given_up, "mov %ecx, -16(%rsp)", true),
+        (given_up, "mov %cl, -9(%rsp)", true),
+        (given_up, "mov %ecx, -8(%rsp,%rdx)", true),
+        (given_up, "lea -8(%rsp), %rcx", true),
+        (given_up, "enter $8, $0", true),
         (given_up, "call leaf\n    mov %ecx, -16(%rsp)", true),
+        // A part of the same function, by its description.
+        ("jmp other_one", ".cfi_def_cfa_offset 16\n    mov 8(%rsp), %ecx", true),
+        ("jmp other_one", ".cfi_def_cfa_offset 16\n    mov -8(%rsp), %ecx", false),
+        ("jmp other_one", ".cfi_def_cfa_offset 16\n    mov -16(%rsp), %ecx", false),
+        ("jmp other_one", ".cfi_def_cfa_offset 16\n    lea -8(%rsp), %rcx", false),
+        (given_up, ".cfi_def_cfa_offset 24\n    mov -16(%rsp), %ecx", false),
         // Descriptions disagree about the frame, or say nothing of it.
         ("jmp other_one", "mov %ecx, -8(%rsp)", false),
         ("jmp other_one", "mov %ecx, 8(%rsp)", true),

@@ -9,7 +9,8 @@
 //! * that the frame is found by the stack pointer: where `%rbp` is a frame pointer, another part has made it one;
 //! * that on no way from there the function addresses the word, in any frame description, before it pushes or calls, which overwrites it, makes room, or returns. What is addressed by the stack pointer is told from the word
 //!   by where both are in the frame, as long as jumps from one description into another agree about where that is: a function that jumps to another one at its end has given its frame up, and what that one has below the stack
-//!   pointer lies higher than the word. At a computed jump no part that jumps connect with this one may address anything below the stack pointer. (A part to which tables alone lead reads what was written there before; so
+//!   pointer lies higher than the word; and what a function finds below the stack pointer where it begins is nothing that it reads, if who jumps there has raised the stack pointer on the way and has no other pointer to the frame (that tells a function from a part of one
+//!   that keeps something there). At a computed jump no part that jumps connect with this one may address anything below the stack pointer. (A part to which tables alone lead reads what was written there before; so
 //!   that wrote it, came here by a jump, and is connected.)
 //!
 //! **Terminates**: each address is followed once with what is known there, and at most [`STEPS_MAX`] are.
@@ -50,6 +51,8 @@ struct OnWay {
     has_frame_pointer: bool,
     /// Where the frame is by its description is not where that of the way's start is.
     has_other_frame: bool,
+    /// Something on the way has raised the stack pointer.
+    has_given_up: bool,
 }
 
 impl Walk<'_, '_> {
@@ -131,8 +134,12 @@ impl Walk<'_, '_> {
                 on_way.has_frame_pointer |= parts.makes_frame_pointer();
                 on_way.has_frame_pointer &= !parts.replaces_frame_pointer();
                 let Some(ways) = self.ways_below(at, inst, &parts) else { return true };
+                on_way.has_given_up |= parts.raises_stack();
                 let other_frame = |to| on_way.has_other_frame || !self.has_frame_of((at, inst.kind), to);
-                work.extend(ways.into_iter().map(|to| (to, OnWay { has_other_frame: other_frame(to), ..on_way })));
+                let is_given_up = on_way.has_given_up && !on_way.has_frame_pointer;
+                let goes_on = |&to: &u64| !(is_given_up && self.enters_function((at, inst.kind), to));
+                let ways = ways.into_iter().filter(goes_on);
+                work.extend(ways.map(|to| (to, OnWay { has_other_frame: other_frame(to), ..on_way })));
             }
             if lowest.saturating_add(height) < 0 {
                 return true;
@@ -163,6 +170,13 @@ impl Walk<'_, '_> {
             _ if parts.lowers_stack() => Vec::new(),
             _ => vec![next],
         })
+    }
+
+    /// Whether a jump of the input leads to the beginning of another function, by what frame descriptions say.
+    fn enters_function(&self, (from, kind): (u64, Kind), to: u64) -> bool {
+        let unwind = &self.input.unwind;
+        let is_jump = matches!(kind, Kind::Jump | Kind::Branch);
+        is_jump && unwind.fde_at(from) != unwind.fde_at(to) && unwind.starts_at(to) && unwind.is_as_at_entry(to)
     }
 
     /// Whether the frame is in the same place of the stack where an instruction of the input leads, as far as descriptions tell: within one they are taken to be right.

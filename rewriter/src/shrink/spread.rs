@@ -215,7 +215,7 @@ fn apply(image: &Image<'_>, free: &[(Va, Va)], (items, bases): (&[Item], &[Va]),
         }
         written.push((at, content));
     }
-    cut_sections(&room, bases, &mut edit);
+    cut_sections(&room, bases, &mut edit, &mut dynamic);
     for (item, &(_, at)) in items.iter().zip(plan) {
         edit.set_place(item.section, at, room.file_offset(at)?.0, item.size);
     }
@@ -252,13 +252,16 @@ fn apply(image: &Image<'_>, free: &[(Va, Va)], (items, bases): (&[Item], &[Va]),
     Some((bytes, vacated(gone, items, plan)))
 }
 
-/// Sections end where what is needed of their segment does.
-fn cut_sections(room: &Image<'_>, bases: &[Va], edit: &mut SectionEdit) {
+/// Sections end where what is needed of their segment does. Where one is that has nothing left, the dynamic section may still say.
+fn cut_sections(room: &Image<'_>, bases: &[Va], edit: &mut SectionEdit, dynamic: &mut [(u64, u64)]) {
     for (load, &base) in room.loads().zip(bases).filter(|(load, _)| !load.is_writable()) {
         let is_cut = |s: &SectionData<'_>| s.is_alloc() && load.p_vaddr <= s.sh_addr && s.sh_addr < load.end() && s.end() > base;
         for (id, section) in room.sections.iter().filter(|(_, s)| is_cut(s)) {
             let at = section.sh_addr.min(base);
             edit.set_place(id, at, load.p_offset.0 + (at - load.p_vaddr), base - at);
+            if let Some(tag) = tables::tag_of(room, section).filter(|_| section.sh_size == 0) {
+                dynamic.iter_mut().filter(|entry| entry.0 == u64::from(tag)).for_each(|entry| entry.1 = at.0);
+            }
         }
     }
 }
