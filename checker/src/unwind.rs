@@ -297,6 +297,11 @@ impl Unwind {
         Some((number, fde.start..fde.end.min(next)))
     }
 
+    /// Whether a function begins at an address, by its frame description: a part of one finds a frame there.
+    pub(crate) fn begins_function(&self, address: u64) -> bool {
+        self.starts_at(address) && self.is_as_at_entry(address)
+    }
+
     /// Whether a frame description begins at an address.
     pub(crate) fn starts_at(&self, address: u64) -> bool {
         self.fde_at(address).is_some_and(|index| self.fdes[index as usize].start == address)

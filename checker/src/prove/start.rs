@@ -7,8 +7,11 @@
 //! registers and memory. The run ends at the first other one, or at a jump or a call by register: by then start-up code has to be done. Each word that a relocation is about must hold the address that it asks for, and no other
 //! byte of the program may have changed.
 //!
-//! **Why this is enough.** Until it has relocated itself, such code knows nothing but where it is, what the kernel tells every program, and its dynamic section; so it does the same in every run, but for the address. Nothing else of the program names the dynamic
-//! section, so nothing applies relocations later.
+//! **Why this is enough.** Until it has relocated itself, such code knows nothing but where it is, what the kernel tells every program, and its dynamic section; so it does the same in every run, but for the address. No other
+//! instruction names the dynamic section.
+//!
+//! **What is not shown** is that nobody applies packed relocations a second time, by a word that holds the section's address: musl has one, by which it tells later where it was loaded. That would be wrong of any program that has packed
+//! relocations from its linker.
 //!
 //! **Terminates**: at most [`STEPS_MAX`] instructions are run.
 
@@ -36,15 +39,18 @@ const RSP: usize = 4;
 pub(crate) fn relocates_itself(side: &Side<'_>) -> bool {
     let header = |p_type: u32| side.image.elf.program_headers.iter().find(|header| header.p_type == p_type);
     let Some(dynamic) = header(PT_DYNAMIC).filter(|_| header(PT_INTERP).is_none()) else { return false };
+    let mut run = Run::new(side);
+    run.start();
+    if !run.is_relocated() {
+        return false;
+    }
     let mut naming = Vec::new();
     each_instruction(side, |address, inst| {
         if inst.disp != 0 && side.operand(address, inst) == dynamic.p_vaddr {
             naming.push(address);
         }
     });
-    let mut run = Run::new(side);
-    run.start();
-    matches!(*naming, [at] if run.decoded.contains_key(&at)) && run.is_relocated()
+    matches!(*naming, [at] if run.decoded.contains_key(&at))
 }
 
 #[derive(Copy, Clone, Default)]
@@ -170,11 +176,15 @@ impl<'s, 'a> Run<'s, 'a> {
         if !(is_data || Self::is_stack(at) && Self::is_stack(at + size - 1)) {
             return None;
         }
-        for (number, at) in (at..at + size).enumerate() {
-            let (word, shift) = (at & !(WORD - 1), 8 * (at % WORD));
-            let known = self.word(word)?;
-            let byte = value >> (8 * number) & 0xff;
-            self.memory.insert(word, known & !(0xff << shift) | byte << shift);
+        let (first, offset) = (at & !(WORD - 1), at % WORD);
+        let (value, written) =
+            (u128::from(value & mask(8 * size as u16)) << (8 * offset), u128::from(mask(8 * size as u16)) << (8 * offset));
+        for (word, shift) in [(first, 0), (first.wrapping_add(WORD), 64)] {
+            let (value, written) = ((value >> shift) as u64, (written >> shift) as u64);
+            if written != 0 {
+                let known = self.word(word)?;
+                self.memory.insert(word, known & !written | value);
+            }
         }
         Some(())
     }

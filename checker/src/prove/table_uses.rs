@@ -196,12 +196,6 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         held.iter().find_map(is_other)
     }
 
-    /// Whether a function begins at an address, by its frame description.
-    fn is_function(&self, address: u64) -> bool {
-        let unwind = &self.walk.input.unwind;
-        unwind.starts_at(address) && unwind.is_as_at_entry(address)
-    }
-
     /// The register into which an instruction puts an address that it names.
     fn made(&mut self, at: u64) -> Option<u8> {
         let made = self.decode(at, self.walk.input.inst(at)?)?;
@@ -328,7 +322,7 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
 
     /// A jump to what has a frame description of its own, and the frame of a function's entry, is a call.
     fn jump(&self, at: At, holding: Holding, search: &mut Search) {
-        if !self.is_function(at.0) {
+        if !self.walk.input.unwind.begins_function(at.0) {
             search.come(at, holding);
         }
     }
@@ -342,7 +336,8 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
             Kind::Call if !holding.is_empty() => {
                 let mut is_other = false;
                 if let Some(followed) = self.prover.followed(self.walk, true, at) {
-                    let is_function = !followed.returns && self.is_function(self.walk.input.target(at, inst));
+                    let side = self.walk.input;
+                    let is_function = !followed.returns && side.unwind.begins_function(side.target(at, inst));
                     for (at, decoded) in &followed.insts {
                         let read = if is_function { holding.without_arguments() } else { holding };
                         is_other |= self.step_decoded(*at, decoded, read, search).1;

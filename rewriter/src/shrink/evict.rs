@@ -41,40 +41,16 @@ pub(super) struct Evicted {
 /// Makes room for the program headers of cuts that spare so many pages each, in descending order, or some of them. `named` are the addresses that something holds, `free` what nothing needs, both
 /// ascending. `None` where there can be none.
 pub(super) fn for_cuts(bytes: &[u8], named: &[Va], free: &[(Va, Va)], cuts: &[u64]) -> Option<Evicted> {
-    let with_small = || (1..=cuts.len()).rev().find_map(|count| with_room(bytes, named, free, count, SMALL_MAX));
+    let image = Image::parse(bytes).ok().filter(|image| image.has_section_headers && pack::may_move(image))?;
+    let with_room = |num_headers: usize, size_max: u64| {
+        let tenants = Tenants::find(&image, named, num_headers).filter(|tenants| tenants.end - tenants.start <= size_max)?;
+        tenants.evict(&image, bytes, free, num_headers)
+    };
     let is_worth_hole = cuts.iter().skip(1).sum::<u64>() >= PAGES_MIN;
     // One more for the hole that is left.
-    let with_large = || (3..=cuts.len() + 1).rev().find_map(|count| with_room(bytes, named, free, count, u64::MAX));
-    let all_small = with_room(bytes, named, free, cuts.len(), SMALL_MAX);
-    all_small.or_else(|| if is_worth_hole { with_large() } else { None }).or_else(with_small)
-}
-
-fn with_room(bytes: &[u8], named: &[Va], free: &[(Va, Va)], num_headers: usize, size_max: u64) -> Option<Evicted> {
-    let image = Image::parse(bytes).ok().filter(|image| image.has_section_headers && pack::may_move(image))?;
-    let tenants = Tenants::find(&image, named, num_headers).filter(|tenants| tenants.end - tenants.start <= size_max)?;
-    let (hole, to) =
-        free.iter().filter_map(|&hole| Some((hole, tenants.place_in(&image, hole)?))).min_by_key(|(hole, _)| hole.1 - hole.0)?;
-    let size = tenants.end - tenants.start;
-    let mut out = bytes.to_vec();
-    let place = |va: Va| image.file_offset(va).map(|offset| offset.0 as usize);
-    let (from_file, to_file) = (place(tenants.start)?, place(to)?);
-    out.copy_within(from_file..from_file + size as usize, to_file);
-    out.get_mut(from_file..from_file + size as usize)?.fill(0);
-    tenants.tell_loader(&image, to, &mut out)?;
-    let mut edit = SectionEdit::new(&image, bytes)?;
-    for &id in &tenants.sections {
-        let section = &image.sections[id];
-        let at = to + (section.sh_addr - tenants.start);
-        edit.set_place(id, at, image.file_offset(at)?.0, section.sh_size);
-    }
-    edit.sort();
-    let bytes = edit.write(out)?;
-    let has_room = Image::parse(&bytes).is_ok_and(|image| headers::has_room_behind(&image, num_headers));
-    let mut free: Vec<(Va, Va)> = free.iter().copied().filter(|&other| other != hole).collect();
-    let rest = (headers::table_end(&image)? + headers::ENTRY * num_headers as u64).align_up(ALIGN_MAX);
-    free.extend([(hole.0, to), (to + size, hole.1), (rest, tenants.end)].into_iter().filter(|left| left.0 < left.1));
-    free.sort_unstable();
-    has_room.then_some(Evicted { bytes, free })
+    let with_large = || (3..=cuts.len() + 1).rev().filter(|_| is_worth_hole).find_map(|count| with_room(count, u64::MAX));
+    let with_fewer = || (1..cuts.len()).rev().find_map(|count| with_room(count, SMALL_MAX));
+    with_room(cuts.len(), SMALL_MAX).or_else(with_large).or_else(with_fewer)
 }
 
 /// What has to go.
@@ -120,6 +96,33 @@ impl Tenants {
         // Code may find a table by where the one before it ends.
         let is_clear = !is_named(end..end + 1) || image.sections.values().any(|s| s.sh_addr == end);
         is_clear.then_some(Self { sections, start, end })
+    }
+
+    /// Puts them into the smallest hole that has room; what is left is free, and so is where they were behind the headers.
+    fn evict(&self, image: &Image<'_>, bytes: &[u8], free: &[(Va, Va)], num_headers: usize) -> Option<Evicted> {
+        let (hole, to) =
+            free.iter().filter_map(|&hole| Some((hole, self.place_in(image, hole)?))).min_by_key(|(hole, _)| hole.1 - hole.0)?;
+        let size = self.end - self.start;
+        let mut out = bytes.to_vec();
+        let place = |va: Va| image.file_offset(va).map(|offset| offset.0 as usize);
+        let (from_file, to_file) = (place(self.start)?, place(to)?);
+        out.copy_within(from_file..from_file + size as usize, to_file);
+        out.get_mut(from_file..from_file + size as usize)?.fill(0);
+        self.tell_loader(image, to, &mut out)?;
+        let mut edit = SectionEdit::new(image, bytes)?;
+        for &id in &self.sections {
+            let section = image.sections[id];
+            let at = to + (section.sh_addr - self.start);
+            edit.set_place(id, at, image.file_offset(at)?.0, section.sh_size);
+        }
+        edit.sort();
+        let bytes = edit.write(out)?;
+        let has_room = Image::parse(&bytes).is_ok_and(|image| headers::has_room_behind(&image, num_headers));
+        let mut free: Vec<(Va, Va)> = free.iter().copied().filter(|&other| other != hole).collect();
+        let rest = (headers::table_end(image)? + headers::ENTRY * num_headers as u64).align_up(ALIGN_MAX);
+        free.extend([(hole.0, to), (to + size, hole.1), (rest, self.end)].into_iter().filter(|left| left.0 < left.1));
+        free.sort_unstable();
+        has_room.then_some(Evicted { bytes, free })
     }
 
     /// Where in a hole they can be.

@@ -211,7 +211,7 @@ fn apply(image: &Image<'_>, free: &[(Va, Va)], (items, bases): (&[Item], &[Va]),
             None => old.to_vec(),
         };
         if let Some(tag) = tables::tag_of(image, section) {
-            dynamic.iter_mut().filter(|entry| entry.0 == u64::from(tag)).for_each(|entry| entry.1 = at.0);
+            tables::set_tag(&mut dynamic, tag, at.0);
         }
         written.push((at, content));
     }
@@ -260,7 +260,7 @@ fn cut_sections(room: &Image<'_>, bases: &[Va], edit: &mut SectionEdit, dynamic:
             let at = section.sh_addr.min(base);
             edit.set_place(id, at, load.p_offset.0 + (at - load.p_vaddr), base - at);
             if let Some(tag) = tables::tag_of(room, section).filter(|_| section.sh_size == 0) {
-                dynamic.iter_mut().filter(|entry| entry.0 == u64::from(tag)).for_each(|entry| entry.1 = at.0);
+                tables::set_tag(dynamic, tag, at.0);
             }
         }
     }

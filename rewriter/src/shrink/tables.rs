@@ -50,7 +50,7 @@ pub struct Options {
 }
 
 /// What was made smaller.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Repacked {
     pub bytes: Vec<u8>,
     /// All that nothing needs now, ascending.
@@ -89,9 +89,7 @@ pub fn repack(bytes: &[u8], named: &[Va], free: &[(Va, Va)], options: Options) -
         let so_far = packed.as_ref().map_or((bytes, free), |packed| (&packed.bytes, &packed.free));
         let evicted = evict::for_cuts(so_far.0, named, so_far.1, &cuts);
         let Some(Evicted { bytes, free }) = evicted else { return packed };
-        let (num_relocations, relr_bytes, hash_bytes) =
-            packed.map_or((0, 0, 0), |packed| (packed.num_relocations, packed.relr_bytes, packed.hash_bytes));
-        Some(Repacked { bytes, free, num_relocations, relr_bytes, hash_bytes })
+        Some(Repacked { bytes, free, ..packed.unwrap_or_default() })
     })
 }
 
@@ -180,6 +178,11 @@ pub(super) fn tag_of(image: &Image<'_>, section: &SectionData<'_>) -> Option<u32
     (is_same(tag, section.sh_addr.0) && size.is_none_or(|size| is_same(size, section.sh_size))).then_some(tag)
 }
 
+/// Has the dynamic section say something else, if it says anything.
+pub(super) fn set_tag(dynamic: &mut [(u64, u64)], tag: u32, value: u64) {
+    dynamic.iter_mut().filter(|entry| entry.0 == u64::from(tag)).for_each(|entry| entry.1 = value);
+}
+
 /// What lies between the program headers and the run, and is found through them alone.
 struct Head {
     sections: Vec<Section>,
@@ -259,7 +262,7 @@ impl Job<'_, '_> {
     }
 
     fn set_tag(&mut self, tag: u32, value: u64) {
-        self.dynamic.iter_mut().filter(|entry| entry.0 == u64::from(tag)).for_each(|entry| entry.1 = value);
+        set_tag(&mut self.dynamic, tag, value);
     }
 
     fn drop_hash(&mut self) -> u64 {
@@ -321,15 +324,17 @@ impl Job<'_, '_> {
 
     /// Leaves out an entry that says nothing to a program that relocates itself: to bind at once, if another one says so too, and a hash table of no symbols.
     fn drop_spare(&mut self) -> Option<()> {
+        if !self.reads_relr {
+            return None;
+        }
         let image = self.image;
-        let has =
-            |tag: u32, flag: u32| self.reads_relr && image.dynamic_value(tag).is_some_and(|flags| flags & u64::from(flag) != 0);
+        let binds_now = image.dynamic_value(elf::DT_FLAGS_1).is_some_and(|flags| flags & u64::from(elf::DF_1_NOW) != 0);
         let flags = (u64::from(elf::DT_FLAGS), u64::from(elf::DF_BIND_NOW));
-        if has(elf::DT_FLAGS_1, elf::DF_1_NOW) && self.dynamic.contains(&flags) {
+        if binds_now && self.dynamic.contains(&flags) {
             self.dynamic.retain(|&entry| entry != flags);
             return Some(());
         }
-        let hash = self.section(elf::SHT_GNU_HASH).filter(|_| self.reads_relr && image.dynamic_symbols.len() <= 1)?;
+        let hash = self.section(elf::SHT_GNU_HASH).filter(|_| image.dynamic_symbols.len() <= 1)?;
         self.contents.insert(hash, None).is_none().then(|| self.dynamic.retain(|&(tag, _)| tag != u64::from(elf::DT_GNU_HASH)))
     }
 
