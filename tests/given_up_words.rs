@@ -42,7 +42,7 @@ fn shrunk(text: &str) -> Option<serde_json::Value> {
     let input = compile_text(text, &["-O2", "-fPIE", "-pie", "-w"], folder, "input");
     let before = run(&mut Command::new(&input), folder);
     assert_eq!(before.end, End::Exit(SUCCESS), "{before:?}");
-    let (output, told) = shrink(&input, &[], "output", folder);
+    let (output, told) = shrink(&input, &["--slower", "100"], "output", folder);
     assert!(!told["warnings"].to_string().contains("checker"), "{told:#}");
     assert_eq!(before, run(&mut Command::new(&output), folder));
     Some(told)

@@ -134,7 +134,7 @@ fn shrunk(input: &Path, output: &Path, options: &[&str], folder: &Path) -> i64 {
 /// The program without what tails do, which would leave less to this.
 fn outlined(input: &Path, folder: &Path) -> PathBuf {
     let output = folder.join("output");
-    let count = shrunk(input, &output, &["--skip", "tails"], folder);
+    let count = shrunk(input, &output, &["--skip", "tails", "--slower", "100"], folder);
     assert!(count >= 10, "{count} calls lead to what they have alike");
     output
 }
@@ -218,7 +218,7 @@ fn debug_information_describes_arguments_elsewhere_as_nobody_s() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
     let input = built(&calls(), (support::c_compilers()[0], "c"), &["-g"], folder.path());
     let output = folder.path().join("output");
-    assert!(shrunk(&input, &output, &["--skip", "tails", "--debug", "update"], folder.path()) >= 10);
+    assert!(shrunk(&input, &output, &["--skip", "tails", "--slower", "100", "--debug", "update"], folder.path()) >= 10);
     let said = relift_succeeds(relift().arg("check").arg(&input).arg(&output), folder.path());
     let text = String::from_utf8_lossy(&said.stdout).into_owned();
     assert!(text.contains(": 0 differences"), "{text}");
@@ -399,7 +399,7 @@ fn what_is_in_loops_and_what_ran_has_no_jump_more() {
     relift_succeeds(command.arg("instrument").arg(&input).arg("-o").arg(&counting).arg("--profile").arg(&profile), folder.path());
     assert_eq!(run(&mut Command::new(&counting), folder.path()).end, End::Exit(SUCCESS));
     let profile = profile.to_str().expect("the scratch folder has a plain name");
-    let without = shrunk(&input, &output, &["--skip", "tails"], folder.path());
+    let without = shrunk(&input, &output, &["--skip", "tails", "--slower", "100"], folder.path());
     let with = shrunk(&input, &output, &["--skip", "tails", "-p", profile], folder.path());
     assert!(with < without, "{with} of {without} calls did not run");
     said(&input, &output, folder.path());

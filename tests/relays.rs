@@ -67,12 +67,12 @@ fn unwinders_find_the_way_from_each_instruction_of_a_relay() {
         let input = compile_text(&stepping(), &flags, folder, "input");
         let (before, num_before) = printed(&input, folder);
         assert_eq!(before[1], "0", "{flags:?}: the compiler's rows are right");
-        let (output, told) = shrink(&input, "output", &[], folder);
+        let (output, told) = shrink(&input, "output", &["--slower", "100"], folder);
         assert!(told["count"].as_u64() >= Some(60) && told["bytes"].as_u64() >= Some(150), "{flags:?}: {told:#}");
         let (after, num_after) = printed(&output, folder);
         assert_eq!(after, before, "{flags:?}");
         assert!(num_after.abs_diff(num_before) * 20 < num_before, "{flags:?}: {num_before} steps, then {num_after}");
-        let (without, told) = shrink(&input, "without", &["--skip", "relays"], folder);
+        let (without, told) = shrink(&input, "without", &["--slower", "100", "--skip", "relays"], folder);
         assert!(told.is_null() || told["count"] == 0, "{told:#}");
         let len = |path: &Path| std::fs::metadata(path).expect("it was written").len();
         assert!(len(&output) <= len(&without), "{flags:?}");
@@ -84,7 +84,7 @@ fn the_checker_sees_a_branch_that_goes_by_way_of_another_jump() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
     let folder = folder.path();
     let input = compile_text(&stepping(), &["-O1", "-fwrapv", "-fPIE", "-pie", "-w"], folder, "input");
-    let (output, _) = shrink(&input, "output", &[], folder);
+    let (output, _) = shrink(&input, "output", &["--slower", "100"], folder);
     let right = std::fs::read(&output).expect("it was written");
     let file = object::File::parse(&*right).expect("it is an ELF file");
     let (start, size) = file.section_by_name(".text").and_then(|text| text.file_range()).expect("it has code");

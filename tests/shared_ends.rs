@@ -96,7 +96,7 @@ fn shrunk(text: &str, compiler: &str, extension: &str, flags: &[&str], folder: &
     let flags = [&["-O2", "-fPIE", "-pie", "-w"], flags].concat();
     compile(compiler, &flags, &[&source], &input).unwrap_or_else(|error| panic!("{error}"));
     let mut command = relift();
-    command.args(["shrink", "--verify", "--json"]).arg(&input).arg("-o").arg(&output);
+    command.args(["shrink", "--slower", "100", "--verify", "--json"]).arg(&input).arg("-o").arg(&output);
     let said = relift_succeeds(&mut command, folder);
     let report: serde_json::Value = serde_json::from_slice(&said.stdout).expect("--json prints JSON");
     let tails = report["techniques"].as_array().into_iter().flatten().find(|saving| saving["technique"] == "tails");

@@ -78,7 +78,7 @@ int main() {
 
 /// The program with so many calls of instructions elsewhere at least; tails would leave less to that.
 fn shrunk(input: &Path, at_least: i64, folder: &Path) -> PathBuf {
-    let (output, report) = shrink(input, &["--skip", "tails"], "output", folder);
+    let (output, report) = shrink(input, &["--skip", "tails", "--slower", "100"], "output", folder);
     let warned = report["warnings"].to_string();
     assert!(!warned.contains("checker"), "{warned}");
     let technique = report["techniques"].as_array().into_iter().flatten().find(|saving| saving["technique"] == "subroutines");

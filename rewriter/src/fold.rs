@@ -27,6 +27,7 @@ use crate::materialize::block_bytes;
 pub mod blocks;
 pub mod ends;
 mod frequency;
+mod heat;
 pub mod shares;
 #[cfg(test)]
 mod tests;

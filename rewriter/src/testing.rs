@@ -29,6 +29,7 @@ pub(crate) enum End {
     /// A jump to another function, by index.
     TailCall(usize),
     Return,
+    Trap,
 }
 
 #[derive(Clone, Debug)]
@@ -148,6 +149,7 @@ fn block_data(
         }
         End::TailCall(to) => (Terminator::Jump { target: CodeTarget::Block(Block::new(firsts[*to])) }, 5, Vec::new()),
         End::Return => (Terminator::Stop(StopKind::Return), 0, Vec::new()),
+        End::Trap => (Terminator::Stop(StopKind::Trap), 0, Vec::new()),
     };
     let first_edge = program.edges.len();
     program.edges.extend(targets.into_iter().map(|(target, kind)| EdgeData { source, target, kind }));

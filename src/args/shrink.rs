@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use rewriter::fold::shares::Slowdown;
+
 use super::{Rewrite, Separate};
 
 #[derive(Debug, Clone, Args)]
@@ -21,6 +23,10 @@ pub(crate) struct Shrink {
     /// Leave these techniques out.
     #[arg(long, value_delimiter = ',', value_name = "TECHNIQUE")]
     pub(crate) skip: Vec<Technique>,
+    /// How much more time the program may take for fewer bytes, in percent, as guessed from the code: 0 shares code by jumps and calls only where it does not run but for errors, 100 wherever that
+    /// saves a byte. A profile knows instead.
+    #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = percent, conflicts_with = "profile")]
+    pub(crate) slower: f32,
     /// How close segments come in the file: `tight` lets a page of it be mapped twice with different rights, as lld and gold do;
     /// `safe` lets code share no page.
     #[arg(long, value_enum, default_value_t = Pack::Tight)]
@@ -38,6 +44,12 @@ impl Shrink {
     pub(crate) fn is_on(&self, technique: Technique) -> bool {
         (self.only.is_empty() || self.only.contains(&technique)) && !self.skip.contains(&technique)
     }
+}
+
+/// A number from 0 to the most that may be asked for.
+fn percent(given: &str) -> Result<f32, String> {
+    let number = given.parse().ok().filter(|number| (0.0..=Slowdown::PERCENT_MAX).contains(number));
+    number.ok_or_else(|| format!("a number from 0 to {} is wanted", Slowdown::PERCENT_MAX))
 }
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]

@@ -141,6 +141,8 @@ fn shrink(
     } else {
         (report.cuts, report.cut_bytes) = (finished.num_cuts, finished.cut_bytes);
         report.set_savings(&finished.savings, finished.bytes.len() as u64);
+        let has_guessed = finished.savings.iter().any(|saving| saving.count > 0 && TAKE_TIME.contains(&saving.technique));
+        report.slower = (has_guessed && args.profile.is_empty()).then_some(args.slower);
     }
     if !finished.dropped_sections.is_empty() {
         let names = finished.dropped_sections.join(", ");
@@ -151,6 +153,9 @@ fn shrink(
     report.dropped_sections = std::mem::take(&mut finished.dropped_sections);
     write(args, &bytes, debug_files, finished, &mut report, timing).map(|()| report)
 }
+
+/// Techniques that add jumps where the code is guessed to run seldom.
+const TAKE_TIME: [&str; 4] = ["tails", "outline", "subroutines", "relays"];
 
 /// Who would miss the headers of sections, if somebody would.
 fn reader_of_headers(args: &Shrink, image: &Image<'_>) -> Option<String> {

@@ -28,6 +28,9 @@ pub(crate) struct Report {
     /// Segments that became two, and what would have stayed in the file otherwise of what the techniques freed.
     pub(crate) cuts: u64,
     pub(crate) cut_bytes: u64,
+    /// Percent of time that was given for bytes by a guess of what runs, if there was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) slower: Option<f32>,
     pub(crate) dropped_sections: Vec<String>,
     /// The separate debug file of the output.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,6 +76,7 @@ impl Report {
             techniques: Vec::new(),
             cuts: 0,
             cut_bytes: 0,
+            slower: None,
             dropped_sections: Vec::new(),
             debug_file: None,
             debug: None,
@@ -132,6 +136,10 @@ impl Report {
         if self.cuts > 0 {
             let bytes = group(self.cut_bytes);
             let _ = writeln!(text, "{} segments more, without which {bytes} of these bytes had to stay", self.cuts);
+        }
+        if let Some(percent) = self.slower {
+            let _ =
+                writeln!(text, "what runs was guessed, to take {percent} % more time for bytes (--slower); a profile (-p) knows");
         }
         if let Some(file) = &self.debug_file {
             let _ = writeln!(text, "{}", file.line());

@@ -20,7 +20,7 @@ use rayon::prelude::*;
 
 use super::blocks::hashes::{Hasher, Room, Suffix};
 use super::blocks::pays;
-use super::shares::{Reach, Shares};
+use super::shares::{Reach, Shares, Slowdown};
 use super::{Context, FUNCS_AT_ONCE, Folding};
 use crate::materialize::block_bytes;
 
@@ -64,11 +64,11 @@ pub fn cuts(
     image: &Image<'_>,
     program: &Program,
     folded: &Folding,
-    weights: &Weights,
+    (weights, slowdown): (&Weights, Slowdown),
     is_open: &SecondaryMap<Block, bool>,
 ) -> Vec<Cut> {
     let context = Context::new(image, program);
-    let shares = Shares::of(program, weights);
+    let shares = Shares::of(program, weights, slowdown);
     let may_share = |block: Block| is_open[block] && shares.allows_cut(block);
     let stays = |func: Func| program.funcs[func].is_movable() && folded.representative(func) == func;
     let funcs: Vec<Func> = program.funcs.keys().filter(|&func| stays(func)).collect();
@@ -165,7 +165,7 @@ mod tests {
         let end = program.blocks.values().map(|data| data.end()).max().unwrap_or_default();
         let text = vec![0x90; (end.0 - TEXT_START) as usize];
         let is_open = SecondaryMap::new(program.blocks.len(), true);
-        let cuts = cuts(&image_of(&text), &program, folded, weights, &is_open);
+        let cuts = cuts(&image_of(&text), &program, folded, (weights, Slowdown::from_percent(Slowdown::PERCENT_MAX)), &is_open);
         cuts.iter().map(|cut| (cut.block.index(), cut.offset)).collect()
     }
 

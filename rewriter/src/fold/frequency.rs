@@ -10,18 +10,11 @@
 //!
 //! **Termination.** Each round looks once at each block, and there is a number of rounds.
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
-
 use analysis::graph::Components;
 use lifter::entity::{Block, EntityId, Func, SecondaryMap};
-use lifter::ir::{BlockFlags, CodeTarget, Condition, Program, RefData, RefRole, RefTarget, StopKind, Terminator};
+use lifter::ir::{BlockFlags, CodeTarget, Condition, Program, StopKind, Terminator};
 use rayon::prelude::*;
 
-/// What a call executes at least, in instructions: itself, one or two, and the return.
-const CALL: u32 = 4;
-/// What calls by pointers count as, at least.
-pub(super) const CALLERS_UNSEEN: f32 = 4.0;
 /// Odds of what comes to nothing, and how often exceptions are thrown.
 const NEVER: f32 = 0.002;
 const LEAVES_LOOP: f32 = 0.37;
@@ -38,107 +31,24 @@ const ROUNDS: usize = 4;
 pub(super) struct Frequencies {
     /// Executions for each entry of the function, if the program favours the case that the block belongs to.
     pub(super) of_block: SecondaryMap<Block, f32>,
-    /// Instructions executed for each entry, those of calls estimated.
-    pub(super) work: SecondaryMap<Func, f32>,
-    /// Entries of the function for each entry of what something unseen may enter, on the likeliest way of calls from there: 1 for functions whose address is taken.
-    pub(super) entered: SecondaryMap<Func, f32>,
-    /// Functions that call the function, each counted as often as it is guessed to do so, once at most; where its address is taken, at least [`CALLERS_UNSEEN`].
-    pub(super) callers: SecondaryMap<Func, f32>,
+    /// What no way leads to but by an exception, or to a call that does not return.
+    pub(super) is_cold: SecondaryMap<Block, bool>,
 }
 
 impl Frequencies {
-    pub(super) fn guess(program: &Program) -> Self {
+    /// `is_entered` says where functions are entered from elsewhere.
+    pub(super) fn guess(program: &Program, is_entered: &SecondaryMap<Block, bool>) -> Self {
         let funcs: Vec<Func> = program.funcs.keys().collect();
-        let found: Vec<(Vec<f32>, f32)> = funcs.par_iter().map(|&func| Ways::of(program, func).frequencies()).collect();
-        let of_block = SecondaryMap::new(program.blocks.len(), 0.0);
-        let mut all = Self {
-            of_block,
-            work: SecondaryMap::new(program.funcs.len(), 0.0),
-            entered: SecondaryMap::new(program.funcs.len(), 0.0),
-            callers: SecondaryMap::new(program.funcs.len(), 0.0),
-        };
-        for (&func, (frequencies, work)) in funcs.iter().zip(found) {
-            let blocks = program.funcs[func].blocks.as_usize();
-            blocks.zip(frequencies).for_each(|(block, frequency)| all.of_block[Block::new(block)] = frequency);
-            all.work[func] = work;
+        let found: Vec<Vec<(f32, bool)>> = funcs.par_iter().map(|&func| Ways::of(program, func).guess(is_entered)).collect();
+        let num_blocks = program.blocks.len();
+        let mut all = Self { of_block: SecondaryMap::new(num_blocks, 0.0), is_cold: SecondaryMap::new(num_blocks, false) };
+        for (func, found) in funcs.into_iter().zip(found) {
+            for (block, (frequency, is_cold)) in program.funcs[func].blocks.iter().zip(found) {
+                (all.of_block[block], all.is_cold[block]) = (frequency, is_cold);
+            }
         }
-        all.enter(program);
         all
     }
-
-    /// Who calls whom. What is called only where its callers seldom come is seldom entered; of several ways the most likely counts. The likeliest comes first, and none gets likelier on its way, so each function is looked at once.
-    fn enter(&mut self, program: &Program) {
-        let calls = self.calls(program);
-        calls.iter().for_each(|call| self.callers[call.callee] += call.often);
-        let has_address = program.blocks.values().filter(|data| data.flags.contains(BlockFlags::ADDRESS_TAKEN));
-        let mut queue: BinaryHeap<Entered> = has_address.map(|data| Entered { often: 1.0, func: data.func }).collect();
-        queue.iter().for_each(|entered| self.callers[entered.func] = self.callers[entered.func].max(CALLERS_UNSEEN));
-        while let Some(Entered { often, func }) = queue.pop() {
-            if self.entered[func] > 0.0 {
-                continue;
-            }
-            self.entered[func] = often;
-            let first = calls.partition_point(|call| call.caller < func);
-            let of_function = calls[first..].iter().take_while(|call| call.caller == func);
-            let ways = of_function.map(|call| Entered { often: often * call.often, func: call.callee });
-            queue.extend(ways.filter(|way| way.often > 0.0 && self.entered[way.func] == 0.0));
-        }
-    }
-
-    /// Ways from one function to another, by caller; of several the likeliest.
-    fn calls(&self, program: &Program) -> Vec<Call> {
-        let mut calls = Vec::new();
-        for (block, data) in program.blocks.iter() {
-            let is_call = |r: &&RefData| r.role == RefRole::Call;
-            let called = program.block_refs(block).iter().filter(is_call).filter_map(|reference| match reference.target {
-                RefTarget::Block(callee) => Some(callee),
-                _ => None,
-            });
-            let tail = match data.terminator {
-                Terminator::Jump { target: CodeTarget::Block(target) } => Some(target),
-                Terminator::Branch { taken: CodeTarget::Block(target), .. } => Some(target),
-                _ => None,
-            };
-            let callees = called.chain(tail).map(|target| program.func_of(target)).filter(|&callee| callee != data.func);
-            calls.extend(callees.map(|callee| Call { caller: data.func, callee, often: self.of_block[block].min(1.0) }));
-        }
-        calls.sort_unstable_by(|a: &Call, b| (a.caller, a.callee).cmp(&(b.caller, b.callee)).then(b.often.total_cmp(&a.often)));
-        calls.dedup_by_key(|call| (call.caller, call.callee));
-        calls
-    }
-}
-
-/// A way from one function to another, and how often it is gone for each entry of the first, once at most.
-struct Call {
-    caller: Func,
-    callee: Func,
-    often: f32,
-}
-
-/// A function, and how often it is entered.
-#[derive(PartialEq)]
-struct Entered {
-    often: f32,
-    func: Func,
-}
-
-impl Eq for Entered {}
-
-impl Ord for Entered {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.often.total_cmp(&other.often).then_with(|| other.func.cmp(&self.func))
-    }
-}
-
-impl PartialOrd for Entered {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-fn num_calls(program: &Program, block: Block) -> u32 {
-    let is_call = |role: RefRole| matches!(role, RefRole::Call | RefRole::IndirectThroughSlot);
-    program.block_refs(block).iter().filter(|r| is_call(r.role)).count() as u32
 }
 
 /// A function's blocks by their numbers in it, and where they lead inside of it.
@@ -264,9 +174,17 @@ impl<'p> Ways<'p> {
         order
     }
 
-    /// Executions of each block for one of the function, and the instructions of all.
-    fn frequencies(&self) -> (Vec<f32>, f32) {
-        let probabilities = self.probabilities();
+    /// By block, executions for one of the function, and whether it is cold.
+    fn guess(&self, is_entered: &SecondaryMap<Block, bool>) -> Vec<(f32, bool)> {
+        let is_hopeless = self.hopeless();
+        let is_warm = self.warm(&is_hopeless, is_entered);
+        let frequencies = self.frequencies(&is_hopeless);
+        frequencies.into_iter().zip(is_warm).map(|(frequency, is_warm)| (frequency, !is_warm)).collect()
+    }
+
+    /// Executions of each block for one of the function.
+    fn frequencies(&self, is_hopeless: &[bool]) -> Vec<f32> {
+        let probabilities = self.probabilities(is_hopeless);
         let roots = self.roots();
         // What is walked last comes first.
         let seeds = roots.iter().enumerate().filter(|(_, root)| **root > 0.0).map(|(block, _)| block as u32).rev();
@@ -282,13 +200,23 @@ impl<'p> Ways<'p> {
                 }
             }
         }
-        let work = |block: u32| {
-            let id = self.block(block);
-            frequencies[block as usize] * (self.program.blocks[id].num_insts + CALL * num_calls(self.program, id)) as f32
-        };
-        let work = self.all().map(work).sum();
         self.favour_cases(&order, &probabilities, &mut frequencies);
-        (frequencies, work)
+        frequencies
+    }
+
+    /// By block, whether a way leads to it from where the function is entered that neither an exception takes nor comes to nothing.
+    fn warm(&self, is_hopeless: &[bool], is_entered: &SecondaryMap<Block, bool>) -> Vec<bool> {
+        let mut is_warm = vec![false; self.count()];
+        let roots = self.roots();
+        let is_root = |block: u32| roots[block as usize] == 1.0 || is_entered[self.block(block)];
+        let mut pending: Vec<u32> = self.all().filter(|&block| is_root(block)).collect();
+        while let Some(block) = pending.pop() {
+            if !std::mem::replace(&mut is_warm[block as usize], true) {
+                let goes_on = |target: u32| !is_hopeless[target as usize] || is_hopeless[block as usize];
+                pending.extend(self.targets(block).iter().copied().filter(|&target| goes_on(target)));
+            }
+        }
+        is_warm
     }
 
     /// Of many cases a program has a few favourites, and nothing tells which: each case counts as one of them, though not all of them together.
@@ -321,8 +249,7 @@ impl<'p> Ways<'p> {
     }
 
     /// Of each way on, in the order of the targets.
-    fn probabilities(&self) -> Vec<f32> {
-        let is_hopeless = self.hopeless();
+    fn probabilities(&self, is_hopeless: &[bool]) -> Vec<f32> {
         let components = Components::find(self.count(), |block| self.targets(block));
         let mut probabilities = Vec::with_capacity(self.targets.len());
         for block in self.all() {
@@ -373,8 +300,9 @@ mod tests {
 
     fn of(blocks: &[TestBlock]) -> Vec<f32> {
         let program = ProgramBuilder::default().func(blocks.to_vec()).build();
-        let frequencies = Frequencies::guess(&program);
-        program.blocks.keys().map(|block| frequencies.of_block[block]).collect()
+        let is_entered = SecondaryMap::new(program.blocks.len(), false);
+        let frequencies = Frequencies::guess(&program, &is_entered).of_block;
+        program.blocks.keys().map(|block| frequencies[block]).collect()
     }
 
     #[test]
@@ -404,37 +332,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_called_on_seldom_ways_is_seldom_entered() {
-        let caller = |address_taken: bool| {
-            let blocks =
-                vec![TestBlock::new(4, Branch(2)), TestBlock::new(4, Return).calling(1), TestBlock::new(4, Jump(1)).calling(2)];
-            let callee = |func: usize| vec![TestBlock::new(4, Return).calling(func)];
-            let mut program = ProgramBuilder::default().func(blocks).func(callee(3)).func(callee(3)).func(callee(3)).build();
-            if address_taken {
-                program.blocks[Block::new(0)].flags.insert(BlockFlags::ADDRESS_TAKEN);
-            }
-            let entered = Frequencies::guess(&program).entered;
-            entered.iter().map(|(_, &entered)| entered).collect::<Vec<f32>>()
+    fn what_comes_to_nothing_is_cold_unless_something_else_enters_there() {
+        let blocks =
+            [TestBlock::new(4, Branch(2)), TestBlock::new(4, Return), TestBlock::new(4, Fallthrough), TestBlock::new(4, Trap)];
+        let program = ProgramBuilder::default().func(blocks.to_vec()).build();
+        let mut is_entered = SecondaryMap::new(program.blocks.len(), false);
+        let cold = |is_entered: &SecondaryMap<Block, bool>| {
+            let guessed = Frequencies::guess(&program, is_entered).is_cold;
+            program.blocks.keys().map(|block| guessed[block]).collect::<Vec<bool>>()
         };
-        let entered = caller(true);
-        assert_eq!((entered[0], entered[1], entered[3]), (1.0, 1.0, 1.0));
-        assert!(entered[2] > 0.1 && entered[2] < 0.4, "{entered:?}");
-        assert_eq!(caller(false), [0.0; 4], "nothing enters any of them");
-    }
-
-    #[test]
-    fn callers_count_once_each_and_less_if_they_seldom_call() {
-        let often = || vec![TestBlock::new(4, Return).calling(3).calling(3)];
-        let seldom = vec![TestBlock::new(4, Branch(2)), TestBlock::new(4, Return), TestBlock::new(4, Jump(1)).calling(3)];
-        let mut program =
-            ProgramBuilder::default().func(often()).func(often()).func(seldom).func(vec![TestBlock::new(4, Return)]).build();
-        let callers =
-            |program: &Program| Frequencies::guess(program).callers.iter().map(|(_, &callers)| callers).collect::<Vec<f32>>();
-        let found = callers(&program);
-        assert_eq!(found[..3], [0.0; 3]);
-        assert!(found[3] > 2.1 && found[3] < 2.4, "{found:?}");
-        program.blocks[Block::new(0)].flags.insert(BlockFlags::ADDRESS_TAKEN);
-        assert_eq!(callers(&program)[0], CALLERS_UNSEEN);
+        assert_eq!(cold(&is_entered), [false, false, true, true]);
+        is_entered[Block::new(3)] = true;
+        assert_eq!(cold(&is_entered), [false, false, true, false]);
     }
 
     #[test]

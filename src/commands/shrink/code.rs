@@ -10,7 +10,7 @@ use rewriter::edit::{Change, EditPlan, Replacement};
 use rewriter::fold::Folding;
 use rewriter::fold::blocks::BlockFolding;
 use rewriter::fold::ends;
-use rewriter::fold::shares::Shares;
+use rewriter::fold::shares::{Shares, Slowdown};
 use rewriter::layout::{self, LayoutOptions};
 use rewriter::plan::{Filling, LayoutPlan};
 use rewriter::relink::Relinked;
@@ -118,8 +118,9 @@ pub(super) fn plan(
         true => driver::fold(lifted, timing).among(is_open),
         false => Folding::default(),
     };
+    let slowdown = Slowdown::from_percent(args.slower);
     let (weights, is_reached) = match args.is_on(Technique::Tails) {
-        true => timing.phase("cut blocks", |_| cut_blocks(lifted, &folded, weights, is_reached)),
+        true => timing.phase("cut blocks", |_| cut_blocks(lifted, &folded, (weights, slowdown), is_reached)),
         false => (weights, is_reached),
     };
     memory::give_back();
@@ -140,7 +141,7 @@ pub(super) fn plan(
         folded_bytes: folded.bytes(program),
         ..Gone::default()
     };
-    let shares = timing.phase("weigh jumps", |_| Shares::of(program, &weights));
+    let shares = timing.phase("weigh jumps", |_| Shares::of(program, &weights, slowdown));
     plan.drop_functions(dropped);
     plan.fold(folded);
     if args.is_on(Technique::Tails) {
@@ -223,11 +224,11 @@ fn bytes_less(program: &Program, plan: &LayoutPlan, edits: &EditPlan, change: Ch
 fn cut_blocks(
     lifted: &mut Lifted<'_>,
     folded: &Folding,
-    weights: Weights,
+    (weights, slowdown): (Weights, Slowdown),
     is_reached: SecondaryMap<Block, bool>,
 ) -> (Weights, SecondaryMap<Block, bool>) {
     let Lifted { image, program } = lifted;
-    let cuts = ends::cuts(image, program, folded, &weights, &is_reached);
+    let cuts = ends::cuts(image, program, folded, (&weights, slowdown), &is_reached);
     memory::give_back();
     let split = split::split(program, &cuts);
     let mut parts = SecondaryMap::new(split.origins.len(), false);

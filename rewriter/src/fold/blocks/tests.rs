@@ -1,6 +1,7 @@
 //! Which blocks share a copy, and which don't, in small programs.
 
 use super::*;
+use crate::fold::shares::Slowdown;
 use crate::layout;
 use crate::testing::{End, ProgramBuilder, TEXT_START, TestBlock, image_of, random_program, walk};
 
@@ -15,11 +16,16 @@ fn folded(program: &Program, weights: &Weights) -> Vec<(usize, usize)> {
 }
 
 fn find(program: &Program, weights: &Weights) -> BlockFolding {
+    find_for(program, weights, Slowdown::PERCENT_MAX)
+}
+
+fn find_for(program: &Program, weights: &Weights, percent: f32) -> BlockFolding {
     let end = program.blocks.values().map(|data| data.end()).max().unwrap_or_default();
     let text = vec![0x90; (end.0 - TEXT_START) as usize];
     let all = SecondaryMap::new(program.blocks.len(), true);
     let mut plan = layout::packed(program);
-    BlockFolding::apply(&image_of(&text), program, &mut plan, (weights, &Shares::of(program, weights)), &all);
+    let shares = Shares::of(program, weights, Slowdown::from_percent(percent));
+    BlockFolding::apply(&image_of(&text), program, &mut plan, (weights, &shares), &all);
     plan.folded_blocks
 }
 
@@ -86,14 +92,14 @@ fn what_is_run_into_goes_only_where_it_is_long_and_no_loop() {
 }
 
 #[test]
-fn what_ends_a_short_way_stays_unless_a_profile_says_that_it_does_not_run() {
-    let straight = |own: u32| vec![TestBlock::new(own, End::Fallthrough), TestBlock::new(40, End::Return)];
-    // Four bytes an instruction: a jump for 35 bytes is worth it in 52 instructions of a function that nothing is seen to call.
-    let program = |own: u32| program(vec![straight(4 * own), straight(4 * own - 1), straight(3000)]);
-    assert_eq!(folded(&program(41), &Weights::default()), [(5, 1)]);
-    assert_eq!(folded(&program(44), &Weights::default()), [(3, 1), (5, 1)]);
+fn what_is_run_into_stays_if_no_time_may_be_spent_unless_a_profile_says_that_it_does_not_run() {
+    let straight = || vec![TestBlock::new(12, End::Fallthrough), TestBlock::new(40, End::Return)];
+    let program = program(vec![straight(), straight(), straight()]);
+    let num_folded = |weights: &Weights, percent: f32| find_for(&program, weights, percent).pairs().len();
+    let unknown = Weights::default();
+    assert_eq!([0.0, 2.0, 10.0].map(|percent| num_folded(&unknown, percent)), [0, 0, 2]);
     let elsewhere = Weights { blocks: vec![0, 0, 0, 0, 1, 0], ..Weights::default() };
-    assert_eq!(folded(&program(3), &elsewhere), [(3, 1), (5, 1)]);
+    assert_eq!(num_folded(&elsewhere, 0.0), 2);
 }
 
 #[test]

@@ -1,0 +1,46 @@
+//! How much more time a program may take for fewer bytes, where there is no profile.
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+
+use support::{End, relift, run, shrink, skipped};
+
+#[test]
+fn the_more_time_may_be_taken_the_smaller_the_file_and_it_does_the_same() {
+    let program = Path::new("/bin/bash");
+    if !program.exists() {
+        return skipped("time for bytes: there is no bash");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let script = "for i in {1..300}; do s=$((s + i % 7)); t=\"$s-$i\"; case $t in *9) u=${t%-*};; *) u=${t#*-};; esac; done; echo $s $u; exit 42";
+    let said = |program: &Path| run(Command::new(program).args(["-c", script]), folder.path());
+    let before = said(program);
+    assert_eq!(before.end, End::Exit(42), "{before:?}");
+    let mut sizes = Vec::new();
+    for percent in ["0", "2", "10", "100"] {
+        let (output, _) = shrink(program, &["--slower", percent], percent, folder.path());
+        assert_eq!(said(&output), before, "{percent} %");
+        sizes.push(std::fs::metadata(&output).expect("it was written").len());
+    }
+    assert!(sizes.is_sorted_by(|more, less| more > less), "{sizes:?}");
+    let (output, _) = shrink(program, &[], "default", folder.path());
+    assert_eq!(std::fs::metadata(&output).expect("it was written").len(), sizes[1]);
+}
+
+#[test]
+fn a_profile_knows_and_numbers_that_mean_nothing_are_refused() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let program = Path::new(env!("CARGO_BIN_EXE_relift"));
+    let refused = |options: &[&str], why: &str| {
+        let said = run(relift().arg("shrink").args(options).arg(program).args(["-o", "output"]), folder.path());
+        assert_eq!(said.end, End::Exit(2), "{options:?}: {said:?}");
+        let text = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(text.contains(why), "{text}");
+    };
+    refused(&["--slower", "1", "-p", "profile.rlp"], "cannot be used with");
+    for number in ["101", "-1", "NaN", "much"] {
+        refused(&[&format!("--slower={number}")], "a number from 0 to 100");
+    }
+}
