@@ -12,9 +12,11 @@
 
 use analysis::graph::Components;
 use lifter::entity::{Block, EntityId, Func, SecondaryMap};
-use lifter::ir::{BlockFlags, CodeTarget, Condition, Program, StopKind, Terminator};
+use lifter::ir::{BlockFlags, CodeTarget, Condition, Program, RefRole, StopKind, Terminator};
 use rayon::prelude::*;
 
+/// What a call executes at least, in instructions: itself, one or two, and the return.
+const CALL: u32 = 4;
 /// Odds of what comes to nothing, and how often exceptions are thrown.
 const NEVER: f32 = 0.002;
 const LEAVES_LOOP: f32 = 0.37;
@@ -31,24 +33,44 @@ const ROUNDS: usize = 4;
 pub(super) struct Frequencies {
     /// Executions for each entry of the function, if the program favours the case that the block belongs to.
     pub(super) of_block: SecondaryMap<Block, f32>,
+    /// Executions for each instruction that the function executes, of what is in a loop; 0 for the rest.
+    pub(super) in_loop: SecondaryMap<Block, f32>,
     /// What no way leads to but by an exception, or to a call that does not return.
     pub(super) is_cold: SecondaryMap<Block, bool>,
+}
+
+/// The same of one block.
+struct Guess {
+    frequency: f32,
+    in_loop: f32,
+    is_cold: bool,
 }
 
 impl Frequencies {
     /// `is_entered` says where functions are entered from elsewhere.
     pub(super) fn guess(program: &Program, is_entered: &SecondaryMap<Block, bool>) -> Self {
         let funcs: Vec<Func> = program.funcs.keys().collect();
-        let found: Vec<Vec<(f32, bool)>> = funcs.par_iter().map(|&func| Ways::of(program, func).guess(is_entered)).collect();
+        let found: Vec<Vec<Guess>> = funcs.par_iter().map(|&func| Ways::of(program, func).guess(is_entered)).collect();
         let num_blocks = program.blocks.len();
-        let mut all = Self { of_block: SecondaryMap::new(num_blocks, 0.0), is_cold: SecondaryMap::new(num_blocks, false) };
+        let mut all = Self {
+            of_block: SecondaryMap::new(num_blocks, 0.0),
+            in_loop: SecondaryMap::new(num_blocks, 0.0),
+            is_cold: SecondaryMap::new(num_blocks, false),
+        };
         for (func, found) in funcs.into_iter().zip(found) {
-            for (block, (frequency, is_cold)) in program.funcs[func].blocks.iter().zip(found) {
-                (all.of_block[block], all.is_cold[block]) = (frequency, is_cold);
+            for (block, guess) in program.funcs[func].blocks.iter().zip(found) {
+                all.of_block[block] = guess.frequency;
+                all.in_loop[block] = guess.in_loop;
+                all.is_cold[block] = guess.is_cold;
             }
         }
         all
     }
+}
+
+fn num_calls(program: &Program, block: Block) -> u32 {
+    let is_call = |role: RefRole| matches!(role, RefRole::Call | RefRole::IndirectThroughSlot);
+    program.block_refs(block).iter().filter(|r| is_call(r.role)).count() as u32
 }
 
 /// A function's blocks by their numbers in it, and where they lead inside of it.
@@ -174,17 +196,26 @@ impl<'p> Ways<'p> {
         order
     }
 
-    /// By block, executions for one of the function, and whether it is cold.
-    fn guess(&self, is_entered: &SecondaryMap<Block, bool>) -> Vec<(f32, bool)> {
+    fn guess(&self, is_entered: &SecondaryMap<Block, bool>) -> Vec<Guess> {
         let is_hopeless = self.hopeless();
         let is_warm = self.warm(&is_hopeless, is_entered);
-        let frequencies = self.frequencies(&is_hopeless);
-        frequencies.into_iter().zip(is_warm).map(|(frequency, is_warm)| (frequency, !is_warm)).collect()
+        let components = Components::find(self.count(), |block| self.targets(block));
+        let (frequencies, work) = self.frequencies(&is_hopeless, &components);
+        let guess = |block: u32| {
+            let frequency = frequencies[block as usize];
+            let in_loop = if self.is_in_loop(block, &components) { frequency / work.max(1.0) } else { 0.0 };
+            Guess { frequency, in_loop, is_cold: !is_warm[block as usize] }
+        };
+        self.all().map(guess).collect()
     }
 
-    /// Executions of each block for one of the function.
-    fn frequencies(&self, is_hopeless: &[bool]) -> Vec<f32> {
-        let probabilities = self.probabilities(is_hopeless);
+    fn is_in_loop(&self, block: u32, components: &Components) -> bool {
+        components.members(components.of[block as usize]).len() > 1 || self.targets(block).contains(&block)
+    }
+
+    /// Executions of each block for one of the function, and the instructions of all.
+    fn frequencies(&self, is_hopeless: &[bool], components: &Components) -> (Vec<f32>, f32) {
+        let probabilities = self.probabilities(is_hopeless, components);
         let roots = self.roots();
         // What is walked last comes first.
         let seeds = roots.iter().enumerate().filter(|(_, root)| **root > 0.0).map(|(block, _)| block as u32).rev();
@@ -200,8 +231,13 @@ impl<'p> Ways<'p> {
                 }
             }
         }
+        let work = |block: u32| {
+            let id = self.block(block);
+            frequencies[block as usize] * (self.program.blocks[id].num_insts + CALL * num_calls(self.program, id)) as f32
+        };
+        let work = self.all().map(work).sum();
         self.favour_cases(&order, &probabilities, &mut frequencies);
-        frequencies
+        (frequencies, work)
     }
 
     /// By block, whether a way leads to it from where the function is entered that neither an exception takes nor comes to nothing.
@@ -249,12 +285,11 @@ impl<'p> Ways<'p> {
     }
 
     /// Of each way on, in the order of the targets.
-    fn probabilities(&self, is_hopeless: &[bool]) -> Vec<f32> {
-        let components = Components::find(self.count(), |block| self.targets(block));
+    fn probabilities(&self, is_hopeless: &[bool], components: &Components) -> Vec<f32> {
         let mut probabilities = Vec::with_capacity(self.targets.len());
         for block in self.all() {
             let component = components.of[block as usize];
-            let is_in_loop = components.members(component).len() > 1 || self.targets(block).contains(&block);
+            let is_in_loop = self.is_in_loop(block, components);
             let odds_of = |&target: &u32| {
                 let comes_to_nothing = is_hopeless[target as usize] && !is_hopeless[block as usize];
                 let leaves_loop = is_in_loop && components.of[target as usize] != component;
@@ -329,6 +364,22 @@ mod tests {
     fn a_loop_of_one_block_goes_on_as_others_do() {
         let frequencies = of(&[TestBlock::new(4, Fallthrough), TestBlock::new(4, Branch(1)), TestBlock::new(4, Return)]);
         assert!(frequencies[1] > 2.0 && frequencies[2] < 1.0, "{frequencies:?}");
+    }
+
+    #[test]
+    fn what_is_in_a_short_loop_is_much_of_what_its_function_does() {
+        let program = |len: u32| {
+            let blocks = [TestBlock::new(8, Fallthrough), TestBlock::new(len, Branch(1)), TestBlock::new(8, Return)];
+            ProgramBuilder::default().func(blocks.to_vec()).build()
+        };
+        let in_loop = |len: u32| {
+            let program = program(len);
+            let guessed = Frequencies::guess(&program, &SecondaryMap::new(program.blocks.len(), false)).in_loop;
+            program.blocks.keys().map(|block| guessed[block]).collect::<Vec<f32>>()
+        };
+        let (short, long) = (in_loop(40), in_loop(4000));
+        assert!(short[1] > 0.05 && long[1] < 0.002, "{short:?} {long:?}");
+        assert_eq!([short[0], short[2], long[0], long[2]], [0.0; 4]);
     }
 
     #[test]
