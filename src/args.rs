@@ -117,7 +117,7 @@ pub(crate) struct Train {
     pub(crate) profile: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) transforms: Transforms,
-    /// The training workload; {} stands for the program. Without any {} the program is run with these arguments.
+    /// The training workload; {} stands for the program.
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) workload: Vec<String>,
 }

@@ -1,11 +1,11 @@
-//! How much more time a program may take for fewer bytes, where there is no profile.
+//! How much more time a program may take for fewer bytes, where there is no profile, and a profile from a command.
 
 mod support;
 
 use std::path::Path;
 use std::process::Command;
 
-use support::{End, relift, run, shrink, skipped};
+use support::{End, relift, relift_succeeds, run, shrink, skipped};
 
 #[test]
 fn the_more_time_may_be_taken_the_smaller_the_file_and_it_does_the_same() {
@@ -30,16 +30,44 @@ fn the_more_time_may_be_taken_the_smaller_the_file_and_it_does_the_same() {
 }
 
 #[test]
+fn a_command_makes_the_profile() {
+    let program = Path::new("/bin/bash");
+    if !program.exists() {
+        return skipped("a command makes the profile: there is no bash");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let script = "for i in {1..300}; do s=$((s + i)); done; echo $s; exit 42";
+    let said = |program: &Path| run(Command::new(program).args(["-c", script]), folder.path());
+    let output = folder.path().join("output");
+    let mut command = relift();
+    command.args(["shrink", "--json"]).arg(program).arg("-o").arg(&output).args(["--", "{}", "-c", script]);
+    let report = relift_succeeds(&mut command, folder.path());
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("--json prints JSON");
+    assert!(report["slower"].is_null(), "{report}");
+    assert_eq!(said(&output), said(program));
+    let (guessed, told) = shrink(program, &[], "guessed", folder.path());
+    assert_eq!(told["slower"], 2.0, "{told}");
+    let len = |path: &Path| std::fs::metadata(path).expect("it was written").len();
+    assert!(len(&output) < len(&guessed), "what did not run is shared");
+    let mut without = relift();
+    without.arg("shrink").arg(program).arg("-o").arg(&output).args(["--", "true"]);
+    let refused = run(&mut without, folder.path());
+    assert_eq!(refused.end, End::Exit(1), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("doesn't mention {}"), "{refused:?}");
+}
+
+#[test]
 fn a_profile_knows_and_numbers_that_mean_nothing_are_refused() {
     let folder = tempfile::tempdir().expect("a scratch folder can be made");
     let program = Path::new(env!("CARGO_BIN_EXE_relift"));
     let refused = |options: &[&str], why: &str| {
-        let said = run(relift().arg("shrink").args(options).arg(program).args(["-o", "output"]), folder.path());
+        let said = run(relift().arg("shrink").arg(program).args(["-o", "output"]).args(options), folder.path());
         assert_eq!(said.end, End::Exit(2), "{options:?}: {said:?}");
         let text = String::from_utf8_lossy(&said.stderr).into_owned();
         assert!(text.contains(why), "{text}");
     };
     refused(&["--slower", "1", "-p", "profile.rlp"], "cannot be used with");
+    refused(&["--slower", "1", "--", "{}"], "cannot be used with");
     for number in ["101", "-1", "NaN", "much"] {
         refused(&[&format!("--slower={number}")], "a number from 0 to 100");
     }

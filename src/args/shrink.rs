@@ -38,6 +38,9 @@ pub(crate) struct Shrink {
     /// and the link to it, and where the program may read a section that is not loaded, they stay with that.
     #[arg(long)]
     pub(crate) strip: bool,
+    /// A training command, as for `train`: {} stands for the program. What runs then is the profile.
+    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["profile", "slower"])]
+    pub(crate) workload: Vec<String>,
 }
 
 impl Shrink {

@@ -15,6 +15,7 @@ use rewriter::relink::Reported;
 use rewriter::shrink::unloaded;
 
 use super::separate::{self, Paths};
+use super::train::Training;
 use super::{Style, print, print_json, profile};
 use crate::args::DebugInformation;
 use crate::args::shrink::{Shrink, Technique};
@@ -29,6 +30,15 @@ use code::Planned;
 use finish::{Finished, Known};
 
 pub(crate) fn run(args: &Shrink, style: Style, timing: &mut Timing) -> Result<ExitCode> {
+    if args.workload.is_empty() {
+        return run_with(args, style, timing);
+    }
+    let training = Training { rewrite: &args.rewrite, kept: None, workload: &args.workload };
+    let recorded = training.record(style, timing)?;
+    run_with(&Shrink { profile: vec![recorded.profile.clone()], ..args.clone() }, style, timing)
+}
+
+fn run_with(args: &Shrink, style: Style, timing: &mut Timing) -> Result<ExitCode> {
     profile::keep_apart(&args.rewrite.output, &args.profile)?;
     separate::keep_apart(&args.separate, &args.rewrite, &args.profile)?;
     let debug_files = Paths::open(&args.separate)?;

@@ -3,10 +3,11 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
 use lifter::lift::Undescribed;
+use tempfile::TempDir;
 
 use super::optimize::{self, Job};
 use super::{Style, instrument};
@@ -17,43 +18,12 @@ use crate::files;
 use crate::timing::Timing;
 
 pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<ExitCode> {
-    let scratch = tempfile::Builder::new()
-        .prefix("relift-train-")
-        .tempdir()
-        .map_err(|e| Failure::new(format!("no scratch folder can be made: {e}")).hint("set TMPDIR to a folder with room"))?;
-    let _sweeper = sweep_after(scratch.path());
-    let name = args.rewrite.input.file_name().ok_or_else(|| Failure::at(&args.rewrite.input, "names no file"))?;
-    let counting = scratch.path().join(name);
-    // Always a new file: what an earlier training left in the one that is kept must not be added to this one.
-    let profile = scratch.path().join("profile.rlp");
-    let rewrite = Rewrite {
-        input: args.rewrite.input.clone(),
-        output: counting.clone(),
-        verify: args.rewrite.verify,
-        no_check: true,
-        debug: None,
-    };
-    let (input, output) = (&*args.rewrite.input, &*args.rewrite.output);
-    if let Some(kept) = &args.profile {
-        files::keep_apart(kept, [(input, "the input"), (output, "the output")])?;
-        files::require_writable(kept)?;
-    }
-    files::require_writable(output)?;
-    instrument::instrument(&rewrite, &profile, timing)?;
-    let status = timing.phase("train", |_| run_workload(&args.workload, &counting))?;
-    if !status.success() && !style.json {
-        eprintln!("relift: warning: the training command ended with {status}; its profile is used all the same");
-    }
-    if !profile.exists() {
-        return Err(Failure::new("the training command left no profile").hint("does it run the program that {} stands for?"));
-    }
-    if let Some(kept) = &args.profile {
-        std::fs::copy(&profile, kept).map_err(|e| Failure::at(kept, format!("can't be written: {e}")))?;
-    }
+    let training = Training { rewrite: &args.rewrite, kept: args.profile.as_deref(), workload: &args.workload };
+    let recorded = training.record(style, timing)?;
     let job = Job {
         rewrite: &args.rewrite,
         separate: &args.separate,
-        profiles: &[profile],
+        profiles: std::slice::from_ref(&recorded.profile),
         profile_binary: None,
         measure_by: &[],
         order: Order::ByWeights(optimize::options(&args.transforms)),
@@ -66,6 +36,57 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
     timing.finish();
     done.print(style, timing)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is run to get a profile.
+pub(super) struct Training<'t> {
+    pub(super) rewrite: &'t Rewrite,
+    /// Where the profile is kept, if it is.
+    pub(super) kept: Option<&'t Path>,
+    /// The command, with `{}` for the program.
+    pub(super) workload: &'t [String],
+}
+
+/// A profile, as long as this is there.
+pub(super) struct Recorded {
+    pub(super) profile: PathBuf,
+    _scratch: TempDir,
+    _sweeper: Option<Child>,
+}
+
+impl Training<'_> {
+    /// Runs the command with a program that counts.
+    pub(super) fn record(&self, style: Style, timing: &mut Timing) -> Result<Recorded> {
+        let scratch = tempfile::Builder::new()
+            .prefix("relift-train-")
+            .tempdir()
+            .map_err(|e| Failure::new(format!("no scratch folder can be made: {e}")).hint("set TMPDIR to a folder with room"))?;
+        let sweeper = sweep_after(scratch.path());
+        let (input, output) = (&*self.rewrite.input, &*self.rewrite.output);
+        let name = input.file_name().ok_or_else(|| Failure::at(input, "names no file"))?;
+        let counting = scratch.path().join(name);
+        // Always a new file: what an earlier training left in the one that is kept must not be added to this one.
+        let profile = scratch.path().join("profile.rlp");
+        let verify = self.rewrite.verify;
+        let rewrite = Rewrite { input: input.to_owned(), output: counting.clone(), verify, no_check: true, debug: None };
+        if let Some(kept) = self.kept {
+            files::keep_apart(kept, [(input, "the input"), (output, "the output")])?;
+            files::require_writable(kept)?;
+        }
+        files::require_writable(output)?;
+        instrument::instrument(&rewrite, &profile, timing)?;
+        let status = timing.phase("train", |_| run_workload(self.workload, &counting))?;
+        if !status.success() && !style.json {
+            eprintln!("relift: warning: the training command ended with {status}; its profile is used all the same");
+        }
+        if !profile.exists() {
+            return Err(Failure::new("the training command left no profile").hint("does it run the program that {} stands for?"));
+        }
+        if let Some(kept) = self.kept {
+            std::fs::copy(&profile, kept).map_err(|e| Failure::at(kept, format!("can't be written: {e}")))?;
+        }
+        Ok(Recorded { profile, _scratch: scratch, _sweeper: sweeper })
+    }
 }
 
 /// Removes the folder once relift is gone, also if it was stopped, as trainings that take long are: a process of its own group, which no signal for relift's
