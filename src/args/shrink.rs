@@ -25,7 +25,7 @@ pub(crate) struct Shrink {
     pub(crate) skip: Vec<Technique>,
     /// How much more time the program may take for fewer bytes, in percent, as guessed from the code: 0 shares code by jumps and calls only where it does not run but for errors, 100 wherever that
     /// saves a byte. A profile knows instead.
-    #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = percent, conflicts_with = "profile")]
+    #[arg(long, value_name = "PERCENT", default_value_t = Slowdown::PERCENT_DEFAULT, value_parser = percent, conflicts_with = "profile")]
     pub(crate) slower: f32,
     /// How close segments come in the file: `tight` lets a page of it be mapped twice with different rights, as lld and gold do;
     /// `safe` lets code share no page.
