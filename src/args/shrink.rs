@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-
 use rewriter::fold::shares::Slowdown;
 
 use super::{Rewrite, Separate};

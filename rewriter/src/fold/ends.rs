@@ -15,12 +15,11 @@ use lifter::entity::{Block, EntityId, Func, SecondaryMap};
 use lifter::ir::Program;
 use lifter::split::Cut;
 use lifter::x86;
-use profiles::Weights;
 use rayon::prelude::*;
 
 use super::blocks::hashes::{Hasher, Room, Suffix};
 use super::blocks::pays;
-use super::shares::{Reach, Shares, Slowdown};
+use super::shares::{Reach, Shares};
 use super::{Context, FUNCS_AT_ONCE, Folding};
 use crate::materialize::block_bytes;
 
@@ -64,11 +63,10 @@ pub fn cuts(
     image: &Image<'_>,
     program: &Program,
     folded: &Folding,
-    (weights, slowdown): (&Weights, Slowdown),
+    shares: &Shares,
     is_open: &SecondaryMap<Block, bool>,
 ) -> Vec<Cut> {
     let context = Context::new(image, program);
-    let shares = Shares::of(program, weights, slowdown);
     let may_share = |block: Block| is_open[block] && shares.allows_cut(block);
     let stays = |func: Func| program.funcs[func].is_movable() && folded.representative(func) == func;
     let funcs: Vec<Func> = program.funcs.keys().filter(|&func| stays(func)).collect();
@@ -156,7 +154,10 @@ fn mirror(program: &Program, folded: &Folding, cuts: &mut Vec<Cut>) {
 mod tests {
     //! Where programs of no-ops are cut.
 
+    use profiles::Weights;
+
     use super::*;
+    use crate::fold::shares::Slowdown;
     use crate::testing::{End::*, ProgramBuilder, TEXT_START, TestBlock, image_of};
 
     /// Each cut as block and offset.
@@ -165,7 +166,8 @@ mod tests {
         let end = program.blocks.values().map(|data| data.end()).max().unwrap_or_default();
         let text = vec![0x90; (end.0 - TEXT_START) as usize];
         let is_open = SecondaryMap::new(program.blocks.len(), true);
-        let cuts = cuts(&image_of(&text), &program, folded, (weights, Slowdown::from_percent(Slowdown::PERCENT_MAX)), &is_open);
+        let shares = Shares::of(&program, weights, Slowdown::from_percent(Slowdown::PERCENT_MAX));
+        let cuts = cuts(&image_of(&text), &program, folded, &shares, &is_open);
         cuts.iter().map(|cut| (cut.block.index(), cut.offset)).collect()
     }
 

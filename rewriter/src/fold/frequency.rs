@@ -198,9 +198,10 @@ impl<'p> Ways<'p> {
 
     fn guess(&self, is_entered: &SecondaryMap<Block, bool>) -> Vec<Guess> {
         let is_hopeless = self.hopeless();
-        let is_warm = self.warm(&is_hopeless, is_entered);
+        let roots = self.roots();
+        let is_warm = self.warm(&is_hopeless, &roots, is_entered);
         let components = Components::find(self.count(), |block| self.targets(block));
-        let (frequencies, work) = self.frequencies(&is_hopeless, &components);
+        let (frequencies, work) = self.frequencies(&is_hopeless, &components, roots);
         let guess = |block: u32| {
             let frequency = frequencies[block as usize];
             let in_loop = if self.is_in_loop(block, &components) { frequency / work.max(1.0) } else { 0.0 };
@@ -214,9 +215,8 @@ impl<'p> Ways<'p> {
     }
 
     /// Executions of each block for one of the function, and the instructions of all.
-    fn frequencies(&self, is_hopeless: &[bool], components: &Components) -> (Vec<f32>, f32) {
+    fn frequencies(&self, is_hopeless: &[bool], components: &Components, roots: Vec<f32>) -> (Vec<f32>, f32) {
         let probabilities = self.probabilities(is_hopeless, components);
-        let roots = self.roots();
         // What is walked last comes first.
         let seeds = roots.iter().enumerate().filter(|(_, root)| **root > 0.0).map(|(block, _)| block as u32).rev();
         let order = self.in_order(seeds.chain(self.all()));
@@ -241,9 +241,8 @@ impl<'p> Ways<'p> {
     }
 
     /// By block, whether a way leads to it from where the function is entered that neither an exception takes nor comes to nothing.
-    fn warm(&self, is_hopeless: &[bool], is_entered: &SecondaryMap<Block, bool>) -> Vec<bool> {
+    fn warm(&self, is_hopeless: &[bool], roots: &[f32], is_entered: &SecondaryMap<Block, bool>) -> Vec<bool> {
         let mut is_warm = vec![false; self.count()];
-        let roots = self.roots();
         let is_root = |block: u32| roots[block as usize] == 1.0 || is_entered[self.block(block)];
         let mut pending: Vec<u32> = self.all().filter(|&block| is_root(block)).collect();
         while let Some(block) = pending.pop() {

@@ -228,7 +228,9 @@ fn cut_blocks(
     is_reached: SecondaryMap<Block, bool>,
 ) -> (Weights, SecondaryMap<Block, bool>) {
     let Lifted { image, program } = lifted;
-    let cuts = ends::cuts(image, program, folded, (&weights, slowdown), &is_reached);
+    let shares = Shares::of(program, &weights, slowdown);
+    let cuts = ends::cuts(image, program, folded, &shares, &is_reached);
+    drop(shares);
     memory::give_back();
     let split = split::split(program, &cuts);
     let mut parts = SecondaryMap::new(split.origins.len(), false);
