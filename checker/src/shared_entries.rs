@@ -2,7 +2,7 @@
 //!
 //! **Problem.** Rules ask which function an instruction is in, and hold functions in one piece. A file that was relinked before may have one frame description for neighbors that have nothing else in common.
 //!
-//! **Rule.** A function begins inside of a frame description where a call from another one leads or a symbol for a function is, if nothing runs into it and unwinding there is as at an entry. In such a
+//! **Rule.** A function begins inside of a frame description where a call from another one leads or a symbol for a function is, if nothing runs into it and unwinding there is as at an entry; or where a call from the same one leads, if the rules also go back to those of an entry there. In such a
 //! description, so does what is named, if there is no indirect jump, by which it might be a label (one through a word at a fixed distance leads to none), or where the rules go back to those of an entry.
 //!
 //! **Why this is enough.** Parts of one function that are taken for two have jumps from one to the other, and are treated like parts that compilers describe one by one ([`crate::tables::Survey`]).
@@ -41,7 +41,9 @@ fn beginnings(side: &Side<'_>, survey: &Survey) -> Vec<u64> {
         matches!(symbol.st_type(), STT_FUNC | STT_GNU_IFUNC) && symbol.st_shndx != 0 && !is_part()
     });
     let known = survey.calls_inside.iter().copied().chain(functions.map(|(symbol, _)| symbol.st_value));
-    let mut found: Vec<u64> = known.filter(|&place| may_begin(side, survey, place)).collect();
+    let goes_back = |place: u64| place.checked_sub(1).is_some_and(|before| !side.unwind.has_no_frame(before));
+    let own = survey.own_calls_inside.iter().copied().filter(|&place| goes_back(place));
+    let mut found: Vec<u64> = known.chain(own).filter(|&place| may_begin(side, survey, place)).collect();
     if found.is_empty() {
         return found;
     }
@@ -53,8 +55,7 @@ fn beginnings(side: &Side<'_>, survey: &Survey) -> Vec<u64> {
     let shared: FxHashMap<u32, bool> = shared.into_iter().map(|fde| (fde, may_jump_to_labels(side, fde))).collect();
     let is_function = |&place: &u64| {
         let has_labels = side.unwind.fde_at(place).and_then(|fde| shared.get(&fde).copied());
-        let goes_back = || place.checked_sub(1).is_some_and(|before| !side.unwind.has_no_frame(before));
-        has_labels.is_some_and(|has_labels| !has_labels || goes_back()) && may_begin(side, survey, place)
+        has_labels.is_some_and(|has_labels| !has_labels || goes_back(place)) && may_begin(side, survey, place)
     };
     found.extend(survey.named_inside().chain(held).filter(is_function));
     found.sort_unstable();
@@ -65,7 +66,7 @@ fn beginnings(side: &Side<'_>, survey: &Survey) -> Vec<u64> {
 /// Whether a function may begin inside of a frame description.
 fn may_begin(side: &Side<'_>, survey: &Survey, place: u64) -> bool {
     let Some(fde) = side.unwind.fde_at(place).map(|fde| &side.unwind.fdes[fde as usize]) else { return false };
-    fde.start != place && side.unwind.is_as_at_entry(place) && !is_run_into(side, survey, (fde.start, place))
+    fde.start != place && side.unwind.has_no_frame(place) && !is_run_into(side, survey, (fde.start, place))
 }
 
 /// Whether control may run into a place from what stands before it, or no instruction begins there.

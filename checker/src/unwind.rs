@@ -80,12 +80,16 @@ pub(crate) struct Fde {
     pub(crate) start: u64,
     pub(crate) end: u64,
     pub(crate) lsda: Option<u64>,
+    /// What call sites in that count from.
+    pub(crate) base: u64,
     /// The personality where it is code of this file and so may move.
     pub(crate) local_personality: Option<u64>,
     /// Address of the entry itself, for the search table.
     pub(crate) place: u64,
     frame: u32,
-    /// No frame of a signal's, no exception table, and the return address where calls put it.
+    /// The same without personality and exception table.
+    pub(crate) bare_frame: u32,
+    /// No frame of a signal's, and the return address where calls put it.
     is_plain: bool,
 }
 
@@ -164,10 +168,13 @@ impl Unwind {
                 return_register: cie.return_register,
             };
             let place = address + entry.start as u64;
+            let bare_frame = rows.frame(Frame { personality: None, has_lsda: false, ..frame.clone() });
             let (start, end, lsda) = (fde.start, fde.end, fde.lsda);
             let local_personality = local_personality.map(|(target, _)| target);
             let is_plain = !cie.is_signal && cie.return_register == cfi::RETURN_ADDRESS;
-            found.push((Fde { start, end, lsda, local_personality, place, frame: rows.frame(frame), is_plain }, table));
+            let frame = rows.frame(frame);
+            let base = start;
+            found.push((Fde { start, end, lsda, base, local_personality, place, frame, bare_frame, is_plain }, table));
         }
         found.sort_by_key(|(fde, _)| (fde.start, fde.place));
         // Without section headers it ends with its last entry and the terminator behind that.
@@ -256,12 +263,6 @@ impl Unwind {
             .map(|entry| entry.row)
     }
 
-    /// Whether to unwind from an address is but to return: nothing is saved, pushed or handled there.
-    pub(crate) fn is_as_at_entry(&self, address: u64) -> bool {
-        let has_handlers = || self.fdes.get(self.locate(address).fde as usize).is_none_or(|fde| fde.lsda.is_some());
-        self.has_no_frame(address) && !has_handlers()
-    }
-
     /// Whether nothing is saved or pushed at an address. There may be handlers.
     pub(crate) fn has_no_frame(&self, address: u64) -> bool {
         let located = self.locate(address);
@@ -295,11 +296,6 @@ impl Unwind {
         let fde = &self.fdes[number as usize];
         let next = self.fdes.get(number as usize + 1).map_or(u64::MAX, |next| next.start);
         Some((number, fde.start..fde.end.min(next)))
-    }
-
-    /// Whether a function begins at an address, by its frame description: a part of one finds a frame there.
-    pub(crate) fn begins_function(&self, address: u64) -> bool {
-        self.starts_at(address) && self.is_as_at_entry(address)
     }
 
     /// Whether a frame description begins at an address.

@@ -25,7 +25,7 @@ use rustc_hash::FxHashMap;
 use crate::clones::CloneId;
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement, Snippet};
 use crate::error::{Error, Result};
-use crate::plan::{Filling, FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
+use crate::plan::{Filling, FragmentPlan, LayoutPlan, PlannedBlock, Temperature, Throws};
 use link::Linker;
 
 lifter::define_id!(
@@ -128,6 +128,8 @@ pub struct OutProgram<'p> {
     pub hot_from: Option<Va>,
     /// As in the plan.
     pub joins_kept_entries: bool,
+    /// As in the plan.
+    pub throws: Throws,
     /// As in the plan.
     pub spared_by_relays: Option<&'p SecondaryMap<Block, bool>>,
     /// As in the plan.
@@ -269,6 +271,7 @@ pub fn materialize<'p>(
         filling: layout.filling,
         hot_from: layout.hot_from,
         joins_kept_entries: layout.joins_kept_entries,
+        throws: layout.throws,
         spared_by_relays: layout.spared_by_relays.as_ref(),
         window_worths: layout.window_worths.as_ref(),
         sources: Sources {

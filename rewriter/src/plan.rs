@@ -58,6 +58,17 @@ pub struct FragmentPlan {
     pub clone: Option<CloneId>,
 }
 
+/// Whether a program may spend its time on exceptions, which take longer where functions share unwind entries and exception tables.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Throws {
+    /// What shares entries is known not to run, or the time does not matter.
+    #[default]
+    Seldom,
+    Unknown,
+    /// They must not take longer.
+    Dear,
+}
+
 /// Where what the code leaves free of the old text lies.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Filling {
@@ -86,6 +97,7 @@ pub struct LayoutPlan {
     pub hot_from: Option<Va>,
     /// Whether neighbors that stay where they are share unwind entries.
     pub joins_kept_entries: bool,
+    pub throws: Throws,
     /// Lets branches go by way of jumps to the same place where that is shorter, but not from one of these blocks to another; nowhere if nothing is said.
     pub spared_by_relays: Option<SecondaryMap<Block, bool>>,
     /// By block, what it is worth to keep a branch of it off the end of a decode window (`crate::encode::WindowBranch`); nothing if nothing is said.
@@ -128,8 +140,9 @@ impl LayoutPlan {
     }
 
     /// Lets code of which no profile says anything share unwind entries as cold code does, and code that stays: smaller tables, in which unwinders take a few more steps.
-    pub fn share_unwind_entries(&mut self) {
+    pub fn share_unwind_entries(&mut self, throws: Throws) {
         self.joins_kept_entries = true;
+        self.throws = throws;
         for fragment in self.fragments.iter_mut().filter(|fragment| fragment.temperature == Temperature::Unknown) {
             fragment.temperature = Temperature::Cold;
         }

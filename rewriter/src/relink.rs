@@ -132,7 +132,8 @@ pub fn relink(
     let stretches = has_map.then(|| debug::map::all_stretches(out, &shapes, &placement.fragments));
     let covered = unwind::covered(image, program, out, &shapes, &placement);
     let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
-    let mut tables = eh_frame::UnwindLayout::plan(&program.unwind, &covered, pad)?;
+    let joined_max = unwind::joined_max(image, &program.unwind, out.throws);
+    let mut tables = eh_frame::UnwindLayout::plan(&program.unwind, &covered, &joined_max, pad)?;
     drop(covered);
     shapes.forget_runs();
     // A table without entries is but a terminator, which no one needs where there was none.

@@ -263,7 +263,8 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
     fn call(&self, at: u64, inst: Inst, callee: Option<u64>, label: &mut Label) -> End {
         let side = self.side();
         let mut end = (None, None);
-        if let Some(fde) = side.unwind.fde_at(at) {
+        // Where exceptions pass, it makes no difference that the entry has a table for its other functions.
+        if let Some(fde) = side.unwind.fde_at(at).filter(|&fde| !side.passes_by_table(fde, at)) {
             end.1 = side.unwind.fdes[fde as usize].local_personality;
             if let Some(sites) = side.call_sites(fde) {
                 let site = sites.find(at);
@@ -383,7 +384,7 @@ impl Label {
         if !self.located.covers(address) {
             self.located = side.unwind.locate(address);
         }
-        let rules = (self.located.row, self.located.frame);
+        let rules = (self.located.row, side.frame_at(&self.located, address));
         if rules != self.rules {
             self.rules = rules;
             self.word(u64::from(rules.0) << 32 | u64::from(rules.1));

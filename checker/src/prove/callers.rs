@@ -37,7 +37,7 @@ impl Prover {
     pub(crate) fn known_at(&mut self, walk: &Walk<'_, '_>, group: u32, roots: &[u64], sites: &[u64]) -> FxHashMap<u64, Entry> {
         let leads_nowhere = self.leads_nowhere(walk, group, sites);
         let roots: Vec<u64> = roots.iter().copied().filter(|root| !leads_nowhere.contains(root)).collect();
-        let is_entry = |&root: &u64| walk.input.unwind.is_as_at_entry(root);
+        let is_entry = |&root: &u64| walk.input.is_as_at_entry(root);
         let hides = roots.iter().all(is_entry) || roots.first().is_none_or(|&root| !self.lets_frame_out(walk, root));
         let all = [Privacy::Frame, Privacy::Saves(Vec::new())];
         let mut each = all.iter().skip(usize::from(!hides));

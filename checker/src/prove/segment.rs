@@ -453,7 +453,7 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     fn check_within(&self, call: u64, at: u64, inst: Inst) -> Step<()> {
         let is_plain = matches!(inst.kind, Kind::Plain | Kind::Lea | Kind::Branch);
         let is_free = || self.walk.is_free_of_stack(at, inst);
-        if is_plain && is_free() && self.walk.input.unwind.is_as_at_entry(at) && !self.walk.is_known_by_fault(at, inst) {
+        if is_plain && is_free() && self.walk.input.is_as_at_entry(at) && !self.walk.is_known_by_fault(at, inst) {
             return Ok(());
         }
         self.fail(at, format!("the input's instruction cannot stand in the place of the call at {call:#x}"))
@@ -463,9 +463,11 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
     fn note_row(&mut self, is_input: bool, cursor: &mut Cursor) -> Step<()> {
         let side: &Side<'_> = if is_input { self.walk.input } else { self.walk.output };
         // In the place of a call, who unwinds is to find what the call has.
-        let located = side.unwind.locate(cursor.within.filter(|_| is_input).unwrap_or(cursor.at));
-        if cursor.rows.last() != Some(&(located.row, located.frame)) {
-            cursor.rows.push((located.row, located.frame));
+        let at = cursor.within.filter(|_| is_input).unwrap_or(cursor.at);
+        let located = side.unwind.locate(at);
+        let rules = (located.row, side.frame_at(&located, at));
+        if cursor.rows.last() != Some(&rules) {
+            cursor.rows.push(rules);
         }
         let rule = self.walk.rows.and_then(|rows| rows.frame_of(located.row)).and_then(|frame| frame.address);
         let known = match rule {

@@ -322,7 +322,7 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
 
     /// A jump to what has a frame description of its own, and the frame of a function's entry, is a call.
     fn jump(&self, at: At, holding: Holding, search: &mut Search) {
-        if !self.walk.input.unwind.begins_function(at.0) {
+        if !self.walk.input.begins_function(at.0) {
             search.come(at, holding);
         }
     }
@@ -337,7 +337,7 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
                 let mut is_other = false;
                 if let Some(followed) = self.prover.followed(self.walk, true, at) {
                     let side = self.walk.input;
-                    let is_function = !followed.returns && side.unwind.begins_function(side.target(at, inst));
+                    let is_function = !followed.returns && side.begins_function(side.target(at, inst));
                     for (at, decoded) in &followed.insts {
                         let read = if is_function { holding.without_arguments() } else { holding };
                         is_other |= self.step_decoded(*at, decoded, read, search).1;

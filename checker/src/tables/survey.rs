@@ -39,6 +39,8 @@ pub(crate) struct Survey {
     entries_taken: Vec<(u32, u64, u64)>,
     /// Places behind the start of a frame description that others call.
     pub(crate) calls_inside: Vec<u64>,
+    /// Likewise, those that the same one calls.
+    pub(crate) own_calls_inside: Vec<u64>,
     /// Instructions that read words out of other code, of frame descriptions that begin a page, and these.
     pub(crate) page_reads: Vec<(u64, u32)>,
     /// Frame descriptions, and others to which or from which there is a jump elsewhere than to an entry. Ascending.
@@ -74,6 +76,7 @@ impl Survey {
             own_places: Vec::new(),
             entries_taken: Vec::new(),
             calls_inside: Vec::new(),
+            own_calls_inside: Vec::new(),
             page_reads: Vec::new(),
             parts: Vec::new(),
             entered: Vec::new(),
@@ -326,8 +329,9 @@ impl Survey {
             self.named.insert(function as usize);
             if side.function(function).0 == target {
                 self.called.insert(function as usize);
-            } else if function != from && (function as usize) < side.unwind.fdes.len() {
-                self.calls_inside.push(target);
+            } else if (function as usize) < side.unwind.fdes.len() {
+                let calls = if function == from { &mut self.own_calls_inside } else { &mut self.calls_inside };
+                calls.push(target);
             }
         }
     }

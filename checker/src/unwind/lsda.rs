@@ -26,6 +26,13 @@ pub(crate) struct CallSite {
     pub(crate) handlers: Rc<Vec<Handler>>,
 }
 
+impl CallSite {
+    /// Whether nothing is done with an exception.
+    pub(crate) fn is_passing(&self) -> bool {
+        self.landing_pad.is_none() && self.handlers.is_empty()
+    }
+}
+
 /// The call sites of one function, by start.
 #[derive(Debug)]
 pub(crate) struct CallSites {

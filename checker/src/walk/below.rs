@@ -176,7 +176,7 @@ impl Walk<'_, '_> {
     fn enters_function(&self, (from, kind): (u64, Kind), to: u64) -> bool {
         let unwind = &self.input.unwind;
         let is_jump = matches!(kind, Kind::Jump | Kind::Branch);
-        is_jump && unwind.fde_at(from) != unwind.fde_at(to) && unwind.begins_function(to)
+        is_jump && unwind.fde_at(from) != unwind.fde_at(to) && self.input.begins_function(to)
     }
 
     /// Whether the frame is in the same place of the stack where an instruction of the input leads, as far as descriptions tell: within one they are taken to be right.

@@ -120,7 +120,7 @@ impl Walk<'_, '_> {
         match within {
             None if a.kind == Kind::Call && !matches!(b.kind, Kind::Call | Kind::IndirectCall) => self.step_into(i, a),
             Some(call) if a.kind == Kind::Return && RETURNS.contains(&self.input.code.bytes(i, a)) => {
-                let is_right = self.input.unwind.is_as_at_entry(i);
+                let is_right = self.input.is_as_at_entry(i);
                 let back = call + u64::from(self.input.inst(call)?.len);
                 (is_right && !self.calls_return(back, o, b)).then_some((back, None))
             }
@@ -145,7 +145,7 @@ impl Walk<'_, '_> {
         let callee = self.input.inst(target)?;
         let skipped = if callee.kind == Kind::EndBranch { u64::from(callee.len) } else { 0 };
         let is_plain = prefixes_of_call(self.input.code.bytes(i, a)).next().is_none();
-        (is_plain && self.input.unwind.is_as_at_entry(target)).then_some((target + skipped, Some(i)))
+        (is_plain && self.input.is_as_at_entry(target)).then_some((target + skipped, Some(i)))
     }
 
     fn is_named_return(&self, address: u64) -> bool {
@@ -187,7 +187,7 @@ impl Walk<'_, '_> {
             }
             Kind::IndirectCall if a.kind == Kind::IndirectJump && self.is_call_for_jump((i, a, x), (o, b, y)) => {
                 // The jump itself may fault.
-                if !self.input.unwind.is_as_at_entry(i) {
+                if !self.input.is_as_at_entry(i) {
                     let message = format!("the input's {i:#x}, in place of the call at {call:#x}, is not as at an entry");
                     return Err(Violation::new(ViolationKind::UnwindRow, o, message));
                 }
@@ -239,7 +239,7 @@ impl Walk<'_, '_> {
         if self.is_known_by_fault(i, a) {
             return fail(ViolationKind::InstructionMismatch, "a handler may know this instruction's faults by its place");
         }
-        if !self.input.unwind.is_as_at_entry(i) {
+        if !self.input.is_as_at_entry(i) {
             return fail(ViolationKind::UnwindRow, "the callee is not as at its entry here");
         }
         self.compare_call_sites(call, o)

@@ -119,7 +119,7 @@ impl Walk<'_, '_> {
         let (mut from, mut to) = (i, self.output.target(o, b));
         while insts.len() + passed.len() <= BODY_MAX {
             let (a, b) = (self.input.inst(from)?, self.output.inst(to)?);
-            if !self.output.unwind.is_as_at_entry(to) {
+            if !self.output.is_as_at_entry(to) {
                 return None;
             }
             if a.kind == Kind::Call || self.slot_called(from, a).is_some() {

@@ -10,7 +10,7 @@ use crate::decode::{Code, Decoder, Inst, Kind, Memo};
 use crate::error::FileError;
 use crate::functions::Functions;
 use crate::image::Image;
-use crate::unwind::{CallSites, Rows, Unwind};
+use crate::unwind::{CallSite, CallSites, Located, Rows, Unwind};
 use crate::walk::numbers::Starts;
 
 /// One of the two programs.
@@ -198,11 +198,37 @@ impl<'a> Side<'a> {
         self.running_on.binary_search(&address).is_ok()
     }
 
+    /// Whether an entry has an exception table by which nothing is done at an address, as if it had none. Functions with and without tables may share an entry.
+    pub(crate) fn passes_by_table(&self, fde: u32, address: u64) -> bool {
+        let has_table = self.unwind.fdes.get(fde as usize).is_some_and(|fde| fde.lsda.is_some());
+        has_table && self.call_sites(fde).is_some_and(|sites| sites.find(address).is_some_and(CallSite::is_passing))
+    }
+
+    /// What a frame description says of an address apart from rules.
+    pub(crate) fn frame_at(&self, located: &Located, address: u64) -> u32 {
+        match self.unwind.fdes.get(located.fde as usize) {
+            Some(fde) if self.passes_by_table(located.fde, address) => fde.bare_frame,
+            _ => located.frame,
+        }
+    }
+
+    /// Whether to unwind from an address is but to return: nothing is saved, pushed or handled there.
+    pub(crate) fn is_as_at_entry(&self, address: u64) -> bool {
+        let index = self.unwind.locate(address).fde;
+        let has_table = || self.unwind.fdes.get(index as usize).is_none_or(|fde| fde.lsda.is_some());
+        self.unwind.has_no_frame(address) && (!has_table() || self.passes_by_table(index, address))
+    }
+
+    /// Whether a function begins at an address, by its frame description: a part of one finds a frame there.
+    pub(crate) fn begins_function(&self, address: u64) -> bool {
+        self.unwind.starts_at(address) && self.is_as_at_entry(address)
+    }
+
     pub(crate) fn call_sites(&self, fde: u32) -> Option<Rc<CallSites>> {
         let fde = &self.unwind.fdes[fde as usize];
         let address = fde.lsda?;
         let mut known = self.call_sites.borrow_mut();
-        known.entry(fde.start).or_insert_with(|| CallSites::parse(&self.image, address, fde.start).map(Rc::new)).clone()
+        known.entry(fde.base).or_insert_with(|| CallSites::parse(&self.image, address, fde.base).map(Rc::new)).clone()
     }
 }
 

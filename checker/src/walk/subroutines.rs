@@ -90,7 +90,7 @@ impl Walk<'_, '_> {
         let (mut insts, mut others): (Vec<Same>, Vec<(u64, Inst)>) = (Vec::new(), Vec::new());
         let (mut from, mut to) = (i, self.output.target(o, b));
         while insts.len() + others.len() <= BODY_MAX {
-            let inst = self.output.inst(to).filter(|_| self.output.unwind.is_as_at_entry(to))?;
+            let inst = self.output.inst(to).filter(|_| self.output.is_as_at_entry(to))?;
             match inst.kind {
                 Kind::Return => {
                     others.push((to, inst));

@@ -4,7 +4,7 @@
 //! are relinked.
 //!
 //! **Method.** A function begins in the middle of an entry where code of another entry calls it, or a symbol for a function stands there, if nothing runs into it and unwinding there is as at any entry
-//! ([`Levels`]). The entry is cut there. In such an entry a place is taken for a function's beginning too if its address is known, unless it may be a label: something jumps to where a register says, and the entry does not
+//! ([`Levels`]); where code of the same entry calls it, if the entry also goes back to its first row there. The entry is cut there. In such an entry a place is taken for a function's beginning too if its address is known, unless it may be a label: something jumps to where a register says, and the entry does not
 //! go back to its first row there.
 //!
 //! **Why nothing goes wrong** where a place is none: what runs or jumps from one part into the other joins them again ([`super::clusters`]).
@@ -37,24 +37,28 @@ pub(crate) struct SharedEntries<'i> {
     pub(crate) surveys: &'i [Survey],
 }
 
+/// A unit that calls a place in the middle of one.
+#[derive(Copy, Clone)]
+struct CallInside {
+    from: Unit,
+    to: (Unit, Va),
+}
+
 impl SharedEntries<'_> {
     /// Where functions begin in the middle of unwind entries. Ascending.
     pub(crate) fn beginnings(&self) -> Vec<Va> {
-        let mut places: Vec<(Unit, Va)> = self.called().into_iter().chain(self.symbols()).collect();
-        places.par_sort_unstable();
-        places.dedup();
-        let mut found: Vec<(Unit, Va)> =
-            places.par_chunk_by(|a, b| a.0 == b.0).flat_map_iter(|same| self.in_unit(same, true)).collect();
+        let called = self.called();
+        let of_others = called.iter().filter(|call| call.from != call.to.0).map(|call| call.to).chain(self.symbols());
+        let mut found = self.in_units(of_others.collect(), |_| true);
+        found.extend(self.in_units(called.iter().filter(|call| call.from == call.to.0).map(|call| call.to).collect(), |_| false));
         if found.is_empty() {
             return Vec::new();
         }
         let mut shared: Vec<Unit> = found.iter().map(|place| place.0).collect();
+        shared.sort_unstable();
         shared.dedup();
-        let mut taken = self.taken(&shared);
-        taken.par_sort_unstable();
-        taken.dedup();
         let has_labels = |unit: Unit| self.surveys[unit.index()].has_indirect_jumps;
-        found.par_extend(taken.par_chunk_by(|a, b| a.0 == b.0).flat_map_iter(|same| self.in_unit(same, !has_labels(same[0].0))));
+        found.extend(self.in_units(self.taken(&shared), |unit| !has_labels(unit)));
         let mut beginnings: Vec<Va> = found.into_iter().map(|place| place.1).collect();
         beginnings.sort_unstable();
         beginnings.dedup();
@@ -68,11 +72,12 @@ impl SharedEntries<'_> {
         (data.fde().is_some() && data.start != place).then_some((unit, place))
     }
 
-    fn called(&self) -> Vec<(Unit, Va)> {
+    /// Calls into the middle of unwind entries.
+    fn called(&self) -> Vec<CallInside> {
         let calling = self.surveys.par_iter().enumerate().filter(|(_, survey)| survey.calls_inside);
         let called = calling.flat_map_iter(|(from, survey)| {
             let calls = survey.names.iter().filter(|name| name.how == How::Call);
-            calls.filter_map(|name| self.inside(name.target)).filter(move |place| place.0 != Unit::new(from))
+            calls.filter_map(|name| self.inside(name.target)).map(move |to| CallInside { from: Unit::new(from), to })
         });
         called.collect()
     }
@@ -96,6 +101,13 @@ impl SharedEntries<'_> {
         let mut all: Vec<(Unit, Va)> = by_code.collect();
         all.extend(relocated_addresses(self.image).filter_map(|(_, address)| in_shared(address)));
         all
+    }
+
+    /// Those places where a function may begin; of some units they are functions.
+    fn in_units(&self, mut places: Vec<(Unit, Va)>, are_functions: impl Fn(Unit) -> bool + Sync) -> Vec<(Unit, Va)> {
+        places.par_sort_unstable();
+        places.dedup();
+        places.par_chunk_by(|a, b| a.0 == b.0).flat_map_iter(|same| self.in_unit(same, are_functions(same[0].0))).collect()
     }
 
     /// Those places of one unit where a function may begin, by what its unwind entry says; if they are no functions for certain, the entry has to say that one does.

@@ -248,7 +248,7 @@ impl Surveyor<'_> {
             Flow::Call(target) => {
                 if let Some(callee) = unit_at(self.units, target).map(|callee| &self.units[callee]) {
                     note(target, How::Call);
-                    survey.calls_inside |= callee.start != target && callee.start != unit.start && callee.fde().is_some();
+                    survey.calls_inside |= callee.start != target && callee.fde().is_some();
                 } else {
                     survey.stray_calls.push(target);
                 }

@@ -11,7 +11,7 @@ pub(crate) use parse::extent_by_search_table;
 
 use crate::address::Va;
 use crate::elf::Image;
-use crate::elf::lsda::Lsda;
+use crate::elf::lsda::{CallSite, Lsda};
 use crate::entity::{Fde, PrimaryMap};
 use row::Row;
 
@@ -45,6 +45,16 @@ impl CieData {
             && self.data_alignment == -8
             && self.return_register == RETURN_ADDRESS
             && !self.is_signal_frame
+    }
+
+    /// Whether it says what another one does, and names a personality and exception tables besides.
+    pub fn is_with_personality(&self, other: &Self) -> bool {
+        let said = |cie: &Self| {
+            let end = cie.instructions.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+            (cie.data_alignment, cie.return_register, cie.is_signal_frame, cie.instructions[..end].to_vec())
+        };
+        let [own, others] = [self, other].map(|cie| (cie.personality.is_some(), cie.lsda_encoding.is_some()));
+        own == (true, true) && others == (false, false) && said(self) == said(other)
     }
 }
 
@@ -120,19 +130,33 @@ impl Unwind {
     }
 
     /// The same tables with entries cut in two at places where one may begin ([`Levels::may_begin`]); these ascend.
-    pub(crate) fn cut_at(self, places: &[Va]) -> Self {
+    pub(crate) fn cut_at(mut self, places: &[Va]) -> Self {
         let mut fdes = Vec::with_capacity(self.fdes.len() + places.len());
         let mut left = places;
-        for fde in self.fdes.into_items() {
+        for fde in std::mem::take(&mut self.fdes).into_items() {
             let end = left.partition_point(|&place| place < fde.end);
             let (inside, behind) = left.split_at(end);
             left = behind;
             match Levels::of(&self.cies[fde.cie as usize], &fde).filter(|_| !inside.is_empty()) {
-                Some(levels) => fdes.extend(levels.cut(fde, inside)),
+                Some(levels) => fdes.extend(levels.cut(fde, inside).into_iter().map(|part| self.with_own_table(part))),
                 None => fdes.push(fde),
             }
         }
-        Self { fdes: PrimaryMap::from_items(fdes), ..self }
+        self.fdes = PrimaryMap::from_items(fdes);
+        self
+    }
+
+    /// Gives a part of an entry what the exception table says of it.
+    fn with_own_table(&mut self, mut part: FdeData) -> FdeData {
+        if let Some(index) = part.lsda {
+            let whole = &self.lsdas[index as usize];
+            let clip = |site: &CallSite| CallSite { start: site.start.max(part.start), end: site.end.min(part.end), ..*site };
+            let call_sites = whole.call_sites.iter().map(clip).filter(|site| site.start < site.end).collect();
+            let own = Lsda { call_sites, ..whole.clone() };
+            part.lsda = Some(self.lsdas.len() as u32);
+            self.lsdas.push(own);
+        }
+        part
     }
 }
 

@@ -44,8 +44,8 @@ pub enum UnwindError {
     CommonEntry,
     #[error("the landing pad {pad} of the exception table at {lsda} is nowhere in the output")]
     LandingPadGone { pad: Va, lsda: Va },
-    #[error("the exception table at {lsda} makes the code at {code} its own landing pad")]
-    LandsOnItself { code: Va, lsda: Va },
+    #[error("an exception table would make the code at {code} its own landing pad")]
+    LandsOnItself { code: Va },
     #[error("the personality at {0} is in the middle of code that has moved")]
     PersonalityGone(Va),
     #[error("code at {code} has moved, but its exception table at {lsda} is not understood")]
@@ -220,13 +220,14 @@ pub struct UnwindBytes {
 
 impl<'a> UnwindLayout<'a> {
     /// Entries and exception tables for output code at its final addresses. `landing_pad` maps the address of an input landing pad, of
-    /// a personality or of its slot to that of the output, for code of a clone or of no clone.
+    /// a personality or of its slot to that of the output, for code of a clone or of no clone. `joined_max` says, by common entry, how many bytes of code may share an entry with an exception table.
     pub fn plan(
         unwind: &'a Unwind,
         fragments: &[impl Describe],
+        joined_max: &[u64],
         landing_pad: impl Fn(Option<CloneId>, Va) -> Option<Va> + Sync,
     ) -> Result<Self, UnwindError> {
-        let entries = runs::Entries::of(unwind);
+        let entries = runs::Entries::of(unwind, joined_max);
         let planned: Result<Vec<Vec<PlannedFde>>, UnwindError> = fragments
             .par_iter()
             .map_init(rows::CommonRows::default, |common, f| plan_fragment(&entries, &f.describe(), &landing_pad, common))
@@ -447,26 +448,22 @@ fn plan_fragment<'a>(
     open.reverse();
     let mut planned = Vec::with_capacity(open.len());
     while let Some(run) = open.pop() {
-        let fde = &unwind.fdes[run.fde()];
-        let table = match (fde.lsda, fde.opaque_lsda) {
-            (Some(index), _) => {
-                let clone = run.pieces[0].clone;
-                match lsda::cut(&unwind.lsdas[index as usize], run.start(), &run.pieces, |pad| landing_pad(clone, pad))? {
-                    lsda::Cut::Table(table) => Table::Made(Box::new(table)),
-                    lsda::Cut::Part(at) => {
-                        let (first, second) = run.part_at(at);
-                        open.extend([second, first]);
-                        continue;
-                    }
+        let table = match run.tables(unwind) {
+            runs::Tables::None => Table::None,
+            runs::Tables::Opaque(code, lsda) if run.is_in_place() && run.start() == code => Table::Kept(lsda),
+            runs::Tables::Opaque(code, lsda) => return Err(UnwindError::OpaqueTableMoved { code, lsda }),
+            runs::Tables::Known => match lsda::cut(run.parts(unwind), run.start(), |piece, pad| landing_pad(piece.clone, pad))? {
+                lsda::Cut::Table(table) => Table::Made(Box::new(table)),
+                lsda::Cut::Part(at) => {
+                    let (first, second) = run.part_at(at);
+                    open.extend([second, first]);
+                    continue;
                 }
-            }
-            (None, Some(lsda)) if run.is_in_place() && run.start() == fde.start => Table::Kept(lsda),
-            (None, Some(lsda)) => return Err(UnwindError::OpaqueTableMoved { code: fde.start, lsda }),
-            (None, None) => Table::None,
+            },
         };
         let len = (run.end() - run.start()) as u32;
         let instructions = runs::instructions(unwind, &run, common)?;
-        planned.push(PlannedFde { start: run.start(), len, cie: fde.cie, table, instructions, offset: 0, filled: 0 });
+        planned.push(PlannedFde { start: run.start(), len, cie: run.cie(unwind), table, instructions, offset: 0, filled: 0 });
     }
     Ok(planned)
 }

@@ -1,9 +1,13 @@
-//! `.gcc_except_table`: for each run of output code with an exception table, that table cut to the run.
+//! `.gcc_except_table`: for each run of output code with an exception table, what the input's tables say of it.
 //!
-//! **Method.** The call sites of the input table are intersected with the pieces of the run and shifted with them. Rows that touch and say
+//! **Method.** The call sites of each piece's table are intersected with the piece and shifted with it. Rows that touch and say
 //! the same become one. Action and type tables are copied, and left out where no call site of the run names an action.
 //!
-//! **Invariants.** A byte of the input without a call site gets none (there an exception must terminate the program), a byte with one
+//! **Several functions** may share a table, since each entry less saves some thirty bytes. Code without a table lets exceptions pass, so that all of it is one call site without pad and action, which is no other code's, so that who relinks
+//! the file can tell. Actions of one table come behind those of another; they
+//! name types by numbers, which landing pads compare with, so the type tables have to agree as far as both go (`may_share`).
+//!
+//! **Invariants.** A byte of a function with a table that has no call site gets none (there an exception must terminate the program), a byte with one
 //! gets the same pad and action. Only bytes that come from no input byte (alignment, made-anew branches, none of which throws) may fall to a neighbor.
 //! Pads count from the run's start, modulo 2⁶⁴ where they lie below it. No pad is at offset 0, which would mean "none": where a pad is the run's start, the run is to be
 //! parted before the first call site with that pad. `LPStart` would say both too, but not every personality reads it: D's ends the program at any encoding
@@ -106,39 +110,119 @@ fn uleb_len(value: u64) -> u64 {
     u64::from((64 - (value | 1).leading_zeros()).div_ceil(7))
 }
 
-/// The call sites of a table for a run of pieces, at their new addresses; landing pads are still the old ones.
-fn cut_call_sites(call_sites: &[CallSite], pieces: &[Piece]) -> Vec<CallSite> {
-    let mut cut: Vec<CallSite> = Vec::new();
-    // Where a site must begin to continue the last one: bytes in between come from no input byte.
-    let mut continues_at = None;
-    for piece in pieces {
-        let copied = u64::from(if piece.is_new { piece.new_len } else { piece.old_len.min(piece.new_len) });
+/// Whether some call site of a table names types.
+pub(crate) fn names_types(lsda: &Lsda) -> bool {
+    lsda.call_sites.iter().any(|site| site.action != 0)
+}
+
+/// Whether code of both tables, which name types, can have one: what actions name a type or a list of types by is told to landing pads, so a number has to stand for the same in both.
+pub(crate) fn may_share(a: &Lsda, b: &Lsda) -> bool {
+    let is_same_form = a.type_encoding == b.type_encoding || a.types.is_empty() || b.types.is_empty();
+    let agree = |a: &[u8], b: &[u8]| a.iter().zip(b).all(|(a, b)| a == b);
+    is_same_form && a.types.iter().zip(&b.types).all(|(a, b)| a == b) && agree(&a.specifications, &b.specifications)
+}
+
+/// A piece of output code, and the table of the input entry that it is of.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Part<'a> {
+    pub(crate) piece: &'a Piece,
+    pub(crate) table: Option<&'a Lsda>,
+}
+
+/// The action and type tables of one or more exception tables.
+#[derive(Debug)]
+struct Actions<'a> {
+    bytes: Vec<u8>,
+    /// Of the table that has the most.
+    types: &'a [Option<Va>],
+    type_encoding: u8,
+    /// Likewise.
+    specifications: &'a [u8],
+}
+
+impl<'a> Actions<'a> {
+    fn none() -> Self {
+        Actions { bytes: Vec::new(), types: &[], type_encoding: OMIT, specifications: &[] }
+    }
+
+    /// Has the actions of a table among its own, and says by how much they are further on. What an action says of the next one is a distance.
+    fn add(&mut self, lsda: &'a Lsda) -> u64 {
+        if self.type_encoding == OMIT || lsda.types.len() > self.types.len() {
+            (self.types, self.type_encoding) = (&lsda.types, lsda.type_encoding);
+        }
+        if lsda.specifications.len() > self.specifications.len() {
+            self.specifications = &lsda.specifications;
+        }
+        let known = memchr::memmem::find(&self.bytes, &lsda.actions);
+        let at = known.unwrap_or(self.bytes.len());
+        if known.is_none() {
+            self.bytes.extend(&lsda.actions);
+        }
+        at as u64
+    }
+}
+
+/// Call sites at their new addresses, with what their actions are.
+struct Sites<'a> {
+    all: Vec<CallSite>,
+    actions: Actions<'a>,
+    /// Where a site must begin to continue the last one: bytes in between come from no input byte.
+    continues_at: Option<Va>,
+    /// Whether the last piece is of code without a table.
+    is_last_bare: bool,
+}
+
+impl Sites<'_> {
+    /// Appends a site, or has the last one go on, unless only one of them is of code without a table.
+    fn push(&mut self, site: CallSite, reached: Option<(Va, Va)>, is_bare: bool) {
+        let is_alike = std::mem::replace(&mut self.is_last_bare, is_bare) == is_bare;
+        let continued = self.all.last_mut().filter(|last| {
+            let touches = last.end == site.start || reached == Some((last.end, site.start));
+            is_alike && touches && (last.landing_pad, last.action) == (site.landing_pad, site.action)
+        });
+        match continued {
+            Some(last) => last.end = site.end,
+            None => self.all.push(site),
+        }
+    }
+}
+
+/// The call sites of a run's pieces.
+fn call_sites<'a>(
+    parts: impl Iterator<Item = Part<'a>>,
+    landing_pad: impl Fn(&Piece, Va) -> Option<Va>,
+) -> Result<Sites<'a>, UnwindError> {
+    let mut sites = Sites { all: Vec::new(), actions: Actions::none(), continues_at: None, is_last_bare: false };
+    for Part { piece, table } in parts {
+        let copied = u64::from(if piece.is_new || table.is_none() { piece.new_len } else { piece.old_len.min(piece.new_len) });
         if copied == 0 {
             continue;
         }
+        let mut reached = sites.continues_at.take().map(|end| (end, piece.new_start));
+        sites.continues_at = Some(piece.new_start + copied);
+        let Some(lsda) = table else {
+            sites.push(CallSite { start: piece.new_start, end: piece.new_end(), landing_pad: None, action: 0 }, reached, true);
+            continue;
+        };
+        let mut shift = None;
         let old_end = piece.old_start + if piece.is_new { 1 } else { copied };
-        let first = call_sites.partition_point(|s| s.end <= piece.old_start);
-        let within = call_sites[first..].iter().take_while(|s| s.start < old_end);
-        let mut reached = continues_at.take().map(|end| (end, piece.new_start));
-        for site in within {
+        let first = lsda.call_sites.partition_point(|s| s.end <= piece.old_start);
+        for site in lsda.call_sites[first..].iter().take_while(|s| s.start < old_end) {
             let start = piece.new_start + (site.start.max(piece.old_start) - piece.old_start);
             let end = if piece.is_new { piece.new_end() } else { piece.new_start + (site.end.min(old_end) - piece.old_start) };
-            let continued = cut.last_mut().filter(|last| {
-                let touches = last.end == start || reached == Some((last.end, start));
-                touches && (last.landing_pad, last.action) == (site.landing_pad, site.action)
-            });
-            match continued {
-                Some(last) => last.end = end,
-                None => cut.push(CallSite { start, end, ..*site }),
-            }
-            reached = None;
+            let gone = |pad: Va| UnwindError::LandingPadGone { pad, lsda: lsda.at };
+            let new_pad = site.landing_pad.map(|pad| landing_pad(piece, pad).ok_or(gone(pad))).transpose()?;
+            let action = match site.action {
+                0 => 0,
+                action => action + *shift.get_or_insert_with(|| sites.actions.add(lsda)),
+            };
+            sites.push(CallSite { start, end, landing_pad: new_pad, action }, reached.take(), false);
         }
-        continues_at = Some(piece.new_start + copied);
     }
-    cut
+    Ok(sites)
 }
 
-/// What becomes of a table that is cut to a run.
+/// What becomes of the tables of a run.
 #[derive(Debug)]
 pub(crate) enum Cut {
     Table(LsdaBytes),
@@ -146,46 +230,40 @@ pub(crate) enum Cut {
     Part(Va),
 }
 
-/// The table for a run of pieces that starts at `code_start` in the output.
-pub(crate) fn cut(
-    lsda: &Lsda,
+/// The table for a run of pieces that starts at `code_start` in the output. `landing_pad` says where a piece's pads are.
+pub(crate) fn cut<'a>(
+    parts: impl Iterator<Item = Part<'a>>,
     code_start: Va,
-    pieces: &[Piece],
-    landing_pad: impl Fn(Va) -> Option<Va>,
+    landing_pad: impl Fn(&Piece, Va) -> Option<Va>,
 ) -> Result<Cut, UnwindError> {
-    let mut call_sites = cut_call_sites(&lsda.call_sites, pieces);
-    for site in &mut call_sites {
-        if let Some(old) = site.landing_pad {
-            site.landing_pad = Some(landing_pad(old).ok_or(UnwindError::LandingPadGone { pad: old, lsda: lsda.at })?);
-        }
-    }
-    if let Some(site) = call_sites.iter().find(|site| site.landing_pad == Some(code_start)) {
-        let lands_on_itself = || UnwindError::LandsOnItself { code: code_start, lsda: lsda.at };
-        return if site.start > code_start { Ok(Cut::Part(site.start)) } else { Err(lands_on_itself()) };
+    let Sites { all, actions, .. } = call_sites(parts, landing_pad)?;
+    if let Some(site) = all.iter().find(|site| site.landing_pad == Some(code_start)) {
+        let is_inside = site.start > code_start;
+        return if is_inside { Ok(Cut::Part(site.start)) } else { Err(UnwindError::LandsOnItself { code: code_start }) };
     }
     let mut table = LsdaBytes { bytes: vec![OMIT], fields: Vec::new(), align: 1 };
-    let mut sites = Vec::new();
-    for site in &call_sites {
-        push_uleb(&mut sites, site.start - code_start);
-        push_uleb(&mut sites, site.end - site.start);
-        push_uleb(&mut sites, site.landing_pad.map_or(0, |pad| pad.0.wrapping_sub(code_start.0)));
-        push_uleb(&mut sites, site.action);
+    let mut bytes = Vec::new();
+    for site in &all {
+        push_uleb(&mut bytes, site.start - code_start);
+        push_uleb(&mut bytes, site.end - site.start);
+        push_uleb(&mut bytes, site.landing_pad.map_or(0, |pad| pad.0.wrapping_sub(code_start.0)));
+        push_uleb(&mut bytes, site.action);
     }
-    table.push_tables(lsda, &sites, call_sites.iter().any(|s| s.action != 0))?;
+    table.push_tables(&actions, &bytes)?;
     Ok(Cut::Table(table))
 }
 
 impl LsdaBytes {
     /// Appends everything behind the pad base.
-    fn push_tables(&mut self, lsda: &Lsda, sites: &[u8], has_actions: bool) -> Result<(), UnwindError> {
-        let has_types = has_actions && lsda.type_encoding != OMIT && !(lsda.types.is_empty() && lsda.specifications.is_empty());
-        let type_size = if has_types { pointer_len(lsda.type_encoding)? as u64 } else { 0 };
-        let actions: &[u8] = if has_actions { &lsda.actions } else { &[] };
-        let type_bytes = type_size * lsda.types.len() as u64;
+    fn push_tables(&mut self, tables: &Actions<'_>, sites: &[u8]) -> Result<(), UnwindError> {
+        let Actions { bytes: actions, types, type_encoding, specifications } = tables;
+        let has_types = *type_encoding != OMIT && !(types.is_empty() && specifications.is_empty());
+        let type_size = if has_types { pointer_len(*type_encoding)? as u64 } else { 0 };
+        let type_bytes = type_size * types.len() as u64;
         let mut padding = 0;
         if has_types {
             self.align = 4;
-            self.bytes.push(lsda.type_encoding);
+            self.bytes.push(*type_encoding);
             // From behind the distance field to the type table's base, alignment not yet known.
             let unpadded = 1 + uleb_len(sites.len() as u64) + (sites.len() + actions.len()) as u64 + type_bytes;
             let field_at = self.bytes.len() as u64;
@@ -202,12 +280,12 @@ impl LsdaBytes {
         self.bytes.extend(actions);
         if has_types {
             self.bytes.resize(self.bytes.len() + padding as usize, 0);
-            for target in lsda.types.iter().rev() {
+            for target in types.iter().rev() {
                 let offset = self.bytes.len() as u32;
-                self.fields.extend(target.map(|target| Field { offset, encoding: lsda.type_encoding, target }));
+                self.fields.extend(target.map(|target| Field { offset, encoding: *type_encoding, target }));
                 self.bytes.resize(self.bytes.len() + type_size as usize, 0);
             }
-            self.bytes.extend(&lsda.specifications);
+            self.bytes.extend(*specifications);
         }
         Ok(())
     }

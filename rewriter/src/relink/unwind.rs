@@ -10,17 +10,21 @@ use std::borrow::Cow;
 
 use lifter::Image;
 use lifter::address::Va;
+use lifter::elf::Unwind;
+use lifter::elf::eh_frame::CieData;
+use lifter::elf::lsda::Lsda;
 use lifter::entity::{Fde, SecondaryMap};
 use lifter::ir::{BlockFlags, Program};
 use lifter::x86::padding_len;
 use object::elf;
+use rustc_hash::FxHashSet;
 use smallvec::{SmallVec, smallvec};
 
 use crate::clones::CloneId;
 use crate::encode::{Run, Shapes};
 use crate::error::{Error, Result};
 use crate::materialize::OutProgram;
-use crate::plan::Temperature;
+use crate::plan::{Temperature, Throws};
 use crate::relink::addresses::Addresses;
 use crate::relink::eh_frame::{Describe, Piece, UnwindFragment, UnwindLayout};
 use crate::relink::place::Placement;
@@ -214,7 +218,32 @@ fn join_cold<'a>(moved: Vec<(bool, Covered<'a>)>, starts: &[Va]) -> Vec<Covered<
 }
 
 /// The most code that joined fragments have, in bytes.
-const JOINED_BYTES_MAX: u64 = 2048;
+const JOINED_BYTES_MAX: u64 = 4096;
+/// The same where exceptions are handled by their types and may be what a program spends its time on: unwinders read an entry and its exception table from the start. Of a program that does nothing but throw
+/// through functions of a hundred bytes the instructions are 26 to 34 % more with 256 bytes, 61 % with 512, and four times as many with 2,048 (`benches/records/2026-11-28-exceptions.md`).
+const HANDLED_BYTES_MAX: u64 = 256;
+/// Personalities that only panics and cancelled threads come by.
+const PERSONALITIES_OF_THE_END: [&str; 2] = ["rust_eh_personality", "__gcc_personality_v0"];
+
+/// By common entry, how many bytes of code may share an entry and an exception table.
+pub(crate) fn joined_max(image: &Image<'_>, unwind: &Unwind, throws: Throws) -> Vec<u64> {
+    // Where no handler asks for a type, exceptions are no means of the language but how programs end.
+    let names_type = |lsda: &Lsda| lsda.types.iter().any(Option::is_some) || lsda.specifications.iter().any(|&byte| byte != 0);
+    let with_tables = unwind.fdes.values().filter(|fde| fde.lsda.is_some_and(|lsda| names_type(&unwind.lsdas[lsda as usize])));
+    let handling: FxHashSet<Va> = with_tables.filter_map(|fde| Some(unwind.cies[fde.cie as usize].personality?.1)).collect();
+    let name = |slot: Va| {
+        let reloc = image.dynamic_relocs.iter().find(|reloc| reloc.slot == slot && reloc.symbol != 0)?;
+        Some(image.dynamic_symbols.get(reloc.symbol as usize)?.name)
+    };
+    let handles = |slot: Va| handling.contains(&slot) || name(slot).is_some_and(|name| !PERSONALITIES_OF_THE_END.contains(&name));
+    let max = |cie: &CieData| match throws {
+        Throws::Unknown | Throws::Dear if !cie.personality.is_some_and(|(_, at)| handles(at)) => JOINED_BYTES_MAX,
+        Throws::Seldom => JOINED_BYTES_MAX,
+        Throws::Unknown => HANDLED_BYTES_MAX,
+        Throws::Dear => 0,
+    };
+    unwind.cies.iter().map(max).collect()
+}
 
 /// Whether there is nothing but alignment between two fragments, and both together are short.
 fn is_beside(last: &Covered<'_>, next: &Covered<'_>, starts: &[Va]) -> bool {

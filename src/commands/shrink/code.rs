@@ -12,7 +12,7 @@ use rewriter::fold::blocks::BlockFolding;
 use rewriter::fold::ends;
 use rewriter::fold::shares::{Shares, Slowdown};
 use rewriter::layout::{self, LayoutOptions};
-use rewriter::plan::{Filling, LayoutPlan};
+use rewriter::plan::{Filling, LayoutPlan, Throws};
 use rewriter::relink::Relinked;
 use rewriter::shrink::{dead, forms, outline, subroutines, unfit_stand_ins};
 use rewriter::transform::direct_calls::{self, DirectCall};
@@ -165,7 +165,7 @@ pub(super) fn plan(
         plan.fit_windows(&shares);
     }
     if args.is_on(Technique::UnwindEntries) {
-        plan.share_unwind_entries();
+        plan.share_unwind_entries(throws(args));
     }
     let calls: Vec<DirectCall> = match args.is_on(Technique::DirectCalls) {
         true => timing.phase("find calls", |_| direct_calls::find(image, program, &weights, || &is_reached)),
@@ -198,6 +198,16 @@ pub(super) fn plan(
     Ok(Some(Planned { plan, edits, weights, gone, is_in_place: false }))
 }
 
+/// Whether the program may spend its time on exceptions, as far as time matters.
+fn throws(args: &Shrink) -> Throws {
+    match args.slower {
+        _ if !args.profile.is_empty() => Throws::Seldom,
+        0.0 => Throws::Dear,
+        Slowdown::PERCENT_MAX => Throws::Seldom,
+        _ => Throws::Unknown,
+    }
+}
+
 /// Plans smaller unwind tables for code that stays.
 fn plan_in_place(args: &Shrink, lifted: &mut Lifted<'_>) -> Option<Planned> {
     if !args.is_on(Technique::UnwindEntries) {
@@ -205,7 +215,7 @@ fn plan_in_place(args: &Shrink, lifted: &mut Lifted<'_>) -> Option<Planned> {
     }
     lifted.program.pin_all(PinReason::NotWorthMoving);
     let mut plan = LayoutPlan::default();
-    plan.share_unwind_entries();
+    plan.share_unwind_entries(throws(args));
     let (edits, weights, gone) = (EditPlan::default(), Weights::default(), Gone::default());
     Some(Planned { plan, edits, weights, gone, is_in_place: true })
 }

@@ -73,7 +73,7 @@ impl Run<'_, '_, '_> {
     fn leave_through(&mut self, input: &Cursor, a: Inst, output: &Cursor, b: Inst, call: u64) -> Step<()> {
         let (i, o) = (input.at, output.at);
         let (x, y) = (self.walk.input.code.bytes(i, a), self.walk.output.code.bytes(o, b));
-        if !self.walk.is_call_for_jump((i, a, x), (o, b, y)) || !self.walk.input.unwind.is_as_at_entry(i) {
+        if !self.walk.is_call_for_jump((i, a, x), (o, b, y)) || !self.walk.input.is_as_at_entry(i) {
             return self.fail(o, format!("is not the input's jump at {i:#x}, in place of the call at {call:#x}"));
         }
         self.compare_events(input, output)?;

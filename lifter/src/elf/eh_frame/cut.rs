@@ -29,7 +29,7 @@ pub(crate) struct Levels {
 
 impl Levels {
     pub(crate) fn of(cie: &CieData, fde: &FdeData) -> Option<Self> {
-        if !cie.is_standard() || fde.lsda.is_some() || fde.opaque_lsda.is_some() {
+        if !cie.is_standard() || fde.opaque_lsda.is_some() {
             return None;
         }
         let (mut row, mut remembered) = (Row::at_entry(), Vec::new());

@@ -1,7 +1,7 @@
 //! From a fragment of output code to the frame entries that cover it.
 //!
 //! **Method.** The pieces of a fragment are cut where an input entry begins or ends and gathered into *runs*: neighbors of the same input
-//! entry, or of entries that share a common entry and have no exception table. Each run becomes one output entry. Its instructions are
+//! entry, or of entries that say the same in common and whose exception tables can be one (`Shared`). Each run becomes one output entry. Its instructions are
 //! made in up to two ways and the shorter is taken:
 //! * *Re-timed*, if the run keeps the input's order from the entry's start on: the input's instructions, each at the new place of its
 //!   address.
@@ -17,10 +17,12 @@ use lifter::Va;
 use lifter::address_index::AddressIndex;
 use lifter::elf::Unwind;
 use lifter::elf::eh_frame::{CieData, FdeData};
+use lifter::elf::lsda::Lsda;
 use lifter::entity::{EntityId, Fde};
 
 use crate::relink::eh_frame::rows::{CommonRows, Row, Rows, deepened};
 use crate::relink::eh_frame::{Deeper, Piece, UnwindError, UnwindFragment};
+use crate::relink::lsda::{self, Part};
 
 /// For how many pieces a run has room at first, at most: code that stays side by side is one fragment, of which each piece may be a run.
 const PIECES_AT_FIRST: usize = 16;
@@ -47,9 +49,27 @@ impl Run {
     pub(super) fn end(&self) -> Va {
         self.pieces[self.pieces.len() - 1].new_end()
     }
-    /// The first piece's entry: the only one, if any entry of the run has an exception table.
-    pub(super) fn fde(&self) -> Fde {
+    /// The first piece's entry.
+    fn fde(&self) -> Fde {
         self.fdes[0]
+    }
+    /// The common entry, by index: of entries with a personality and such without the former's.
+    pub(super) fn cie(&self, unwind: &Unwind) -> u32 {
+        let mut with_tables = self.fdes.iter().map(|&fde| &unwind.fdes[fde]).filter(|data| data.lsda.is_some());
+        with_tables.next().unwrap_or(&unwind.fdes[self.fde()]).cie
+    }
+    pub(super) fn tables(&self, unwind: &Unwind) -> Tables {
+        let first = &unwind.fdes[self.fde()];
+        match first.opaque_lsda {
+            Some(at) => Tables::Opaque(first.start, at),
+            None if self.fdes.iter().any(|&fde| unwind.fdes[fde].lsda.is_some()) => Tables::Known,
+            None => Tables::None,
+        }
+    }
+    /// The pieces with their exception tables.
+    pub(super) fn parts<'u>(&'u self, unwind: &'u Unwind) -> impl Iterator<Item = Part<'u>> {
+        let table = |fde: Fde| unwind.fdes[fde].lsda.map(|index| &unwind.lsdas[index as usize]);
+        self.pieces.iter().zip(&self.fdes).map(move |(piece, &fde)| Part { piece, table: table(fde) })
     }
     /// The code before an address inside the run, and that from it on. The address is in no new code but at its start.
     pub(super) fn part_at(mut self, at: Va) -> (Run, Run) {
@@ -76,15 +96,25 @@ impl Run {
     }
 }
 
+/// What a run's exception tables are.
+pub(super) enum Tables {
+    None,
+    /// One for an entry that starts here, and where it is.
+    Opaque(Va, Va),
+    Known,
+}
+
 /// The frame entries of the input, to be found by address.
 pub(super) struct Entries<'a> {
     pub(super) unwind: &'a Unwind,
     by_end: AddressIndex,
+    /// By common entry, how many bytes of code may share an entry with an exception table.
+    joined_max: &'a [u64],
 }
 
 impl<'a> Entries<'a> {
-    pub(super) fn of(unwind: &'a Unwind) -> Self {
-        Self { unwind, by_end: AddressIndex::new(unwind.fdes.as_slice().iter().map(|fde| fde.end)) }
+    pub(super) fn of(unwind: &'a Unwind, joined_max: &'a [u64]) -> Self {
+        Self { unwind, joined_max, by_end: AddressIndex::new(unwind.fdes.as_slice().iter().map(|fde| fde.end)) }
     }
 
     /// The first entry that ends behind an address; `near` is the one of the last address, which is often the same.
@@ -100,41 +130,93 @@ impl<'a> Entries<'a> {
 pub(super) fn runs_of(entries: &Entries<'_>, fragment: &UnwindFragment) -> Vec<Run> {
     let unwind = entries.unwind;
     let mut runs: Vec<Run> = Vec::new();
-    let mut is_open = false;
+    // Of the last run, if more may join it.
+    let mut open: Option<Shared> = None;
     let mut near = 0;
     for (index, piece) in fragment.pieces.iter().enumerate() {
         let mut is_first_part = true;
         near = entries.first_behind(piece.old_start, near);
         for_each_part(unwind, (piece, near), |part, fde| {
+            let may_join = std::mem::replace(&mut is_first_part, false);
             let Some(fde) = fde else {
-                is_open = false;
-                is_first_part = false;
+                open = None;
                 return;
             };
-            match runs.last_mut() {
-                Some(run) if is_open && may_join(unwind, run, (&part, fde), is_first_part) => {
+            let last = open.take().zip(runs.last_mut());
+            // Entries that lie side by side in one piece stay apart: nothing is gained by a longer program for unwinders to run through.
+            let joined = last.and_then(|(shared, run)| {
+                let goes_on = goes_on(unwind, run, &part, fde);
+                let shared = if goes_on {
+                    Some(shared)
+                } else {
+                    shared.with(entries, fde, part.new_end() - run.start()).filter(|_| may_join)
+                };
+                shared.map(|shared| (shared, run))
+            });
+            match joined {
+                Some((shared, run)) => {
                     run.pieces.push(part);
                     run.fdes.push(fde);
+                    open = Some(shared);
                 }
-                _ => runs.push(Run::new((part, fde), (fragment.pieces.len() - index).min(PIECES_AT_FIRST))),
+                None => {
+                    runs.push(Run::new((part, fde), (fragment.pieces.len() - index).min(PIECES_AT_FIRST)));
+                    open = Some(Shared::of(unwind, fde));
+                }
             }
-            is_open = true;
-            is_first_part = false;
         });
     }
     runs.retain(|run| run.start() < run.end());
     runs
 }
 
-/// Whether code of `next` may continue an output entry that ends with code of `last`. Entries that lie side by side in one piece
-/// stay apart: nothing is gained by a longer program for unwinders to run through.
-fn may_join(unwind: &Unwind, run: &Run, (part, next): (&Piece, Fde), is_first_part: bool) -> bool {
-    let last = run.fdes[run.fdes.len() - 1];
-    let is_one_clone = run.pieces[0].clone == part.clone;
-    let has_table = |f: &FdeData| f.lsda.is_some() || f.opaque_lsda.is_some();
-    let (a, b) = (&unwind.fdes[last], &unwind.fdes[next]);
-    let without_tables = !has_table(a) && !has_table(b);
-    last == next && (is_one_clone || without_tables) || (is_first_part && a.cie == b.cie && without_tables)
+/// Whether code of `next` may continue an output entry that ends with code of the same entry.
+fn goes_on(unwind: &Unwind, run: &Run, part: &Piece, next: Fde) -> bool {
+    let data = &unwind.fdes[next];
+    let has_table = data.lsda.is_some() || data.opaque_lsda.is_some();
+    run.fdes.last() == Some(&next) && (run.pieces[0].clone == part.clone || !has_table)
+}
+
+/// What entries that code shares an entry of the output with have to agree with.
+struct Shared {
+    cie: u32,
+    has_table: bool,
+    is_opaque: bool,
+    /// Of the exception tables that name types, by index, one that has the most, and one that has the most of lists of types.
+    tables: Option<[u32; 2]>,
+}
+
+impl Shared {
+    fn of(unwind: &Unwind, fde: Fde) -> Self {
+        let data = &unwind.fdes[fde];
+        let tables = data.lsda.filter(|&index| lsda::names_types(&unwind.lsdas[index as usize])).map(|index| [index; 2]);
+        Shared { cie: data.cie, has_table: data.lsda.is_some(), is_opaque: data.opaque_lsda.is_some(), tables }
+    }
+
+    /// Both, if one entry can describe so many bytes of them: what is common to them is the same but for a personality that one of them has no table for, and their exception tables can be one.
+    fn with(&self, entries: &Entries<'_>, fde: Fde, len: u64) -> Option<Self> {
+        let unwind = entries.unwind;
+        let next = Self::of(unwind, fde);
+        let cie = |shared: &Self| &unwind.cies[shared.cie as usize];
+        let adds_personality = |a: &Self, b: &Self| a.has_table && !b.has_table && cie(a).is_with_personality(cie(b));
+        let adds_to_own = adds_personality(&next, self);
+        let is_same = self.cie == next.cie || adds_to_own || adds_personality(self, &next);
+        let table = |index: u32| &unwind.lsdas[index as usize];
+        let tables = match (self.tables, next.tables) {
+            (Some(own), Some([new, _])) => {
+                if own.iter().any(|&own| !lsda::may_share(table(own), table(new))) {
+                    return None;
+                }
+                let longer = |own: u32, len: fn(&Lsda) -> usize| if len(table(own)) < len(table(new)) { new } else { own };
+                Some([longer(own[0], |lsda| lsda.types.len()), longer(own[1], |lsda| lsda.specifications.len())])
+            }
+            (own, new) => own.or(new),
+        };
+        let cie = if adds_to_own { next.cie } else { self.cie };
+        let has_table = self.has_table || next.has_table;
+        let is_short = !has_table || entries.joined_max.get(cie as usize).is_none_or(|&max| len <= max);
+        (is_same && is_short && !self.is_opaque && !next.is_opaque).then_some(Shared { cie, has_table, is_opaque: false, tables })
+    }
 }
 
 /// Cuts a piece where input entries begin and end, of which `next` is the first that ends behind the piece's start. New bytes without an input byte belong to the last part.
