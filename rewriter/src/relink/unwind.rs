@@ -467,8 +467,8 @@ mod tests {
 
     #[test]
     fn what_is_joined_stays_short() {
-        let parts: Vec<(u64, u32, Temperature)> = (0..8).map(|i| (0x1000 + 512 * i, 512, Temperature::Cold)).collect();
-        assert_eq!(joined(&parts, &[]), [(0x1000, 2048, 4), (0x1800, 2048, 4)]);
+        let parts: Vec<(u64, u32, Temperature)> = (0..16).map(|i| (0x1000 + 512 * i, 512, Temperature::Cold)).collect();
+        assert_eq!(joined(&parts, &[]), [(0x1000, 4096, 8), (0x2000, 4096, 8)]);
     }
 
     #[test]
