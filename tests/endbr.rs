@@ -173,3 +173,31 @@ fn where_tracking_is_claimed_a_function_that_nothing_calls_any_more_keeps_its_ma
         assert!(sites("inline-leaves") == Some(2) && sites("endbr") >= Some(2), "seed {seed}: {report}");
     }
 }
+
+/// Cold parts in which a compiler saw no way on: nothing but a mark, which nothing leads to, and the last one runs on into a part that is reached.
+const EMPTY_PARTS: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+__asm__(
+    ".section .text.unlikely,\"ax\",@progbits\n"
+    "one.cold: .cfi_startproc\n endbr64\n .cfi_endproc\n"
+    "two.cold: .cfi_startproc\n endbr64\n .cfi_endproc\n"
+    "three.cold: .cfi_startproc\n endbr64\n .cfi_endproc\n"
+    "checked.cold: .cfi_startproc\n .cfi_def_cfa_offset 32\n .cfi_offset 3,-16\n call abort@PLT\n .cfi_endproc\n"
+    ".text\n .globl checked\n .type checked,@function\n"
+    "checked: .cfi_startproc\n endbr64\n push %rbx\n .cfi_def_cfa_offset 16\n .cfi_offset 3,-16\n sub $16, %rsp\n .cfi_def_cfa_offset 32\n"
+    "test %edi, %edi\n je checked.cold\n lea 1(%rdi), %eax\n add $16, %rsp\n .cfi_def_cfa_offset 16\n pop %rbx\n .cfi_def_cfa_offset 8\n ret\n .cfi_endproc\n"
+    ".size checked, .-checked\n");
+int checked(int);
+int main(int count, char **words) { (void)words; printf("%d\n", checked(count)); return 0; }
+"#;
+
+#[test]
+fn parts_that_are_but_a_mark_and_run_on_are_found_again_in_every_form() {
+    for claimed in [&CLAIMED[..1], &[]] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let flags = [&["-O2", "-fcf-protection=full", "-fPIE", "-pie"], claimed].concat();
+        let program = compile_text(EMPTY_PARTS, &flags, folder.path(), "program");
+        every_form_does_the_same(&program, &["1", "2", "3", "4", "5"], folder.path());
+    }
+}

@@ -129,9 +129,10 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
     }
 
     /// Whether an `endbr64` of the input begins a function that the walk found without it in the output: calls and jumps that name it, as all that nothing reached may, pass it. What holds the address
-    /// does not.
+    /// does not. An `endbr64` that nothing reached and that runs on into what was reached (a cold part in which a compiler saw no way on) looks the same, so that it is passed in the output, too.
     fn is_lost_mark(&self, address: u64, inst: Inst) -> bool {
-        let is_mark = self.of == Of::Input && inst.kind == Kind::EndBranch && self.side().unwind.starts_at(address);
+        let may_be_lost = self.of == Of::Output || self.side().unwind.starts_at(address);
+        let is_mark = inst.kind == Kind::EndBranch && may_be_lost;
         let is_reached = |address| match self.follow(address, |_, _| false, |_, _| {}) {
             Place::At(place) => self.related(place).is_some(),
             Place::Bad(_) | Place::Cycle => false,
