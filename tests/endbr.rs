@@ -6,7 +6,9 @@ use std::path::Path;
 
 use iced_x86::{Code, Decoder, DecoderOptions};
 use object::{Object, ObjectSection, ObjectSymbol};
-use support::{compile_text, every_form_does_the_same, installed, relift, relift_succeeds, rewritten_does_the_same, skipped};
+use support::{
+    compile_text, every_form_does_the_same, installed, relift, relift_succeeds, rewritten_does_the_same, shrink, skipped,
+};
 
 /// A function that only calls lead to, one of which the address is taken, one that is exported, a call that returns twice, a switch whose cases are marked, and one that is a mark and a jump.
 const PROGRAM: &str = r#"
@@ -174,7 +176,7 @@ fn where_tracking_is_claimed_a_function_that_nothing_calls_any_more_keeps_its_ma
     }
 }
 
-/// Cold parts in which a compiler saw no way on: nothing but a mark, which nothing leads to, and the last one runs on into a part that is reached.
+/// Cold parts in which a compiler saw no way on: nothing but a mark, which nothing leads to, and the last one runs on into a part that is reached. And a function with two marks.
 const EMPTY_PARTS: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -187,17 +189,21 @@ __asm__(
     ".text\n .globl checked\n .type checked,@function\n"
     "checked: .cfi_startproc\n endbr64\n push %rbx\n .cfi_def_cfa_offset 16\n .cfi_offset 3,-16\n sub $16, %rsp\n .cfi_def_cfa_offset 32\n"
     "test %edi, %edi\n je checked.cold\n lea 1(%rdi), %eax\n add $16, %rsp\n .cfi_def_cfa_offset 16\n pop %rbx\n .cfi_def_cfa_offset 8\n ret\n .cfi_endproc\n"
-    ".size checked, .-checked\n");
-int checked(int);
-int main(int count, char **words) { (void)words; printf("%d\n", checked(count)); return 0; }
+    ".size checked, .-checked\n .globl twice\n .hidden twice\n .type twice,@function\n"
+    "twice: .cfi_startproc\n endbr64\n endbr64\n lea 3(%rdi), %eax\n imul %edi, %eax\n ret\n .cfi_endproc\n .size twice, .-twice\n");
+int checked(int), twice(int) __attribute__((visibility("hidden")));
+int main(int count, char **words) { (void)words; printf("%d %d\n", checked(count), twice(count)); return 0; }
 "#;
 
 #[test]
-fn parts_that_are_but_a_mark_and_run_on_are_found_again_in_every_form() {
+fn parts_that_are_but_a_mark_and_functions_with_two_do_the_same_in_every_form() {
     for claimed in [&CLAIMED[..1], &[]] {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let flags = [&["-O2", "-fcf-protection=full", "-fPIE", "-pie"], claimed].concat();
         let program = compile_text(EMPTY_PARTS, &flags, folder.path(), "program");
         every_form_does_the_same(&program, &["1", "2", "3", "4", "5"], folder.path());
+        // Nothing had to be left out for that.
+        let (_, report) = shrink(&program, &[], "shrunk", folder.path());
+        assert!(report["warnings"].as_array().is_some_and(Vec::is_empty), "{report:#}");
     }
 }

@@ -8,7 +8,7 @@
 //! * A file that does not say so is never run with tracking: there all go.
 //! * In one that does, those go that begin functions to which nothing but direct calls and jumps leads: no pointer, no symbol that others see, no table, no exception.
 //!
-//! Where something else may know the bytes at an address (a handler of faults, a thunk), they stay. A block that would be empty keeps its mark: what is at its address has to stay apart from what follows.
+//! A function that begins with two of them keeps both: the checker takes the second one for an instruction. Where something else may know the bytes at an address (a handler of faults, a thunk), they stay. A block that would be empty keeps its mark: what is at its address has to stay apart from what follows.
 //!
 //! **Profit.** Four bytes, and one executed instruction for each call. It needs no profile.
 
@@ -45,7 +45,8 @@ pub fn find(image: &Image<'_>, program: &Program, weights: &Weights, stand_ins: 
     let mut marks: Vec<(Block, u32)> = blocks.par_iter().with_min_len(64).map_init(Vec::new, marks_of).flatten_iter().collect();
     if image.has_ibt && !marks.is_empty() {
         let untracked = Untracked::of(image, program, stand_ins);
-        marks.retain(|&(block, offset)| offset == 0 && untracked.contains(block));
+        let doubled: FxHashSet<Block> = marks.iter().filter(|&&(_, offset)| offset == LEN).map(|&(block, _)| block).collect();
+        marks.retain(|&(block, offset)| offset == 0 && !doubled.contains(&block) && untracked.contains(block));
     }
     marks
 }
