@@ -97,6 +97,7 @@ pub struct LayoutPlan {
     pub hot_from: Option<Va>,
     /// Whether neighbors that stay where they are share unwind entries.
     pub joins_kept_entries: bool,
+    /// Whether what shares an entry may be thrown through.
     pub throws: Throws,
     /// Lets branches go by way of jumps to the same place where that is shorter, but not from one of these blocks to another; nowhere if nothing is said.
     pub spared_by_relays: Option<SecondaryMap<Block, bool>>,

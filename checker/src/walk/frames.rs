@@ -7,7 +7,7 @@ use super::{Pair, Reach, Side, Walk};
 use crate::decode::{Inst, Kind};
 use crate::faults::may_fault;
 use crate::report::{Violation, ViolationKind};
-use crate::unwind::{CallSite, Located};
+use crate::unwind::Located;
 
 /// A frame address of `rsp` plus 8, in DWARF's numbers: nothing is there but the return address, as at a function's entry.
 pub(crate) const AT_RETURN_ADDRESS: (u64, i64) = (7, 8);
@@ -102,8 +102,8 @@ impl Walk<'_, '_> {
         };
         let (a, b) = match (self.input.call_sites(a), self.output.call_sites(b)) {
             // Where functions share an entry, what has no table lets exceptions pass by one.
-            (None, Some(b)) if self.input.unwind.fdes[a as usize].lsda.is_none() => {
-                return if b.find(o).is_some_and(CallSite::is_passing) { Ok(()) } else { fail("handlers") };
+            (None, Some(_)) if self.input.unwind.fdes[a as usize].lsda.is_none() => {
+                return if self.output.passes_by_table(b, o) { Ok(()) } else { fail("handlers") };
             }
             (None, _) => return Ok(()),
             (Some(_), None) => return fail("its language-specific data is missing or cannot be read"),

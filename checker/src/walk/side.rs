@@ -215,8 +215,8 @@ impl<'a> Side<'a> {
     /// Whether to unwind from an address is but to return: nothing is saved, pushed or handled there.
     pub(crate) fn is_as_at_entry(&self, address: u64) -> bool {
         let index = self.unwind.locate(address).fde;
-        let has_table = || self.unwind.fdes.get(index as usize).is_none_or(|fde| fde.lsda.is_some());
-        self.unwind.has_no_frame(address) && (!has_table() || self.passes_by_table(index, address))
+        let fde = self.unwind.fdes.get(index as usize);
+        self.unwind.has_no_frame(address) && fde.is_some_and(|fde| fde.lsda.is_none() || self.passes_by_table(index, address))
     }
 
     /// Whether a function begins at an address, by its frame description: a part of one finds a frame there.

@@ -150,9 +150,16 @@ impl Unwind {
     fn with_own_table(&mut self, mut part: FdeData) -> FdeData {
         if let Some(index) = part.lsda {
             let whole = &self.lsdas[index as usize];
+            let first = whole.call_sites.partition_point(|site| site.end <= part.start);
+            let inside = whole.call_sites[first..].iter().take_while(|site| site.start < part.end);
             let clip = |site: &CallSite| CallSite { start: site.start.max(part.start), end: site.end.min(part.end), ..*site };
-            let call_sites = whole.call_sites.iter().map(clip).filter(|site| site.start < site.end).collect();
-            let own = Lsda { call_sites, ..whole.clone() };
+            let own = Lsda {
+                call_sites: inside.map(clip).collect(),
+                actions: whole.actions.clone(),
+                types: whole.types.clone(),
+                specifications: whole.specifications.clone(),
+                ..*whole
+            };
             part.lsda = Some(self.lsdas.len() as u32);
             self.lsdas.push(own);
         }

@@ -3,8 +3,7 @@
 //! **Method.** The call sites of each piece's table are intersected with the piece and shifted with it. Rows that touch and say
 //! the same become one. Action and type tables are copied, and left out where no call site of the run names an action.
 //!
-//! **Several functions** may share a table, since each entry less saves some thirty bytes. Code without a table lets exceptions pass, so that all of it is one call site without pad and action, which is no other code's, so that who relinks
-//! the file can tell. Actions of one table come behind those of another; they
+//! **Several functions** may share a table, since each entry less saves some thirty bytes. Code without a table lets exceptions pass, so that all of it is one call site without pad and action. Actions of one table come behind those of another; they
 //! name types by numbers, which landing pads compare with, so the type tables have to agree as far as both go (`may_share`).
 //!
 //! **Invariants.** A byte of a function with a table that has no call site gets none (there an exception must terminate the program), a byte with one
@@ -168,17 +167,14 @@ struct Sites<'a> {
     actions: Actions<'a>,
     /// Where a site must begin to continue the last one: bytes in between come from no input byte.
     continues_at: Option<Va>,
-    /// Whether the last piece is of code without a table.
-    is_last_bare: bool,
 }
 
 impl Sites<'_> {
-    /// Appends a site, or has the last one go on, unless only one of them is of code without a table.
-    fn push(&mut self, site: CallSite, reached: Option<(Va, Va)>, is_bare: bool) {
-        let is_alike = std::mem::replace(&mut self.is_last_bare, is_bare) == is_bare;
+    /// Appends a site, or has the last one go on.
+    fn push(&mut self, site: CallSite, reached: Option<(Va, Va)>) {
         let continued = self.all.last_mut().filter(|last| {
             let touches = last.end == site.start || reached == Some((last.end, site.start));
-            is_alike && touches && (last.landing_pad, last.action) == (site.landing_pad, site.action)
+            touches && (last.landing_pad, last.action) == (site.landing_pad, site.action)
         });
         match continued {
             Some(last) => last.end = site.end,
@@ -192,7 +188,7 @@ fn call_sites<'a>(
     parts: impl Iterator<Item = Part<'a>>,
     landing_pad: impl Fn(&Piece, Va) -> Option<Va>,
 ) -> Result<Sites<'a>, UnwindError> {
-    let mut sites = Sites { all: Vec::new(), actions: Actions::none(), continues_at: None, is_last_bare: false };
+    let mut sites = Sites { all: Vec::new(), actions: Actions::none(), continues_at: None };
     for Part { piece, table } in parts {
         let copied = u64::from(if piece.is_new || table.is_none() { piece.new_len } else { piece.old_len.min(piece.new_len) });
         if copied == 0 {
@@ -201,7 +197,7 @@ fn call_sites<'a>(
         let mut reached = sites.continues_at.take().map(|end| (end, piece.new_start));
         sites.continues_at = Some(piece.new_start + copied);
         let Some(lsda) = table else {
-            sites.push(CallSite { start: piece.new_start, end: piece.new_end(), landing_pad: None, action: 0 }, reached, true);
+            sites.push(CallSite { start: piece.new_start, end: piece.new_end(), landing_pad: None, action: 0 }, reached);
             continue;
         };
         let mut shift = None;
@@ -216,7 +212,7 @@ fn call_sites<'a>(
                 0 => 0,
                 action => action + *shift.get_or_insert_with(|| sites.actions.add(lsda)),
             };
-            sites.push(CallSite { start, end, landing_pad: new_pad, action }, reached.take(), false);
+            sites.push(CallSite { start, end, landing_pad: new_pad, action }, reached.take());
         }
     }
     Ok(sites)

@@ -236,12 +236,12 @@ pub(crate) fn joined_max(image: &Image<'_>, unwind: &Unwind, throws: Throws) -> 
         Some(image.dynamic_symbols.get(reloc.symbol as usize)?.name)
     };
     let handles = |slot: Va| handling.contains(&slot) || name(slot).is_some_and(|name| !PERSONALITIES_OF_THE_END.contains(&name));
-    let max = |cie: &CieData| match throws {
-        Throws::Unknown | Throws::Dear if !cie.personality.is_some_and(|(_, at)| handles(at)) => JOINED_BYTES_MAX,
+    let handled = match throws {
         Throws::Seldom => JOINED_BYTES_MAX,
         Throws::Unknown => HANDLED_BYTES_MAX,
         Throws::Dear => 0,
     };
+    let max = |cie: &CieData| if cie.personality.is_some_and(|(_, at)| handles(at)) { handled } else { JOINED_BYTES_MAX };
     unwind.cies.iter().map(max).collect()
 }
 

@@ -146,10 +146,9 @@ pub(super) fn runs_of(entries: &Entries<'_>, fragment: &UnwindFragment) -> Vec<R
             // Entries that lie side by side in one piece stay apart: nothing is gained by a longer program for unwinders to run through.
             let joined = last.and_then(|(shared, run)| {
                 let goes_on = goes_on(unwind, run, &part, fde);
-                let shared = if goes_on {
-                    Some(shared)
-                } else {
-                    shared.with(entries, fde, part.new_end() - run.start()).filter(|_| may_join)
+                let shared = match goes_on {
+                    true => Some(shared),
+                    false => may_join.then(|| shared.with(entries, fde, part.new_end() - run.start())).flatten(),
                 };
                 shared.map(|shared| (shared, run))
             });
