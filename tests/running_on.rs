@@ -1,4 +1,4 @@
-//! Code that runs on behind a call with which its unwind entry ends, as whoever writes assembly may have it.
+//! Code that runs on behind a call with which its unwind entry ends, or through no-ops, as whoever writes assembly may have it.
 
 mod support;
 
@@ -103,6 +103,42 @@ fn a_function_that_runs_into_breakpoints_still_does() {
         let program = compile_text(TRAPS, &[&["-O1"], flags].concat(), folder, "program");
         let said = run(&mut std::process::Command::new(&program), folder).stdout_text();
         assert_eq!(said.matches("signal 5").count(), 5, "{flags:?}: {said}");
+        every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
+    }
+}
+
+/// Of each function the unwind entry ends with no-ops, to which another one jumps to run on into the function behind them; one of these has no unwind entry.
+const THROUGH_PADDING: &str = r#"
+#include <stdio.h>
+int jumping(int x), jumping_far(int x), aligned(int x), described_not(int x);
+__asm__(".text\n.macro begin name\n.globl \\name\n.type \\name, @function\n\\name: .cfi_startproc\n.endm\n"
+    ".macro end name\n.cfi_endproc\n.size \\name, . - \\name\n.endm\n"
+    "begin jumping\ncmpl $3, %edi\nje 1f\njmp .Lpadding\n1: xor %eax, %eax\nret\nend jumping\n"
+    ".p2align 5\nbegin first\nlea 1(%rdi), %eax\nret\n.Lpadding: nopw 0(%rax,%rax,1)\n.p2align 4\nend first\n"
+    "begin aligned\nlea 5(%rdi), %eax\nret\nend aligned\n"
+    "begin jumping_far\ntest %edi, %edi\njne .Lother\nlea 9(%rdi), %eax\nret\nend jumping_far\n"
+    ".p2align 4\nbegin second\nlea 2(%rdi), %eax\nret\nnop\n.Lother: nopl 0(%rax)\nend second\n"
+    "described_not: lea 7(%rdi), %eax\nret\n");
+static int (*volatile functions[])(int) = {jumping, jumping_far, aligned, described_not};
+int main(void) {
+    for (int i = 0; i < 4; i++)
+        for (int x = 0; x < 5; x++) printf("%d\n", functions[i](x));
+    return 0;
+}
+"#;
+
+#[test]
+fn code_runs_on_through_no_ops_that_something_jumps_to() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let expected = [5, 6, 7, 0, 9, 9, 8, 9, 10, 11, 5, 6, 7, 8, 9, 7, 8, 9, 10, 11].map(|number| format!("{number}\n")).concat();
+    for flags in FORMS {
+        let program = compile_text(THROUGH_PADDING, &[&["-O1"], flags].concat(), folder, "program");
+        let said = run(&mut std::process::Command::new(&program), folder).stdout_text();
+        assert_eq!(said, expected, "{flags:?}");
         every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
     }
 }

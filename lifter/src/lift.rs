@@ -17,7 +17,7 @@ use crate::discover::no_return::find_no_return;
 use crate::discover::reach::{Explored, Reach, Reached};
 use crate::discover::registered::NamesInUnwind;
 use crate::discover::restartable::{Sequence, find_sequences, signatures};
-use crate::discover::run_on::find_running_on;
+use crate::discover::run_on::{find_entered_padding, find_running_on};
 use crate::discover::shared_entries::SharedEntries;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
@@ -108,7 +108,8 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     }
     let running_on = find_running_on(image, &unwind, &units, &surveys, &names);
     units.note_running_on(&running_on);
-    running_on.iter().for_each(|unit| surveys[unit.index()].run_on());
+    let into_next = running_on.iter().copied().chain(find_entered_padding(image, &units, &surveys, &names));
+    into_next.for_each(|unit| surveys[unit.index()].run_on());
     stubs.add_witnesses(surveys.iter().filter_map(|s| s.last_call));
     let mut clusters = join_by_flow(&units, &surveys, &names);
     let no_return = find_no_return(image, &units, &surveys, &stubs, &clusters);

@@ -1,10 +1,13 @@
-//! Calls behind which code runs on, though their unit ends there.
+//! Where code runs on from one unit into the next, though its last instruction is a call, or fills a gap.
 //!
 //! **Problem.** A compiler ends a function behind a call only if that does not come back. Whoever writes assembly may end an unwind entry anywhere, and what follows is reached from behind the call alone: without
 //! that edge it is left behind when the call moves.
 //!
 //! **Rule.** Code runs on if the next unit begins where this one ends, no-ops aside, unwinding is alike on both sides, and nothing else leads there: cold parts of functions stand side by side too, and may have the same frame, but
 //! their functions jump to them. Where unwind entries alone tell ([`Unwind::parted`]), it does not matter what else leads there. Symbols lead nowhere.
+//!
+//! No-ops at the end of a unit fill a gap, unless something leads to them: from there code runs on. That is how functions look of which one was put before another one that is aligned, to run on into it, and
+//! that were then moved apart.
 //!
 //! **Invariant.** An edge too many costs layout; one that is missing breaks the program. So jump tables, which are not known yet, are not asked.
 
@@ -45,6 +48,19 @@ pub(crate) fn find_running_on(image: &Image<'_>, unwind: &Unwind, units: &Units,
     });
     let entered: FxHashSet<Va> = entered.collect();
     candidates.into_iter().filter(|(_, place)| !entered.contains(place)).map(|(unit, _)| unit).collect()
+}
+
+/// Units that end with no-ops to which something leads from elsewhere. Ascending.
+pub(crate) fn find_entered_padding(image: &Image<'_>, units: &Units, surveys: &[Survey], names: &Names) -> Vec<Unit> {
+    let ending = units.iter().filter(|(unit, _)| {
+        let survey = &surveys[unit.index()];
+        !survey.falls_out && !survey.is_opaque() && following(units, *unit).is_some()
+    });
+    let is_entered = |start: Va, end: Va| {
+        let last = names.within(Va(start.0 + 1), end).last();
+        last.is_some_and(|&(place, _)| are_no_ops(image, place, end))
+    };
+    ending.filter(|(_, data)| is_entered(data.start, data.end)).map(|(unit, _)| unit).collect()
 }
 
 fn are_no_ops(image: &Image<'_>, start: Va, end: Va) -> bool {
