@@ -5,6 +5,7 @@ pub(crate) mod shrink;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rewriter::plan::Unwinds;
 
 /// Optimize linked x86-64 ELF programs with a profile, without a rebuild.
 #[derive(Debug, Parser)]
@@ -187,6 +188,9 @@ pub(crate) struct Transforms {
 pub(crate) enum Assumption {
     /// No thread and no signal handler looks at memory in a moment that it has no right to: no data races, no lock-free code, no flags that handlers set.
     NoRaces,
+    /// Nobody asks for the callers of code amid instructions that only compute in registers, push them, pop them or return; calls, jumps, accesses to memory and traps are none of these. Exceptions, crashes and
+    /// breakpoints on lines are fine; profilers that walk the stack from where a timer stops the program, and `pthread_cancel` of threads that allow it anywhere, are not.
+    NoAsyncUnwind,
 }
 
 /// Which contexts get clones.
@@ -213,6 +217,9 @@ pub(crate) enum CloneMode {
 impl Transforms {
     pub(crate) fn assumes(&self, what: Assumption) -> bool {
         self.assume.contains(&what)
+    }
+    pub(crate) fn unwinds(&self) -> Unwinds {
+        if self.assumes(Assumption::NoAsyncUnwind) { Unwinds::FromStops } else { Unwinds::Anywhere }
     }
     pub(crate) fn is_on(&self, transform: Transform) -> bool {
         let is_wanted = if self.only.is_empty() { transform.is_default() } else { self.only.contains(&transform) };

@@ -29,6 +29,7 @@ mod leftover;
 mod noreturn;
 mod own_loader;
 mod prove;
+mod quiet;
 mod registered;
 mod report;
 mod shared_entries;
@@ -63,6 +64,8 @@ const TRIES_MAX: usize = 3;
 pub struct Assumptions {
     /// No thread and no signal handler sees in which order accesses to memory are made that don't overlap.
     pub no_races: bool,
+    /// Nobody asks for the callers of code where it can't stop by itself.
+    pub no_async_unwind: bool,
 }
 
 /// A program, and the file that holds its debug information if another does.
@@ -190,6 +193,7 @@ impl<'a> Original<'a> {
         let input = &self.known.side;
         data::compare(input, &output, &report.explained, &mut report.violations);
         structure::check(input, &output, &mut report.violations);
+        structure::check_mark(&output, &report.stats, &mut report.violations);
         unloaded::check(&input.image, &output.image, &mut report.violations);
         code_model::check(input, &output, &mut report.violations);
         registered::check(input, &output, &mut report.violations);
@@ -228,6 +232,8 @@ fn compare_code<'a>(known: &Known<'a>, output: &Side<'a>, rows: &Rows, how: How<
     let mut walk = Walk::new(known, output, how.copies);
     walk.rows = Some(rows);
     walk.assumptions = how.assumptions;
+    // What the input does not say the output need not.
+    walk.assumptions.no_async_unwind |= known.side.unwind.is_sparse;
     walk.begin_with(how.liveness);
     data::seed(&mut walk);
     walk.settle_all(false);

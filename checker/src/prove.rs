@@ -562,10 +562,11 @@ impl Proof {
 
 /// The facts at a root: all is the same, and the frame is where its description says.
 fn identity_at(walk: &Walk<'_, '_>, root: Key) -> Result<Facts, Failure> {
-    let located = walk.input.unwind.locate(root.input);
-    let frame = walk.rows.and_then(|rows| rows.frame_of(located.row));
+    let told = walk.input.moves_to_known_rules(root.input);
+    let (place, moved) = told.ok_or_else(|| Failure::new(root.output, "no frame description that says where the frame is"))?;
+    let frame = walk.rows.and_then(|rows| rows.frame_of(walk.input.unwind.locate(place).row));
     match frame.and_then(|frame| frame.address) {
-        Some((7, offset)) => Ok(Facts::identity(Some((STACK, -offset)))),
+        Some((7, offset)) => Ok(Facts::identity(Some((STACK, -offset - moved)))),
         Some((6, offset)) => Ok(Facts::identity(Some((BASE, -offset)))),
         _ => Err(Failure::new(root.output, "no frame description that says where the frame is")),
     }

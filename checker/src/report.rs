@@ -107,6 +107,8 @@ pub struct Stats {
     pub jump_table_entries: u64,
     /// Instructions at which unwind rows were compared.
     pub unwind_rows: u64,
+    /// Of these, where they differ and nobody asks.
+    pub unasked_rows: u64,
     /// Calls at which landing pads and actions were compared.
     pub call_sites: u64,
     /// Pieces of code that no reference reaches and that were matched by content.

@@ -11,7 +11,7 @@ use goblin::elf::section_header::{SHF_EXECINSTR, SHF_TLS, SHF_WRITE, SHT_NOBITS}
 use goblin::elf::sym::STT_FUNC;
 
 use crate::image::{BUILD_ID, Image, Section};
-use crate::report::{Violation, ViolationKind};
+use crate::report::{Stats, Violation, ViolationKind};
 use crate::unwind;
 use crate::walk::Side;
 
@@ -268,6 +268,15 @@ fn compare_segments(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation
     }
     if a.elf.interpreter != b.elf.interpreter {
         report(0, format!("another interpreter: {:?}", b.elf.interpreter));
+    }
+}
+
+/// A table that says less than the input's tells so: who rewrites the file again does not take it for more.
+pub(crate) fn check_mark(output: &Side<'_>, stats: &Stats, flaws: &mut Vec<Violation>) {
+    if stats.unasked_rows > 0 && !output.unwind.is_sparse {
+        let at = output.unwind.table.map_or(0, |(start, _)| start);
+        let message = "rules are left out, and no common entry says so".to_string();
+        flaws.push(Violation::new(ViolationKind::UnwindTable, at, message));
     }
 }
 

@@ -112,6 +112,8 @@ pub(crate) struct Located {
 }
 
 pub(crate) const NONE: u32 = u32::MAX;
+/// Rules that a file need not tell.
+pub(crate) const UNKNOWN: u32 = NONE - 2;
 
 impl Located {
     pub(crate) fn nowhere() -> Self {
@@ -131,6 +133,8 @@ pub(crate) struct Unwind {
     entries: Vec<RowEntry>,
     /// Starts of descriptions that the search table leaves out: an unwinder that uses it does not see them.
     pub(crate) unlisted: Vec<u64>,
+    /// Whether the file only says where code can stop what unwinders need: relift marks its common entries with a no-op before their rules.
+    pub(crate) is_sparse: bool,
     /// Where the table is.
     pub(crate) table: Option<(u64, u64)>,
     entry_row: u32,
@@ -201,6 +205,7 @@ impl Unwind {
         }
         // At equal starts the end marker comes first, so that the description that begins there wins.
         unwind.entries.sort_by_key(|entry| (entry.start, entry.fde != NONE));
+        unwind.is_sparse = cies.values().any(|cie| cie.is_sparse);
         unwind.index();
         Ok(unwind)
     }
@@ -238,6 +243,37 @@ impl Unwind {
         self.index();
     }
 
+    /// Forgets the rules in some stretches, which ascend and don't touch.
+    pub(crate) fn forget_rules(&mut self, stretches: &[(u64, u64)]) {
+        let known = std::mem::take(&mut self.entries);
+        let mut entries = Vec::with_capacity(known.len());
+        let mut next = 0;
+        for (index, &entry) in known.iter().enumerate() {
+            let end = known.get(index + 1).map_or(u64::MAX, |entry| entry.start);
+            if entry.fde == NONE {
+                entries.push(entry);
+                continue;
+            }
+            let mut at = entry.start;
+            while stretches.get(next).is_some_and(|stretch| stretch.1 <= at) {
+                next += 1;
+            }
+            for &(start, until) in stretches[next..].iter().take_while(|stretch| stretch.0 < end) {
+                if at < start {
+                    entries.push(RowEntry { start: at, ..entry });
+                }
+                let start = start.max(at);
+                entries.push(RowEntry { start, row: UNKNOWN, ..entry });
+                at = until.min(end);
+            }
+            if at < end {
+                entries.push(RowEntry { start: at, ..entry });
+            }
+        }
+        self.entries = entries;
+        self.index();
+    }
+
     fn entry_at(&self, address: u64) -> RowEntry {
         let after = self.entries.partition_point(|entry| entry.start <= address);
         self.entries[..after].last().copied().unwrap_or(RowEntry { start: 0, row: NONE, fde: NONE })
@@ -259,7 +295,7 @@ impl Unwind {
         self.entries[first..]
             .iter()
             .take_while(move |entry| entry.start < end)
-            .filter(move |entry| entry.fde == fde)
+            .filter(move |entry| entry.fde == fde && entry.row != UNKNOWN)
             .map(|entry| entry.row)
     }
 
@@ -268,6 +304,11 @@ impl Unwind {
         let located = self.locate(address);
         let is_plain = self.fdes.get(located.fde as usize).is_some_and(|fde| fde.is_plain);
         is_plain && located.row == self.entry_row
+    }
+
+    /// Whether the rules are of a frame that a signal makes.
+    pub(crate) fn is_of_signal(&self, located: &Located) -> bool {
+        self.fdes.get(located.fde as usize).is_some_and(|fde| !fde.is_plain)
     }
 
     /// Whether the rules at an address are those that compilers write for a function's first instruction.

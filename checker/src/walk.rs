@@ -211,6 +211,7 @@ impl<'a> Known<'a> {
     pub(crate) fn of(mut side: Side<'a>) -> Self {
         let absolute_fields = crate::data::absolute_fields(&side.image);
         let survey = crate::shared_entries::tell_apart(&mut side, &absolute_fields);
+        side.forget_unasked_rules();
         side.note_running_on(crate::tables::running_on(&side, &survey));
         Self {
             survey,

@@ -77,6 +77,8 @@ pub struct Run {
     pub len: u32,
     /// New code: all of it stands where the first of the input's bytes did.
     pub is_new: bool,
+    /// Nothing in new code can stop by itself.
+    pub is_quiet: bool,
     pub deeper: Deeper,
 }
 

@@ -25,7 +25,7 @@ use rustc_hash::FxHashMap;
 use crate::clones::CloneId;
 use crate::edit::{Change, EditPlan, NewCode, NewCodeId, Replacement, Snippet};
 use crate::error::{Error, Result};
-use crate::plan::{Filling, FragmentPlan, LayoutPlan, PlannedBlock, Temperature, Throws};
+use crate::plan::{Filling, FragmentPlan, LayoutPlan, PlannedBlock, Temperature, Throws, Unwinds};
 use link::Linker;
 
 lifter::define_id!(
@@ -130,6 +130,7 @@ pub struct OutProgram<'p> {
     pub joins_kept_entries: bool,
     /// As in the plan.
     pub throws: Throws,
+    pub unwinds: Unwinds,
     /// As in the plan.
     pub spared_by_relays: Option<&'p SecondaryMap<Block, bool>>,
     /// As in the plan.
@@ -272,6 +273,7 @@ pub fn materialize<'p>(
         hot_from: layout.hot_from,
         joins_kept_entries: layout.joins_kept_entries,
         throws: layout.throws,
+        unwinds: layout.unwinds,
         spared_by_relays: layout.spared_by_relays.as_ref(),
         window_worths: layout.window_worths.as_ref(),
         sources: Sources {

@@ -69,6 +69,16 @@ pub enum Throws {
     Dear,
 }
 
+/// From where unwinders may be asked for the callers of code.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Unwinds {
+    /// From any instruction: that is what profilers and debuggers do.
+    #[default]
+    Anywhere,
+    /// From where code calls, jumps, touches memory or traps.
+    FromStops,
+}
+
 /// Where what the code leaves free of the old text lies.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Filling {
@@ -99,6 +109,8 @@ pub struct LayoutPlan {
     pub joins_kept_entries: bool,
     /// Whether what shares an entry may be thrown through.
     pub throws: Throws,
+    /// Where unwind rows are right, if they are right anywhere in the input.
+    pub unwinds: Unwinds,
     /// Lets branches go by way of jumps to the same place where that is shorter, but not from one of these blocks to another; nowhere if nothing is said.
     pub spared_by_relays: Option<SecondaryMap<Block, bool>>,
     /// By block, what it is worth to keep a branch of it off the end of a decode window (`crate::encode::WindowBranch`); nothing if nothing is said.

@@ -42,6 +42,7 @@ use crate::encode::{self, FragmentCode, FragmentShape, Shapes};
 use crate::error::{Error, Result};
 use crate::instrument::Start;
 use crate::materialize::{Out, OutFragment, OutProgram};
+use crate::plan::Unwinds;
 use headers::HeaderChanges;
 use patch::OutBytes;
 use place::Placement;
@@ -133,7 +134,9 @@ pub fn relink(
     let covered = unwind::covered(image, program, out, &shapes, &placement);
     let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
     let joined_max = unwind::joined_max(image, &program.unwind, out.throws);
-    let mut tables = eh_frame::UnwindLayout::plan(&program.unwind, &covered, &joined_max, pad)?;
+    let is_sparse = out.unwinds == Unwinds::FromStops || program.unwind.is_sparse();
+    let choices = eh_frame::Choices { joined_max: &joined_max, sparse: is_sparse.then_some(image) };
+    let mut tables = eh_frame::UnwindLayout::plan(&program.unwind, &covered, choices, pad)?;
     drop(covered);
     shapes.forget_runs();
     // A table without entries is but a terminator, which no one needs where there was none.

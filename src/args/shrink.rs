@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use rewriter::fold::shares::Slowdown;
+use rewriter::plan::Unwinds;
 
 use super::{Rewrite, Separate};
 
@@ -37,12 +38,29 @@ pub(crate) struct Shrink {
     /// and the link to it, and where the program may read a section that is not loaded, they stay with that.
     #[arg(long)]
     pub(crate) strip: bool,
+    /// Take something for granted that no analysis can show.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
+    pub(crate) assume: Vec<Granted>,
     /// A training command, as for `train`: {} stands for the program. What runs then is the profile.
     #[arg(last = true, value_name = "CMD", conflicts_with_all = ["profile", "slower"])]
     pub(crate) workload: Vec<String>,
 }
 
+/// What a smaller file may take for granted.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Granted {
+    /// Nobody asks for the callers of code amid instructions that only compute in registers, push them, pop them or return: unwind tables are less than half as large where they say nothing of these.
+    /// Exceptions, crashes and breakpoints on lines are fine; profilers that walk the stack from where a timer stops the program, and `pthread_cancel` of threads that allow it anywhere, are not.
+    NoAsyncUnwind,
+}
+
 impl Shrink {
+    pub(crate) fn assumptions(&self) -> checker::Assumptions {
+        checker::Assumptions { no_async_unwind: self.unwinds() == Unwinds::FromStops, ..checker::Assumptions::default() }
+    }
+    pub(crate) fn unwinds(&self) -> Unwinds {
+        if self.assume.contains(&Granted::NoAsyncUnwind) { Unwinds::FromStops } else { Unwinds::Anywhere }
+    }
     pub(crate) fn is_on(&self, technique: Technique) -> bool {
         (self.only.is_empty() || self.only.contains(&technique)) && !self.skip.contains(&technique)
     }

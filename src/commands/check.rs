@@ -22,7 +22,10 @@ pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<Exi
     let debug_files = (read(&args.debug_file)?, read(&args.debug_file_output)?);
     let before = Files { program: &before, debug_file: debug_files.0.as_deref() };
     let after = Files { program: &after, debug_file: debug_files.1.as_deref() };
-    let assumptions = checker::Assumptions { no_races: args.assume.contains(&Assumption::NoRaces) };
+    let assumptions = checker::Assumptions {
+        no_races: args.assume.contains(&Assumption::NoRaces),
+        no_async_unwind: args.assume.contains(&Assumption::NoAsyncUnwind),
+    };
     let report = timing
         .phase("check", |_| checker::check_assuming(before, after, assumptions))
         .map_err(|e| Failure::new(format!("{} and {}: {e}", args.input.display(), args.output.display())))?;

@@ -14,7 +14,7 @@ use rewriter::dyno::{self, DynoStats};
 use rewriter::edit::EditPlan;
 use rewriter::fold::Folding;
 use rewriter::layout::{self, LayoutOptions};
-use rewriter::plan::{LayoutPlan, Temperature};
+use rewriter::plan::{LayoutPlan, Temperature, Unwinds};
 use rewriter::relink::{Relinked, Reported};
 use rewriter::specialize::emit::{Cloning, Dispatch, Form};
 use rewriter::transform::{self, schedule};
@@ -43,6 +43,7 @@ pub(crate) fn run(args: &Optimize, style: Style, timing: &mut Timing) -> Result<
         edits: edits(&args.transforms),
         fold: args.transforms.is_on(Transform::Fold),
         fuel: args.transforms.fuel,
+        unwinds: args.transforms.unwinds(),
         undescribed: Undescribed::Sought,
     };
     let done = optimize(&job, timing)?;
@@ -112,13 +113,18 @@ pub(crate) struct Job<'a> {
     /// Whether functions that do the same share one body.
     pub(crate) fold: bool,
     pub(crate) fuel: Option<u64>,
+    /// From where unwinders may be asked for callers.
+    pub(crate) unwinds: Unwinds,
     /// What is made of code without unwind entries.
     pub(crate) undescribed: Undescribed,
 }
 
 impl Job<'_> {
     fn assumptions(&self) -> checker::Assumptions {
-        checker::Assumptions { no_races: self.edits.schedule.is_some_and(|options| options.no_races) }
+        checker::Assumptions {
+            no_races: self.edits.schedule.is_some_and(|options| options.no_races),
+            no_async_unwind: self.unwinds == Unwinds::FromStops,
+        }
     }
 }
 
@@ -223,6 +229,7 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
         unproven.leave_out(&lifted.program, &mut edits);
         let mut adjusted = edits.adjusted(&lifted.program, &weights);
         let mut plan = driver::plan(&lifted, &adjusted, &job.order, (&edits, &folded), timing);
+        plan.unwinds = job.unwinds;
         if matches!(job.order, Order::ByWeights(_)) && weights.has_counts() {
             timing.phase("keep what never runs", |_| {
                 let Lifted { image, program } = &mut lifted;

@@ -234,7 +234,7 @@ fn write(
         let after = separate::files(after, new.as_ref().map(|new| &*new.bytes));
         let output = &args.rewrite.output;
         // Where code differs, less is tried next: what else is wrong does not matter then.
-        let checked = Examiner::default().examine(output, (before, after), checker::Assumptions::default(), &|_| true, timing)?;
+        let checked = Examiner::default().examine(output, (before, after), args.assumptions(), &|_| true, timing)?;
         driver::require_no_violations(output, &checked)?;
         report.warnings.extend(checked.debug.as_ref().and_then(report::about_differences));
         report.debug = checked.debug.as_ref().map(report::Told::from);

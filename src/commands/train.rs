@@ -30,6 +30,7 @@ pub(crate) fn run(args: &Train, style: Style, timing: &mut Timing) -> Result<Exi
         edits: optimize::edits(&args.transforms),
         fold: args.transforms.is_on(crate::args::Transform::Fold),
         fuel: args.transforms.fuel,
+        unwinds: args.transforms.unwinds(),
         undescribed: Undescribed::Sought,
     };
     let done = optimize::optimize(&job, timing)?;

@@ -201,7 +201,11 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
                         return label.known(call);
                     }
                     count += 1;
-                    label.rules(self.side(), address);
+                    if !self.walk.assumptions.no_async_unwind
+                        || crate::quiet::can_stop(self.side().code.bytes(address, inst), inst.kind)
+                    {
+                        label.rules(self.side(), address);
+                    }
                     if let Some(end) = self.instruction(address, inst, &mut label) {
                         return label.end(end);
                     }

@@ -465,6 +465,9 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         // In the place of a call, who unwinds is to find what the call has.
         let at = cursor.within.filter(|_| is_input).unwrap_or(cursor.at);
         let located = side.unwind.locate(at);
+        if self.walk.assumptions.no_async_unwind && !side.unwind.is_of_signal(&located) && !side.can_stop_at(at) {
+            return Ok(());
+        }
         let rules = (located.row, side.frame_at(&located, at));
         if cursor.rows.last() != Some(&rules) {
             cursor.rows.push(rules);

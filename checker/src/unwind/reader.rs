@@ -178,6 +178,8 @@ pub(super) struct Cie {
     pointer_encoding: u8,
     lsda_encoding: u8,
     has_augmentation: bool,
+    /// Whether a no-op stands before the rules.
+    pub(super) is_sparse: bool,
     pub(super) program: Vec<u8>,
 }
 
@@ -206,6 +208,7 @@ fn parse_cie(image: &Image<'_>, address: u64, entry: &Entry<'_>) -> Option<Cie> 
         pointer_encoding: 0,
         lsda_encoding: OMIT,
         has_augmentation: augmentation.first() == Some(&b'z'),
+        is_sparse: false,
         program: Vec::new(),
     };
     if cie.has_augmentation {
@@ -230,6 +233,7 @@ fn parse_cie(image: &Image<'_>, address: u64, entry: &Entry<'_>) -> Option<Cie> 
         return None;
     }
     cie.program = entry.body.get(reader.at()..)?.to_vec();
+    cie.is_sparse = cie.program.first() == Some(&0) && cie.program.iter().any(|&byte| byte != 0);
     Some(cie)
 }
 

@@ -63,6 +63,11 @@ impl Walk<'_, '_> {
         if b.row == crate::unwind::NONE && self.is_mark_of_jump(o) {
             return Ok(());
         }
+        let both_told = a.row != crate::unwind::NONE && b.row != crate::unwind::NONE;
+        if is_same_frame && both_told && self.is_unasked(o, &b) {
+            self.stats.unasked_rows += 1;
+            return Ok(());
+        }
         let what = match (a.row == crate::unwind::NONE, b.row == crate::unwind::NONE) {
             (true, false) => "has a frame description that the input lacks",
             (false, true) => "lacks a frame description",
@@ -72,6 +77,11 @@ impl Walk<'_, '_> {
         // One violation per place, but the walk goes on: what follows may still correspond.
         self.report(ViolationKind::UnwindRow, o, format!("{what}, unlike the input's {i:#x}"));
         Ok(())
+    }
+
+    /// Whether nobody asks for the rules at an address of the output.
+    fn is_unasked(&self, address: u64, located: &Located) -> bool {
+        self.assumptions.no_async_unwind && !self.output.unwind.is_of_signal(located) && !self.output.can_stop_at(address)
     }
 
     fn is_mark_of_jump(&self, o: u64) -> bool {

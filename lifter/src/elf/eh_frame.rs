@@ -29,7 +29,10 @@ pub struct CieData {
     pub personality: Option<(u8, Va)>,
     /// Augmentation `S`.
     pub is_signal_frame: bool,
-    /// Its initial instructions, opaque.
+    /// Whether the rows of its entries need only be right where code stops by itself (calls, jumps, accesses to memory, traps). relift says so to itself by a no-op before the initial instructions, which unwinders
+    /// pass over and no compiler writes.
+    pub is_sparse: bool,
+    /// Its initial instructions, opaque, without that one.
     pub instructions: Vec<u8>,
 }
 
@@ -91,6 +94,11 @@ pub struct Unwind {
 }
 
 impl Unwind {
+    /// Whether rows need only be right where code can stop by itself.
+    pub fn is_sparse(&self) -> bool {
+        self.cies.iter().any(|cie| cie.is_sparse)
+    }
+
     /// The entry that covers an address.
     pub fn fde_containing(&self, va: Va) -> Option<Fde> {
         let fdes = self.fdes.as_slice();

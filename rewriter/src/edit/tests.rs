@@ -109,11 +109,11 @@ fn new_code_stands_where_the_old_was_with_its_references_and_the_rest_moves_alon
     let start = Va(TEXT_START);
     assert_eq!(
         codes[0].runs[0],
-        Run { old_start: start, old_len: 5, offset: 0, len: 6, is_new: true, deeper: Deeper::default() }
+        Run { old_start: start, old_len: 5, offset: 0, len: 6, is_new: true, is_quiet: true, deeper: Deeper::default() }
     );
     assert_eq!(
         codes[0].runs[1],
-        Run { old_start: start + 5, old_len: 15, offset: 6, len: 15, is_new: false, deeper: Deeper::default() }
+        Run { old_start: start + 5, old_len: 15, offset: 6, len: 15, is_new: false, is_quiet: false, deeper: Deeper::default() }
     );
 }
 
@@ -162,7 +162,7 @@ fn what_stands_before_a_function_runs_into_it_and_is_entered_where_a_call_says()
     assert_eq!(kinds, [Code::Call_rm64, Code::Nopd, Code::Nopd, Code::Nopd, Code::Nopd, Code::Retnq]);
     assert_eq!(codes[1].offsets, [7], "what names the function leads behind it");
     let start = program.blocks[leaf].start;
-    let run = Run { old_start: start, old_len: 0, offset: 0, len: 7, is_new: true, deeper: Deeper::default() };
+    let run = Run { old_start: start, old_len: 0, offset: 0, len: 7, is_new: true, is_quiet: false, deeper: Deeper::default() };
     assert_eq!(codes[1].runs[0], run, "for an unwinder it is the function's start");
     let out = materialize(&program, &Weights::default(), &layout::packed(&program), &edits).map(|out| out.placed[leaf]).unwrap();
     let target = OutTarget::Placed(out.unwrap());

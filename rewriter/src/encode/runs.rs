@@ -11,7 +11,7 @@ use super::relax::{self, Relaxed, Shape};
 use super::relays::Island;
 use super::{Rewritten, Run, Shapes};
 use crate::materialize::{Content, Edit, Out, OutBlock, OutFragment, OutProgram};
-use crate::relink::eh_frame::Deeper;
+use crate::relink::eh_frame::{Deeper, are_quiet};
 
 /// Adds the runs of a fragment, and what is rewritten in them; before the block `padded`, if there is one, is room that is its own.
 pub(super) fn push(
@@ -65,7 +65,7 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// A run that begins here.
     fn plain(&self, old_start: Va, old_len: u32, len: u32) -> Run {
-        Run { old_start, old_len, offset: self.at, len, is_new: false, deeper: Deeper::by(self.fragment.deeper) }
+        Run { old_start, old_len, offset: self.at, len, is_new: false, is_quiet: false, deeper: Deeper::by(self.fragment.deeper) }
     }
 
     /// Adds what comes next, if it is anything.
@@ -98,6 +98,9 @@ impl Walk<'_> {
         let mut starts: Vec<u32> = inner.chain([part.start]).collect();
         starts.sort_unstable();
         starts.dedup();
+        // What stands in one place, as other forms of instructions do.
+        let is_plain = matches!(edit.content, Content::Code(_)) && stands.is_empty() && deeper.is_empty();
+        let is_quiet = is_plain && code.is_some_and(|code| are_quiet(&code.bytes));
         let base = self.at;
         for (index, &start) in starts.iter().enumerate() {
             let end = starts.get(index + 1).copied().unwrap_or(part.end);
@@ -106,7 +109,7 @@ impl Walk<'_> {
             let old_len = if index == 0 && elsewhere.is_none() { edit.replaced } else { 0 };
             let old_start = elsewhere.unwrap_or(old_start);
             let deeper = Deeper { stack: last_at(deeper, start).unwrap_or(self.fragment.deeper), saves: self.fragment.deeper };
-            self.push(Run { old_start, old_len, offset: base + start - part.start, len: end - start, is_new, deeper });
+            self.push(Run { old_start, old_len, offset: base + start - part.start, len: end - start, is_new, is_quiet, deeper });
         }
         // A call that leads to its arguments stands at the call, and in the lines of all that it replaces.
         if self.fragment.clone.is_none() && edit.replaced != 0 && last_at(stands, part.start).or(before_end).is_some() {

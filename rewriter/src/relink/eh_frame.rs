@@ -9,6 +9,7 @@
 //!
 //! Sources: LSB 5.0 §10.5 to §10.6, DWARF 5 §6.4.
 
+mod quiet;
 mod rows;
 mod runs;
 #[cfg(test)]
@@ -16,13 +17,14 @@ mod tests;
 
 use std::borrow::Cow;
 
-use lifter::Va;
 use lifter::elf::Unwind;
 use lifter::elf::eh_frame::CieData;
 use lifter::entity::Fde;
+use lifter::{Image, Va};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
+pub(crate) use quiet::are_quiet;
 pub(crate) use rows::{FrameRows, Row};
 
 use crate::clones::CloneId;
@@ -60,6 +62,10 @@ pub enum UnwindError {
 pub(crate) fn keeps_initial_row(unwind: &Unwind, fde: Fde, start: Va, end: Va) -> bool {
     let data = &unwind.fdes[fde];
     let cie = &unwind.cies[data.cie as usize];
+    // Amid what can't stop it may say anything.
+    if cie.is_sparse {
+        return false;
+    }
     if data.ops.is_empty() {
         return true;
     }
@@ -97,7 +103,7 @@ impl Deeper {
 pub(crate) fn has_pushed(unwind: &Unwind, fde: Fde, at: Va, registers: &[u64]) -> bool {
     let data = &unwind.fdes[fde];
     let cie = &unwind.cies[data.cie as usize];
-    rows::Rows::evaluate(cie, data).is_ok_and(|rows| rows.at(at).has_pushed(registers, cie.data_alignment))
+    !cie.is_sparse && rows::Rows::evaluate(cie, data).is_ok_and(|rows| rows.at(at).has_pushed(registers, cie.data_alignment))
 }
 
 /// A run of input bytes that moved as one: byte `old_start + k` went to `new_start + k`, up to the branch at the end, which is made
@@ -110,6 +116,8 @@ pub struct Piece {
     pub new_len: u32,
     /// Other code than the input's: all of it has the row and the call site of `old_start`.
     pub is_new: bool,
+    /// Of new code: nothing in it can stop by itself.
+    pub is_quiet: bool,
     /// The rows are those of the input, `rows::deepened`.
     pub deeper: Deeper,
     /// The clone that it is part of: exceptions land there.
@@ -121,7 +129,16 @@ impl Piece {
     pub fn in_place(start: Va, end: Va) -> Self {
         let len = (end - start) as u32;
         let deeper = Deeper::default();
-        Piece { old_start: start, old_len: len, new_start: start, new_len: len, is_new: false, deeper, clone: None }
+        Piece {
+            old_start: start,
+            old_len: len,
+            new_start: start,
+            new_len: len,
+            is_new: false,
+            is_quiet: false,
+            deeper,
+            clone: None,
+        }
     }
     pub fn old_end(&self) -> Va {
         self.old_start + u64::from(self.old_len)
@@ -156,6 +173,15 @@ impl Describe for UnwindFragment {
     fn describe(&self) -> Cow<'_, UnwindFragment> {
         Cow::Borrowed(self)
     }
+}
+
+/// What entries need not say, and how much they may.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Choices<'a> {
+    /// By common entry, how many bytes of code may share an entry with an exception table.
+    pub joined_max: &'a [u64],
+    /// The input, if rows need only be right where its code can stop by itself.
+    pub sparse: Option<&'a Image<'a>>,
 }
 
 /// Where an output entry's exception table is.
@@ -197,6 +223,8 @@ pub struct UnwindLayout<'a> {
     pub common_entries_len: u64,
     /// No-ops at the end of the last of them besides, in bytes.
     common_filled: u32,
+    /// Rows are right where code can stop by itself.
+    is_sparse: bool,
     /// Zeros at the end of `.eh_frame`.
     terminator_len: u64,
     unwind: &'a Unwind,
@@ -220,14 +248,14 @@ pub struct UnwindBytes {
 
 impl<'a> UnwindLayout<'a> {
     /// Entries and exception tables for output code at its final addresses. `landing_pad` maps the address of an input landing pad, of
-    /// a personality or of its slot to that of the output, for code of a clone or of no clone. `joined_max` says, by common entry, how many bytes of code may share an entry with an exception table.
+    /// a personality or of its slot to that of the output, for code of a clone or of no clone.
     pub fn plan(
         unwind: &'a Unwind,
         fragments: &[impl Describe],
-        joined_max: &[u64],
+        choices: Choices<'a>,
         landing_pad: impl Fn(Option<CloneId>, Va) -> Option<Va> + Sync,
     ) -> Result<Self, UnwindError> {
-        let entries = runs::Entries::of(unwind, joined_max);
+        let entries = runs::Entries::of(unwind, choices);
         let planned: Result<Vec<Vec<PlannedFde>>, UnwindError> = fragments
             .par_iter()
             .map_init(rows::CommonRows::default, |common, f| plan_fragment(&entries, &f.describe(), &landing_pad, common))
@@ -247,6 +275,7 @@ impl<'a> UnwindLayout<'a> {
             common_filled: 0,
             terminator_len: TERMINATOR_LEN,
             unwind,
+            is_sparse: choices.sparse.is_some(),
             cie_offsets: vec![None; unwind.cies.len()],
             personalities: unwind.cies.iter().map(|cie| landing_pad(None, cie.personality?.1)).collect(),
             fdes,
@@ -298,7 +327,7 @@ impl<'a> UnwindLayout<'a> {
         let mut end = 0u64;
         for (index, _) in is_used.iter().enumerate().filter(|(_, used)| **used) {
             self.cie_offsets[index] = Some(end as u32);
-            end += encode_cie(&self.unwind.cies[index], (None, None), 0)?.len() as u64;
+            end += encode_cie(&self.unwind.cies[index], self.is_sparse, (None, None), 0)?.len() as u64;
         }
         self.common_entries_len = end;
         for fde in &mut self.fdes {
@@ -368,7 +397,7 @@ impl<'a> UnwindLayout<'a> {
                 return Err(UnwindError::PersonalityGone(at));
             }
             let filled = if last == Some(index) { self.common_filled } else { 0 };
-            eh_frame.extend(encode_cie(cie, (Some(at), self.personalities[index]), filled)?);
+            eh_frame.extend(encode_cie(cie, self.is_sparse, (Some(at), self.personalities[index]), filled)?);
         }
         for fde in &self.fdes {
             self.push_fde(fde, except_table_at, eh_frame_at, &mut eh_frame)?;
@@ -462,7 +491,7 @@ fn plan_fragment<'a>(
             },
         };
         let len = (run.end() - run.start()) as u32;
-        let instructions = runs::instructions(unwind, &run, common)?;
+        let instructions = runs::instructions(entries, &run, common)?;
         planned.push(PlannedFde { start: run.start(), len, cie: run.cie(unwind), table, instructions, offset: 0, filled: 0 });
     }
     Ok(planned)
@@ -494,7 +523,12 @@ fn push_pointer(out: &mut Vec<u8>, base: Va, encoding: u8, target: Option<Va>) -
 }
 
 /// A common entry for an address; without one, of the right length but without its pointer.
-fn encode_cie(cie: &CieData, (at, personality): (Option<Va>, Option<Va>), filled: u32) -> Result<Vec<u8>, UnwindError> {
+fn encode_cie(
+    cie: &CieData,
+    is_sparse: bool,
+    (at, personality): (Option<Va>, Option<Va>),
+    filled: u32,
+) -> Result<Vec<u8>, UnwindError> {
     let mut out = vec![0; 8]; // the length, filled in below, and the zero that marks a common entry
     out.push(if cie.return_register < 0x80 { 1 } else { 3 });
     out.push(b'z');
@@ -516,6 +550,7 @@ fn encode_cie(cie: &CieData, (at, personality): (Option<Va>, Option<Va>), filled
     }
     out.extend(lsda_encoding(cie));
     out.push(PCREL_SDATA4);
+    out.extend(is_sparse.then_some(gimli::DW_CFA_nop.0));
     out.extend(&cie.instructions);
     out.resize(out.len().next_multiple_of(ENTRY_ALIGN as usize) + filled as usize, gimli::DW_CFA_nop.0);
     let len = out.len() as u32 - 4;

@@ -115,6 +115,7 @@ impl Describe for Covered<'_> {
                     new_start: at + u64::from(run.offset),
                     new_len: run.len,
                     is_new: run.is_new,
+                    is_quiet: run.is_quiet,
                     deeper: run.deeper,
                     clone,
                 })),

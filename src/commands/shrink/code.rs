@@ -12,7 +12,7 @@ use rewriter::fold::blocks::BlockFolding;
 use rewriter::fold::ends;
 use rewriter::fold::shares::{Shares, Slowdown};
 use rewriter::layout::{self, LayoutOptions};
-use rewriter::plan::{Filling, LayoutPlan, Throws};
+use rewriter::plan::{Filling, LayoutPlan, Throws, Unwinds};
 use rewriter::relink::Relinked;
 use rewriter::shrink::{dead, forms, outline, subroutines, unfit_stand_ins};
 use rewriter::transform::direct_calls::{self, DirectCall};
@@ -167,6 +167,7 @@ pub(super) fn plan(
     if args.is_on(Technique::UnwindEntries) {
         plan.share_unwind_entries(throws(args));
     }
+    plan.unwinds = args.unwinds();
     let calls: Vec<DirectCall> = match args.is_on(Technique::DirectCalls) {
         true => timing.phase("find calls", |_| direct_calls::find(image, program, &weights, || &is_reached)),
         false => Vec::new(),
@@ -210,12 +211,15 @@ fn throws(args: &Shrink) -> Throws {
 
 /// Plans smaller unwind tables for code that stays.
 fn plan_in_place(args: &Shrink, lifted: &mut Lifted<'_>) -> Option<Planned> {
-    if !args.is_on(Technique::UnwindEntries) {
+    if !args.is_on(Technique::UnwindEntries) && args.unwinds() == Unwinds::Anywhere {
         return None;
     }
     lifted.program.pin_all(PinReason::NotWorthMoving);
     let mut plan = LayoutPlan::default();
-    plan.share_unwind_entries(throws(args));
+    if args.is_on(Technique::UnwindEntries) {
+        plan.share_unwind_entries(throws(args));
+    }
+    plan.unwinds = args.unwinds();
     let (edits, weights, gone) = (EditPlan::default(), Weights::default(), Gone::default());
     Some(Planned { plan, edits, weights, gone, is_in_place: true })
 }

@@ -272,10 +272,14 @@ fn parse_cie(mut body: Cursor<'_>) -> Result<(CieData, bool), Problem> {
         lsda_encoding: None,
         personality: None,
         is_signal_frame: false,
+        is_sparse: false,
         instructions: Vec::new(),
     };
     parse_augmentation(&mut body, augmentation, &mut cie)?;
-    cie.instructions = initial_instructions(body, cie.data_alignment)?.to_vec();
+    let instructions = initial_instructions(body, cie.data_alignment)?;
+    let marks = instructions.iter().take_while(|&&byte| byte == gimli::DW_CFA_nop.0).count();
+    cie.is_sparse = marks > 0;
+    cie.instructions = instructions[marks..].to_vec();
     Ok((cie, !augmentation.is_empty()))
 }
 

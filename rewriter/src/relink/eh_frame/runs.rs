@@ -7,21 +7,24 @@
 //!   address.
 //! * *Differences*, always: the row that each output address needs, and what leads to it from the row before.
 //!
-//! **Invariant.** At every output instruction the row is the one of its input instruction. Output bytes behind the last byte of
+//! Where rows need only be right where code can stop by itself, those that hold at no such instruction are left out (`Asked`, `quiet`).
+//!
+//! **Invariant.** At every output instruction, or at those that can stop, the row is the one of its input instruction. Output bytes behind the last byte of
 //! a piece (a branch that was inserted or grew) have the row of the address behind the piece in the input: control that runs on
 //! past the piece had that row there, and where it does not run on, no instruction starts in these bytes. No-ops between two pieces, which align the second, have the row of that.
 
 use std::borrow::Cow;
 
-use lifter::Va;
 use lifter::address_index::AddressIndex;
 use lifter::elf::Unwind;
 use lifter::elf::eh_frame::{CieData, FdeData};
 use lifter::elf::lsda::Lsda;
 use lifter::entity::{EntityId, Fde};
+use lifter::{Image, Va};
 
+use crate::relink::eh_frame::quiet::stops;
 use crate::relink::eh_frame::rows::{CommonRows, Row, Rows, deepened};
-use crate::relink::eh_frame::{Deeper, Piece, UnwindError, UnwindFragment};
+use crate::relink::eh_frame::{Choices, Deeper, Piece, UnwindError, UnwindFragment};
 use crate::relink::lsda::{self, Part};
 
 /// For how many pieces a run has room at first, at most: code that stays side by side is one fragment, of which each piece may be a run.
@@ -108,13 +111,12 @@ pub(super) enum Tables {
 pub(super) struct Entries<'a> {
     pub(super) unwind: &'a Unwind,
     by_end: AddressIndex,
-    /// By common entry, how many bytes of code may share an entry with an exception table.
-    joined_max: &'a [u64],
+    choices: Choices<'a>,
 }
 
 impl<'a> Entries<'a> {
-    pub(super) fn of(unwind: &'a Unwind, joined_max: &'a [u64]) -> Self {
-        Self { unwind, joined_max, by_end: AddressIndex::new(unwind.fdes.as_slice().iter().map(|fde| fde.end)) }
+    pub(super) fn of(unwind: &'a Unwind, choices: Choices<'a>) -> Self {
+        Self { unwind, choices, by_end: AddressIndex::new(unwind.fdes.as_slice().iter().map(|fde| fde.end)) }
     }
 
     /// The first entry that ends behind an address; `near` is the one of the last address, which is often the same.
@@ -213,7 +215,7 @@ impl Shared {
         };
         let cie = if adds_to_own { next.cie } else { self.cie };
         let has_table = self.has_table || next.has_table;
-        let is_short = !has_table || entries.joined_max.get(cie as usize).is_none_or(|&max| len <= max);
+        let is_short = !has_table || entries.choices.joined_max.get(cie as usize).is_none_or(|&max| len <= max);
         (is_same && is_short && !self.is_opaque && !next.is_opaque).then_some(Shared { cie, has_table, is_opaque: false, tables })
     }
 }
@@ -275,12 +277,12 @@ impl Writer {
 }
 
 /// The call frame instructions of a run. What can't be evaluated can still be re-timed.
-pub(super) fn instructions<'a>(unwind: &'a Unwind, run: &Run, common: &mut CommonRows<'a>) -> Result<Vec<u8>, UnwindError> {
+pub(super) fn instructions<'a>(entries: &Entries<'a>, run: &Run, common: &mut CommonRows<'a>) -> Result<Vec<u8>, UnwindError> {
     if run.pieces.iter().any(|piece| piece.deeper != Deeper::default()) {
-        return differences(unwind, run, common);
+        return differences(entries, run, common);
     }
-    let Some(retimed) = retimed(&unwind.fdes[run.fde()], run)? else { return differences(unwind, run, common) };
-    Ok(match differences(unwind, run, common) {
+    let Some(retimed) = retimed(&entries.unwind.fdes[run.fde()], run)? else { return differences(entries, run, common) };
+    Ok(match differences(entries, run, common) {
         Ok(differences) if differences.len() < retimed.len() => differences,
         _ => retimed,
     })
@@ -317,15 +319,18 @@ fn deepened_where_needed<'a>(cie: &CieData, data: &'a FdeData, deeper: Deeper) -
 }
 
 /// What leads from each row to the next, whatever the order.
-fn differences<'a>(unwind: &'a Unwind, run: &Run, common: &mut CommonRows<'a>) -> Result<Vec<u8>, UnwindError> {
+fn differences<'a>(entries: &Entries<'a>, run: &Run, common: &mut CommonRows<'a>) -> Result<Vec<u8>, UnwindError> {
+    let unwind = entries.unwind;
     let index = unwind.fdes[run.fde()].cie as usize;
     let cie = &unwind.cies[index];
     let initial = common.of(&unwind.cies, index)?;
+    // Where a signal's frame is told, any instruction may be asked for.
+    let sparse = entries.choices.sparse.filter(|_| !cie.is_signal_frame);
     let parts = || run.pieces.iter().zip(&run.fdes).filter(|(piece, _)| piece.new_len != 0);
-    let mut entries: Vec<((Fde, Deeper), Cow<'_, FdeData>)> = Vec::new();
+    let mut told: Vec<((Fde, Deeper), Cow<'_, FdeData>)> = Vec::new();
     for (piece, &fde) in parts() {
         let key = (fde, piece.deeper);
-        if entries.iter().any(|(known, _)| *known == key) {
+        if told.iter().any(|(known, _)| *known == key) {
             continue;
         }
         let data = &unwind.fdes[fde];
@@ -335,27 +340,65 @@ fn differences<'a>(unwind: &'a Unwind, run: &Run, common: &mut CommonRows<'a>) -
             None if piece.deeper.saves == 0 => Cow::Borrowed(data),
             None => return Err(UnwindError::Deeper(data.start)),
         };
-        entries.push((key, entry));
+        told.push((key, entry));
     }
-    let mut rows_of: Vec<((Fde, Deeper), Rows<'_>)> = Vec::with_capacity(entries.len());
-    for (key, entry) in &entries {
+    let mut rows_of: Vec<((Fde, Deeper), Rows<'_>)> = Vec::with_capacity(told.len());
+    for (key, entry) in &told {
         rows_of.push((*key, Rows::evaluate_from(initial.clone(), cie, entry)?));
     }
     let mut changes_of_run: Vec<(Va, &Row<'_>)> = Vec::new();
     let mut reached = run.start();
     for (piece, &fde) in parts() {
         let Some((_, rows)) = rows_of.iter().find(|(known, _)| *known == (fde, piece.deeper)) else { continue };
+        let mut asked = sparse.map(|image| Asked::of(image, piece, unwind.fdes[fde].start));
         // No-ops before an aligned piece are executed by what runs on into it.
-        let first = (std::mem::replace(&mut reached, piece.new_end()), rows.at(piece.old_start));
-        let changes = rows.changes(piece.old_start, piece.old_end()).map(|(at, row)| (piece.map(*at), row));
-        for (at, row) in std::iter::once(first).chain(changes) {
+        let first = (piece.old_start, std::mem::replace(&mut reached, piece.new_end()), rows.at(piece.old_start));
+        let changes = rows.changes(piece.old_start, piece.old_end()).map(|(old, row)| (*old, piece.map(*old), row));
+        let mut holding = std::iter::once(first).chain(changes).peekable();
+        while let Some((_, at, row)) = holding.next() {
+            let is_asked = asked.as_mut().is_none_or(|asked| asked.is_before(holding.peek().map(|next| next.0)));
             let current = changes_of_run.last().map_or(&initial, |(_, row)| row);
-            if at < piece.new_end() && row != current {
+            if is_asked && at < piece.new_end() && row != current {
                 changes_of_run.push((at, row));
             }
         }
     }
     emit(&initial, &changes_of_run, run.start(), cie.data_alignment)
+}
+
+/// Where rows of a piece are asked for, if only those are needed where code can stop by itself.
+enum Asked {
+    /// In all of it, up to its end, or in none.
+    Whole(bool),
+    /// At these places of the input, ascending.
+    At(Vec<Va>),
+}
+
+impl Asked {
+    /// For a piece of an entry that begins at `entry`. Where a function begins is one of the places: what relinks the file again looks for it there.
+    fn of(image: &Image<'_>, piece: &Piece, entry: Va) -> Self {
+        if piece.is_new {
+            return Asked::Whole(!piece.is_quiet);
+        }
+        let Some(bytes) = image.read(piece.old_start, piece.old_len as usize) else { return Asked::Whole(true) };
+        let begins = (piece.old_start == entry).then_some(entry);
+        // Behind what was copied a jump may have been added.
+        let ends = (piece.new_len > piece.old_len).then_some(piece.old_end());
+        let mut places: Vec<Va> = begins.into_iter().chain(stops(bytes, piece.old_start)).chain(ends).collect();
+        places.reverse();
+        Asked::At(places)
+    }
+
+    /// Whether one of the places is before an address of the input, and not before the last one that was asked for.
+    fn is_before(&mut self, end: Option<Va>) -> bool {
+        let places = match self {
+            Asked::Whole(all) => return *all,
+            Asked::At(places) => places,
+        };
+        let count = places.len();
+        while places.pop_if(|place| end.is_none_or(|end| *place < end)).is_some() {}
+        places.len() < count
+    }
 }
 
 /// The instructions for rows, each from its address on. Where functions share an entry, each begins with the common row: if that is shorter, it is remembered.

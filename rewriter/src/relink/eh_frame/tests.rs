@@ -12,7 +12,7 @@ use rustc_hash::FxHashSet;
 
 use crate::relink::space::PAGE;
 
-use super::{Deeper, Piece, UnwindBytes, UnwindFragment, UnwindLayout};
+use super::{Choices, Deeper, Piece, UnwindBytes, UnwindFragment, UnwindLayout, quiet};
 use oracle::{Entry, Row};
 
 /// A small generator (splitmix64) so that a failure repeats.
@@ -65,7 +65,17 @@ fn identity(start: Va, end: Va) -> UnwindFragment {
 
 /// Plans and writes, the sections behind everything else in the image.
 fn write(unwind: &Unwind, fragments: &[UnwindFragment], sections_at: Va, pad: impl Fn(Va) -> Option<Va> + Sync) -> Written {
-    let layout = UnwindLayout::plan(unwind, fragments, &[], |_, va| pad(va)).unwrap();
+    write_with(unwind, fragments, Choices::default(), sections_at, pad)
+}
+
+fn write_with(
+    unwind: &Unwind,
+    fragments: &[UnwindFragment],
+    choices: Choices<'_>,
+    sections_at: Va,
+    pad: impl Fn(Va) -> Option<Va> + Sync,
+) -> Written {
+    let layout = UnwindLayout::plan(unwind, fragments, choices, |_, va| pad(va)).unwrap();
     let except_table_at = sections_at;
     let eh_frame_at = (except_table_at + layout.except_table_len).align_up(8);
     let hdr_at = (eh_frame_at + layout.eh_frame_len).align_up(4);
@@ -276,6 +286,7 @@ fn tear(unwind: &Unwind, from: Va, every: usize, random: &mut Random) -> Torn {
                     new_start: at,
                     new_len,
                     is_new: false,
+                    is_quiet: false,
                     deeper: Deeper::default(),
                     clone: None,
                 });
@@ -350,6 +361,36 @@ fn torn_and_shuffled_code_keeps_the_row_and_call_site_of_every_byte() {
 }
 
 #[test]
+fn sparse_rows_of_torn_code_are_right_where_it_can_stop_and_say_that_they_are_sparse() {
+    let mut random = Random(7);
+    let (mut full_len, mut sparse_len) = (0, 0);
+    for (name, bytes) in real_files() {
+        let image = Image::parse(&bytes).unwrap();
+        let unwind = Unwind::parse(&image).unwrap();
+        let every = (unwind.fdes.len() / 1500).max(1);
+        let torn = tear(&unwind, image.high().align_up(4096), every, &mut random);
+        let pad = |old: Va| torn.new_address(old).or(Some(old));
+        let at = torn.end.align_up(4096);
+        let sparse = Choices { sparse: Some(&image), ..Choices::default() };
+        let written = write_with(&unwind, &torn.fragments, sparse, at, pad);
+        assert!(read_back(&written, &image).is_sparse(), "{name}");
+        let (old_entries, new_entries) =
+            (entries_of_image(&image), oracle::entries(&written.bytes.eh_frame, written.eh_frame_at));
+        for piece in torn.fragments.iter().flat_map(|fragment| &fragment.pieces) {
+            let code = image.read(piece.old_start, piece.old_len as usize).unwrap();
+            for old in quiet::stops(code, piece.old_start).filter(|&old| old - piece.old_start < u64::from(piece.new_len)) {
+                let new = piece.new_start + (old - piece.old_start);
+                let row = entry_at(&new_entries, new).unwrap().row_at(new);
+                assert_eq!(row_until(&old_entries, piece.old_start, old), row, "{name}: {old} at {new} in {piece:?}");
+            }
+        }
+        full_len += write(&unwind, &torn.fragments, at, pad).bytes.eh_frame.len();
+        sparse_len += written.bytes.eh_frame.len();
+    }
+    assert!(sparse_len < full_len, "{sparse_len} of {full_len}");
+}
+
+#[test]
 fn no_ops_that_align_a_piece_have_its_row() {
     let (_, bytes) = real_files().pop().unwrap();
     let image = Image::parse(&bytes).unwrap();
@@ -393,7 +434,7 @@ fn entries_begin_where_they_have_to_and_say_the_same() {
         let image = Image::parse(&bytes).unwrap();
         let Ok(unwind) = Unwind::parse(&image) else { continue };
         let fragments: Vec<UnwindFragment> = unwind.fdes.values().map(|fde| identity(fde.start, fde.end)).collect();
-        let mut layout = UnwindLayout::plan(&unwind, &fragments, &[], |_, va| Some(va)).unwrap();
+        let mut layout = UnwindLayout::plan(&unwind, &fragments, Choices::default(), |_, va| Some(va)).unwrap();
         let at = image.high().align_up(PAGE);
         let (before, longest) = (layout.eh_frame_len, layout.longest_entry_len().unwrap());
         let behind = (before - layout.common_entries_len) / 4 + 8;
@@ -432,7 +473,7 @@ fn a_pad_that_went_nowhere_is_an_error_that_names_it() {
         else {
             return false;
         };
-        let error = UnwindLayout::plan(&unwind, &[identity(fde.start, fde.end)], &[], |_, _| None).unwrap_err();
+        let error = UnwindLayout::plan(&unwind, &[identity(fde.start, fde.end)], Choices::default(), |_, _| None).unwrap_err();
         assert!(matches!(error, super::UnwindError::LandingPadGone { pad, .. } if unwind.fde_containing(pad).is_some()));
         true
     });
@@ -446,10 +487,16 @@ fn fragments_that_overlap_and_pieces_that_descend_are_errors() {
     let unwind = Unwind::parse(&image).unwrap();
     let fde = &unwind.fdes[lifter::entity::Fde::new(0)];
     let twice = [identity(fde.start, fde.end), identity(fde.start, fde.end)];
-    assert!(matches!(UnwindLayout::plan(&unwind, &twice, &[], |_, va| Some(va)), Err(super::UnwindError::Overlap(_))));
+    assert!(matches!(
+        UnwindLayout::plan(&unwind, &twice, Choices::default(), |_, va| Some(va)),
+        Err(super::UnwindError::Overlap(_))
+    ));
     let mut outside = identity(fde.start, fde.end);
     outside.pieces[0].new_start = fde.start + 1;
-    assert!(matches!(UnwindLayout::plan(&unwind, &[outside], &[], |_, va| Some(va)), Err(super::UnwindError::Pieces(_))));
+    assert!(matches!(
+        UnwindLayout::plan(&unwind, &[outside], Choices::default(), |_, va| Some(va)),
+        Err(super::UnwindError::Pieces(_))
+    ));
 }
 
 #[test]
@@ -467,7 +514,9 @@ fn damaged_tables_are_written_or_refused_without_a_panic() {
             let image = Image::parse(&bytes).unwrap();
             if let Ok(unwind) = Unwind::parse(&image) {
                 let torn = tear(&unwind, image.high().align_up(4096), 20, &mut random);
-                if let Ok(layout) = UnwindLayout::plan(&unwind, &torn.fragments, &[], |_, va| torn.new_address(va).or(Some(va))) {
+                if let Ok(layout) =
+                    UnwindLayout::plan(&unwind, &torn.fragments, Choices::default(), |_, va| torn.new_address(va).or(Some(va)))
+                {
                     let (a, b) = (torn.end.align_up(8), torn.end.align_up(8) + layout.except_table_len.next_multiple_of(8));
                     written += usize::from(layout.write(a, b, b + layout.eh_frame_len).is_ok());
                 }

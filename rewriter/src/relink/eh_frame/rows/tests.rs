@@ -13,6 +13,7 @@ fn cie() -> CieData {
         lsda_encoding: None,
         personality: None,
         is_signal_frame: false,
+        is_sparse: false,
         instructions: vec![0x0c, 7, 8, 0x90, 1], // the address is rsp+8, rip at -8 from it
     }
 }

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use lifter::elf::Unwind;
 use lifter::{Image, Va};
 
-use super::{Random, UnwindFragment, UnwindLayout, identity};
+use super::{Choices, Random, UnwindFragment, UnwindLayout, identity};
 
 const CPP: &str = r#"
 #include <cstdio>
@@ -129,7 +129,7 @@ fn cut_to_slivers(path: &Path, seed: u64) {
             start = end;
         }
     }
-    let layout = UnwindLayout::plan(&unwind, &fragments, &[], |_, va| Some(va)).unwrap();
+    let layout = UnwindLayout::plan(&unwind, &fragments, Choices::default(), |_, va| Some(va)).unwrap();
     let reserve = &image.sections[image.section_named(".reserve").unwrap()];
     let table_at = reserve.sh_addr.align_up(8);
     let frame_at = (table_at + layout.except_table_len).align_up(8);
