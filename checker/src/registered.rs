@@ -289,6 +289,6 @@ fn held(side: &Side<'_>, address: u64, inst: Inst) -> Option<u64> {
         0xc7 => shape.map == 0 && bytes.get(shape.modrm).is_some_and(|modrm| modrm >> 6 == 3),
         _ => false,
     };
-    let at = shape.opcode + 1 + usize::from(shape.modrm != 0);
-    word(bytes, at).filter(|_| is_held)
+    // All of it: a number of 64 bits is no address for its lower half.
+    shape.wide_immediate(bytes).filter(|_| is_held)
 }
