@@ -127,6 +127,9 @@ fn entries_of_a_table_stay_apart_where_one_is_a_jump_to_the_other() {
 /// Pointers enough that packing them pays for moving the dynamic section, and functions with room between them.
 const LLD: &str = r#"
 #include <stdio.h>
+#ifdef ALIGNED
+__attribute__((used, aligned(4096))) static const char page[5000] = "page";
+#endif
 static int sum;
 #define F(n) __attribute__((noinline, aligned(64))) static int f##n(int x) { for (int i = 0; i < x; i++) sum += i * n; return sum + n; }
 FUNCTIONS
@@ -181,6 +184,19 @@ fn files_of_lld_lose_the_front_of_their_code_and_pack_relocations_into_a_moved_d
         let (again, _) = shrink(&output, &[], "again", folder.path());
         assert_eq!(run(&mut Command::new(&again), folder.path()), expected, "{flags:?}");
     }
+}
+
+#[test]
+fn packed_relocations_leave_the_file_where_the_constants_behind_them_are_aligned_to_pages() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let Some(input) = lld_program_with(2000, &["-DALIGNED", "-s"], folder.path()) else { return };
+    let expected = run(&mut Command::new(&input), folder.path());
+    assert_eq!(expected.end, End::Exit(SUCCESS));
+    let (output, report) = shrink(&input, &["--only", "relr,cuts,holes"], "output", folder.path());
+    assert_eq!(run(&mut Command::new(&output), folder.path()), expected);
+    // 24 bytes each, of which some are needed still.
+    let spared = support::size(&input) - support::size(&output);
+    assert!(spared > 23 * 2000, "{spared}: {report:#}");
 }
 
 /// Bytes between the last one in the file of the first segment that is written and the end of its page.

@@ -30,7 +30,7 @@ use crate::relink::{self, headers};
 pub(super) const PAGE: u64 = 4096;
 /// Bytes of an `Elf64_Shdr`.
 const SECTION_HEADER: u64 = 64;
-/// More than any section's alignment leaves between two.
+/// More than the alignment of most sections leaves between two.
 const GAP_MAX: u64 = 64;
 
 /// Whether a page of the file may be mapped twice with different rights.
@@ -365,7 +365,10 @@ fn gap_start(image: &Image<'_>, segment: &Segment, free: &[(Va, Va)], end: Va) -
     let others = image.segments.iter().filter(|s| !is_in_sections(s) && segment.p_vaddr <= s.p_vaddr && s.p_vaddr < end);
     let others = others.map(|s| s.p_vaddr + s.p_filesz);
     let last = image.sections.values().filter(before).map(|s| s.end()).chain(freed).chain(others).max();
-    let Some(start) = last.filter(|&last| last < end && end - last < GAP_MAX && image.has_section_headers) else { return end };
+    // One that is aligned to more may have more before it.
+    let begun = image.sections.values().filter(|s| s.is_alloc() && s.sh_addr == end).map(|s| s.sh_addralign.min(PAGE)).max();
+    let gap_max = begun.unwrap_or(0).max(GAP_MAX);
+    let Some(start) = last.filter(|&last| last < end && end - last < gap_max && image.has_section_headers) else { return end };
     let is_padding = |bytes: &[u8]| bytes.iter().all(|byte| [0, 0x90, 0xcc].contains(byte));
     if image.read(start, (end - start) as usize).is_some_and(is_padding) { start } else { end }
 }
