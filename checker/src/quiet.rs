@@ -91,6 +91,10 @@ fn stack_move(bytes: &[u8], inst: Inst) -> Option<i64> {
     let shape = Shape::of(bytes);
     let opcode = *bytes.get(shape.opcode)?;
     let (is_extended, is_wide) = (shape.rex() & 1 != 0, shape.rex() & 8 != 0);
+    // Half a push.
+    if bytes.first() == Some(&0x66) && shape.map == 0 && inst.kind == Kind::Plain {
+        return None;
+    }
     match (inst.kind, opcode) {
         (Kind::Nop | Kind::EndBranch, _) => return Some(0),
         (Kind::Plain | Kind::Lea, _) => {}
@@ -167,7 +171,9 @@ mod tests {
         assert_eq!(moved(&[0x48, 0x83, 0xec, 0x18]), Some(-24));
         assert_eq!(moved(&[0x48, 0x81, 0xc4, 0, 1, 0, 0]), Some(256));
         assert_eq!(moved(&[0x31, 0xc0]), Some(0));
-        for other in [&[0x5d][..], &[0x5c], &[0xc9], &[0x48, 0x89, 0xe5], &[0x48, 0x83, 0xe4, 0xf0], &[0xbd, 1, 0, 0, 0]] {
+        for other in
+            [&[0x5d][..], &[0x5c], &[0xc9], &[0x48, 0x89, 0xe5], &[0x48, 0x83, 0xe4, 0xf0], &[0xbd, 1, 0, 0, 0], &[0x66, 0x50]]
+        {
             assert_eq!(moved(other), None, "{other:x?}");
         }
     }

@@ -57,6 +57,9 @@ pub(crate) fn run(args: &Check, style: Style, timing: &mut Timing) -> Result<Exi
             group(stats.jump_tables),
             group(stats.call_sites),
         );
+        if stats.unasked_rows > 0 {
+            let _ = writeln!(text, "{} of these rows differ where code can't stop by itself", group(stats.unasked_rows));
+        }
         if stats.changed_pieces > 0 {
             let _ = writeln!(text, "{}", proven(stats));
         }
