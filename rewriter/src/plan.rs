@@ -87,8 +87,8 @@ pub enum Filling {
     FromStart,
     /// Before it, where something stays behind it and a segment starts there: no header more is needed to leave it out.
     FromEnd,
-    /// In one piece, in the largest room between what is pinned: one header more leaves it out.
-    AroundHole,
+    /// In the largest rooms between what is pinned: one header more for each leaves it out.
+    AroundHoles,
 }
 
 /// The order of everything that moves. Each block of each function that moves occurs exactly once, copies and what is folded aside.

@@ -207,7 +207,7 @@ fn shrink_program(
     if !may_cut || !has_code || finished.lost(job.unchanged) < LOST_MIN {
         return Ok((finished, Some(planned)));
     }
-    let Ok(code) = planned.rewrite(job, lifted, Filling::AroundHole, timing) else { return Ok((finished, Some(planned))) };
+    let Ok(code) = planned.rewrite(job, lifted, Filling::AroundHoles, timing) else { return Ok((finished, Some(planned))) };
     let other = finish::finish(job, Some(code), &known, timing)?;
     Ok((if other.bytes.len() < finished.bytes.len() { other } else { finished }, Some(planned)))
 }

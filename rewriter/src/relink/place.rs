@@ -19,7 +19,7 @@ use crate::clones::CloneId;
 use crate::encode::Shapes;
 use crate::materialize::{Out, OutFragment, OutProgram};
 use crate::plan::{Filling, Temperature};
-use crate::relink::space::{Alignment, Interval, Overflow, Space, free_text, line_cost};
+use crate::relink::space::{Alignment, Interval, Overflow, PAGE, Space, free_text, line_cost};
 use crate::relink::unwind::Places;
 use crate::relink::windows::Queue;
 
@@ -67,7 +67,7 @@ pub(crate) fn place(
     let mut of_clones = clone_tables(program, out);
     let tables_of_clones: Vec<Table> = of_clones.keys().map(|key| key.1).collect();
     let free = free_text(image, program);
-    let mut try_with = |free: Vec<Interval>, unused: Option<Interval>, fits_windows: bool| {
+    let mut try_with = |free: Vec<Interval>, unused: Vec<Interval>, fits_windows: bool| {
         let mut space = Space::new(free, &ends, overflow);
         space.unused = unused;
         let (fragments, fitted) = place_fragments(out, shapes, fits_windows, &mut space);
@@ -76,8 +76,8 @@ pub(crate) fn place(
     };
     let copies = copied.iter().copied().chain(tables_of_clones);
     let copies_len = copies.map(|table| copy_len(program, table)).sum::<u64>() + COPY_ALIGN;
-    // With what is left over in one piece.
-    let mut in_one_piece = |fits_windows: bool| {
+    // With what is left over in few pieces.
+    let mut in_few_pieces = |fits_windows: bool| {
         let needed = code_len(out, shapes, fits_windows, overflow) + copies_len;
         // How much stays unused before pinned code is only known when all is placed; what fits windows is not worth as much of it.
         let rests = if fits_windows { &RESTS[..RESTS_FOR_WINDOWS] } else { &RESTS[..] };
@@ -85,21 +85,21 @@ pub(crate) fn place(
             .iter()
             .map_while(|rests| {
                 let mut left = free.clone();
-                let unused = take_away(image, &mut left, needed + rests, out.filling)?;
-                Some(try_with(left, Some(unused), fits_windows))
+                let unused = take_away(image, &mut left, needed + rests, out.filling);
+                (!unused.is_empty()).then(|| try_with(left, unused, fits_windows))
             })
             .find(|placement| placement.space.overflow.is_empty())
     };
     let fits_windows = out.window_worths.is_some();
     // What fits windows leaves bytes out, and holes between pinned code empty: there may be no room for that.
     if out.filling != Filling::FromStart {
-        let with_windows = if fits_windows { in_one_piece(true) } else { None };
-        if let Some(placement) = with_windows.or_else(|| in_one_piece(false)) {
+        let with_windows = if fits_windows { in_few_pieces(true) } else { None };
+        if let Some(placement) = with_windows.or_else(|| in_few_pieces(false)) {
             return placement;
         }
     }
-    let placement = try_with(free.clone(), None, fits_windows);
-    if fits_windows && !placement.space.overflow.is_empty() { try_with(free.clone(), None, false) } else { placement }
+    let placement = try_with(free.clone(), Vec::new(), fits_windows);
+    if fits_windows && !placement.space.overflow.is_empty() { try_with(free.clone(), Vec::new(), false) } else { placement }
 }
 
 /// Where each fragment goes, and what was left out before some so that they fit windows.
@@ -187,20 +187,32 @@ fn code_len(out: &OutProgram<'_>, shapes: &Shapes, fits_windows: bool, overflow:
     space.next_in_order().0
 }
 
-/// Takes away in one piece what `needed` bytes leave free.
-fn take_away(image: &Image<'_>, free: &mut [Interval], needed: u64, filling: Filling) -> Option<Interval> {
-    let spare = free.iter().map(|interval| interval.len()).sum::<u64>().checked_sub(needed)?;
-    match filling {
-        Filling::FromStart => None,
-        Filling::FromEnd => take_front(image, free, spare),
-        Filling::AroundHole => {
-            let room = free.iter_mut().max_by_key(|interval| (interval.len(), std::cmp::Reverse(interval.start)))?;
-            let start = Va(room.end.0 - spare.min(room.len()));
-            let taken = Interval { start, end: room.end };
-            room.end = start;
-            (taken.len() > 0).then_some(taken)
-        }
+/// Takes away what `needed` bytes leave free.
+fn take_away(image: &Image<'_>, free: &mut [Interval], needed: u64, filling: Filling) -> Vec<Interval> {
+    let spare = free.iter().map(|interval| interval.len()).sum::<u64>().checked_sub(needed);
+    match (spare, filling) {
+        (None, _) | (_, Filling::FromStart) => Vec::new(),
+        (Some(spare), Filling::FromEnd) => Vec::from_iter(take_front(image, free, spare)),
+        (Some(spare), Filling::AroundHoles) => take_rooms(free, spare),
     }
+}
+
+/// Takes the ends of the largest rooms between what is pinned, as long as there is enough left over for a cut.
+fn take_rooms(free: &mut [Interval], mut spare: u64) -> Vec<Interval> {
+    free.sort_by_key(|interval| (std::cmp::Reverse(interval.len()), interval.start));
+    let mut taken = Vec::new();
+    for room in free.iter_mut().take(ROOMS_MAX) {
+        let len = spare.min(room.len());
+        if len == 0 || len < PAGE && !taken.is_empty() {
+            break;
+        }
+        let start = Va(room.end.0 - len);
+        taken.push(Interval { start, end: room.end });
+        room.end = start;
+        spare -= len;
+    }
+    free.sort_by_key(|interval| interval.start);
+    taken
 }
 
 /// Takes it where the old text begins a segment and something stays behind it.
@@ -225,6 +237,8 @@ fn take_front(image: &Image<'_>, free: &mut [Interval], spare: u64) -> Option<In
     Some(taken)
 }
 
+/// In so many places room is left for cuts, each of which takes a program header.
+const ROOMS_MAX: usize = 4;
 /// What may stay unused before pinned code.
 const RESTS: [u64; 5] = [0, 1 << 10, 1 << 12, 1 << 14, 1 << 16];
 /// So many of these are tried where code fits windows.
@@ -335,4 +349,31 @@ fn used_tables(program: &Program, out: &OutProgram<'_>) -> SecondaryMap<Table, b
         }
     }
     used
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rooms(spare: u64) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
+        let interval = |(start, end)| Interval { start: Va(start), end: Va(end) };
+        let pair = |interval: &Interval| (interval.start.0, interval.end.0);
+        let mut free = [(0x1000, 0x5000), (0x1_0000, 0x2_0000), (0x3_0000, 0x3_8000)].map(interval);
+        let taken = take_rooms(&mut free, spare);
+        (taken.iter().map(pair).collect(), free.iter().map(pair).collect())
+    }
+
+    #[test]
+    fn what_is_left_over_is_the_ends_of_the_largest_rooms() {
+        let left = vec![(0x1000, 0x3000), (0x1_0000, 0x1_0000), (0x3_0000, 0x3_0000)];
+        assert_eq!(rooms(0x1_a000), (vec![(0x1_0000, 0x2_0000), (0x3_0000, 0x3_8000), (0x3000, 0x5000)], left));
+    }
+
+    #[test]
+    fn less_than_a_page_is_no_room_more_but_may_be_the_only_one() {
+        let left = |end| vec![(0x1000, 0x5000), (0x1_0000, end), (0x3_0000, 0x3_8000)];
+        assert_eq!(rooms(0x1_0800), (vec![(0x1_0000, 0x2_0000)], left(0x1_0000)));
+        assert_eq!(rooms(0x800), (vec![(0x1_f800, 0x2_0000)], left(0x1_f800)));
+        assert_eq!(rooms(0), (vec![], left(0x2_0000)));
+    }
 }

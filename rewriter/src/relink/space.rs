@@ -136,7 +136,7 @@ pub(crate) struct Space {
     /// Where the text ends, if what is behind was given to something else than code.
     pub(crate) text_end: Option<Va>,
     /// Free, and not to be used.
-    pub(crate) unused: Option<Interval>,
+    pub(crate) unused: Vec<Interval>,
     pub(crate) overflow: Overflow,
 }
 
@@ -148,7 +148,7 @@ impl Space {
     pub(crate) fn new(intervals: Vec<Interval>, ends: &[Va], overflow: Overflow) -> Self {
         let lengths = MaxTree::new(intervals.iter().map(|i| i.len()));
         let has_tail = intervals.last().is_some_and(|last| ends.contains(&last.end));
-        Self { intervals, next: 0, lengths, holes: BTreeSet::new(), has_tail, text_end: None, unused: None, overflow }
+        Self { intervals, next: 0, lengths, holes: BTreeSet::new(), has_tail, text_end: None, unused: Vec::new(), overflow }
     }
 
     /// Hands out in order from the interval on that an address is in; those before it are holes.
@@ -291,7 +291,10 @@ impl Space {
     /// What was not handed out.
     pub(crate) fn rest(&self) -> Vec<Interval> {
         let holes = self.holes.iter().map(|&(size, start)| Interval { start, end: start + size });
-        holes.chain(self.unused).chain(self.intervals[self.next.min(self.intervals.len())..].iter().copied()).collect()
+        holes
+            .chain(self.unused.iter().copied())
+            .chain(self.intervals[self.next.min(self.intervals.len())..].iter().copied())
+            .collect()
     }
 
     /// The last interval's unused end, if its section ends there too.
