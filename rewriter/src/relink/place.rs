@@ -355,7 +355,9 @@ fn used_tables(program: &Program, out: &OutProgram<'_>) -> SecondaryMap<Table, b
 mod tests {
     use super::*;
 
-    fn rooms(spare: u64) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
+    type Pairs = Vec<(u64, u64)>;
+
+    fn rooms(spare: u64) -> (Pairs, Pairs) {
         let interval = |(start, end)| Interval { start: Va(start), end: Va(end) };
         let pair = |interval: &Interval| (interval.start.0, interval.end.0);
         let mut free = [(0x1000, 0x5000), (0x1_0000, 0x2_0000), (0x3_0000, 0x3_8000)].map(interval);
