@@ -109,7 +109,7 @@ fn new_code_stands_where_the_old_was_with_its_references_and_the_rest_moves_alon
     let start = Va(TEXT_START);
     assert_eq!(
         codes[0].runs[0],
-        Run { old_start: start, old_len: 5, offset: 0, len: 6, is_new: true, is_quiet: true, deeper: Deeper::default() }
+        Run { old_start: start, old_len: 5, offset: 0, len: 6, is_new: true, is_quiet: false, deeper: Deeper::default() }
     );
     assert_eq!(
         codes[0].runs[1],
