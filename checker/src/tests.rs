@@ -2,6 +2,7 @@
 
 mod aligned;
 mod arrays;
+mod behind_calls;
 mod beside_tables;
 mod bounds;
 mod calls;

@@ -43,7 +43,7 @@ impl Walk<'_, '_> {
     pub(crate) fn settle_tries(&mut self, which: impl Fn(Reach) -> bool) {
         let is_edited = self.relation.num_rewritten_calls() > 0 || self.tries.len() < TRIES_MAX;
         while let Some(pair) = self.tries.pop() {
-            if pair.reach == Reach::Flow && self.ends_function(pair.input) {
+            if pair.reach == Reach::Flow && (self.ends_function(pair.input) || self.is_known_apart(pair)) {
                 continue;
             }
             let is_asked_for = which(pair.reach);
@@ -87,6 +87,13 @@ impl Walk<'_, '_> {
         let unwind = &self.input.unwind;
         let before = address.checked_sub(1).and_then(|last| unwind.fde_at(last));
         before.is_some() && before != unwind.fde_at(address)
+    }
+
+    /// Whether what stands at both places is known already. A call that never returns may end several functions that the output lets share it, and what lies behind it there belongs to one of them: code of
+    /// another one may resemble it, up to calls of functions that differ.
+    fn is_known_apart(&self, pair: Pair) -> bool {
+        let is_seen = self.input.code.index(pair.input).is_some_and(|index| self.relation.seen.contains(index));
+        is_seen && self.output.code.index(pair.output).is_some_and(|index| self.relation.covered.contains(index))
     }
 
     /// Uses what was found out about the input's registers before.
