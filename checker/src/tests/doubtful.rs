@@ -50,3 +50,31 @@ fn a_comparison_whose_other_way_leads_to_the_table_says_nothing_of_its_entries()
         assert!(!check(&input, &program(call, third).unwrap()).unwrap().is_ok(), "{call} {third}");
     }
 }
+
+/// What the third entry leads to goes on through a table of its own, to a call of `leaf` among others.
+const SECOND: &str =
+    ".Lsecond:\n    cmp $1, %esi\n    ja 9f\n    lea second(%rip), %rdx\n    movslq (%rdx,%rsi,4), %rax\n    add %rdx, %rax
+    jmp *%rax\n.Lcalls:\n    @CALL@\n    add $3, %eax\n    ret\n.Lthirty:\n    mov $30, %eax\n    ret\n";
+
+#[test]
+fn what_only_such_an_entry_leads_to_may_lead_on_through_a_table() {
+    let leaf = function("leaf", "    lea 1(%rsi), %eax\n    ret");
+    let program = |call: &str, entries: &str| {
+        let classify = function("classify", &CLASSIFY.replace("@MORE@", &SECOND.replace("@CALL@", call)));
+        // A call that is made in another way for all to see: without one, nobody looks for more.
+        let start =
+            format!("    @CALL@\n{START}").replace("@CALL@", if call == "call leaf" { call } else { "lea 1(%rsi), %eax" });
+        let functions = [function("_start", &start), classify, leaf.clone()].concat();
+        let tables = format!(
+            "table:\n    .long .Lten - table, .Ltwenty - table, .Lsecond - table\n    .long 0x7fffffff\nsecond:\n    .long {entries}\n"
+        );
+        link(&format!("    .text\n    .globl _start\n{functions}\n    .section .rodata, \"a\"\n    .balign 4\n{tables}"), "-pie")
+    };
+    const RIGHT: &str = ".Lcalls - second, .Lthirty - second";
+    let (Some(input), Some(output)) = (program("call leaf", RIGHT), program("lea 1(%rsi), %eax", RIGHT)) else { return };
+    let report = check(&input, &output).unwrap();
+    assert!(report.is_ok(), "{}", report.summary(10));
+    for (call, entries) in [("lea 2(%rsi), %eax", RIGHT), ("lea 1(%rsi), %eax", ".Lthirty - second, .Lthirty - second")] {
+        assert!(!check(&input, &program(call, entries).unwrap()).unwrap().is_ok(), "{call} {entries}");
+    }
+}

@@ -77,6 +77,8 @@ impl Walk<'_, '_> {
         for pair in entries {
             if self.attempt_if(pair, true) {
                 self.settle();
+            } else {
+                self.not_kept.push(pair);
             }
         }
     }
