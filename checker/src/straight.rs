@@ -72,6 +72,12 @@ impl<'b> Parts<'b> {
         self.shape.opcode
     }
 
+    /// Whether it is of the first map and has no prefixes but such as say nothing: assemblers that keep branches within lines put segments, which 64-bit mode ignores (Intel SDM vol. 1, section 3.4.2.1), before instructions.
+    fn is_plain(&self) -> bool {
+        let says_nothing = |byte: &u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e);
+        !self.shape.vector && self.shape.map == 0 && self.legacy_prefixes().iter().all(says_nothing)
+    }
+
     fn is_wide(&self) -> bool {
         self.rex & 8 != 0
     }
@@ -197,7 +203,7 @@ impl<'b> Parts<'b> {
 
     /// The register that this makes known on its own, whatever others hold; `operand` is what a `lea` by the instruction pointer names.
     pub(crate) fn value(&self, operand: Option<u64>) -> Option<(u8, Value)> {
-        if self.shape.vector || self.shape.map != 0 || !self.legacy_prefixes().is_empty() {
+        if !self.is_plain() {
             return None;
         }
         match (self.opcode, operand) {
@@ -392,7 +398,7 @@ impl Registers {
         if let Some((register, held)) = parts.value(operand) {
             return Some((register, held, number));
         }
-        if parts.shape.vector || parts.shape.map != 0 || !parts.legacy_prefixes().is_empty() {
+        if !parts.is_plain() {
             return None;
         }
         let (register, (held, since)) = match parts.opcode {

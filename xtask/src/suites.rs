@@ -11,6 +11,7 @@ mod catalog;
 mod prepare;
 mod relink;
 mod report;
+mod system;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use self::cases::Cases;
 use self::catalog::{Place, Plan, SUITES, Suite};
 use self::relink::Relinker;
 use self::report::Row;
+use self::system::System;
 use crate::shell::{self, Result};
 use crate::stock::sandbox::run_limited;
 
@@ -43,6 +45,9 @@ pub(crate) struct SuitesArgs {
     /// Leave the checker out: where it takes too long, or gives an alarm that is known to be false
     #[arg(long)]
     no_check: bool,
+    /// Rewrite all programs and libraries below /usr of at most MB million bytes, and run the suites with all of them in their places at once
+    #[arg(long, value_name = "MB", num_args = 0..=1, default_missing_value = "64")]
+    whole_system: Option<u64>,
     /// The relift program; built from this repository if not given
     #[arg(long)]
     relift: Option<PathBuf>,
@@ -120,6 +125,7 @@ pub(crate) struct Context {
     pub(crate) check: bool,
     /// Where sources are fetched to, once for all runs.
     pub(crate) directory: PathBuf,
+    pub(crate) system: Option<System>,
 }
 
 pub(crate) fn run(args: &SuitesArgs) -> Result {
@@ -132,12 +138,14 @@ pub(crate) fn run(args: &SuitesArgs) -> Result {
     let directory = args.directory.clone().unwrap_or_else(|| crate::repository_root().join("target/suites"));
     shell::create_folder(&directory)?;
     let absolute = |path: &Path| std::path::absolute(path).map_err(|error| format!("cannot resolve {}: {error}", path.display()));
-    let context = Context {
+    let mut context = Context {
         relift: absolute(&relift)?,
         treatment: args.treatment(),
         check: !args.no_check,
         directory: absolute(&directory)?,
+        system: None,
     };
+    context.system = args.whole_system.map(|megabytes| System::rewrite(&context, megabytes)).transpose()?;
     let mut relinker = Relinker::new(&context)?;
     let mut rows = Vec::new();
     let record = args.record.clone().unwrap_or_else(|| directory.join("record"));
@@ -149,6 +157,9 @@ pub(crate) fn run(args: &SuitesArgs) -> Result {
         report::write(&rows, &record, &context)?;
     }
     shell::say(&report::write(&rows, &record, &context)?);
+    if let Some(fault) = context.system.iter().flat_map(System::faults).next() {
+        return Err(format!("not all of the system was rewritten: {fault}"));
+    }
     let failed = rows.iter().filter(|row| row.has_failed()).count();
     if failed == 0 { Ok(()) } else { Err(format!("{failed} of {} suites fail", rows.len())) }
 }
@@ -173,19 +184,20 @@ fn run_suite(context: &Context, suite: &Suite, relinker: &mut Relinker<'_>) -> R
     let started = Instant::now();
     let originals: Vec<&Path> = plan.subjects.iter().map(|subject| subject.file.as_path()).collect();
     let relinked: Vec<&Path> = outputs.iter().filter_map(|output| output.file.as_deref()).collect();
-    let before = run_side(&plan, &folder, &originals, "original")?;
-    let after = run_side(&plan, &folder, &relinked, "relinked")?;
+    let layer = |is_rewritten| context.system.as_ref().map(|system| system.layer(is_rewritten));
+    let before = run_side(&plan, &folder, (&originals, layer(false)), "original")?;
+    let after = run_side(&plan, &folder, (&relinked, layer(true)), "relinked")?;
     let mut comparison = before.compare(&after);
     let mut agains = Vec::new();
     while !comparison.different.is_empty() && agains.len() < MOST_REPEATS {
-        agains.push(run_side(&plan, &folder, &originals, "again")?);
+        agains.push(run_side(&plan, &folder, (&originals, layer(false)), "again")?);
         comparison = before.compare_unsteady(&agains, &after);
     }
     Ok(Row::of(suite, outputs, Some(comparison), started.elapsed()))
 }
 
-/// Runs the script with these files in the places of the subjects.
-fn run_side(plan: &Plan, folder: &Path, files: &[&Path], side: &str) -> Result<Cases> {
+/// Runs the script with these files in the places of the subjects, and a folder laid over the system's, if there is one.
+fn run_side(plan: &Plan, folder: &Path, (files, layer): (&[&Path], Option<&Path>), side: &str) -> Result<Cases> {
     let (work, results, private) = (folder.join("work"), folder.join("results"), folder.join("private"));
     for part in [&work, &results, &private] {
         if part.exists() {
@@ -202,7 +214,7 @@ fn run_side(plan: &Plan, folder: &Path, files: &[&Path], side: &str) -> Result<C
     }
     let script = folder.join("script.sh");
     shell::write_file(&script, format!("{PRELUDE}{}", plan.script).as_bytes())?;
-    let mut command = mounted(&mounts, &plan.environment);
+    let mut command = mounted(layer, &mounts, &plan.environment);
     command.arg("sh").arg(&script).args(&plan.arguments).current_dir(&work);
     command.env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
     command.env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", &work).env("LC_ALL", "C.UTF-8").env("TZ", "UTC");
@@ -220,13 +232,16 @@ fn run_side(plan: &Plan, folder: &Path, files: &[&Path], side: &str) -> Result<C
     Ok(cases)
 }
 
-/// A command that mounts each file over another's path in a namespace of its own, sets the variables, and runs what is appended to it.
-fn mounted(mounts: &[(PathBuf, PathBuf)], environment: &[(String, String)]) -> Command {
+/// A command that lays a folder over the system's and mounts each file over another's path in a namespace of its own, sets the variables, and runs what is appended to it.
+fn mounted(layer: Option<&Path>, mounts: &[(PathBuf, PathBuf)], environment: &[(String, String)]) -> Command {
     const SCRIPT: &str = r#"
+        [ -z "$1" ] || mount -t overlay overlay -o ro,lowerdir="$1:$2" "$2" || exit 99
+        shift 2
         while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 99; shift 2; done
         shift; "$@""#;
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", SCRIPT, "sh"]);
+    command.arg(layer.unwrap_or(Path::new(""))).arg(system::ROOT);
     for (file, over) in mounts {
         command.arg(file).arg(over);
     }

@@ -50,7 +50,8 @@ pub(crate) fn find(roots: &[PathBuf]) -> Result<Vec<File>> {
     Ok(found.into_values().collect())
 }
 
-fn look_at(path: &Path) -> Option<File> {
+/// What a file is; `None` if it is no ELF file that relift is for.
+pub(crate) fn look_at(path: &Path) -> Option<File> {
     let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     let mut head = [0u8; 4096];
     let mut file = fs::File::open(path).ok()?;

@@ -38,7 +38,7 @@ pub(super) struct Plan {
     pub(super) arguments: Vec<String>,
 }
 
-pub(super) const SUITES: [Suite; 16] = [
+pub(super) const SUITES: [Suite; 17] = [
     Suite { name: "python", about: "CPython's own tests on the installed interpreter", prepare: python },
     Suite {
         name: "python-libraries",
@@ -58,6 +58,11 @@ pub(super) const SUITES: [Suite; 16] = [
         name: "compilers",
         about: "GCC's compilers, gold and ldconfig make the same objects, programs and cache",
         prepare: compilers,
+    },
+    Suite {
+        name: "packages",
+        about: "GNU packages, built by relinked compilers and tools, are the same files and pass the same tests",
+        prepare: packages,
     },
     Suite { name: "node", about: "JSON, regular expressions, zlib, crypto, workers", prepare: node },
     Suite { name: "llvm", about: "clang, opt and llc with a relinked libLLVM make the same objects", prepare: llvm },
@@ -226,6 +231,20 @@ fn compilers(context: &Context, _folder: &Path) -> Result<Plan> {
     subjects.extend(installed(&["/usr/bin/ld.gold", "/usr/sbin/ldconfig"])?);
     let arguments = prepare::sources_to_compile(context)?;
     Ok(Plan { subjects, script: include_str!("scripts/compilers.sh"), arguments, ..Plan::default() })
+}
+
+/// Debian source packages, with how long their tests take in mind.
+const PACKAGES: [&str; 5] = ["sed", "grep", "gzip", "m4", "diffutils"];
+
+fn packages(context: &Context, _folder: &Path) -> Result<Plan> {
+    let mut subjects = vec![over_itself(&prepare::gcc_program("cc1")?)];
+    let tools = ["as", "ld", "ar", "make", "dash", "bash", "perl", "sed", "grep", "mawk", "sort"];
+    subjects.extend(installed(&tools.map(|name| format!("/usr/bin/{name}")).each_ref().map(String::as_str))?);
+    let mut arguments = Vec::new();
+    for package in PACKAGES {
+        arguments.push(prepare::package(context, package)?);
+    }
+    Ok(Plan { subjects, script: include_str!("scripts/packages.sh"), arguments, ..Plan::default() })
 }
 
 fn node(_context: &Context, folder: &Path) -> Result<Plan> {

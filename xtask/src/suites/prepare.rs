@@ -117,6 +117,11 @@ pub(super) fn sources_to_compile(context: &Context) -> Result<Vec<String>> {
     Ok([lua.join("src"), bzip2, fixtures].iter().map(|folder| folder.display().to_string()).collect())
 }
 
+/// The source of a Debian package, unpacked.
+pub(super) fn package(context: &Context, name: &str) -> Result<String> {
+    Ok(corpus::sources::unpacked(name, name, &[], &context.directory)?.display().to_string())
+}
+
 /// The library with this name's beginning that a program loads.
 pub(super) fn library_of(program: &str, name: &str) -> Result<PathBuf> {
     let path = shell::find_program(program).ok_or_else(|| format!("{program} is not installed"))?;

@@ -48,10 +48,10 @@ impl Relinker<'_> {
         }
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let output = self.folder.join(format!("{}-{name}", self.done.len()));
-        let (outcome, said) = self.run(file, &output, self.context.check)?;
+        let (outcome, said) = run(self.context, file, &output, self.context.check, &[])?;
         let (mut file_of_output, mut said_last) = (Some(output.clone()), said);
         if matches!(outcome, Outcome::Violation(_)) {
-            said_last = self.run(file, &output, false)?.1;
+            said_last = run(self.context, file, &output, false, &[])?.1;
         }
         if !output.is_file() {
             file_of_output = None;
@@ -60,25 +60,34 @@ impl Relinker<'_> {
         self.done.insert(file.to_owned(), result.clone());
         Ok(result)
     }
+}
 
-    fn run(&self, input: &Path, output: &Path, check: bool) -> Result<(Outcome, Value)> {
-        let (stdout, stderr) = (self.folder.join("relift.out"), self.folder.join("relift.err"));
-        let create = |path: &Path| fs::File::create(path).map_err(|error| format!("cannot make {}: {error}", path.display()));
-        let mut command = Command::new(&self.context.relift);
-        command.args(self.context.treatment.command()).arg(input).arg("-o").arg(output);
-        command.args(["--verify", "--json"]);
-        if !check {
-            command.arg("--no-check");
-        }
-        command.stdin(Stdio::null()).stdout(create(&stdout)?).stderr(create(&stderr)?);
-        let end = run_limited(&mut command, LIMIT);
-        let complaint = String::from_utf8_lossy(&shell::read_file(&stderr)?).trim().to_owned();
-        let outcome = match end.as_str() {
-            "status 0" => Outcome::Relinked,
-            "status 1" => Outcome::of_complaint(&complaint, input, output),
-            _ => Outcome::Crashed(format!("{end}: {}", complaint.lines().next().unwrap_or_default())),
-        };
-        let said = serde_json::from_slice(&shell::read_file(&stdout)?).unwrap_or(Value::Null);
-        Ok((outcome, said))
+/// Rewrites one file, with these options too; what is printed goes through files beside the output, which are gone then.
+pub(super) fn run(context: &Context, input: &Path, output: &Path, check: bool, options: &[&str]) -> Result<(Outcome, Value)> {
+    let beside = |extension: &str| {
+        let mut name = output.as_os_str().to_owned();
+        name.push(extension);
+        PathBuf::from(name)
+    };
+    let (stdout, stderr) = (beside(".out"), beside(".err"));
+    let create = |path: &Path| fs::File::create(path).map_err(|error| format!("cannot make {}: {error}", path.display()));
+    let mut command = Command::new(&context.relift);
+    command.args(context.treatment.command()).arg(input).arg("-o").arg(output);
+    command.args(["--verify", "--json"]).args(options);
+    if !check {
+        command.arg("--no-check");
     }
+    command.stdin(Stdio::null()).stdout(create(&stdout)?).stderr(create(&stderr)?);
+    let end = run_limited(&mut command, LIMIT);
+    let complaint = String::from_utf8_lossy(&shell::read_file(&stderr)?).trim().to_owned();
+    let outcome = match end.as_str() {
+        "status 0" => Outcome::Relinked,
+        "status 1" => Outcome::of_complaint(&complaint, input, output),
+        _ => Outcome::Crashed(format!("{end}: {}", complaint.lines().next().unwrap_or_default())),
+    };
+    let said = serde_json::from_slice(&shell::read_file(&stdout)?).unwrap_or(Value::Null);
+    for path in [&stdout, &stderr] {
+        fs::remove_file(path).map_err(|error| format!("cannot remove {}: {error}", path.display()))?;
+    }
+    Ok((outcome, said))
 }

@@ -11,6 +11,7 @@ use super::Context;
 use super::cases::Comparison;
 use super::catalog::Suite;
 use super::relink::Output;
+use super::system::System;
 use crate::shell::{self, Result};
 use crate::stock::report::Outcome;
 
@@ -111,7 +112,13 @@ pub(super) fn write(rows: &[Row], prefix: &Path, context: &Context) -> Result<St
 fn markdown(rows: &[Row], context: &Context) -> String {
     let treatment = context.treatment.argument();
     let check = if context.check { "" } else { " --no-check" };
-    let mut text = format!("`cargo xtask suites {treatment}{check}`: what originals and outputs do, at the same paths.\n\n");
+    let system = context.system.as_ref();
+    let whole = system.map(System::argument).unwrap_or_default();
+    let mut text =
+        format!("`cargo xtask suites {treatment}{check}{whole}`: what originals and outputs do, at the same paths.\n\n");
+    if let Some(system) = system {
+        let _ = writeln!(text, "{}.\n", system.summary());
+    }
     text += "| suite | relinked | cases | equal | different | unsteady | seconds (two runs) |\n| --- | --- | ---: | ---: | ---: | ---: | ---: |\n";
     for row in rows {
         let (cases, equal, different, unsteady) = row.counts();
@@ -192,8 +199,13 @@ mod tests {
 
     #[test]
     fn the_table_counts_cases_and_names_what_differs() {
-        let context =
-            Context { relift: PathBuf::new(), treatment: Treatment::Shuffled(3), check: true, directory: PathBuf::new() };
+        let context = Context {
+            relift: PathBuf::new(),
+            treatment: Treatment::Shuffled(3),
+            check: true,
+            directory: PathBuf::new(),
+            system: None,
+        };
         let text = markdown(&[row(Outcome::Relinked, &["b"])], &context);
         assert!(text.starts_with("`cargo xtask suites --shuffle 3`"), "{text}");
         assert!(text.contains("| **s**: a | x | 2 | 1 | 1 | 0 | 1 |"), "{text}");
