@@ -326,6 +326,8 @@ impl<'b> Parts<'b> {
             (0, 0xfe | 0xff) if matches!(self.group(), Some(0 | 1)) => operand,
             (0, 0xff) if self.group() == Some(6) => none,
             (1, 0x10..=0x17 | 0x1f | 0x28 | 0x29 | 0x57 | 0x6c | 0x6e | 0x6f | 0x7f | 0xd6 | 0xef) => none,
+            // Between vector registers.
+            (1, 0x7e) if self.legacy_prefixes().contains(&0xf3) => none,
             (1, 0x7e) => operand,
             (1, 0xaf | 0xb6 | 0xb7 | 0xbe | 0xbf) => reg,
             _ => None,

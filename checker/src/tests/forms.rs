@@ -62,6 +62,7 @@ fn shorter_forms_correspond() {
         ("movl $5, shared+4(%rip)", "mov %esi, shared+4(%rip)"),
         ("movq $0, 8(%r8,%rdi,8)", "mov %r9, 8(%r8,%rdi,8)"),
         ("movb $5, 1(%r8)", "mov %sil, 1(%r8)"),
+        ("movq %xmm6, %xmm6\n    mov $9, %edx", "movq %xmm6, %xmm6\n    lea 4(%rsi), %edx"),
         // Prefixes that say nothing, as assemblers put them where branches are not to cross lines.
         (".byte 0x2e, 0x2e\n    xor %eax, %eax\n    mov $2, %edx", ".byte 0x2e, 0x2e\n    xor %eax, %eax\n    lea 2(%rax), %edx"),
         (".byte 0x3e\n    mov %esi, %ecx\n    mov $7, %edx", ".byte 0x3e\n    mov %esi, %ecx\n    lea 2(%rcx), %edx"),
@@ -96,6 +97,7 @@ fn forms_with_one_thing_wrong_are_seen() {
         ("movl $5, (%r8,%rdi,4)", "mov %esi, (%r8,%rdi,8)"),
         ("movb $5, 1(%rdi)", "mov %dh, 1(%rdi)"),
         ("movw $5, 2(%r8)", "mov %esi, 2(%r8)"),
+        ("movd %xmm6, %esi\n    mov $9, %edx", "movd %xmm6, %esi\n    lea 4(%rsi), %edx"),
         ("xor %ax, %ax\n    mov $2, %edx", "xor %ax, %ax\n    lea 2(%rax), %edx"),
         ("mov $9, %edx\n    mov %edi, %esi\n    mov $5, %ecx", "mov $9, %edx\n    mov %edi, %esi\n    mov %esi, %ecx"),
     ];
