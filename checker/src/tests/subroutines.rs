@@ -505,3 +505,27 @@ fn instructions_in_a_body_may_be_in_shorter_forms_that_count_on_nothing_before()
         assert!(!report.is_ok(), "{shorter}: {}", report.summary(10));
     }
 }
+
+/// A function whose address code holds, and that begins with `load`; its output does all but the return in a body.
+fn with_entry(load: &str, loaded: &str) -> Option<Report> {
+    let program = |leaf: &str, body: &str| {
+        let text = PROGRAM
+            .replace("    lea 1(%rdi), %eax\n    ret\n", leaf)
+            .replace("    call leaf\n", "    lea leaf(%rip), %rcx\n    call *%rcx\n");
+        link(&text.replace("@FIRST@", PIECE).replace("@SECOND@", PIECE).replace("@BODIES@", body), "-pie")
+    };
+    let input = program(&format!("    {load}\n    add %edi, %eax\n    ret\n"), "")?;
+    let body =
+        format!("{}    ret\n    .cfi_endproc\n", BODY.split("@PIECE@").next()?.to_owned() + loaded + "\n    add %edi, %eax\n");
+    Some(check(&input, &program("    call body\n    ret\n", &body)?).unwrap())
+}
+
+#[test]
+fn a_load_off_the_stack_is_no_fault_that_a_handler_knows_by_its_place() {
+    let Some(right) = with_entry("mov 16(%rsp), %eax", "mov 24(%rsp), %eax") else { return };
+    assert!(right.is_ok(), "{}", right.summary(10));
+    for (load, loaded) in [("mov (%rdi), %eax", "mov (%rdi), %eax"), ("mov 16(%rsp), %eax", "mov 16(%rsp), %eax")] {
+        let Some(wrong) = with_entry(load, loaded) else { return };
+        assert!(!wrong.is_ok(), "{load}");
+    }
+}
