@@ -10,8 +10,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use super::Context;
 use super::relink;
@@ -63,16 +63,16 @@ impl System {
         std::thread::scope(|scope| {
             for _ in 0..workers {
                 scope.spawn(|| {
-                    while let Some((index, file)) =
-                        Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, files.get(i)?)))
-                    {
+                    loop {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(file) = files.get(index) else { break };
                         let (size, outcome) = system.rewrite_one(context, &file.path);
-                        done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((index, size, outcome));
+                        done.lock().unwrap_or_else(PoisonError::into_inner).push((index, size, outcome));
                     }
                 });
             }
         });
-        let mut done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
         done.sort_by_key(|(index, ..)| *index);
         for (index, size, outcome) in done {
             system.note(&files[index], size, outcome);
