@@ -431,3 +431,36 @@ impl Registers {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `%edx` holds after `mov $9, %edx` and these instructions.
+    fn held_after(instructions: &[&[u8]]) -> Option<Value> {
+        let mut registers = Registers::default();
+        let first: &[u8] = &[0xba, 9, 0, 0, 0];
+        for (number, bytes) in [first].iter().chain(instructions).enumerate() {
+            registers.pass(Parts::of(bytes), None, number);
+        }
+        registers.of(2).map(|(held, _)| held)
+    }
+
+    #[test]
+    fn prefixes_that_say_nothing_hide_nothing() {
+        // xor %edx, %edx; mov $2, %edx; both behind segments of 64-bit mode.
+        assert_eq!(held_after(&[&[0x2e, 0x2e, 0x31, 0xd2]]), Some(Value::Number(0)));
+        assert_eq!(held_after(&[&[0x3e, 0xba, 2, 0, 0, 0]]), Some(Value::Number(2)));
+        // xor %dx, %dx; repz xor %edx, %edx.
+        assert_eq!(held_after(&[&[0x66, 0x31, 0xd2]]), None);
+        assert_eq!(held_after(&[&[0xf3, 0x31, 0xd2]]), None);
+    }
+
+    #[test]
+    fn a_move_between_vector_registers_writes_no_other() {
+        // movq %xmm2, %xmm2; movd %xmm2, %edx; movq %xmm2, %rdx.
+        assert_eq!(held_after(&[&[0xf3, 0x0f, 0x7e, 0xd2]]), Some(Value::Number(9)));
+        assert_eq!(held_after(&[&[0x66, 0x0f, 0x7e, 0xd2]]), None);
+        assert_eq!(held_after(&[&[0x66, 0x48, 0x0f, 0x7e, 0xd2]]), None);
+    }
+}

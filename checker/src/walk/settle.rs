@@ -68,7 +68,7 @@ impl Walk<'_, '_> {
         has_found
     }
 
-    /// Tries where entries of tables lead that nobody may select, in a file that makes calls in other ways; kept is what makes one so.
+    /// Tries where entries of tables lead that nobody may select, in a file that makes calls in other ways; kept is what makes one so, and the rest at last ([`Walk::try_again`]): it may lead to such calls through a table.
     pub(crate) fn try_doubtful(&mut self) {
         let entries: Vec<Pair> = match self.relation.num_rewritten_calls() {
             0 => Vec::new(),
