@@ -17,8 +17,6 @@ mod users;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -131,29 +129,13 @@ fn sample_key(path: &Path, seed: u64) -> u64 {
 impl Stock {
     /// Rows in the order of the files, whatever the order in which they come to an end.
     fn all(&self, files: &[elf::File], jobs: usize) -> Vec<Row> {
-        let next = AtomicUsize::new(0);
-        let rows: Mutex<Vec<(usize, Row)>> = Mutex::new(Vec::new());
-        std::thread::scope(|scope| {
-            for job in 0..jobs {
-                let (next, rows) = (&next, &rows);
-                scope.spawn(move || {
-                    loop {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(file) = files.get(index) else { break };
-                        let row = self.row(file, job);
-                        if row.has_failed() || row.outcome.is_refusal() {
-                            shell::say(&format!("{}/{} {}", index + 1, files.len(), row.complaint()));
-                        }
-                        if let Ok(mut rows) = rows.lock() {
-                            rows.push((index, row));
-                        }
-                    }
-                });
+        shell::in_parallel(files, jobs, |job, index, file| {
+            let row = self.row(file, job);
+            if row.has_failed() || row.outcome.is_refusal() {
+                shell::say(&format!("{}/{} {}", index + 1, files.len(), row.complaint()));
             }
-        });
-        let mut rows = rows.into_inner().unwrap_or_default();
-        rows.sort_by_key(|row| row.0);
-        rows.into_iter().map(|row| row.1).collect()
+            row
+        })
     }
 
     fn row(&self, file: &elf::File, job: usize) -> Row {

@@ -11,8 +11,6 @@ mod programs;
 mod report;
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::Args;
 use lifter::address::Va;
@@ -106,27 +104,10 @@ fn built_files(directory: &Path, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec
 
 /// The verdicts on all files, in their order.
 fn judge_all(files: &[Built], jobs: usize) -> Vec<Verdict> {
-    let next = AtomicUsize::new(0);
-    let verdicts: Mutex<Vec<(usize, Vec<Verdict>)>> = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..jobs {
-            scope.spawn(|| {
-                while let Some((index, file)) = {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    files.get(index).map(|file| (index, file))
-                } {
-                    let found = judge::judge(file);
-                    for complaint in found.iter().flat_map(Verdict::complaints) {
-                        shell::say(&complaint);
-                    }
-                    if let Ok(mut verdicts) = verdicts.lock() {
-                        verdicts.push((index, found));
-                    }
-                }
-            });
-        }
+    let verdicts = shell::in_parallel(files, jobs, |_, _, file| {
+        let found = judge::judge(file);
+        found.iter().flat_map(Verdict::complaints).for_each(|complaint| shell::say(&complaint));
+        found
     });
-    let mut verdicts = verdicts.into_inner().unwrap_or_default();
-    verdicts.sort_by_key(|v| v.0);
-    verdicts.into_iter().flat_map(|v| v.1).collect()
+    verdicts.into_iter().flatten().collect()
 }

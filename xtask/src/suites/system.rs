@@ -10,8 +10,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use super::Context;
 use super::relink;
@@ -57,25 +55,10 @@ impl System {
         find(Path::new(ROOT), &mut files);
         files.retain(|file| file.size <= max_megabytes * 1_000_000);
         shell::say(&format!("{} programs and libraries below {ROOT}", files.len()));
-        let next = AtomicUsize::new(0);
-        let done: Mutex<Vec<(usize, u64, Outcome)>> = Mutex::new(Vec::new());
         let workers = std::thread::available_parallelism().map_or(1, usize::from);
-        std::thread::scope(|scope| {
-            for _ in 0..workers {
-                scope.spawn(|| {
-                    loop {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(file) = files.get(index) else { break };
-                        let (size, outcome) = system.rewrite_one(context, &file.path);
-                        done.lock().unwrap_or_else(PoisonError::into_inner).push((index, size, outcome));
-                    }
-                });
-            }
-        });
-        let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        done.sort_by_key(|(index, ..)| *index);
-        for (index, size, outcome) in done {
-            system.note(&files[index], size, outcome);
+        let outcomes = shell::in_parallel(&files, workers, |_, _, file| system.rewrite_one(context, &file.path));
+        for (file, (size, outcome)) in files.iter().zip(outcomes) {
+            system.note(file, size, outcome);
         }
         shell::say(&format!("    {}", system.summary()));
         Ok(system)
