@@ -15,6 +15,7 @@ pub(crate) mod names;
 pub(crate) mod no_return;
 pub(crate) mod reach;
 pub(crate) mod registered;
+pub(crate) mod replaced;
 pub(crate) mod restartable;
 pub(crate) mod run_on;
 pub(crate) mod shared_entries;

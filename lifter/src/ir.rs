@@ -204,6 +204,8 @@ bitflags::bitflags! {
         const LED_BY_POINTER = 1 << 10;
         /// A handler of faults may know by the block's address what its first instruction does: that one stays the first, and the only one.
         const KNOWN_BY_FAULT = 1 << 11;
+        /// Where an optimizer has put what did not run by its profile.
+        const COLD = 1 << 12;
     }
 }
 

@@ -16,6 +16,7 @@ use crate::discover::names::{self, NamedBy, Names};
 use crate::discover::no_return::find_no_return;
 use crate::discover::reach::{Explored, Reach, Reached};
 use crate::discover::registered::NamesInUnwind;
+use crate::discover::replaced::without_replaced;
 use crate::discover::restartable::{Sequence, find_sequences, signatures};
 use crate::discover::run_on::{find_entered_padding, find_running_on};
 use crate::discover::shared_entries::SharedEntries;
@@ -23,7 +24,7 @@ use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
 use crate::discover::units::{Bounds, Unit, UnitData, Units, find_units, is_in, joined, unit_at};
 use crate::discover::unseen::{self, Search, Unseen};
-use crate::elf::image::SymbolData;
+use crate::elf::image::{SymbolData, original_name};
 use crate::elf::stubs::is_stub_section;
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
@@ -81,7 +82,12 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     let trusts_left_over = options.undescribed == Undescribed::Sought;
     let explorer = Explorer { image, unwind: &unwind, stubs: &stubs, use_static_relocs, mode, trusts_left_over };
     let (told_apart, mut units, mut surveys) = find_described(explorer);
-    let unwind = told_apart.unwrap_or(unwind);
+    let mut unwind = told_apart.unwrap_or(unwind);
+    if let Some(without) = without_replaced(image, &unwind, &units, &surveys) {
+        unwind = without;
+        let explorer = Explorer { image, unwind: &unwind, stubs: &stubs, use_static_relocs, mode, trusts_left_over };
+        (units, surveys) = explorer.look_again(&[], &Reached::default(), units, surveys);
+    }
     if surveys.iter().any(|survey| survey.is_large_model) {
         return Err(Error::Unsupported(LARGE_MODEL.into()));
     }
@@ -98,7 +104,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
         (units, surveys) = explorer.look_again(&[], &reached, units, surveys);
     }
     let sequences = find_sequences(image);
-    let claimed = claimed_padding(image, (&units, &reached), (&surveys, &sequences), mode);
+    let claimed = claimed_padding(image, &unwind.replaced, (&units, &reached), (&surveys, &sequences), mode);
     if !claimed.is_empty() {
         (units, surveys) = explorer.look_again(&claimed, &reached, units, surveys);
     }
@@ -198,6 +204,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     for block in known_by_fault.into_iter().filter_map(|va| program.block_at(va)).collect::<Vec<_>>() {
         program.blocks[block].flags.insert(BlockFlags::KNOWN_BY_FAULT);
     }
+    mark_cold(image, &mut program);
     program.relays = relays;
     program.mode = Some(mode);
     program.registered_table = names_in_unwind.registered.map(|(table, _)| table);
@@ -294,6 +301,7 @@ fn resembles_code(surveyor: Surveyor<'_>, surveys: &[Survey], unit: Unit) -> boo
 /// function that can't be called, and pointers to it name what follows; and what stands before the first function for who looks for it there. So do signatures of restartable sequences. Ascending.
 fn claimed_padding(
     image: &Image<'_>,
+    replaced: &[(Va, Va)],
     (units, reached): (&Units, &Reached),
     (surveys, sequences): (&[Survey], &[Sequence]),
     mode: RelinkMode,
@@ -331,8 +339,9 @@ fn claimed_padding(
     let mut claimed: Vec<Va> = surveys.par_iter().flat_map_iter(named).collect();
     claimed.extend(slots);
     let is_label = |symbol: &SymbolData<'_>| symbol.has_address() && [elf::STT_FUNC, elf::STT_NOTYPE].contains(&symbol.st_type());
-    let symbols = image.symbols.values().chain(&image.dynamic_symbols);
-    let labels = symbols.filter(|symbol| is_label(symbol)).map(|symbol| Va(symbol.st_value));
+    // Names of what is replaced are left over like itself.
+    let symbols = image.symbols.values().filter(|symbol| !is_in(replaced, Va(symbol.st_value)));
+    let labels = symbols.chain(&image.dynamic_symbols).filter(|symbol| is_label(symbol)).map(|symbol| Va(symbol.st_value));
     claimed.extend(labels.filter(in_code));
     claimed.extend(signatures(image, sequences, surveys).filter(in_code));
     claimed.extend(breakpoints_run_into(image, units, surveys).filter(in_code));
@@ -390,6 +399,18 @@ pub fn refuse_unsupported(image: &Image<'_>) -> Result<()> {
         return unsupported("neither section headers nor unwind tables, so that nothing tells code from data");
     }
     Ok(())
+}
+
+/// Marks what BOLT has left where it was, or put behind what ran: it moves what ran by its profile to a section of its own. (Of a file that was rewritten since, nothing is told: the old section has another name then.)
+fn mark_cold(image: &Image<'_>, program: &mut Program) {
+    let is_bolted = image.sections.values().any(|s| s.is_executable() && original_name(s.name) != s.name);
+    let is_cold = |name: &str| original_name(name) != name || name.starts_with(".text.cold");
+    let mut cold: Vec<(Va, Va)> =
+        image.sections.values().filter(|s| is_bolted && s.is_alloc() && is_cold(s.name)).map(|s| (s.sh_addr, s.end())).collect();
+    cold.sort_unstable();
+    for data in program.blocks.values_mut().filter(|data| is_in(&cold, data.start)) {
+        data.flags.insert(BlockFlags::COLD);
+    }
 }
 
 /// What a file of code compiled ahead of time for a run time is, by the symbols that the run time asks for. The tables that these stand for count functions from each other or from a

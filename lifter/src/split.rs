@@ -116,7 +116,7 @@ impl Splitter {
             program.refs[own_refs.clone()].iter_mut().for_each(|reference| reference.offset -= at);
             refs.start = own_refs.end;
             let first_edge = self.edges.len();
-            let flags = if at == 0 { data.flags } else { data.flags & BlockFlags::HAS_CALL };
+            let flags = if at == 0 { data.flags } else { data.flags & (BlockFlags::HAS_CALL | BlockFlags::COLD) };
             let common = BlockData {
                 start: data.start + u64::from(at),
                 refs: IdRange::from_usize(own_refs),

@@ -103,11 +103,7 @@ pub(crate) fn dynamic_code_slots<'i>(image: &'i Image<'_>, units: &'i Units) -> 
 
 /// The addresses that relocated words hold, with the index of the dynamic relocation.
 pub(crate) fn relocated_addresses<'i>(image: &'i Image<'_>) -> impl Iterator<Item = (usize, Va)> + use<'i> {
-    image.dynamic_relocs.iter().enumerate().filter_map(|(index, reloc)| {
-        let is_relative = [elf::R_X86_64_RELATIVE, elf::R_X86_64_IRELATIVE].contains(&reloc.r_type);
-        let is_absolute = reloc.r_type == elf::R_X86_64_64 && reloc.symbol == 0;
-        (is_relative || is_absolute).then_some((index, Va(reloc.addend as u64)))
-    })
+    image.dynamic_relocs.iter().enumerate().filter_map(|(index, reloc)| Some((index, reloc.own_address()?)))
 }
 
 /// All names but those of jump tables.

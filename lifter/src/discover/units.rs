@@ -145,7 +145,10 @@ pub(crate) fn find_units(image: &Image<'_>, unwind: &Unwind, claimed: &[Va], rea
         let mut units = Vec::new();
         for stretch in stretches {
             match stretch.bounds {
-                Bounds::Gap => push_gap(image, &mut units, (claimed, reached), *stretch),
+                Bounds::Gap => {
+                    let parts = without_replaced(*stretch, &unwind.replaced, claimed);
+                    parts.into_iter().for_each(|part| push_gap(image, &mut units, (claimed, reached), part));
+                }
                 _ => units.push(*stretch),
             }
         }
@@ -170,12 +173,32 @@ fn vouched_ranges(image: &Image<'_>, unwind: &Unwind, reached: &Reached) -> Vec<
         let end = start + symbol.st_size;
         // A symbol whose range touches an unwind entry adds nothing, and would make two units of one.
         let after = ranges[..by_unwind].partition_point(|r| r.0 < end);
-        if end <= start || after > 0 && ranges[after - 1].1 > start || is_in(&reached.regions, start) {
+        let is_replaced = || is_in(&unwind.replaced, start);
+        if end <= start || after > 0 && ranges[after - 1].1 > start || is_in(&reached.regions, start) || is_replaced() {
             continue;
         }
         ranges.push((start, end, Bounds::Symbol(id)));
     }
     ranges
+}
+
+/// What of a gap is not replaced; what is replaced and claimed all the same belongs to it too.
+fn without_replaced(gap: UnitData, replaced: &[(Va, Va)], claimed: &[Va]) -> Vec<UnitData> {
+    let first = replaced.partition_point(|&(_, end)| end <= gap.start);
+    let is_unclaimed = |&&(start, end): &&(Va, Va)| !is_claimed(claimed, start, end);
+    let mut parts = vec![gap];
+    for &(start, end) in replaced[first..].iter().take_while(|&&(start, _)| start < gap.end).filter(is_unclaimed) {
+        let rest = UnitData { start: end.min(gap.end), ..gap };
+        if let Some(last) = parts.last_mut() {
+            last.end = start.max(last.start);
+        }
+        parts.push(rest);
+    }
+    parts
+}
+
+fn is_claimed(claimed: &[Va], start: Va, end: Va) -> bool {
+    claimed.get(claimed.partition_point(|&va| va < start)).is_some_and(|&va| va < end)
 }
 
 /// What lies in a gap, without leading padding.

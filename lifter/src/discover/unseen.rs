@@ -33,7 +33,7 @@ use crate::discover::names::dynamic_code_slots;
 use crate::discover::survey::{NumberRole, Survey};
 use crate::discover::units::{Bounds, UnitData, Units, is_in, unit_at};
 use crate::elf::Image;
-use crate::elf::image::SectionData;
+use crate::elf::image::{SectionData, original_name};
 use crate::ir::TableBound;
 
 /// What unseen pointers may name.
@@ -94,7 +94,10 @@ pub(crate) fn data_sections<'i>(image: &'i Image<'_>) -> impl Iterator<Item = &'
         let of_gnu = [elf::SHT_GNU_HASH, elf::SHT_GNU_VERDEF, elf::SHT_GNU_VERNEED, elf::SHT_GNU_VERSYM];
         tables.contains(&sh_type) || of_gnu.contains(&sh_type)
     };
-    let is_unwind = |name: &str| name.starts_with(".eh_frame") || name.starts_with(".gcc_except_table");
+    let is_unwind = |name: &str| {
+        let name = original_name(name);
+        name.starts_with(".eh_frame") || name.starts_with(".gcc_except_table")
+    };
     let sections = image.sections.values();
     sections.filter(move |s| s.is_alloc() && !s.is_executable() && s.has_bytes() && !is_loaders(s.sh_type) && !is_unwind(s.name))
 }

@@ -2,6 +2,7 @@
 
 mod cut;
 mod parse;
+mod replaced;
 mod row;
 #[cfg(test)]
 mod tests;
@@ -91,12 +92,20 @@ pub struct Unwind {
     pub fdes: PrimaryMap<Fde, FdeData>,
     /// One per entry that names one; entries that share a table have a copy each, with the same `at`.
     pub lsdas: Vec<Lsda>,
+    /// Code that had an entry, in the place of which an optimizer left jumps to other code. Ascending.
+    pub replaced: Vec<(Va, Va)>,
 }
 
 impl Unwind {
     /// Whether rows need only be right where code can stop by itself.
     pub fn is_sparse(&self) -> bool {
         self.cies.iter().any(|cie| cie.is_sparse)
+    }
+
+    /// Whether code was at an address that is elsewhere now.
+    pub fn is_replaced(&self, va: Va) -> bool {
+        let after = self.replaced.partition_point(|&(start, _)| start <= va);
+        self.replaced[..after].last().is_some_and(|&(_, end)| va < end)
     }
 
     /// The entry that covers an address.

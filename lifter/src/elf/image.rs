@@ -170,6 +170,15 @@ pub struct DynReloc {
     pub place: DynRelocPlace,
 }
 
+impl DynReloc {
+    /// The address in the image that the loader makes of it without asking for a symbol. (What counts from the start of thread-local storage is none.)
+    pub fn own_address(&self) -> Option<Va> {
+        let is_relative = [elf::R_X86_64_RELATIVE, elf::R_X86_64_IRELATIVE].contains(&self.r_type);
+        let is_absolute = self.r_type == elf::R_X86_64_64 && self.symbol == 0;
+        (is_relative || is_absolute).then_some(Va(self.addend as u64))
+    }
+}
+
 /// A relocation that the static linker applied and kept (`--emit-relocs`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct StaticReloc {
@@ -290,7 +299,13 @@ impl<'a> Image<'a> {
     /// Whether functions of this section may move: compiled code, not linker-made stubs or start-up glue.
     pub fn is_movable_code_section(&self, section: Section) -> bool {
         let s = &self.sections[section];
-        let is_compiled = s.name == ".text" || s.name.starts_with(".text.") || (self.moves_fini && s.name == ".fini");
+        let name = original_name(s.name);
+        let is_compiled = name == ".text" || name.starts_with(".text.") || (self.moves_fini && s.name == ".fini");
         s.is_alloc() && s.is_executable() && s.has_bytes() && is_compiled
     }
+}
+
+/// What a section was called before BOLT wrote another one of that name beside it.
+pub fn original_name(name: &str) -> &str {
+    name.strip_prefix(".bolt.org").unwrap_or(name)
 }

@@ -6,10 +6,12 @@ use crate::address::Va;
 use crate::discover::names::dynamic_code_slots;
 use crate::discover::units::{Units, unit_at};
 use crate::elf::Image;
+use crate::elf::image::original_name;
 use crate::ir::{Evidence, Program, SlotData, SlotKind};
 
 /// Sections whose contents other parts of relift read and write anew.
 pub(crate) fn is_rebuilt(name: &str) -> bool {
+    let name = original_name(name);
     [".eh_frame", ".eh_frame_hdr", ".gcc_except_table"].contains(&name) || name.starts_with(".gcc_except_table.")
 }
 

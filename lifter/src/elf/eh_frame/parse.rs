@@ -6,7 +6,8 @@
 //! absolute (in files at a fixed address) or relative to their place.
 //!
 //! **Dropped**: entries of length zero and entries whose code was removed by the linker (start 0, or no executable segment there).
-//! Overlapping entries are an error: an unwinder's binary search would find one or the other by accident.
+//! Of overlapping entries those count that the search table lists; where that lists both, or there is none, they are an error: an unwinder's
+//! binary search would find one or the other by accident.
 //!
 //! **Ends** because each step of the walk, and each instruction, takes at least one byte. Memory is bounded by the file's size; exception
 //! tables, which hostile entries may share, have a budget of their own.
@@ -22,6 +23,7 @@ use smallvec::SmallVec;
 use crate::address::Va;
 use crate::elf::cfi::Instruction;
 use crate::elf::cursor::{Cursor, Problem};
+use crate::elf::eh_frame::replaced::drop_shadowed;
 use crate::elf::eh_frame::{CfiOp, CieData, FdeData, Unwind};
 use crate::elf::image::Image;
 use crate::elf::lsda::Lsda;
@@ -57,10 +59,10 @@ struct Cies {
 }
 
 /// What a frame description entry says, its exception table by address only.
-struct RawFde {
+pub(super) struct RawFde {
     /// Of the entry itself.
-    at: Va,
-    data: FdeData,
+    pub(super) at: Va,
+    pub(super) data: FdeData,
     lsda_at: Option<Va>,
 }
 
@@ -81,12 +83,19 @@ impl Unwind {
             raw_fdes.extend(parsed?.into_iter().flatten());
         }
         raw_fdes.par_sort_by_key(|f| f.data.start);
+        let listed = search_table(image)?;
+        let replaced = match &listed {
+            Some(table) => drop_shadowed(image, &mut raw_fdes, &table.listed),
+            None => Vec::new(),
+        };
         if let Some(pair) = raw_fdes.windows(2).find(|w| w[0].data.end > w[1].data.start) {
             return Err(malformed(pair[1].data.start)("two entries cover this address"));
         }
-        check_search_table(image, &raw_fdes)?;
+        if let Some(listed) = &listed {
+            check_search_table(listed, &raw_fdes)?;
+        }
         let lsdas = parse_lsdas(image, &mut raw_fdes)?;
-        Ok(Unwind { cies: cies.list, fdes: raw_fdes.into_iter().map(|f| f.data).collect(), lsdas })
+        Ok(Unwind { cies: cies.list, fdes: raw_fdes.into_iter().map(|f| f.data).collect(), lsdas, replaced })
     }
 }
 
@@ -139,19 +148,29 @@ pub(crate) fn extent_by_search_table(image: &Image<'_>) -> Result<Option<(Va, Va
     }
 }
 
+/// The search table that an unwinder goes by, with its address.
+struct SearchTable {
+    at: Va,
+    /// Starts of code and the addresses of their entries, in the table's order.
+    listed: Vec<(Va, Va)>,
+}
+
+fn search_table(image: &Image<'_>) -> Result<Option<SearchTable>> {
+    let Some(header) = image.segments.iter().find(|s| s.p_type == object::elf::PT_GNU_EH_FRAME) else { return Ok(None) };
+    let at = header.p_vaddr;
+    let listed = read_search_table(image, at, header.p_filesz).map_err(malformed(at))?;
+    Ok(listed.map(|listed| SearchTable { at, listed }))
+}
+
 /// An unwinder goes by the search table, so an entry that it leaves out, or has under another address, is none: then what the file says
 /// of its code depends on who reads it. A table may list more than the entries of [`Unwind`]: those of no code.
-fn check_search_table(image: &Image<'_>, fdes: &[RawFde]) -> Result<()> {
-    let Some(header) = image.segments.iter().find(|s| s.p_type == object::elf::PT_GNU_EH_FRAME) else { return Ok(()) };
-    let Some(listed) = read_search_table(image, header.p_vaddr, header.p_filesz).map_err(malformed(header.p_vaddr))? else {
-        return Ok(());
-    };
+fn check_search_table(SearchTable { at, listed }: &SearchTable, fdes: &[RawFde]) -> Result<()> {
     let starts_at: FxHashMap<Va, Va> = fdes.iter().map(|f| (f.at, f.data.start)).collect();
     if listed.iter().any(|(start, at)| starts_at.get(at).is_some_and(|known| known != start)) {
-        return Err(malformed(header.p_vaddr)("the search table has an entry under another address"));
+        return Err(malformed(*at)("the search table has an entry under another address"));
     }
     if !listed.is_sorted_by_key(|l| l.0) {
-        return Err(malformed(header.p_vaddr)("the search table does not ascend"));
+        return Err(malformed(*at)("the search table does not ascend"));
     }
     match fdes.iter().find(|f| listed.binary_search_by_key(&f.data.start, |l| l.0).is_err()) {
         Some(left_out) => Err(malformed(left_out.at)("the search table leaves this entry out")),

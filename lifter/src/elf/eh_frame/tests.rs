@@ -334,3 +334,60 @@ fn entries_side_by_side_are_compared_by_the_rows_where_they_meet() {
     assert_eq!(found, [false, false, true]);
     assert_eq!(unwind.parted(), []);
 }
+
+/// Code that begins with a jump, at 0x1000, an entry for all of it, one for the jump alone, and a search table that lists the entries of `listed`, by their index.
+fn parse_with_jump(first_byte: u8, listed: &[usize]) -> crate::Result<Unwind> {
+    const TABLE: u32 = 0x2010;
+    let mut bytes = vec![first_byte, 1, 2, 3, 4, 0x90, 0x90, 0x90, 0, 0, 0, 0, 0, 0, 0, 0];
+    bytes.extend([16, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 2, 0x78, 16, 1, 0x03, 0x0c, 7, 8]);
+    let mut places = Vec::new();
+    for len in [0x400u32, 5] {
+        let at = bytes.len() as u32;
+        places.push(TABLE + at - 16);
+        bytes.extend([16, at - 16 + 4, 0x1000, len, 0].map(u32::to_le_bytes).concat());
+    }
+    let (table_len, header) = (bytes.len() as u64 - 16, 0x2000 + bytes.len() as u32);
+    bytes.extend([1, 0x03, 0x03, 0x3b]);
+    bytes.extend([TABLE, listed.len() as u32].map(u32::to_le_bytes).concat());
+    for &index in listed {
+        bytes.extend([0x1000u32.wrapping_sub(header), places[index].wrapping_sub(header)].map(u32::to_le_bytes).concat());
+    }
+    let mut image = image_of(&bytes);
+    (image.segments[0].p_filesz, image.segments[0].p_memsz) = (16, 0x1000);
+    let rest = bytes.len() as u64 - 16 - table_len;
+    image.segments.push(crate::elf::image::Segment {
+        p_type: object::elf::PT_GNU_EH_FRAME,
+        p_vaddr: Va(u64::from(header)),
+        p_filesz: rest,
+        p_memsz: rest,
+        ..image.segments[1]
+    });
+    image.sections.push(SectionData {
+        name: ".eh_frame",
+        sh_name: 0,
+        sh_type: object::elf::SHT_PROGBITS,
+        sh_flags: u64::from(object::elf::SHF_ALLOC),
+        sh_addr: Va(u64::from(TABLE)),
+        sh_offset: crate::FileOffset(16),
+        sh_size: table_len,
+        sh_link: 0,
+        sh_info: 0,
+        sh_addralign: 8,
+        sh_entsize: 0,
+    });
+    Unwind::parse(&image)
+}
+
+#[test]
+fn of_two_entries_for_the_same_code_the_one_counts_that_the_search_table_lists() {
+    let bounds = |unwind: &Unwind| unwind.fdes.values().map(|fde| (fde.start.0, fde.end.0)).collect::<Vec<_>>();
+    let replaced = parse_with_jump(0xe9, &[1]).expect("the whole entry is not listed");
+    assert_eq!(bounds(&replaced), [(0x1000, 0x1005)]);
+    assert_eq!(replaced.replaced, [(Va(0x1005), Va(0x1400))], "behind a jump away is what is elsewhere");
+    assert!(replaced.is_replaced(Va(0x1005)) && !replaced.is_replaced(Va(0x1004)) && !replaced.is_replaced(Va(0x1400)));
+    let whole = parse_with_jump(0xe9, &[0]).expect("that of the jump is not listed");
+    assert_eq!((bounds(&whole), whole.replaced.len()), (vec![(0x1000, 0x1400)], 0));
+    let other = parse_with_jump(0xe8, &[1]).expect("the whole entry is not listed");
+    assert_eq!((bounds(&other), other.replaced.len()), (vec![(0x1000, 0x1005)], 0), "a call comes back");
+    assert!(parse_with_jump(0xe9, &[0, 1]).is_err(), "an unwinder finds one or the other");
+}
