@@ -75,7 +75,7 @@ fn surpluses<'r>(runs: impl Iterator<Item = &'r Run>) -> Vec<Surplus> {
 fn runs(side: &Side<'_>, relation: &Relation) -> Vec<Run> {
     let described = side.unwind.fdes.iter().map(|fde| Run { start: fde.start, end: fde.end, is_left_over: false });
     let mut runs: Vec<Run> = described.collect();
-    for (start, end) in side.undescribed() {
+    for (start, end) in side.undescribed().into_iter().filter(|&gap| !is_replaced(side, gap)) {
         let mut last: Option<Run> = None;
         let mut at = start;
         while at < end {
@@ -94,6 +94,20 @@ fn runs(side: &Side<'_>, relation: &Relation) -> Vec<Run> {
     }
     runs.sort_unstable_by_key(|run| run.start);
     runs
+}
+
+/// Whether what lies between two descriptions was one function, which is elsewhere now.
+fn is_replaced(side: &Side<'_>, (start, end): (u64, u64)) -> bool {
+    let replaced = &side.unwind.replaced;
+    let last = replaced[..replaced.partition_point(|part| part.0 <= start)].last();
+    let is_filler = |from: u64| {
+        let mut at = from;
+        while let Some(size) = (at < end).then(|| filler(side, at)).flatten() {
+            at += size;
+        }
+        at >= end
+    };
+    last.is_some_and(|&(from, to)| from == start && is_filler(to))
 }
 
 /// The size of the filler at an address.

@@ -15,6 +15,7 @@ use goblin::elf::{Dynamic, ProgramHeader, Sym};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::image::{BUILD_ID, DT_RELR, DT_RELRSZ, Image, Section, Slot};
+use crate::remains::is_left_behind;
 use crate::report::{Violation, ViolationKind};
 use crate::walk::{Pair, Reach, Side, Walk, joined};
 
@@ -44,7 +45,8 @@ pub(crate) fn is_by_meaning(image: &Image<'_>, section: &Section<'_>) -> bool {
         let mut tables = tables.filter_map(|(start, size)| Some((image.dynamic_value(start)?, image.dynamic_value(size)?)));
         tables.any(|(start, size)| start <= section.address && section.end() <= start.saturating_add(size))
     };
-    BY_MEANING.contains(&section.name) || section.sh_type == SHT_RELA && section.is_alloc() && of_loader()
+    let is_known = BY_MEANING.contains(&section.name) || is_left_behind(section);
+    is_known || section.sh_type == SHT_RELA && section.is_alloc() && of_loader()
 }
 
 /// Asks for the pairs that the loader knows.

@@ -51,6 +51,7 @@ pub(crate) fn settle(walk: &mut Walk<'_, '_>) {
         walk_old_text(walk);
     }
     crate::tables::read_arguments(walk);
+    walk.old_bodies = crate::remains::old_bodies(walk);
     walk.find_counted();
     walk.find_places_side_by_side();
     walk.find_bounded();
@@ -290,6 +291,9 @@ fn unreached_functions(walk: &Walk<'_, '_>) -> Vec<(u32, u64)> {
     let mut found = Vec::new();
     for (fde, number) in input.unwind.fdes.iter().zip(0..) {
         let address = walk.input_leads_to(fde.start);
+        if walk.is_replaced(fde.start) {
+            continue;
+        }
         if input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index)) || address >= fde.end {
             continue;
         }

@@ -31,6 +31,7 @@ mod own_loader;
 mod prove;
 mod quiet;
 mod registered;
+mod remains;
 mod report;
 mod shared_entries;
 mod stack;
@@ -195,6 +196,7 @@ impl<'a> Original<'a> {
         structure::check(input, &output, &mut report.violations);
         structure::check_mark(&output, &report.stats, &mut report.violations);
         unloaded::check(&input.image, &output.image, &mut report.violations);
+        remains::check(&input.image, &output, &mut report.violations);
         code_model::check(input, &output, &mut report.violations);
         registered::check(input, &output, &mut report.violations);
         self.liveness = report.liveness;

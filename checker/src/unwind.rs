@@ -100,6 +100,19 @@ struct RowEntry {
     fde: u32,
 }
 
+/// What listed descriptions, which ascend, leave of the code of one that is not, if each covers a jump away and nothing else, and the first stands where the code begins.
+fn behind_jumps<T>(image: &Image<'_>, old: &Fde, listed: &[(Fde, T)]) -> Vec<(u64, u64)> {
+    let first = listed.partition_point(|(fde, _)| fde.end <= old.start);
+    let jumps: Vec<&Fde> = listed[first..].iter().map(|(fde, _)| fde).take_while(|fde| fde.start < old.end).collect();
+    // `jmp` with a displacement of four bytes.
+    let is_jump = |fde: &&Fde| fde.end - fde.start == 5 && image.at(fde.start, 1) == Some(&[0xe9]);
+    if jumps.first().is_none_or(|jump| jump.start != old.start) || !jumps.iter().all(is_jump) {
+        return Vec::new();
+    }
+    let ends = jumps[1..].iter().map(|jump| jump.start).chain([old.end]);
+    jumps.iter().map(|jump| jump.end).zip(ends).filter(|(start, end)| start < end).collect()
+}
+
 /// The rules in force at an address, and how far they hold.
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct Located {
@@ -133,6 +146,8 @@ pub(crate) struct Unwind {
     entries: Vec<RowEntry>,
     /// Starts of descriptions that the search table leaves out: an unwinder that uses it does not see them.
     pub(crate) unlisted: Vec<u64>,
+    /// Code of such a description that is of one function, since it begins with a jump away that a listed description covers alone: an optimizer has written the function elsewhere. Ascending.
+    pub(crate) replaced: Vec<(u64, u64)>,
     /// Whether the file only says where code can stop what unwinders need: relift marks its common entries with a no-op before their rules.
     pub(crate) is_sparse: bool,
     /// Where the table is.
@@ -194,6 +209,7 @@ impl Unwind {
             let is_used = |fde: &Fde| listed.contains(&fde.place) || shadowed.contains(&fde.start);
             let (used, rest) = found.into_iter().partition(|(fde, _)| is_used(fde));
             found = used;
+            unwind.replaced = rest.iter().flat_map(|(fde, _)| behind_jumps(image, fde, &found)).collect();
             unwind.unlisted = Vec::into_iter(rest).map(|(fde, _)| fde.start).collect();
         }
         for (index, (fde, table)) in found.into_iter().enumerate() {

@@ -185,6 +185,8 @@ pub(crate) struct Walk<'w, 'a> {
     tries: Vec<Pair>,
     /// Those that were tried, and not kept.
     not_kept: Vec<Pair>,
+    /// Of the input ([`crate::remains`]).
+    pub(crate) old_bodies: Vec<(u64, u64)>,
     /// Where functions without frame descriptions seem to begin that numbers name, and where the numbers are ([`guesses`]).
     guessed: Vec<(u64, u64)>,
     /// How often a walk has come to what was proven.
@@ -283,6 +285,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             began_at: None,
             tries: Vec::new(),
             not_kept: Vec::new(),
+            old_bodies: Vec::new(),
             met_proven: 0,
             never: Vec::new(),
             input_row: Located::nowhere(),
@@ -393,6 +396,15 @@ impl<'w, 'a> Walk<'w, 'a> {
     /// Whether any constant of the program may be a code address, so that something has to stay there.
     pub(crate) fn keeps_old_text(&self) -> bool {
         self.input.image.is_position_dependent() && self.absolute_fields.is_empty()
+    }
+
+    /// Whether code of the input is of a function that is elsewhere now, as far as that shows.
+    pub(crate) fn is_replaced(&self, address: u64) -> bool {
+        let is_in = |parts: &[(u64, u64)]| {
+            let before = parts.partition_point(|part| part.0 <= address);
+            parts[..before].last().is_some_and(|part| address < part.1)
+        };
+        is_in(&self.input.unwind.replaced) || is_in(&self.old_bodies)
     }
 
     /// Whether two places of the input are in one function.

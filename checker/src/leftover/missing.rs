@@ -81,6 +81,10 @@ fn by_kept_code(walk: &Walk<'_, '_>, missing: &[(u32, u64)], starts: &FxHashSet<
         }
         // Of a function in parts one may begin like something else, and so not be missing: what nothing stands for is not in the output, but where it was.
         let is_matched = || input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index));
+        // What is replaced was dropped by who replaced it.
+        if walk.is_replaced(address) {
+            return;
+        }
         let is_described = input.unwind.fde_at(address).is_some();
         if is_described && !is_matched() && !walk.is_untouched(address) {
             return;

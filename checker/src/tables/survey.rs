@@ -349,6 +349,10 @@ impl Survey {
         for symbol in side.image.elf.dynsyms.iter().filter(|symbol| crate::data::names_code(&side.image, symbol)) {
             self.name(side, symbol.st_value);
         }
+        // What nothing leads to was written elsewhere, with the tables that led there: it is no part of anything.
+        crate::remains::unnamed(side).into_iter().for_each(|number| {
+            self.named.insert(number as usize);
+        });
     }
 
     /// Whether a direct call leads to where a frame description begins: that is a function.
