@@ -11,7 +11,7 @@
 //! program, the weights and the options alone, never on threads.
 
 use lifter::entity::{Block, EntityId, Func};
-use lifter::ir::{CodeTarget, EdgeKind, Program, Terminator};
+use lifter::ir::{BlockFlags, CodeTarget, EdgeKind, Program, Terminator};
 use profiles::Weights;
 use rayon::prelude::*;
 
@@ -193,10 +193,18 @@ pub fn original(program: &Program) -> LayoutPlan {
     LayoutPlan { fragments, ..LayoutPlan::default() }
 }
 
-/// The layout of the input with no byte between its blocks that no one asks for.
+/// The layout of the input with no byte between its blocks that no one asks for. What an optimizer with a profile has told from what did not run keeps its order, before all else.
 pub fn packed(program: &Program) -> LayoutPlan {
     let mut plan = original(program);
     align::demand(program, &mut plan.fragments);
+    if program.blocks.values().any(|data| data.flags.contains(BlockFlags::COLD)) {
+        let is_cold = |fragment: &FragmentPlan| {
+            fragment.blocks.first().is_some_and(|first| program.blocks[first.block].flags.contains(BlockFlags::COLD))
+        };
+        plan.fragments.sort_by_key(is_cold);
+        let num_hot = plan.fragments.partition_point(|fragment| !is_cold(fragment));
+        plan.fragments[..num_hot].iter_mut().for_each(|fragment| fragment.temperature = Temperature::Hot);
+    }
     plan
 }
 

@@ -23,6 +23,7 @@ mod windows;
 
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
+use lifter::elf::image::original_name;
 use lifter::entity::{Block, EntityId, Section};
 use lifter::ir::{BlockData, Program};
 use object::elf;
@@ -178,7 +179,8 @@ pub fn relink(
     // Beyond this line no address changes.
 
     let mut file = OutBytes::new(image, overflow);
-    for free in space::free_text(image, program).into_iter().filter(|_| moves_code) {
+    let vacated = if moves_code { space::free_text(image, program) } else { space::replaced_text(image, program) };
+    for free in &vacated {
         file.slice_mut(free.start, free.len() as usize)?.fill(0xcc);
     }
     let snippets = built.as_ref().map(|(_, _, payload)| &**payload as &dyn Payload);
@@ -268,7 +270,7 @@ pub fn relink(
         }
         _ => build_id.into_iter().for_each(|(offset, len)| renew_build_id(&mut bytes, offset, len)),
     }
-    let mut free = if moves_code { placement.space.rest() } else { Vec::new() };
+    let mut free = if moves_code { placement.space.rest() } else { vacated };
     free.extend(places.free.iter().copied());
     let old = unwind::SECTIONS.iter().filter_map(|name| image.section_named(name)).map(|id| image.sections[id].sh_size).sum();
     let new = places.sections.iter().flatten().map(|&(_, size)| size).sum();
@@ -436,6 +438,9 @@ fn overflow_sections(
     sections
 }
 
+/// What the section is called that BOLT calls the old one: what is there is not what BOLT has left.
+const REWRITTEN_TEXT: &str = ".text.org";
+
 /// What changes in a section's header.
 fn edit_section(
     image: &Image<'_>,
@@ -452,6 +457,9 @@ fn edit_section(
         section.sh_size = size;
         section.place = ContentPlace::Loaded(file.offset_of(va));
     };
+    if image.is_movable_code_section(id) && original_name(input.name) != input.name {
+        section.name = REWRITTEN_TEXT.to_owned();
+    }
     let index = unwind::index_of(&section.name, section.sh_type).filter(|&index| places.renews(index));
     if let Some((va, size)) = index.and_then(|index| places.sections[index]) {
         move_to(va, size, section);

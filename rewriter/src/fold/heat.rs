@@ -3,7 +3,8 @@
 //! **Problem.** What makes code smaller by jumps costs time where it runs. Without a profile nothing tells where that is.
 //!
 //! **Method.** The guess is a product of powers of three things that any program shows: how often the block runs for each entry of its function ([`super::frequency`]), how often calls lead
-//! to the function, those of callers that are called often counted for more, and of how many blocks the function is made. What only exceptions and ways to calls that do not return lead to is cold.
+//! to the function, those of callers that are called often counted for more, and of how many blocks the function is made. What only exceptions and ways to calls that do not return lead to is cold, and so is
+//! what an optimizer with a profile has put aside ([`BlockFlags::COLD`]).
 //! That is right on average, but not for the few functions that are all that some program does, kernels of codecs and the like, which nothing but a pointer may lead to: what is in a short loop counts as hot wherever it is.
 //!
 //! **The numbers** are a fit (Poisson regression) to counts of all blocks of nine bytes and more of twelve programs: `ruff`, `ty`, `biome`, ripgrep and relift, written in Rust, `gdb` in C++, `bash`, CPython, `git`, `mawk`, `perl` and `sqlite3` in C. Fitted to eleven of them the
@@ -45,16 +46,17 @@ impl Heat {
     pub(super) fn guess(program: &Program) -> Self {
         let Frequencies { of_block: frequencies, in_loop, is_cold } = Frequencies::guess(program, &entered(program));
         let num_calls = num_calls(program, &frequencies);
+        let is_cold = |block: Block| is_cold[block] || program.blocks[block].flags.contains(BlockFlags::COLD);
         let mut heat = SecondaryMap::new(program.blocks.len(), 0.0);
         for (func, data) in program.funcs.iter() {
             let of_function = num_calls[func].clamp(CALLS.0, CALLS.1).powf(CALLS_POWER)
                 * (data.blocks.as_usize().len() as f32).min(BLOCKS_MAX).powf(BLOCKS_POWER);
-            for block in data.blocks.iter().filter(|&block| !is_cold[block]) {
+            for block in data.blocks.iter().filter(|&block| !is_cold(block)) {
                 heat[block] = of_function * frequencies[block].clamp(FREQUENCIES.0, FREQUENCIES.1).powf(FREQUENCY_POWER);
             }
         }
         let average = average(program, &heat);
-        for block in program.blocks.keys().filter(|&block| !is_cold[block]) {
+        for block in program.blocks.keys().filter(|&block| !is_cold(block)) {
             heat[block] = (heat[block] / average).max(in_loop[block] * LOOP_HEAT);
         }
         Self { of_block: heat, frequencies }

@@ -8,7 +8,7 @@
 //! short, less those that get out of reach by it; then single chains move to where they cost least, as long as that helps. What unwinders have to be told between one
 //! chain and the next counts too ([`seams`]). Sizes are measured as the encoder makes them, and the order stays as it was where nothing is won.
 //!
-//! What a profile has seen to run is laid out for speed already, in front of the rest of its function, and stays as it is: all of it is one chain, the first.
+//! What a profile has seen to run is laid out for speed already, in front of the rest of its function, and stays as it is: all of it is one chain, the first. So does what ran by the profile of an optimizer before.
 //!
 //! **Invariants.** A permutation of each function's blocks; its entry is first; no chain is torn, so each fallthrough stays one. The result depends on the program and
 //! the plan alone.
@@ -92,7 +92,8 @@ fn joined(program: &Program, fragments: Vec<FragmentPlan>) -> Vec<FragmentPlan> 
     let mut parts: FxHashMap<usize, Vec<PlannedBlock>> = FxHashMap::default();
     let mut is_joined = vec![false; fragments.len()];
     for (index, fragment) in fragments.iter().enumerate().filter(|(_, fragment)| fragment.clone.is_none()) {
-        if let Some(&main) = mains.get(&(fragment.func, class(fragment))).filter(|&&main| main != index) {
+        let main = mains.get(&(fragment.func, class(fragment))).filter(|&&main| main != index);
+        if let Some(&main) = main.filter(|&&main| fragments[main].temperature == fragment.temperature) {
             parts.entry(main).or_default().extend(&fragment.blocks);
             is_joined[index] = true;
         }

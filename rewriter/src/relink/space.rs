@@ -437,6 +437,18 @@ pub(crate) fn free_text(image: &Image<'_>, program: &Program) -> Vec<Interval> {
     free
 }
 
+/// Of that, what another optimizer has written elsewhere: it goes where code stays, too.
+pub(crate) fn replaced_text(image: &Image<'_>, program: &Program) -> Vec<Interval> {
+    let replaced = &program.unwind.replaced;
+    let mut parts = Vec::new();
+    for free in free_text(image, program) {
+        let first = replaced.partition_point(|&(_, end)| end <= free.start);
+        let within = replaced[first..].iter().take_while(|&&(start, _)| start < free.end);
+        parts.extend(within.map(|&(start, end)| Interval { start: start.max(free.start), end: end.min(free.end) }));
+    }
+    parts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

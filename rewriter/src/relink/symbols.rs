@@ -135,7 +135,7 @@ fn rewritten(
 
 /// Whether a name's code is not in the output.
 fn is_dropped(placed: Placed<'_>, va: Va) -> bool {
-    let Some(block) = placed.program.block_containing(va) else { return false };
+    let Some(block) = placed.program.block_containing(va) else { return placed.program.unwind.is_replaced(va) };
     placed.out.placed[block].is_none() && placed.program.funcs[placed.program.func_of(block)].is_movable()
 }
 

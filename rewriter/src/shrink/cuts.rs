@@ -80,6 +80,12 @@ pub fn split_sections(bytes: &[u8], free: &[(Va, Va)]) -> Option<Vec<u8>> {
     let mut is_split = false;
     let movable = image.sections.iter().filter(|(id, s)| image.is_movable_code_section(*id) && s.sh_size > 0);
     for (id, section) in movable {
+        if let Some(&(_, end)) = free.iter().find(|hole| hole.0 <= section.sh_addr && section.end() <= hole.1) {
+            let skipped = end.min(image.segment_at(section.sh_addr)?.end()) - section.sh_addr;
+            edit.set_place(id, section.sh_addr + skipped, section.sh_offset.0 + skipped, 0);
+            is_split = true;
+            continue;
+        }
         let covers_front = |hole: &&(Va, Va)| hole.0 <= section.sh_addr && section.sh_addr < hole.1 && hole.1 < section.end();
         let is_worth_it = |hole: &&(Va, Va)| hole.1 - hole.0 >= PAGE || begins_segment(&image, section);
         if let Some(&(_, start)) = free.iter().find(covers_front).filter(is_worth_it) {

@@ -15,7 +15,7 @@
 
 use lifter::Image;
 use lifter::address::Va;
-use lifter::elf::image::SectionData;
+use lifter::elf::image::{SectionData, original_name};
 use lifter::entity::{Block, EntityId, Func};
 use lifter::ir::{BlockData, CodeTarget, Program, RefTarget, Terminator};
 use object::elf;
@@ -105,7 +105,7 @@ impl Search<'_> {
         let (low, high) = (starts.iter().min().copied(), starts.iter().max().copied());
         let (Some(low), Some(high)) = (low, high) else { return };
         // The unwinder's tables name every function, and none for being run.
-        let is_table = |s: &SectionData<'_>| unwind::SECTIONS.contains(&s.name) || s.sh_type == elf::SHT_RELA;
+        let is_table = |s: &SectionData<'_>| unwind::SECTIONS.contains(&original_name(s.name)) || s.sh_type == elf::SHT_RELA;
         let is_data = |s: &&SectionData<'_>| s.is_alloc() && !s.is_executable() && s.has_bytes() && !is_table(s);
         for section in image.sections.values().filter(is_data) {
             let bytes = image.read(section.sh_addr, section.sh_size as usize).unwrap_or(&[]);

@@ -13,7 +13,7 @@
 //! program names them; the part that `p_memsz` claims is cleared by every loader. With [`Sharing::Safe`] no page of the file is
 //! mapped executable that holds bytes of a segment which is not, beyond what the input does.
 //!
-//! **Invariants.** `p_align` stays what it was, unless a section table says that no section needs more than a page. The order of
+//! **Invariants.** `p_align` stays what it was, unless a section table says that no section needs more than a page, or only code does that does not fill a page of that size. The order of
 //! segments in the file is that in memory. The result depends on the input alone.
 
 use lifter::Image;
@@ -120,6 +120,17 @@ pub(super) fn may_move(image: &Image<'_>) -> bool {
     relink::payload_behind(image).is_none() && first.is_some_and(holds_headers) && sorted
 }
 
+/// What the sections of a file ask for at most. That code begins with a page of 2 MB is for the sake of such pages: where no segment fills one, it begins with any page.
+fn alignment(image: &Image<'_>, parts: &[Part]) -> u64 {
+    let fills = |align: u64| {
+        let holds_one = |part: &Part| part.old.p_align >= align && part.old.p_vaddr.align_up(align) + align <= part.end;
+        parts.iter().any(|part| part.old.is_executable() && holds_one(part))
+    };
+    let counts = |s: &SectionData<'_>| !s.is_executable() || s.sh_addralign <= PAGE || fills(s.sh_addralign);
+    let alignments = image.sections.values().filter(|s| s.is_alloc() && counts(s)).map(|s| s.sh_addralign);
+    alignments.max().unwrap_or(u64::MAX)
+}
+
 /// A loaded segment of the output.
 #[derive(Copy, Clone, Debug)]
 struct Load {
@@ -142,8 +153,7 @@ struct Layout {
 impl Layout {
     fn of(image: &Image<'_>, parts: &[Part], options: Options) -> Self {
         let mut layout = Layout { loads: Vec::new(), holes: Vec::new(), end: 0 };
-        let alignment_max = image.sections.values().filter(|s| s.is_alloc()).map(|s| s.sh_addralign).max();
-        let needs_page_only = image.has_section_headers && alignment_max.is_some_and(|align| align <= PAGE);
+        let needs_page_only = image.has_section_headers && alignment(image, parts) <= PAGE;
         let mut last_used = None;
         for &Part { load: source, old, end } in parts {
             let mut new = old;
@@ -166,7 +176,10 @@ impl Layout {
                     new.p_align = PAGE;
                 }
             }
-            layout.loads.push(Load { source, old, new });
+            // One of which nothing is needed goes.
+            if new.p_memsz > 0 || old.p_memsz == 0 {
+                layout.loads.push(Load { source, old, new });
+            }
         }
         layout
     }
@@ -174,7 +187,7 @@ impl Layout {
     /// The loaded part of the file.
     fn loaded(&self, image: &Image<'_>) -> Vec<u8> {
         let mut out = vec![0; self.end as usize];
-        for load in &self.loads {
+        for load in self.loads.iter().filter(|load| load.new.p_filesz > 0) {
             let len = load.new.p_filesz.min(load.old.p_filesz) as usize;
             let (from, to) = (load.old.p_offset.0 as usize, load.new.p_offset.0 as usize);
             out[to..to + len].copy_from_slice(&image.bytes[from..from + len]);
@@ -295,8 +308,9 @@ impl Layout {
                     write(16, section.sh_addr.min(end).0);
                 }
             }
-            // The end of a segment's bytes for what lies behind them.
-            if let Some(offset) = self.offset_of(section.sh_addr) {
+            // The end of a segment's bytes for what lies behind them, and of the file's for what is in no segment any more.
+            let is_empty = section.sh_size == 0;
+            if let Some(offset) = self.offset_of(section.sh_addr).or(is_empty.then_some(self.end)) {
                 write(24, offset);
             }
         } else if section.has_bytes() {

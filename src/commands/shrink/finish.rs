@@ -5,9 +5,10 @@ use std::path::Path;
 
 use lifter::Image;
 use lifter::address::Va;
+use lifter::elf::image::DynReloc;
 use lifter::ir::RefTarget;
 use rewriter::relink::NewDebugFile;
-use rewriter::shrink::{cuts, debug_link, own_loader, pack, spread, tables};
+use rewriter::shrink::{cuts, debug_link, home, own_loader, pack, remains, spread, tables};
 
 use super::Job;
 use super::code::Code;
@@ -91,6 +92,15 @@ pub(super) fn finish(job: Job<'_>, code: Option<Code>, known: &Known, timing: &m
         None => (Cow::Borrowed(unchanged), Vec::new(), Vec::new(), Vec::new(), None),
     };
     let wants_holes = args.is_on(Technique::Holes);
+    if let Some(named) = known.named.as_ref().filter(|_| wants_holes) {
+        if let Ok(image) = Image::parse(&changed) {
+            let without_tables = remains::add(&image, named, &mut free);
+            changed = without_tables.map_or(changed, Cow::Owned);
+        }
+        if let Some(home) = home::bring_home(&changed, named, &free) {
+            (changed, free) = (Cow::Owned(home.bytes), home.free);
+        }
+    }
     let split = if args.is_on(Technique::Cuts) && wants_holes { cuts::split_sections(&changed, &free) } else { None };
     changed = split.map_or(changed, Cow::Owned);
     let repacked = known
@@ -169,7 +179,7 @@ fn named_data(lifted: &Lifted<'_>) -> Vec<Va> {
         RefTarget::Fixed(va) => Some(va),
         _ => None,
     });
-    let words = lifted.image.dynamic_relocs.iter().filter(|reloc| reloc.symbol == 0).map(|reloc| Va(reloc.addend as u64));
+    let words = lifted.image.dynamic_relocs.iter().filter_map(DynReloc::own_address);
     let mut named: Vec<Va> = fixed.chain(words).collect();
     named.sort_unstable();
     named.dedup();
