@@ -14,6 +14,9 @@ use crate::files;
 use crate::report::shrink::Report;
 use crate::timing::Timing;
 
+/// Larger files keep their code where the checker can't follow it: each output of one takes minutes to make and to check, and there could be a dozen.
+const LARGEST: u64 = 64 << 20;
+
 /// Where the checker can't follow all (it finds less than was known, or relift is wrong), the functions in question stay as they are; if that does not help, the techniques that change most are left out.
 pub(super) fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut Timing) -> Result<Report> {
     let mut has_undescribed = false;
@@ -27,9 +30,11 @@ pub(super) fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, tim
     if failure.is_of_debug_file {
         return Err(failure);
     }
-    match with_closed(args, &failure, debug_files, timing) {
+    let is_large = std::fs::metadata(input).is_ok_and(|metadata| metadata.len() > LARGEST);
+    let by_functions = if is_large { None } else { with_closed(args, &failure, debug_files, timing) };
+    match by_functions {
         Some(report) => Ok(report),
-        None => without_techniques(args, failure, has_undescribed, debug_files, timing),
+        None => without_techniques(args, failure, (has_undescribed, is_large), debug_files, timing),
     }
 }
 
@@ -61,7 +66,7 @@ fn with_closed(args: &Shrink, first: &Failure, debug_files: Option<&Paths<'_>>, 
 fn without_techniques(
     args: &Shrink,
     failure: Failure,
-    has_undescribed: bool,
+    (has_undescribed, is_large): (bool, bool),
     debug_files: Option<&Paths<'_>>,
     timing: &mut Timing,
 ) -> Result<Report> {
@@ -73,6 +78,9 @@ fn without_techniques(
     let doubts = [Undescribed::Doubted, Undescribed::Stays].into_iter().filter(|_| has_undescribed).map(Less::Undescribed);
     let last = [Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries];
     for less in [Less::Stripping, Less::Subroutines, Less::Forms, Less::Outline].into_iter().chain(doubts).chain(last) {
+        if is_large && less.is_part_of_code() {
+            continue;
+        }
         let failure = match result {
             Err(failure) if !failure.is_of_debug_file => failure,
             result => return result,
@@ -114,6 +122,11 @@ enum Less {
 }
 
 impl Less {
+    /// Whether leaving out all of what is done to code leaves this out too.
+    fn is_part_of_code(self) -> bool {
+        matches!(self, Less::Subroutines | Less::Forms | Less::Outline | Less::Tails | Less::Folding)
+    }
+
     /// Whether there are techniques that are less.
     fn leave_out(self, args: &mut Shrink) -> bool {
         match self {
