@@ -15,6 +15,7 @@ use object::elf;
 
 use super::pack::PAGE;
 use super::section_table::SectionEdit;
+use crate::relink::space::joined;
 use crate::relink::unwind;
 
 /// Adds what nothing needs of these to what is free, ascending and disjoint. `named` are the addresses that something holds, ascending. Where there are tables, the file with empty sections in
@@ -23,14 +24,7 @@ pub fn add(image: &Image<'_>, named: &[Va], free: &mut Vec<(Va, Va)>) -> Option<
     let (tables, gaps) = (tables(image, named), gaps(image, named, free));
     let places = tables.iter().map(|&id| (image.sections[id].sh_addr, image.sections[id].end()));
     free.extend(places.chain(gaps));
-    free.sort_unstable();
-    free.dedup_by(|next, last| {
-        let touches = next.0 <= last.1;
-        if touches {
-            last.1 = last.1.max(next.1);
-        }
-        touches
-    });
+    *free = joined(std::mem::take(free));
     let mut edit = SectionEdit::new(image, image.bytes).filter(|_| !tables.is_empty())?;
     for id in tables {
         let section = &image.sections[id];

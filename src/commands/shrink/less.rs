@@ -124,7 +124,8 @@ enum Less {
 impl Less {
     /// Whether leaving out all of what is done to code leaves this out too.
     fn is_part_of_code(self) -> bool {
-        matches!(self, Less::Subroutines | Less::Forms | Less::Outline | Less::Tails | Less::Folding)
+        use Less::{Folding, Forms, Outline, Subroutines, Tails, Undescribed};
+        matches!(self, Subroutines | Forms | Outline | Undescribed(_) | Tails | Folding)
     }
 
     /// Whether there are techniques that are less.

@@ -178,6 +178,23 @@ fn image_of(bytes: &[u8]) -> Image<'_> {
     }
 }
 
+/// `.eh_frame` at a place in the read-only bytes.
+fn unwind_section(offset: u64, size: u64) -> SectionData<'static> {
+    SectionData {
+        name: ".eh_frame",
+        sh_name: 0,
+        sh_type: object::elf::SHT_PROGBITS,
+        sh_flags: u64::from(object::elf::SHF_ALLOC),
+        sh_addr: Va(0x2000 + offset),
+        sh_offset: crate::FileOffset(offset),
+        sh_size: size,
+        sh_link: 0,
+        sh_info: 0,
+        sh_addralign: 8,
+        sh_entsize: 0,
+    }
+}
+
 /// Parses a section of one common entry and the frame entries with these instructions, each for 0x400 bytes of code from 0x1000 on.
 fn parse_entries(entries: &[&[u8]]) -> crate::Result<Unwind> {
     let mut bytes = vec![16, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 2, 0x78, 16, 1, 0x03, 0x0c, 7, 8];
@@ -190,19 +207,7 @@ fn parse_entries(entries: &[&[u8]]) -> crate::Result<Unwind> {
         bytes.extend(*instructions);
     }
     let mut image = image_of(&bytes);
-    image.sections.push(SectionData {
-        name: ".eh_frame",
-        sh_name: 0,
-        sh_type: object::elf::SHT_PROGBITS,
-        sh_flags: u64::from(object::elf::SHF_ALLOC),
-        sh_addr: Va(0x2000),
-        sh_offset: crate::FileOffset(0),
-        sh_size: bytes.len() as u64,
-        sh_link: 0,
-        sh_info: 0,
-        sh_addralign: 8,
-        sh_entsize: 0,
-    });
+    image.sections.push(unwind_section(0, bytes.len() as u64));
     Unwind::parse(&image)
 }
 
@@ -362,19 +367,7 @@ fn parse_with_jump(first_byte: u8, listed: &[usize]) -> crate::Result<Unwind> {
         p_memsz: rest,
         ..image.segments[1]
     });
-    image.sections.push(SectionData {
-        name: ".eh_frame",
-        sh_name: 0,
-        sh_type: object::elf::SHT_PROGBITS,
-        sh_flags: u64::from(object::elf::SHF_ALLOC),
-        sh_addr: Va(u64::from(TABLE)),
-        sh_offset: crate::FileOffset(16),
-        sh_size: table_len,
-        sh_link: 0,
-        sh_info: 0,
-        sh_addralign: 8,
-        sh_entsize: 0,
-    });
+    image.sections.push(unwind_section(16, table_len));
     Unwind::parse(&image)
 }
 
