@@ -290,10 +290,10 @@ fn unreached_functions(walk: &Walk<'_, '_>) -> Vec<(u32, u64)> {
     let input = walk.input;
     let mut found = Vec::new();
     for (fde, number) in input.unwind.fdes.iter().zip(0..) {
-        let address = walk.input_leads_to(fde.start);
         if walk.is_replaced(fde.start) {
             continue;
         }
+        let address = walk.input_leads_to(fde.start);
         if input.code.index(address).is_none_or(|index| walk.relation.seen.contains(index)) || address >= fde.end {
             continue;
         }

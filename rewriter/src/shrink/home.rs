@@ -18,6 +18,7 @@ use lifter::elf::image::Segment;
 use object::elf;
 
 use super::evict;
+use super::remains::holds;
 use crate::relink::headers;
 
 /// Bytes of an `Elf64_Ehdr`, behind which the table goes.
@@ -33,13 +34,17 @@ pub struct Home {
 
 /// Brings the table home. `named` are the addresses that something holds, `free` what nothing needs, both ascending. `None` where it is there, or has no room.
 pub fn bring_home(bytes: &[u8], named: &[Va], free: &[(Va, Va)]) -> Option<Home> {
-    let image = Image::parse(bytes).ok().filter(|image| image.has_section_headers && image.e_phoff.0 != FILE_HEADER)?;
+    // Nearly every file's is, and need not be parsed for that.
+    if bytes.get(32..40)? == FILE_HEADER.to_le_bytes() {
+        return None;
+    }
+    let image = Image::parse(bytes).ok().filter(|image| image.has_section_headers)?;
     let first = image.loads().min_by_key(|segment| segment.p_vaddr).filter(|first| first.p_offset.0 == 0)?;
     let end = headers::table_end(&image)?;
     let old = (Va(end.0 - headers::ENTRY * image.segments.len() as u64), zeros_end(&image, end));
     let at = first.p_vaddr + FILE_HEADER;
     let room = room_end(&image, first, at) - at;
-    if is_named(named, old) || is_named(named, (at, at + room)) {
+    if holds(named, old) || holds(named, (at, at + room)) {
         return None;
     }
     let mut free = free.to_vec();
@@ -104,8 +109,4 @@ fn zeros_end(image: &Image<'_>, from: Va) -> Va {
     let end = room_end(image, segment, from);
     let bytes = image.read(from, (end - from) as usize).unwrap_or(&[]);
     from + bytes.iter().take_while(|&&byte| byte == 0).count() as u64
-}
-
-fn is_named(named: &[Va], (start, end): (Va, Va)) -> bool {
-    named.get(named.partition_point(|&va| va < start)).is_some_and(|&va| va < end)
 }

@@ -79,6 +79,7 @@ fn is_zero(image: &Image<'_>, start: Va, end: Va) -> bool {
     image.read(start, (end - start) as usize).is_some_and(|bytes| bytes.iter().all(|&byte| byte == 0))
 }
 
-fn holds(addresses: &[Va], (start, end): (Va, Va)) -> bool {
+/// Whether one of some addresses, which ascend, lies in a place.
+pub(super) fn holds(addresses: &[Va], (start, end): (Va, Va)) -> bool {
     addresses.get(addresses.partition_point(|&va| va < start)).is_some_and(|&va| va < end)
 }
