@@ -5,7 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use object::elf::{PF_R, PF_X, PT_LOAD, PT_PHDR};
+use object::elf::{PF_R, PF_X, PT_LOAD, PT_NOTE, PT_PHDR};
 use object::{Object, ObjectSection};
 use support::{built, installed, relift, relift_succeeds, run, said, shrink, size, skipped};
 
@@ -36,27 +36,31 @@ NEW int main(int argc, char **argv) {
 const LARGE_PAGE: usize = 0x20_0000;
 const HEADER: usize = 56;
 
-/// Makes of a linked program what BOLT makes of one: the program headers in a segment of their own, on a large page, with one more of them.
+/// Makes of a linked file what BOLT makes of one: the program headers in a segment of their own, on a large page, with one more of them, and one for the table itself where there is none (there notes have none).
 fn with_late_headers(bytes: &[u8]) -> Vec<u8> {
     let field = |at: usize, size: usize| bytes[at..at + size].iter().rev().fold(0, |value, &byte| value << 8 | usize::from(byte));
     let (at, count) = (field(32, 8), field(56, 2));
     let place = (bytes.len().max(LARGE_PAGE)).next_multiple_of(LARGE_PAGE);
-    let size = HEADER * (count + 1);
+    let is_a = |header: &[u8], p_type: u32| header[..4] == p_type.to_le_bytes();
+    let mut headers: Vec<&[u8]> = bytes[at..at + HEADER * count].chunks(HEADER).collect();
+    let has_own = headers.iter().any(|header| is_a(header, PT_PHDR));
+    headers.retain(|header| has_own || !is_a(header, PT_NOTE));
+    let num_after = headers.len() + 1 + usize::from(!has_own);
+    let size = HEADER * num_after;
     let entry = |p_type: u32, p_flags: u32, align: u64| {
         let words = [place as u64, place as u64, place as u64, size as u64, size as u64, align];
         [&p_type.to_le_bytes()[..], &p_flags.to_le_bytes(), &words.map(u64::to_le_bytes).concat()].concat()
     };
-    let mut table = Vec::new();
-    for header in bytes[at..at + HEADER * count].chunks(HEADER) {
-        let is_own = header[..4] == PT_PHDR.to_le_bytes();
-        table.extend(if is_own { entry(PT_PHDR, PF_R, 8) } else { header.to_vec() });
+    let mut table = if has_own { Vec::new() } else { entry(PT_PHDR, PF_R, 8) };
+    for header in headers {
+        table.extend(if is_a(header, PT_PHDR) { entry(PT_PHDR, PF_R, 8) } else { header.to_vec() });
     }
     table.extend(entry(PT_LOAD, PF_R | PF_X, LARGE_PAGE as u64));
     let mut out = bytes.to_vec();
     out.resize(place, 0);
     out.extend(table);
     out[32..40].copy_from_slice(&(place as u64).to_le_bytes());
-    out[56..58].copy_from_slice(&((count + 1) as u16).to_le_bytes());
+    out[56..58].copy_from_slice(&(num_after as u16).to_le_bytes());
     out
 }
 
@@ -101,6 +105,38 @@ fn program_headers_come_home_and_the_pages_around_them_go() {
     let stripped = folder.join("stripped");
     assert!(Command::new("strip").arg("-o").arg(&stripped).arg(&output).status().expect("binutils are there").success());
     assert_eq!(run(&mut Command::new(&stripped), folder), before);
+}
+
+const LIBRARY: &str = "int step(int x) { return x > 1000 ? x % 1000 : x + 1; }";
+const LOADER: &str = r#"
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+    void *library = dlopen(argv[1], RTLD_NOW);
+    int (*step)(int) = library ? (int (*)(int))dlsym(library, "step") : 0;
+    printf("%d\n", step ? step(2345) : -1);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_library_goes_without_the_entry_for_its_program_headers_where_there_is_no_room_for_it() {
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let loader = built(LOADER, ("gcc", "c"), &["-ldl"], folder);
+    let loader = std::fs::rename(&loader, folder.join("loader")).map(|()| folder.join("loader")).expect("it was built");
+    let linked = built(LIBRARY, ("gcc", "c"), &["-shared", "-fPIC", "-Wl,--build-id=sha1"], folder);
+    let bolted = folder.join("bolted.so");
+    std::fs::write(&bolted, with_late_headers(&bytes_of(&linked))).expect("the folder can be written");
+    let (output, _) = shrink(&bolted, &[], "output.so", folder);
+    assert_eq!(header_offset(&bytes_of(&output)), 64);
+    let file = bytes_of(&output);
+    let count = usize::from(u16::from_le_bytes(file[56..58].try_into().expect("two bytes")));
+    let is_own = |header: &[u8]| header[..4] == PT_PHDR.to_le_bytes();
+    assert!(!file[64..][..HEADER * count].chunks(HEADER).any(is_own));
+    for library in [&bolted, &output] {
+        assert_eq!(run(Command::new(&loader).arg(library), folder).stdout_text(), "345\n");
+    }
 }
 
 /// How many bytes of code there are where compilers' code may be.

@@ -505,31 +505,43 @@ fn mark_before(walk: &Walk<'_, '_>, address: u64) -> Option<u64> {
     walk.input.inst(before).filter(|inst| inst.kind == Kind::EndBranch).map(|_| before)
 }
 
-/// Whether an address is an old entry that now jumps to the function's copy, or lies before one that has no room for such a jump and goes by way of it.
-fn is_by_old_entry(walk: &mut Walk<'_, '_>, address: u64) -> bool {
+/// Where an old entry is looked for: up to where it was, in a row of bytes of which each may be asked about.
+#[derive(Default)]
+struct OldEntries {
+    looked_to: u64,
+}
+
+impl OldEntries {
     const SHORT_REACH: u64 = 128;
-    let output = walk.output;
-    let is_covered =
-        |walk: &Walk<'_, '_>, at: u64| output.code.index(at).is_none_or(|index| walk.relation.covered.contains(index));
-    let mut at = address;
-    while at < address + SHORT_REACH && !is_covered(walk, at) {
-        let Some(inst) = output.inst(at) else { return false };
-        if inst.kind == Kind::Jump
-            && walk.input.code.index(at).is_some_and(|index| walk.survey.is_boundary(index))
-            && walk.attempt(Pair::new(at, at, at, Reach::Flow))
-            && is_covered(walk, address)
-        {
-            return true;
+
+    /// Whether an address is an old entry that now jumps to the function's copy, or lies before one that has no room for such a jump and goes by way of it.
+    /// Addresses are asked for in ascending order; a jump that led nowhere from one is not tried again for the next.
+    fn explain(&mut self, walk: &mut Walk<'_, '_>, address: u64) -> bool {
+        let output = walk.output;
+        let is_covered =
+            |walk: &Walk<'_, '_>, at: u64| output.code.index(at).is_none_or(|index| walk.relation.covered.contains(index));
+        let mut at = address.max(self.looked_to);
+        while at < address + Self::SHORT_REACH && !is_covered(walk, at) {
+            let Some(inst) = output.inst(at) else { break };
+            if inst.kind == Kind::Jump
+                && walk.input.code.index(at).is_some_and(|index| walk.survey.is_boundary(index))
+                && walk.attempt(Pair::new(at, at, at, Reach::Flow))
+                && is_covered(walk, address)
+            {
+                return true;
+            }
+            at += u64::from(inst.len);
         }
-        at += u64::from(inst.len);
+        self.looked_to = at;
+        false
     }
-    false
 }
 
 fn report_unexplained(walk: &mut Walk<'_, '_>) {
     let output = walk.output;
     for area in output.code.areas() {
         let mut address = area.start;
+        let mut old_entries = OldEntries::default();
         while address < area.end() {
             let Some(index) = output.code.index(address) else { break };
             let num_covered = (walk.relation.covered.first_outside(index) - index) as u64;
@@ -537,7 +549,7 @@ fn report_unexplained(walk: &mut Walk<'_, '_>) {
                 address += num_covered.min(area.end() - address);
                 continue;
             }
-            if is_by_old_entry(walk, address) {
+            if old_entries.explain(walk, address) {
                 continue;
             }
             // A mark that jumps from the old address go past, since they have executed one there.

@@ -262,7 +262,8 @@ fn compare_segments(a: &Image<'_>, b: &Image<'_>, violations: &mut Vec<Violation
             let is_same = other.p_align == header.p_align && (is_there || is_moved_dynamic(a, b, other));
             other.p_flags == header.p_flags && (!is_fixed || is_same)
         };
-        if !same_type.iter().any(|other| matches(&other)) && !is_told_twice((a, b), header) {
+        let is_needed = !is_told_twice((a, b), header) && !is_of_library(a, header);
+        if !same_type.iter().any(|other| matches(&other)) && is_needed {
             report(header.p_vaddr, format!("the input's segment of type {:#x} is lost or changed", header.p_type));
         }
     }
@@ -289,6 +290,11 @@ fn is_told_twice((a, b): (&Image<'_>, &Image<'_>), note: &ProgramHeader) -> bool
         image.section(BUILD_ID).is_some_and(|section| section.address == note.p_vaddr && section.size == note.p_filesz)
     };
     note.p_type == PT_NOTE && (a.elf.program_headers.iter().any(is_same) || is_build_id(a) && is_build_id(b))
+}
+
+/// Whether it says where the table is, for which loaders ask of a program alone.
+fn is_of_library(image: &Image<'_>, header: &ProgramHeader) -> bool {
+    header.p_type == PT_PHDR && image.elf.interpreter.is_none() && image.elf.header.e_entry == 0
 }
 
 /// Whether it is a dynamic section in memory that is written, and that the input has for nothing. What it says is compared by itself.

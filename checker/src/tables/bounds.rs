@@ -196,13 +196,11 @@ impl Deciding {
 fn is_through_another(walk: &Walk<'_, '_>, from: u64, jump: u64, inst: Inst) -> bool {
     let side = walk.input;
     let is_named = |at, inst: Inst| (inst.kind == Kind::Lea && inst.disp != 0).then(|| side.operand(at, inst));
-    let (Some(own), Some(base)) = (side.inst(from).and_then(|inst| is_named(from, inst)), added_before(walk, jump, inst)) else {
-        return false;
-    };
-    let mut next = instruction_before(walk, jump);
-    while let Some((sum, _)) = next {
-        next = instruction_before(walk, sum).filter(|&(at, _)| at > from);
-        let Some((at, inst)) = next else { return false };
+    let own = side.inst(from).and_then(|inst| is_named(from, inst));
+    let (Some(own), Some((mut place, base))) = (own, added_before(walk, jump, inst)) else { return false };
+    loop {
+        let Some((at, inst)) = instruction_before(walk, place).filter(|&(at, _)| at > from) else { return false };
+        place = at;
         let bytes = side.code.bytes(at, inst);
         let used = registers_of(walk, at, inst);
         if used[0] == Some(base) {
@@ -214,7 +212,6 @@ fn is_through_another(walk: &Walk<'_, '_>, from: u64, jump: u64, inst: Inst) -> 
             return false;
         }
     }
-    false
 }
 
 /// The instruction that ends where another begins, as linear decoding meets it.
@@ -236,7 +233,7 @@ pub(super) fn bound_by_jumps(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
         let fde = &side.unwind.fdes[part as usize];
         let mut address = fde.start;
         while let Some(inst) = side.inst(address).filter(|_| address < fde.end) {
-            if inst.kind == Kind::IndirectJump && added_before(walk, address, inst) == Some(register) {
+            if inst.kind == Kind::IndirectJump && added_before(walk, address, inst).is_some_and(|(_, added)| added == register) {
                 most = most.max(Some(bound(walk, address)?));
             }
             address += u64::from(inst.len);
@@ -245,18 +242,25 @@ pub(super) fn bound_by_jumps(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     most
 }
 
-/// The register that is added, right before a jump, to what it goes to.
-fn added_before(walk: &Walk<'_, '_>, jump: u64, inst: Inst) -> Option<u8> {
+/// Where, shortly before a jump, a register is added to what it goes to, and which one.
+fn added_before(walk: &Walk<'_, '_>, jump: u64, inst: Inst) -> Option<(u64, u8)> {
     let [_, through, _] = registers_of(walk, jump, inst);
-    let (before, inst) = instruction_before(walk, jump)?;
+    let register = through?;
+    let keeps_it = |&(at, inst): &(u64, Inst)| {
+        let written = Parts::of(walk.input.code.bytes(at, inst)).written();
+        matches!(inst.kind, Kind::Plain | Kind::Lea | Kind::Nop) && written.is_some_and(|written| written >> register & 1 == 0)
+    };
+    let between = std::iter::successors(instruction_before(walk, jump), |&(at, _)| instruction_before(walk, at));
+    let (before, inst) = between.take(COPY_WINDOW).find(|before| !keeps_it(before))?;
     let bytes = walk.input.code.bytes(before, inst);
     let shape = Shape::of(bytes);
     let [register, base, _] = registers_of(walk, before, inst);
-    match (shape.map, *bytes.get(shape.opcode)?) {
+    let added = match (shape.map, *bytes.get(shape.opcode)?) {
         (0, 0x01) if base == through => register,
         (0, 0x03) if register == through => base,
         _ => None,
-    }
+    };
+    added.map(|added| (before, added))
 }
 
 fn registers_of(walk: &Walk<'_, '_>, address: u64, inst: Inst) -> [Option<u8>; 3] {

@@ -175,3 +175,21 @@ fn a_table_that_is_named_before_a_loop_has_as_many_entries_as_its_jumps_compare_
         assert_eq!(check(&input, &input).unwrap().stats.jump_table_entries, entries, "{jump}");
     }
 }
+
+/// The comparison of one switch says nothing of another one's table, of which the address is in the same register, though its jump does not stand right behind the sum.
+#[test]
+fn a_jump_behind_moves_adds_the_address_of_its_own_table() {
+    let two = |between: &str| {
+        let body = format!(
+            "    lea table(%rip), %rdx\n    movslq (%rdx,%rdi,4), %rax\n    add %rdx, %rax\n{between}    jmp *%rax\n\
+             .La:\n    cmp $1, %esi\n    ja .Lb\n    lea table+16(%rip), %rdx\n    movslq (%rdx,%rsi,4), %rax\n    add %rdx, %rax\n    jmp *%rax\n\
+             .Lb:\n    mov %edi, %eax\n    ret\n.Lc:\n    mov %esi, %eax\n    ret\n"
+        );
+        let table = ".long .La - table, .Lb - table, .Lc - table, .Lb - table, .Lb - table - 16, .Lc - table - 16\n";
+        build(&[&function("classify", &body), TWICE, UNUSED], table)
+    };
+    for between in ["", "    mov %esi, %ecx\n", "    lea 1(%rsi), %ecx\n    mov %ecx, (%rsp)\n"] {
+        let Some(input) = two(between) else { return };
+        assert_eq!(check(&input, &input).unwrap().stats.jump_table_entries, 6, "{between}");
+    }
+}
