@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use object::elf::{PF_R, PF_X, PT_LOAD, PT_NOTE, PT_PHDR};
-use object::{Object, ObjectSection};
+use object::{Object, ObjectSection, ObjectSymbol};
 use support::{built, installed, relift, relift_succeeds, run, said, shrink, size, skipped};
 
 /// What is in `.newtext` was moved there; of the rest `old_step` is the old body of `step`, and `seldom` was never moved.
@@ -66,7 +66,10 @@ fn with_late_headers(bytes: &[u8]) -> Vec<u8> {
 
 /// A program as BOLT leaves it, and the linked one that it was made of.
 fn as_bolt_leaves_it(text: &str, strip: &[&str], folder: &Path) -> (PathBuf, PathBuf) {
-    let linked = built(text, ("gcc", "c"), &["-Wl,--build-id=none"], folder);
+    linked_as_bolt_leaves_it(built(text, ("gcc", "c"), &["-Wl,--build-id=none"], folder), strip, folder)
+}
+
+fn linked_as_bolt_leaves_it(linked: PathBuf, strip: &[&str], folder: &Path) -> (PathBuf, PathBuf) {
     let (named, bolted) = (folder.join("named"), folder.join("bolted"));
     let mut objcopy = Command::new("objcopy");
     objcopy.args(["--rename-section", ".text=.bolt.org.text", "--rename-section", ".newtext=.text"]);
@@ -118,6 +121,38 @@ int main(int argc, char **argv) {
     return 0;
 }
 "#;
+
+/// A library whose thread-local variable is in the old text, if one believes its symbol: BOLT leaves other numbers there than sections have by then.
+const COUNTING: &str = r#"
+__thread int count = 1;
+int step(int x) { return x + count++; }
+__attribute__((section(".newtext"))) int twice(int x) { return 2 * step(x); }
+"#;
+
+#[test]
+fn a_symbol_without_an_address_stays_in_the_section_that_it_says_by_whatever_name() {
+    if !installed("objcopy") {
+        return skipped("there is no objcopy");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let linked = built(COUNTING, ("gcc", "c"), &["-shared", "-fPIC"], folder);
+    let (bolted, _) = linked_as_bolt_leaves_it(linked, &[], folder);
+    let mut bytes = bytes_of(&bolted);
+    let file = object::File::parse(&*bytes).expect("it is a library");
+    let old_text = file.section_by_name(".bolt.org.text").expect("it was renamed").index().0 as u16;
+    let (table, _) = file.section_by_name(".dynsym").and_then(|s| s.file_range()).expect("it exports something");
+    let number = file.dynamic_symbols().find(|symbol| symbol.name() == Ok("count")).expect("it is exported").index().0;
+    let at = table as usize + 24 * number + 6;
+    bytes[at..at + 2].copy_from_slice(&old_text.to_le_bytes());
+    std::fs::write(&bolted, &bytes).expect("the folder can be written");
+    let (output, _) = shrink(&bolted, &[], "output.so", folder);
+    let shrunk = bytes_of(&output);
+    let file = object::File::parse(&*shrunk).expect("it is a library");
+    let symbol = file.dynamic_symbols().find(|symbol| symbol.name() == Ok("count")).expect("it is exported");
+    let section = symbol.section_index().and_then(|index| file.section_by_index(index).ok()).expect("it is in a section");
+    assert_eq!(section.name(), Ok(".text.org"));
+}
 
 #[test]
 fn a_library_goes_without_the_entry_for_its_program_headers_where_there_is_no_room_for_it() {

@@ -15,7 +15,7 @@ use goblin::elf::{Dynamic, ProgramHeader, Sym};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::image::{BUILD_ID, DT_RELR, DT_RELRSZ, Image, Section, Slot};
-use crate::remains::is_left_behind;
+use crate::remains::{is_left_behind, is_same_section};
 use crate::report::{Violation, ViolationKind};
 use crate::walk::{Pair, Reach, Side, Walk, joined};
 
@@ -207,7 +207,7 @@ fn is_where_it_was(a: &Image<'_>, b: &Image<'_>, from: &Sym, to: &Sym) -> bool {
     }
     let (Some(section), false) = (a.sections.get(from.st_shndx), b.sections.is_empty()) else { return true };
     let Some(other) = b.sections.get(to.st_shndx) else { return false };
-    section.name == other.name || !section.is_alloc() && !other.is_alloc() && b.section(section.name).is_none()
+    is_same_section(section.name, other.name) || !section.is_alloc() && !other.is_alloc() && b.section(section.name).is_none()
 }
 
 /// Whether a dynamic symbol's value is an address of code: neither an offset of thread-local data nor a number.

@@ -21,6 +21,14 @@ pub(crate) fn is_left_behind(section: &Section<'_>) -> bool {
 }
 
 const OLD_TEXT: &str = ".bolt.org.text";
+/// What the old text is called in an output.
+const REWRITTEN_TEXT: &str = ".text.org";
+
+/// Whether a section of the output is what one of the input was.
+pub(crate) fn is_same_section(input: &str, output: &str) -> bool {
+    input == output || input == OLD_TEXT && output == REWRITTEN_TEXT
+}
+
 /// How the names of what is at the old place of a function go on.
 const OLD_NAME: &str = ".org.";
 
