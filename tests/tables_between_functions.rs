@@ -115,3 +115,30 @@ fn code_without_tables_moves_beside_a_few_functions_with_one() {
     let (moved, stayed) = moved_and_stayed(&program, folder);
     assert!(moved > 90 && stayed.iter().sum::<u64>() >= 2, "{moved} {stayed:?}");
 }
+
+/// A function without an unwind entry has a number in an instruction which is how far another one is from there.
+const NUMBER: &str = r#"
+typedef int function(int);
+extern long number(void);
+extern function callee;
+__asm__(".text\n.balign 8\n.globl number\n.type number, @function\nnumber:\nmov %edi, %eax\nmov %edi, %ecx\nxchg %ax, %ax\n"
+    "movabs $(callee - number - 8), %rax\nret\n.size number, . - number\n"
+    ".balign 8\n.globl callee\n.type callee, @function\ncallee:\nlea 3(%rdi), %eax\nret\n.size callee, . - callee\n"
+    ".data\n.globl expected\nexpected: .quad callee - number - 8\n.text\n");
+extern long expected;
+int main(void) { return number() == expected && callee(4) == 7 ? 42 : 1; }
+"#;
+
+#[test]
+fn a_number_in_what_is_reached_is_no_distance() {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let program = compile_text(NUMBER, &["-O2", "-fPIE", "-pie", "-s"], folder, "program");
+    assert_eq!(run(&mut Command::new(&program), folder).end, End::Exit(SUCCESS));
+    let (_, [by_distance, _]) = moved_and_stayed(&program, folder);
+    assert_eq!(by_distance, 0);
+    every_form_does_the_same(&program, &["1", "2", "3", "4"], folder);
+}

@@ -464,35 +464,44 @@ fn ranges(side: &Side<'_>) -> Vec<(u64, u64)> {
 }
 
 /// Calls `visit` with each instruction that linear decoding meets.
-pub(crate) fn each_instruction(side: &Side<'_>, visit: impl FnMut(u64, Inst)) {
-    each_instruction_in(side, |_, _| true, visit);
-}
-
-/// The same of the frame descriptions, and the gaps between them, in which something was not passed.
-fn each_instruction_left(side: &Side<'_>, passed: &Bits, visit: impl FnMut(u64, Inst)) {
-    let has_left = |start, end: u64| {
-        let first = side.code.index(start);
-        first.is_none_or(|first| !passed.contains_all(first..first + (end - start) as usize))
-    };
-    each_instruction_in(side, has_left, visit);
-}
-
-fn each_instruction_in(side: &Side<'_>, is_wanted: impl Fn(u64, u64) -> bool, mut visit: impl FnMut(u64, Inst)) {
-    for (start, end) in ranges(side).into_iter().filter(|&(start, end)| is_wanted(start, end)) {
-        let mut address = start;
-        if side.unwind.fde_at(address).is_none() {
-            // Zeros that begin a gap between functions are no code.
-            let bytes = side.image.at(start, (end - start) as usize).unwrap_or(&[]);
-            address += bytes.iter().take_while(|&&byte| byte == 0).count() as u64;
-        }
-        while address < end {
-            let Some(inst) = side.inst(address) else {
-                address += 1;
-                continue;
-            };
+pub(crate) fn each_instruction(side: &Side<'_>, mut visit: impl FnMut(u64, Inst)) {
+    for (start, end) in ranges(side) {
+        each_instruction_between(side, (start, end), |address, inst| {
             visit(address, inst);
-            address += u64::from(inst.len);
+            address + u64::from(inst.len)
+        });
+    }
+}
+
+/// The same of the frame descriptions, and the gaps between them, in which something was not passed. What was passed as data ends where it ends, whatever instruction it seems to be the beginning of.
+fn each_instruction_left(side: &Side<'_>, passed: &Bits, mut visit: impl FnMut(u64, Inst)) {
+    for (start, end) in ranges(side) {
+        let first = side.code.index(start);
+        if first.is_some_and(|first| passed.contains_all(first..first + (end - start) as usize)) {
+            continue;
         }
+        each_instruction_between(side, (start, end), |address, inst| {
+            let size = usize::from(inst.len);
+            let of_data = side.code.index(address).filter(|&index| passed.contains(index));
+            let of_data = of_data.map(|index| passed.first_outside(index) - index).filter(|&num_passed| num_passed < size);
+            if of_data.is_none() {
+                visit(address, inst);
+            }
+            address + of_data.unwrap_or(size) as u64
+        });
+    }
+}
+
+/// Decodes from one address to another; `visit` says where the next instruction begins.
+fn each_instruction_between(side: &Side<'_>, (start, end): (u64, u64), mut visit: impl FnMut(u64, Inst) -> u64) {
+    let mut address = start;
+    if side.unwind.fde_at(address).is_none() {
+        // Zeros that begin a gap between functions are no code.
+        let bytes = side.image.at(start, (end - start) as usize).unwrap_or(&[]);
+        address += bytes.iter().take_while(|&&byte| byte == 0).count() as u64;
+    }
+    while address < end {
+        address = side.inst(address).map_or(address + 1, |inst| visit(address, inst));
     }
 }
 

@@ -277,8 +277,8 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         let is_orphan = |address| side.function_at(address).is_some_and(|function| walk.survey.is_orphan(function));
         // It may stand right behind the function, too, where entries lead that cannot be selected: what has a frame where it begins is no function.
         let is_part = |address| is_orphan(address) && side.unwind.fde_at(address).is_some() && !side.unwind.has_no_frame(address);
-        let is_bounded =
-            |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound(walk, table.from).unwrap_or(0));
+        let bound = || bound(walk, table.from).or_else(|| bound_by_jumps(walk, table.from));
+        let is_bounded = |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound().unwrap_or(0));
         let is_behind_bound = |limit: Option<usize>| limit.is_some_and(|limit| (2..=targets.len()).contains(&limit));
         // What follows the function is no part of it where a function begins, though it may be in the group: by a tail call.
         let is_next_function = target == side.function(from).1 && walk.survey.begins_function(side, target);

@@ -228,11 +228,14 @@ pub(crate) fn instruction_before(walk: &Walk<'_, '_>, address: u64) -> Option<(u
 pub(super) fn bound_by_jumps(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     let side = walk.input;
     let register = registers_of(walk, from, side.inst(from).filter(|inst| inst.kind == Kind::Lea)?)[0]?;
+    let parts: Vec<(u64, u64)> = match side.unwind.fde_at(from) {
+        Some(fde) => walk.survey.with_parts(vec![(from, fde)]).iter().map(|&(_, part)| side.function(part)).collect(),
+        None => vec![side.function(side.function_at(from)?)],
+    };
     let mut most = None;
-    for (_, part) in walk.survey.with_parts(vec![(from, side.unwind.fde_at(from)?)]) {
-        let fde = &side.unwind.fdes[part as usize];
-        let mut address = fde.start;
-        while let Some(inst) = side.inst(address).filter(|_| address < fde.end) {
+    for (start, end) in parts {
+        let mut address = start;
+        while let Some(inst) = side.inst(address).filter(|_| address < end) {
             if inst.kind == Kind::IndirectJump && added_before(walk, address, inst).is_some_and(|(_, added)| added == register) {
                 most = most.max(Some(bound(walk, address)?));
             }

@@ -316,6 +316,13 @@ fn alike(table: &str, [first, second]: [&str; 2], is_moved: bool) -> String {
     format!("{live}    .p2align 5\n    .cfi_startproc\n{dead}    .cfi_endproc\n")
 }
 
+/// What stands at the end of a program's constants.
+fn last_bytes_of_data(program: &[u8], count: usize) -> String {
+    let image = Image::parse(program).unwrap();
+    let data = image.section_bytes(image.section(".rodata").unwrap());
+    data[data.len() - count..].iter().map(|byte| format!("    .byte {byte}\n")).collect()
+}
+
 /// The report of these two, in whose output the head of the first stands before the cases of the second: so it is where the word behind the first one's table seems to lead.
 fn check_alike(orders: [[usize; 4]; 2]) -> Option<Report> {
     let all = |table: &str, orders: [[usize; 4]; 2]| -> String {
@@ -326,9 +333,7 @@ fn check_alike(orders: [[usize; 4]; 2]) -> Option<Report> {
     };
     let labels = ["live", "dead"];
     let input = build(&[&alike("table", labels, false), TWICE, UNUSED], &all("table", [[0, 1, 2, 3]; 2]))?;
-    let image = Image::parse(&input).unwrap();
-    let data = image.section_bytes(image.section(".rodata").unwrap());
-    let same: String = data[data.len() - 32..].iter().map(|byte| format!("    .byte {byte}\n")).collect();
+    let same = last_bytes_of_data(&input, 32);
     let copy = format!("    .section .copies, \"ax\"\n    .balign 16\ncopy:\n{}", all("copy", orders));
     let output = build_with_copies(&[UNUSED, &alike("copy", labels, true), TWICE], &same, &copy)?;
     Some(check(&input, &output).unwrap())
@@ -387,5 +392,23 @@ fn assert_bounds(indexes: &[(&str, bool)]) {
         assert_eq!(report.is_ok(), is_certain, "{index}\n{}", report.summary(10));
         let report = check(&input, &program(index, "    mov $41, %eax").unwrap()).unwrap();
         assert!(!report.is_ok(), "{index}\n{}", report.summary(10));
+    }
+}
+
+/// Linear decoding of the copy would go on into the code behind it, in the middle of an instruction.
+#[test]
+fn code_that_nothing_leads_to_begins_behind_a_copy_of_a_table() {
+    let program = |functions: &[&str], table: &str, before: &str, named: &str| {
+        let dead = format!("dead:\n    sub $16, %rsp\n    lea {named}(%rip), %rax\n    add $16, %rsp\n    ret\n");
+        let copy = format!("    .section .copies, \"ax\"\n    .balign 16\ncopy:\n{before}{dead}");
+        build_with_copies(functions, table, &copy)
+    };
+    let [plain, copied] = ["table", "copy"].map(|table| switch(&read_from(table), "    add %rdx, %rax\n    jmp *%rax\n"));
+    let Some(input) = program(&[&plain, TWICE, UNUSED], &entries("table"), "    .fill 16, 1, 0x90\n", "twice") else { return };
+    let same = last_bytes_of_data(&input, 16);
+    for (named, is_right) in [("twice", true), ("unused", false)] {
+        let output = program(&[UNUSED, &copied, TWICE], &same, &entries("copy"), named).unwrap();
+        let report = check(&input, &output).unwrap();
+        assert_eq!(report.is_ok(), is_right, "{named}\n{}", report.summary(10));
     }
 }

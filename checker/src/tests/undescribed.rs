@@ -80,3 +80,50 @@ fn what_follows_the_call_of_what_may_return_has_to_follow_it() {
     let Some(report) = report("not_last") else { return };
     assert!(!report.is_ok());
 }
+
+/// The table's address is made before a loop, and its first case is a function that something else names.
+const SWITCH: &str = r#"
+    .text
+@FUNCTIONS@
+    .globl _start
+    .type _start, @function
+_start:
+    lea pointers(%rip), %rdi
+    call classify
+    mov $60, %eax
+    syscall
+    hlt
+last:
+    mov $60, %eax
+    syscall
+    hlt
+
+    .section .rodata
+    .balign 8
+table:
+    .long @ENTRIES@
+    .data
+    .balign 8
+pointers:
+    .quad classify
+    .quad one
+"#;
+
+#[test]
+fn a_case_may_be_another_function_where_cases_are_counted_in_a_loop() {
+    const CLASSIFY: &str = "classify: push %rbx\n    lea table(%rip), %rdx\n1:  cmpl $3, (%rdi)\n    ja cold\n    mov (%rdi), %eax\n    movslq (%rdx,%rax,4), %rax\n    add %rdx, %rax\n    jmp *%rax\n\
+        .La: mov 8(%rdi), %rdi\n    jmp 1b\n.Lb: pop %rbx\n    mov %edi, %eax\n    ret";
+    const COLD: &str = "cold: call last";
+    let program = |functions: [&str; 3], entries: [&str; 4]| {
+        let entries = entries.map(|entry| format!("{entry} - table")).join(", ");
+        link(&SWITCH.replace("@FUNCTIONS@", &functions.join("\n")).replace("@ENTRIES@", &entries), "-pie")
+    };
+    let right = ["one", ".La", ".Lb", "one"];
+    let Some(input) = program([COLD, ONE, CLASSIFY], right) else { return };
+    let moved = |entries| check(&input, &program([CLASSIFY, COLD, ONE], entries).unwrap()).unwrap();
+    let report = moved(right);
+    assert!(report.is_ok() && report.stats.jump_table_entries == 4, "{:?}\n{}", report.stats, report.summary(10));
+    for wrong in [[".Lb", ".La", ".Lb", "one"], ["one", ".La", "one", "one"]] {
+        assert!(!moved(wrong).is_ok(), "{wrong:?}");
+    }
+}

@@ -5,7 +5,7 @@
 //!
 //! **Method.** The last word of such a table is the type of a closure, a small number, in 32 bits and 32 more (`rts/storage/InfoTables.h`, with tables next to code), and entries begin at multiples of a word. If one function in [`SHARE`] that begins so has such a table, no code
 //! without unwind entries moves: by GHC's compilers from 8.8 to 9.10 that is at least every third one, elsewhere one in 300 at most, by chance.
-//! Nor does any if a word outside of what has an unwind entry is the distance to a function without one from a place up to [`WORDS`] words behind it. Compilers that write unwind entries keep no such words in code; a number that only looks like one costs moves.
+//! Nor does any if a word outside of what has an unwind entry, or is reached and so no data, is the distance to a function without one from a place up to [`WORDS`] words behind it, unless both stay for other reasons. Compilers that write unwind entries keep no such words in code; a number that only looks like one costs moves.
 //! (To pin no more than what such numbers name was tried. In `deno` and `libvips`, which have some by chance, the checker then refuses what moves for other reasons.) In all other files, what has a table stays.
 
 use rustc_hash::FxHashSet;
@@ -58,7 +58,7 @@ impl PinContext<'_> {
         bytes.is_some_and(|bytes| (1..TYPES).contains(&u32::from_le_bytes(*bytes)))
     }
 
-    /// Whether a word may name a function by a distance.
+    /// Whether a word may name a function by a distance, and that function may move, or the one from which it is counted.
     fn has_self_relative_word(&self, functions: &FxHashSet<Va>) -> bool {
         let sections =
             self.image.sections.iter().filter(|(id, _)| !functions.is_empty() && self.image.is_movable_code_section(*id));
@@ -73,8 +73,10 @@ impl PinContext<'_> {
                     return false;
                 }
                 let at = section.sh_addr + skipped + index as u64 * WORD;
-                let mut named = (0..=WORDS).map(|words| Va((at + words * WORD).0.wrapping_add_signed(distance)));
-                named.any(|va| functions.contains(&va)) && !self.is_described(at)
+                let mut named = (0..=WORDS).map(|words| at + words * WORD).map(|from| (from, from.offset(distance)));
+                let may_move = |va: &Va| functions.contains(va) && !self.is_unfounded(*va);
+                let is_broken = |(from, to): (Va, Va)| may_move(&to) || functions.contains(&to) && may_move(&from);
+                named.any(is_broken) && !self.is_code(at)
             })
         })
     }
@@ -83,8 +85,13 @@ impl PinContext<'_> {
         !matches!(unit.bounds, Bounds::Unwind(_)) && self.image.is_movable_code_section(unit.section)
     }
 
-    fn is_described(&self, va: Va) -> bool {
-        unit_at(self.units, va).is_some_and(|unit| matches!(self.units[unit].bounds, Bounds::Unwind(_)))
+    /// Whether it lies in what stays for lack of bounds.
+    fn is_unfounded(&self, va: Va) -> bool {
+        unit_at(self.units, va).is_some_and(|unit| matches!(self.units[unit].bounds, Bounds::Gap | Bounds::LeftOver))
+    }
+
+    fn is_code(&self, va: Va) -> bool {
+        unit_at(self.units, va).is_some_and(|unit| matches!(self.units[unit].bounds, Bounds::Unwind(_) | Bounds::Reached))
     }
 }
 
