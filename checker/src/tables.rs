@@ -3,7 +3,7 @@
 //! **Recognition.** A `lea` of data whose first word, added to the address, meets an instruction of the same function is the base of a table:
 //! the distance from data to a function's instructions is not a value that other data has. The same holds for a table of absolute
 //! addresses in a file at a fixed address. Functions that jump into each other's middle count as one. Where a bounds check precedes the
-//! `lea` and a jump follows it, entries within the bound may meet any function: a cold part may be reached by nothing else. No compiler
+//! `lea` and a jump follows it, or the jumps that add its address have such checks, entries within the bound may meet any function: a cold part may be reached by nothing else. No compiler
 //! makes a table of one entry, but strings of three letters meet instructions.
 //!
 //! **Extent.** A table ends where its section ends, where the next thing begins that any instruction refers to, or before the first word that
