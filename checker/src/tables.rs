@@ -282,9 +282,12 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         let is_behind_bound = |limit: Option<usize>| limit.is_some_and(|limit| (2..=targets.len()).contains(&limit));
         // What follows the function is no part of it where a function begins, though it may be in the group: by a tail call.
         let is_next_function = target == side.function(from).1 && walk.survey.begins_function(side, target);
+        // An entry that the code counts is selected, wherever it leads.
+        let is_counted = |limit: &mut Option<usize>| walk.survey.begins_function(side, target) && is_bounded(limit);
         if meets_instruction && in_group(target) && !is_next_function {
             targets.push(Entry::To(target));
         } else if !targets.is_empty()
+            && !(meets_instruction && is_counted(&mut limit))
             && (is_next_function || !in_group(target) && !is_part(target) && target > 0 && in_group(target - 1))
         {
             targets.push(Entry::Unreachable);

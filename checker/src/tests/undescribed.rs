@@ -123,7 +123,7 @@ fn a_case_may_be_another_function_where_cases_are_counted_in_a_loop() {
     let moved = |entries| check(&input, &program([CLASSIFY, COLD, ONE], entries).unwrap()).unwrap();
     let report = moved(right);
     assert!(report.is_ok() && report.stats.jump_table_entries == 4, "{:?}\n{}", report.stats, report.summary(10));
-    for wrong in [[".Lb", ".La", ".Lb", "one"], ["one", ".La", "one", "one"]] {
+    for wrong in [[".Lb", ".La", ".Lb", "one"], ["one", ".La", "one", "one"], ["one", ".La", ".Lb", ".Lb"]] {
         assert!(!moved(wrong).is_ok(), "{wrong:?}");
     }
 }
