@@ -11,7 +11,7 @@ use crate::image::{Image, Section, Slot};
 use crate::leftover::each_instruction;
 use crate::report::{Violation, ViolationKind};
 use crate::unwind::Fde;
-use crate::walk::{Side, Walk};
+use crate::walk::{Side, Walk, joined};
 
 const NAMES: [&str; 3] = [".bolt.org.eh_frame", ".bolt.org.eh_frame_hdr", ".bolt.org.gcc_except_table"];
 
@@ -38,14 +38,7 @@ pub(crate) fn unnamed(side: &Side<'_>) -> Vec<u32> {
     let Some(text) = image.section(OLD_TEXT).filter(|_| !image.elf.syms.is_empty()) else { return Vec::new() };
     let symbols = image.elf.syms.iter().filter(|symbol| symbol.st_shndx != 0 && symbol.st_size > 0);
     let is_old = |symbol: &Sym| image.elf.strtab.get_at(symbol.st_name).is_some_and(|name| name.contains(OLD_NAME));
-    let ranges = symbols.filter(|symbol| !is_old(symbol)).map(|s| (s.st_value, s.st_value.saturating_add(s.st_size)));
-    let mut named: Vec<(u64, u64)> = ranges.filter(|range| range.0 < text.end() && text.address < range.1).collect();
-    named.sort_unstable();
-    let mut end = 0;
-    for range in &mut named {
-        end = range.1.max(end);
-        range.1 = end;
-    }
+    let named = joined(symbols.filter(|symbol| !is_old(symbol)).map(|symbol| (symbol.st_value, symbol.st_size)).collect());
     let is_named = |fde: &Fde| {
         let before = named.partition_point(|range| range.0 < fde.end);
         named[..before].last().is_some_and(|range| fde.start < range.1)

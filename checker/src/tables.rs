@@ -20,7 +20,7 @@ mod survey;
 use crate::report::ViolationKind;
 use crate::walk::{Displaced, Pair, Reach, Side, Walk};
 pub(crate) use bounds::instruction_before;
-use bounds::{bound, bound_by_jumps};
+use bounds::{bound, num_compared};
 pub(crate) use copies::{Copies, report_mixed, report_other_uses};
 use named::goes_to_call;
 pub(crate) use named::{may_be_jumped_through, may_jump_to_labels};
@@ -128,7 +128,7 @@ fn extent(walk: &Walk<'_, '_>, table: TableReference, entries: &[Entry]) -> (usi
     let extent = walk.survey.next_reference(table.input).saturating_sub(table.input) / u64::from(table.width);
     // What is behind a hole may be another array.
     let hole = entries.iter().position(|&entry| entry == Entry::Hole).unwrap_or(usize::MAX);
-    let bound = bound(walk, table.from).or_else(|| bound_by_jumps(walk, table.from));
+    let bound = num_compared(walk, table.from);
     let guessed_from = if bound.is_some() { usize::MAX } else { hole };
     (bound.unwrap_or(usize::MAX).min(usize::try_from(extent).unwrap_or(usize::MAX)), guessed_from)
 }
@@ -277,8 +277,8 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         let is_orphan = |address| side.function_at(address).is_some_and(|function| walk.survey.is_orphan(function));
         // It may stand right behind the function, too, where entries lead that cannot be selected: what has a frame where it begins is no function.
         let is_part = |address| is_orphan(address) && side.unwind.fde_at(address).is_some() && !side.unwind.has_no_frame(address);
-        let bound = || bound(walk, table.from).or_else(|| bound_by_jumps(walk, table.from));
-        let is_bounded = |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(|| bound().unwrap_or(0));
+        let num_compared = || num_compared(walk, table.from).unwrap_or(0);
+        let is_bounded = |limit: &mut Option<usize>| targets.len() < *limit.get_or_insert_with(num_compared);
         let is_behind_bound = |limit: Option<usize>| limit.is_some_and(|limit| (2..=targets.len()).contains(&limit));
         // What follows the function is no part of it where a function begins, though it may be in the group: by a tail call.
         let is_next_function = target == side.function(from).1 && walk.survey.begins_function(side, target);

@@ -224,8 +224,13 @@ pub(crate) fn instruction_before(walk: &Walk<'_, '_>, address: u64) -> Option<(u
     })
 }
 
+/// The number of entries by what stands before the instruction that names the table, or else before the jumps that use it.
+pub(super) fn num_compared(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
+    bound(walk, from).or_else(|| bound_by_jumps(walk, from))
+}
+
 /// The number of entries that jumps of the function ask for which add an address from the register that an instruction writes: the largest, if all of them compare.
-pub(super) fn bound_by_jumps(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
+fn bound_by_jumps(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     let side = walk.input;
     let register = registers_of(walk, from, side.inst(from).filter(|inst| inst.kind == Kind::Lea)?)[0]?;
     let parts: Vec<(u64, u64)> = match side.unwind.fde_at(from) {
