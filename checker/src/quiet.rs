@@ -44,6 +44,12 @@ fn computes_in_registers(bytes: &[u8]) -> bool {
 }
 
 impl Side<'_> {
+    /// Whether an exception could come from the instruction at an address: it calls, faults or traps. A jump to a number does none of that.
+    pub(crate) fn can_raise_at(&self, address: u64) -> bool {
+        let is_jump = |inst: Inst| matches!(inst.kind, Kind::Jump | Kind::Branch);
+        self.inst(address).is_none_or(|inst| !is_jump(inst) && can_stop(self.code.bytes(address, inst), inst.kind))
+    }
+
     /// The same of the instruction at an address; of none, that it may.
     pub(crate) fn can_stop_at(&self, address: u64) -> bool {
         self.inst(address).is_none_or(|inst| can_stop(self.code.bytes(address, inst), inst.kind))

@@ -491,7 +491,7 @@ impl<'w, 'a> Walk<'w, 'a> {
                 self.compare_inlined(call, i, a, o)?;
             }
             if within.is_none()
-                && self.lands_if_it_faults(i, a)
+                && self.is_handled_if_it_faults(i, a)
                 && let Err(violation) = self.compare_call_sites(i, o)
             {
                 // What registers hold, which may be proven, does not matter for it.

@@ -136,7 +136,7 @@ pub fn relink(
     let pad = |clone, va: Va| unwind::landing_pad(program, &addresses, clone, va);
     let joined_max = unwind::joined_max(image, &program.unwind, out.throws);
     let is_sparse = out.unwinds == Unwinds::FromStops || program.unwind.is_sparse();
-    let choices = eh_frame::Choices { joined_max: &joined_max, sparse: is_sparse.then_some(image) };
+    let choices = eh_frame::Choices { joined_max: &joined_max, image: Some(image), is_sparse };
     let mut tables = eh_frame::UnwindLayout::plan(&program.unwind, &covered, choices, pad)?;
     drop(covered);
     shapes.forget_runs();

@@ -365,11 +365,12 @@ struct Label {
     bytes: Vec<u8>,
     located: Located,
     rules: (u32, u32),
+    handling: u32,
 }
 
 impl Label {
     fn new() -> Self {
-        Self { bytes: Vec::with_capacity(64), located: Located::nowhere(), rules: (NONE - 1, NONE - 1) }
+        Self { bytes: Vec::with_capacity(64), located: Located::nowhere(), rules: (NONE - 1, NONE - 1), handling: NONE - 1 }
     }
 
     fn byte(&mut self, byte: u8) {
@@ -384,15 +385,21 @@ impl Label {
         self.bytes(&word.to_le_bytes());
     }
 
-    /// The rules of unwinding, where they are others than before.
+    /// The rules of unwinding and who handles exceptions, where they are others than before.
     fn rules(&mut self, side: &Side<'_>, address: u64) {
         if !self.located.covers(address) {
             self.located = side.unwind.locate(address);
         }
-        let rules = (self.located.row, side.frame_at(&self.located, address));
+        let rules = (self.located.row, side.bare_frame(&self.located));
         if rules != self.rules {
             self.rules = rules;
             self.word(u64::from(rules.0) << 32 | u64::from(rules.1));
+        }
+        let handling = if side.can_raise_at(address) { side.frame_at(&self.located, address) } else { self.handling };
+        if handling != self.handling {
+            self.handling = handling;
+            self.byte(0xfd);
+            self.word(u64::from(handling));
         }
     }
 

@@ -147,6 +147,8 @@ struct Cursor {
     seen: FxHashSet<u64>,
     /// Rules and kind of frame, as they change.
     rows: Vec<(u32, u32)>,
+    /// Who handles exceptions where one can come from, as it changes.
+    handling: Vec<u32>,
     /// What an unwinder finds; followed only where the rules are others.
     unwound: unwound::Unwound,
     within: Option<u64>,
@@ -177,6 +179,7 @@ impl Cursor {
             instructions: Vec::new(),
             seen: FxHashSet::default(),
             rows: Vec::new(),
+            handling: Vec::new(),
             unwound: unwound::Unwound::default(),
             within,
             first_within: within,
@@ -468,9 +471,15 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
         if self.walk.assumptions.no_async_unwind && !side.unwind.is_of_signal(&located) && !side.can_stop_at(at) {
             return Ok(());
         }
-        let rules = (located.row, side.frame_at(&located, at));
+        let rules = (located.row, side.bare_frame(&located));
         if cursor.rows.last() != Some(&rules) {
             cursor.rows.push(rules);
+        }
+        if side.can_raise_at(cursor.at) {
+            let frame = side.frame_at(&located, at);
+            if cursor.handling.last() != Some(&frame) {
+                cursor.handling.push(frame);
+            }
         }
         let rule = self.walk.rows.and_then(|rows| rows.frame_of(located.row)).and_then(|frame| frame.address);
         let known = match rule {
@@ -592,7 +601,10 @@ impl<'r, 'w, 'a> Run<'r, 'w, 'a> {
 
     /// The rules of the frame change in the same way, or say the same all the way.
     fn compare_rows(&self, input: &Cursor, output: &Cursor) -> Step<()> {
-        if input.rows == output.rows || self.unwinds && unwound::are_same(input, output) {
+        let has_same_rows = || input.rows == output.rows || self.unwinds && unwound::are_same(input, output);
+        // An access may have gone.
+        let is_unasked = input.handling.is_empty() || output.handling.is_empty();
+        if (is_unasked || input.handling == output.handling) && has_same_rows() {
             return Ok(());
         }
         let message = format!("other rules for the frame or its registers than from the input's {:#x} on", input.at);

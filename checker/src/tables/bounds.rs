@@ -168,6 +168,16 @@ fn written(bytes: &[u8]) -> Option<Option<u8>> {
     })
 }
 
+/// `rcx` and `rdi`, by their numbers.
+const COUNTER: u8 = 1;
+const DESTINATION: u8 = 7;
+
+/// Whether an instruction is `stos`, repeated or not, which writes memory, where that is, and how often.
+fn stores_string(bytes: &[u8]) -> bool {
+    let shape = Shape::of(bytes);
+    shape.map == 0 && !shape.vector && matches!(bytes.get(shape.opcode), Some(0xaa | 0xab))
+}
+
 /// A branch, as long as all between it and the instruction that is looked at are moves, which leave the flags.
 struct Deciding {
     at: u64,
@@ -186,7 +196,10 @@ impl Deciding {
     }
 
     fn behind_move(mut self, bytes: &[u8]) -> Option<Self> {
-        self.moved.push(written(bytes)?);
+        match stores_string(bytes) {
+            true => self.moved.extend([None, Some(COUNTER), Some(DESTINATION)]),
+            false => self.moved.push(written(bytes)?),
+        }
         Some(self)
     }
 }

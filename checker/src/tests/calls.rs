@@ -238,17 +238,14 @@ fn a_body_that_uses_the_stack_or_leaves_otherwise_is_seen() {
 
 #[test]
 fn a_body_whose_callee_unwinds_otherwise_is_seen() {
-    let rules = [
-        ".cfi_def_cfa_offset 16",
-        ".cfi_offset rbx, -16",
-        ".cfi_register rip, rdx",
-        ".cfi_signal_frame",
-        ".cfi_personality 0x9b, pointers\n    .cfi_lsda 0x1b, message",
-    ];
-    for rule in rules {
-        let leaf = format!("{rule}\n    xor %eax, %eax\n    ret");
-        let Some(report) = inlined("xor %eax, %eax", &leaf) else { return };
-        assert!(!report.is_ok(), "{rule}: {}", report.summary(10));
+    const PERSONALITY: &str = ".cfi_personality 0x9b, pointers\n    .cfi_lsda 0x1b, message";
+    let rules = [".cfi_def_cfa_offset 16", ".cfi_offset rbx, -16", ".cfi_register rip, rdx", ".cfi_signal_frame"];
+    let in_registers = rules.map(|rule| (rule, "xor %eax, %eax", false));
+    // Of an exception who handles it is asked, and of nothing else.
+    let of_exceptions = [(PERSONALITY, "mov message(%rip), %eax", false), (PERSONALITY, "xor %eax, %eax", true)];
+    for (rule, body, is_right) in in_registers.into_iter().chain(of_exceptions) {
+        let Some(report) = inlined(body, &format!("{rule}\n    {body}\n    ret")) else { return };
+        assert_eq!(report.is_ok(), is_right, "{rule}, {body}: {}", report.summary(10));
     }
     // The body's own rules must be those of the call.
     let body = "xor %eax, %eax\n    .cfi_adjust_cfa_offset -8\n    lea 1(%rax), %eax\n    .cfi_adjust_cfa_offset 8";

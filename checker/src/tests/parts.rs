@@ -40,9 +40,13 @@ fn parts(cases: [&str; 3], table: &str) -> Option<Vec<u8>> {
 }
 
 fn parts_behind(comparison: &str, cases: [&str; 3], table: &str) -> Option<Vec<u8>> {
+    parts_by("%rdi", comparison, cases, table)
+}
+
+fn parts_by(index: &str, comparison: &str, cases: [&str; 3], table: &str) -> Option<Vec<u8>> {
     let part = |body: &str| format!("    .cfi_startproc\n{body}\n    .cfi_endproc\n");
     let compare = part(&format!("classify:\n    {comparison}\n    ja .Lnone\n    .byte 0xe9\n    .long 0"));
-    let jump = part("    lea table(%rip), %rdx\n    movslq (%rdx,%rdi,4), %rax\n    add %rdx, %rax\n    jmp *%rax");
+    let jump = part(&format!("    lea table(%rip), %rdx\n    movslq (%rdx,{index},4), %rax\n    add %rdx, %rax\n    jmp *%rax"));
     let none = part(".Lnone:\n    xor %eax, %eax\n    ret");
     let text = [compare, jump, cases.map(part).concat(), none].concat();
     build(&[&text, TWICE, UNUSED], table)
@@ -80,6 +84,19 @@ fn moves_between_a_comparison_and_its_branch_leave_the_bound() {
     for behind in ["", "mov %rsi, -8(%rsp)", "mov %esi, %ecx\n    lea 4(%rsi), %eax", "movb $1, -8(%rsp)"] {
         let Some(report) = compared(behind) else { return };
         assert!(report.is_ok(), "{behind}\n{}", report.summary(10));
+    }
+}
+
+#[test]
+fn strings_stored_between_a_comparison_and_its_branch_leave_the_bound_of_another_register() {
+    let [x, y, z] = CASES;
+    for (index, name, is_right) in [("%rsi", "%esi", true), ("%rdi", "%edi", false), ("%rcx", "%ecx", false)] {
+        let comparison = format!("cmp $2, {name}\n    rep stosq");
+        let words = |behind: &str| format!("{TABLE}    .long {behind} - table\n");
+        let input = parts_by(index, &comparison, CASES, &words(".Lx"));
+        let Some((input, moved)) = input.zip(parts_by(index, &comparison, [z, y, x], &words(".Lz"))) else { return };
+        let report = check(&input, &moved).unwrap();
+        assert_eq!(report.is_ok(), is_right, "{index}\n{}", report.summary(10));
     }
 }
 

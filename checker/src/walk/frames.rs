@@ -92,13 +92,12 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Whether an instruction of the input that is no call has a landing pad, where its fault is an exception (`-fnon-call-exceptions`, Ada).
-    pub(super) fn lands_if_it_faults(&self, i: u64, a: Inst) -> bool {
-        let has_table = self.input.unwind.fdes.get(self.input_row.fde as usize).is_some_and(|fde| fde.lsda.is_some());
-        has_table && may_fault(self.input.code.bytes(i, a), a.kind) && {
-            let sites = self.input.call_sites(self.input_row.fde);
-            sites.is_some_and(|sites| sites.find(i).is_some_and(|site| site.landing_pad.is_some()))
-        }
+    /// Whether a fault of an instruction of the input that is no call may be an exception for which a table has something (`-fnon-call-exceptions`, Ada).
+    pub(super) fn is_handled_if_it_faults(&self, i: u64, a: Inst) -> bool {
+        let has_table =
+            |side: &Side<'_>, row: &Located| side.unwind.fdes.get(row.fde as usize).is_some_and(|fde| fde.lsda.is_some());
+        let is_told = has_table(self.input, &self.input_row) || has_table(self.output, &self.output_row);
+        is_told && may_fault(self.input.code.bytes(i, a), a.kind)
     }
 
     pub(super) fn compare_call_sites(&mut self, i: u64, o: u64) -> Result<(), Violation> {
@@ -119,7 +118,8 @@ impl Walk<'_, '_> {
             (Some(_), None) => return fail("its language-specific data is missing or cannot be read"),
             (Some(a), Some(b)) => (a, b),
         };
-        self.stats.call_sites += 1;
+        let is_call = self.input.inst(i).is_some_and(|inst| matches!(inst.kind, Kind::Call | Kind::IndirectCall));
+        self.stats.call_sites += u64::from(is_call);
         if b.has_base && !a.has_base {
             return fail("landing pads that count from a base of their own");
         }

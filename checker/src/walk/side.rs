@@ -204,19 +204,29 @@ impl<'a> Side<'a> {
         has_table && self.call_sites(fde).is_some_and(|sites| sites.find(address).is_some_and(CallSite::is_passing))
     }
 
+    /// Whether nothing is done at an address with an exception, or none can come from there, whatever the table says.
+    fn handles_nothing_at(&self, fde: u32, address: u64) -> bool {
+        self.passes_by_table(fde, address) || !self.can_raise_at(address)
+    }
+
     /// What a frame description says of an address apart from rules.
     pub(crate) fn frame_at(&self, located: &Located, address: u64) -> u32 {
         match self.unwind.fdes.get(located.fde as usize) {
-            Some(fde) if self.passes_by_table(located.fde, address) => fde.bare_frame,
+            Some(fde) if self.handles_nothing_at(located.fde, address) => fde.bare_frame,
             _ => located.frame,
         }
+    }
+
+    /// The same, if nothing is done with exceptions.
+    pub(crate) fn bare_frame(&self, located: &Located) -> u32 {
+        self.unwind.fdes.get(located.fde as usize).map_or(located.frame, |fde| fde.bare_frame)
     }
 
     /// Whether to unwind from an address is but to return: nothing is saved, pushed or handled there.
     pub(crate) fn is_as_at_entry(&self, address: u64) -> bool {
         let index = self.unwind.locate(address).fde;
         let fde = self.unwind.fdes.get(index as usize);
-        self.unwind.has_no_frame(address) && fde.is_some_and(|fde| fde.lsda.is_none() || self.passes_by_table(index, address))
+        self.unwind.has_no_frame(address) && fde.is_some_and(|fde| fde.lsda.is_none() || self.handles_nothing_at(index, address))
     }
 
     /// Whether a function begins at an address, by its frame description: a part of one finds a frame there.

@@ -17,13 +17,14 @@
 //!
 //! The problem is NP-hard (Bernhard and others, "Branch displacement optimization", the case with movable code); this is a local search.
 
+use lifter::Image;
 use lifter::entity::{Block, Func};
 use lifter::ir::{CodeTarget, Program, Terminator};
 use profiles::Weights;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
-use self::seams::Seams;
+use self::seams::{Seams, Told};
 use self::search::Search;
 use super::{align, count_of};
 use crate::plan::{FragmentPlan, LayoutPlan, PlannedBlock, Temperature};
@@ -44,7 +45,7 @@ const RECENT: usize = 64;
 const ROUNDS_MAX: usize = 4;
 
 /// Orders the blocks of all fragments anew, but for what ran; returns how many bytes that saves, as far as is known before addresses are.
-pub fn compact(program: &Program, weights: &Weights, plan: &mut LayoutPlan) -> u64 {
+pub fn compact(image: &Image<'_>, program: &Program, weights: &Weights, plan: &mut LayoutPlan) -> u64 {
     let stand_in = |block: Block| plan.folded_blocks.stand_in(plan.folded.stand_in(program, block));
     let len = |fragment: &FragmentPlan| {
         // Only its code is measured, not its rows.
@@ -57,7 +58,7 @@ pub fn compact(program: &Program, weights: &Weights, plan: &mut LayoutPlan) -> u
     let after: u64 = fragments
         .par_iter_mut()
         .map(|fragment| {
-            let seams = Seams::of(program, fragment);
+            let seams = Seams::of(image, program, fragment);
             let (order, len) = Graph::new(program, fragment, seams, &stand_in, num_placed(weights, fragment)).best();
             fragment.blocks = order.iter().map(|&piece| fragment.blocks[piece as usize]).collect();
             len
@@ -310,7 +311,8 @@ impl Graph {
                 }
             }
         }
-        Model { ties: Ties::of(&lens, &branches), lens, graph: self }
+        let ends = self.chains.iter().map(|&(first, end)| self.seams.ends(first, end - 1)).collect();
+        Model { ties: Ties::of(&lens, &branches), lens, ends, graph: self }
     }
 
     /// Chains one after the other, each time the one that is worth most where the last one ends.
@@ -369,7 +371,7 @@ impl Graph {
             for candidate in candidates {
                 let len = model.lens[candidate as usize];
                 let spared = if follows(candidate) { i64::from(SHORT) } else { 0 };
-                let seam = model.seam(chain, Some(candidate));
+                let seam = model.seam(chain, candidate);
                 let gain = gained(candidate) - lost(candidate, len) + spared - seam;
                 let key = (gain, std::cmp::Reverse(len), std::cmp::Reverse(candidate));
                 if best.is_none_or(|known| key > known) {
@@ -481,15 +483,16 @@ impl Ties {
 
 struct Model<'a> {
     lens: Vec<i64>,
+    /// By chain, what unwind tables say where it begins and where it ends.
+    ends: Vec<(Told, Told)>,
     ties: Ties,
     graph: &'a Graph,
 }
 
 impl Model<'_> {
-    /// Bytes of unwind rows between two chains that follow each other.
-    fn seam(&self, chain: u32, next: Option<u32>) -> i64 {
-        let chains = &self.graph.chains;
-        self.graph.seams.cost(chains[chain as usize].1 - 1, next.map(|next| chains[next as usize].0))
+    /// Bytes of unwind tables between two chains that follow each other.
+    fn seam(&self, chain: u32, next: u32) -> i64 {
+        self.graph.seams.step(self.ends[chain as usize].1, self.ends[next as usize].0)
     }
 }
 

@@ -24,7 +24,7 @@ use lifter::{Image, Va};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
-pub(crate) use quiet::are_quiet;
+pub(crate) use quiet::{are_quiet, may_raise};
 pub(crate) use rows::{FrameRows, Row};
 
 use crate::clones::CloneId;
@@ -180,8 +180,10 @@ impl Describe for UnwindFragment {
 pub struct Choices<'a> {
     /// By common entry, how many bytes of code may share an entry with an exception table.
     pub joined_max: &'a [u64],
-    /// The input, if rows need only be right where its code can stop by itself.
-    pub sparse: Option<&'a Image<'a>>,
+    /// The input, to be asked where its code can stop by itself. Without it, it can everywhere.
+    pub image: Option<&'a Image<'a>>,
+    /// Rows need only be right where code can stop by itself.
+    pub is_sparse: bool,
 }
 
 /// Where an output entry's exception table is.
@@ -275,7 +277,7 @@ impl<'a> UnwindLayout<'a> {
             common_filled: 0,
             terminator_len: TERMINATOR_LEN,
             unwind,
-            is_sparse: choices.sparse.is_some(),
+            is_sparse: choices.is_sparse,
             cie_offsets: vec![None; unwind.cies.len()],
             personalities: unwind.cies.iter().map(|cie| landing_pad(None, cie.personality?.1)).collect(),
             fdes,
@@ -481,14 +483,16 @@ fn plan_fragment<'a>(
             runs::Tables::None => Table::None,
             runs::Tables::Opaque(code, lsda) if run.is_in_place() && run.start() == code => Table::Kept(lsda),
             runs::Tables::Opaque(code, lsda) => return Err(UnwindError::OpaqueTableMoved { code, lsda }),
-            runs::Tables::Known => match lsda::cut(run.parts(unwind), run.start(), |piece, pad| landing_pad(piece.clone, pad))? {
-                lsda::Cut::Table(table) => Table::Made(Box::new(table)),
-                lsda::Cut::Part(at) => {
-                    let (first, second) = run.part_at(at);
-                    open.extend([second, first]);
-                    continue;
+            runs::Tables::Known => {
+                match lsda::cut(run.parts(entries), run.start(), |piece, pad| landing_pad(piece.clone, pad))? {
+                    lsda::Cut::Table(table) => Table::Made(Box::new(table)),
+                    lsda::Cut::Part(at) => {
+                        let (first, second) = run.part_at(at);
+                        open.extend([second, first]);
+                        continue;
+                    }
                 }
-            },
+            }
         };
         let len = (run.end() - run.start()) as u32;
         let instructions = runs::instructions(entries, &run, common)?;

@@ -1,13 +1,13 @@
 //! `.gcc_except_table`: for each run of output code with an exception table, what the input's tables say of it.
 //!
-//! **Method.** The call sites of each piece's table are intersected with the piece and shifted with it. Rows that touch and say
-//! the same become one. Action and type tables are copied, and left out where no call site of the run names an action.
+//! **Method.** The call sites of each piece's table are intersected with the piece and shifted with it. Of code from which no exception can come, that computes in registers and jumps, nothing need be said, so
+//! that rows which say the same become one if only such code is between. Action and type tables are copied, and left out where no call site of the run names an action.
 //!
 //! **Several functions** may share a table, since each entry less saves some thirty bytes. Code without a table lets exceptions pass, so that all of it is one call site without pad and action. Actions of one table come behind those of another; they
 //! name types by numbers, which landing pads compare with, so the type tables have to agree as far as both go (`may_share`).
 //!
-//! **Invariants.** A byte of a function with a table that has no call site gets none (there an exception must terminate the program), a byte with one
-//! gets the same pad and action. Only bytes that come from no input byte (alignment, made-anew branches, none of which throws) may fall to a neighbor.
+//! **Invariants.** An instruction that may call, fault or trap gets the pad and action that it has in the input, or no call site if it has none there (an exception must terminate the program then). Bytes that come from no
+//! input byte (alignment, made-anew branches) raise none.
 //! Pads count from the run's start, modulo 2⁶⁴ where they lie below it. No pad is at offset 0, which would mean "none": where a pad is the run's start, the run is to be
 //! parted before the first call site with that pad. `LPStart` would say both too, but not every personality reads it: D's ends the program at any encoding
 //! that is relative to something, and adds it to the function's start.
@@ -18,7 +18,7 @@
 use lifter::Va;
 use lifter::elf::lsda::{CallSite, Lsda};
 
-use crate::relink::eh_frame::{Piece, UnwindError};
+use crate::relink::eh_frame::{Piece, UnwindError, may_raise};
 
 const OMIT: u8 = gimli::DW_EH_PE_omit.0;
 const PCREL: u8 = gimli::DW_EH_PE_pcrel.0;
@@ -126,6 +126,20 @@ pub(crate) fn may_share(a: &Lsda, b: &Lsda) -> bool {
 pub(crate) struct Part<'a> {
     pub(crate) piece: &'a Piece,
     pub(crate) table: Option<&'a Lsda>,
+    /// The input's bytes of the piece; `None` where these are not known.
+    pub(crate) code: Option<&'a [u8]>,
+}
+
+impl Part<'_> {
+    /// Whether an exception could come from the piece's code between two distances from its start in the input.
+    fn may_raise(&self, start: u64, end: u64) -> bool {
+        let Piece { old_start, is_new, is_quiet, .. } = *self.piece;
+        if is_new {
+            return !is_quiet;
+        }
+        let bytes = self.code.and_then(|code| code.get(start as usize..end as usize));
+        bytes.is_none_or(|bytes| may_raise(bytes, old_start + start))
+    }
 }
 
 /// The action and type tables of one or more exception tables.
@@ -161,61 +175,80 @@ impl<'a> Actions<'a> {
     }
 }
 
-/// Call sites at their new addresses, with what their actions are.
-struct Sites<'a> {
+/// What the table of a stretch of code says of it; `None` where it has no call site.
+type Handling = Option<(Option<Va>, u64)>;
+
+/// Call sites at their new addresses.
+#[derive(Default)]
+struct Sites {
     all: Vec<CallSite>,
-    actions: Actions<'a>,
-    /// Where a site must begin to continue the last one: bytes in between come from no input byte.
-    continues_at: Option<Va>,
+    /// Behind the last of them there is code from which an exception could come, and must not.
+    is_closed: bool,
 }
 
-impl Sites<'_> {
-    /// Appends a site, or has the last one go on.
-    fn push(&mut self, site: CallSite, reached: Option<(Va, Va)>) {
-        let continued = self.all.last_mut().filter(|last| {
-            let touches = last.end == site.start || reached == Some((last.end, site.start));
-            touches && (last.landing_pad, last.action) == (site.landing_pad, site.action)
-        });
-        match continued {
-            Some(last) => last.end = site.end,
-            None => self.all.push(site),
+impl Sites {
+    /// Appends a stretch of code: the last site goes on to it, or one begins, if an exception could come from there at all.
+    fn push(&mut self, (start, end): (Va, Va), handling: Handling, may_raise: impl FnOnce() -> bool) {
+        let continued = self.all.last_mut().filter(|last| !self.is_closed && handling == Some((last.landing_pad, last.action)));
+        match (continued, handling) {
+            (Some(last), _) => last.end = end,
+            (None, _) if !may_raise() => {}
+            (None, Some((landing_pad, action))) => {
+                self.all.push(CallSite { start, end, landing_pad, action });
+                self.is_closed = false;
+            }
+            (None, None) => self.is_closed = true,
         }
     }
 }
 
-/// The call sites of a run's pieces.
+/// The call sites of a run's pieces, with what their actions are.
 fn call_sites<'a>(
     parts: impl Iterator<Item = Part<'a>>,
     landing_pad: impl Fn(&Piece, Va) -> Option<Va>,
-) -> Result<Sites<'a>, UnwindError> {
-    let mut sites = Sites { all: Vec::new(), actions: Actions::none(), continues_at: None };
-    for Part { piece, table } in parts {
+) -> Result<(Vec<CallSite>, Actions<'a>), UnwindError> {
+    let (mut sites, mut actions) = (Sites::default(), Actions::none());
+    for part in parts {
+        let Part { piece, table, .. } = part;
         let copied = u64::from(if piece.is_new || table.is_none() { piece.new_len } else { piece.old_len.min(piece.new_len) });
         if copied == 0 {
             continue;
         }
-        let mut reached = sites.continues_at.take().map(|end| (end, piece.new_start));
-        sites.continues_at = Some(piece.new_start + copied);
         let Some(lsda) = table else {
-            sites.push(CallSite { start: piece.new_start, end: piece.new_end(), landing_pad: None, action: 0 }, reached);
+            sites.push((piece.new_start, piece.new_end()), Some((None, 0)), || part.may_raise(0, u64::from(piece.old_len)));
             continue;
         };
         let mut shift = None;
-        let old_end = piece.old_start + if piece.is_new { 1 } else { copied };
+        // Of new code all is as at its start.
+        let (old_end, new_end) = if piece.is_new {
+            (piece.old_start + 1, piece.new_end())
+        } else {
+            (piece.old_start + copied, piece.new_start + copied)
+        };
+        let mut push = |start: Va, end: Va, handling: Handling| {
+            let (start, end) = (start - piece.old_start, end - piece.old_start);
+            let new = (piece.new_start + start, if piece.is_new { new_end } else { piece.new_start + end });
+            if start < end {
+                sites.push(new, handling, || part.may_raise(start, end));
+            }
+        };
         let first = lsda.call_sites.partition_point(|s| s.end <= piece.old_start);
+        let mut reached = piece.old_start;
         for site in lsda.call_sites[first..].iter().take_while(|s| s.start < old_end) {
-            let start = piece.new_start + (site.start.max(piece.old_start) - piece.old_start);
-            let end = if piece.is_new { piece.new_end() } else { piece.new_start + (site.end.min(old_end) - piece.old_start) };
             let gone = |pad: Va| UnwindError::LandingPadGone { pad, lsda: lsda.at };
             let new_pad = site.landing_pad.map(|pad| landing_pad(piece, pad).ok_or(gone(pad))).transpose()?;
             let action = match site.action {
                 0 => 0,
-                action => action + *shift.get_or_insert_with(|| sites.actions.add(lsda)),
+                action => action + *shift.get_or_insert_with(|| actions.add(lsda)),
             };
-            sites.push(CallSite { start, end, landing_pad: new_pad, action }, reached.take());
+            let (start, end) = (site.start.max(reached), site.end.min(old_end));
+            push(reached, start, None);
+            push(start, end, Some((new_pad, action)));
+            reached = end;
         }
+        push(reached, old_end, None);
     }
-    Ok(sites)
+    Ok((sites.all, actions))
 }
 
 /// What becomes of the tables of a run.
@@ -232,7 +265,7 @@ pub(crate) fn cut<'a>(
     code_start: Va,
     landing_pad: impl Fn(&Piece, Va) -> Option<Va>,
 ) -> Result<Cut, UnwindError> {
-    let Sites { all, actions, .. } = call_sites(parts, landing_pad)?;
+    let (all, actions) = call_sites(parts, landing_pad)?;
     if let Some(site) = all.iter().find(|site| site.landing_pad == Some(code_start)) {
         let is_inside = site.start > code_start;
         return if is_inside { Ok(Cut::Part(site.start)) } else { Err(UnwindError::LandsOnItself { code: code_start }) };

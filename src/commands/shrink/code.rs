@@ -155,7 +155,7 @@ pub(super) fn plan(
         endbr::plan(&marks, &mut edits);
     }
     if args.is_on(Technique::Order) {
-        gone.order_bytes = timing.phase("order blocks", |_| layout::compact(program, &weights, &mut plan));
+        gone.order_bytes = timing.phase("order blocks", |_| layout::compact(image, program, &weights, &mut plan));
     }
     if args.is_on(Technique::Relays) {
         plan.relay(program, &shares);

@@ -25,6 +25,7 @@ pub(super) struct Mark {
     passed: usize,
     pub(super) instructions: usize,
     rows: usize,
+    handling: usize,
 }
 
 impl Mark {
@@ -35,6 +36,7 @@ impl Mark {
             passed: cursor.passed.len(),
             instructions: cursor.instructions.len(),
             rows: cursor.rows.len(),
+            handling: cursor.handling.len(),
         }
     }
 
@@ -87,6 +89,7 @@ impl Run<'_, '_, '_> {
         cut.passed = input.passed[..mark.passed].to_vec();
         cut.instructions = input.instructions[..mark.instructions].to_vec();
         cut.rows = input.rows[..mark.rows].to_vec();
+        cut.handling = input.handling[..mark.handling].to_vec();
         self.compare_events(&cut, output).ok()?;
         self.compare_marks(&cut, output).ok()?;
         if within.is_none() && !cut.rows.is_empty() && !output.rows.is_empty() {

@@ -8,6 +8,7 @@
 //!
 //! **Invariant.** `starts` are the addresses of `order`, and `worth` is what [`Search::weigh`] says of it.
 
+use super::seams::Told;
 use super::{Model, WORK_MAX};
 
 /// How many places near its own, and near each chain that it has to do with, a chain is tried at.
@@ -19,18 +20,14 @@ pub(super) struct Search<'a> {
     pub(super) order: Vec<u32>,
     /// By chain, where it begins.
     starts: Vec<i64>,
-    /// By chain, the unwind rows that it begins and ends with.
-    rows: Vec<(u8, u8)>,
-    /// What branches save, less what the order costs in unwind rows.
+    /// What branches save, less what the order costs in unwind tables.
     worth: i64,
 }
 
 impl<'a> Search<'a> {
     pub(super) fn new(model: &'a Model<'a>, order: Vec<u32>) -> Self {
-        let graph = model.graph;
-        let rows = graph.chains.iter().map(|&(first, end)| graph.seams.rows(first, end - 1)).collect();
         let starts = vec![0; order.len()];
-        let mut search = Search { model, order, starts, rows, worth: 0 };
+        let mut search = Search { model, order, starts, worth: 0 };
         search.worth = search.weigh();
         search
     }
@@ -53,10 +50,10 @@ impl<'a> Search<'a> {
         saved.map(|(chain, tie)| tie.saved(self.starts[chain as usize], self.starts[tie.other as usize])).sum::<i64>() - seams
     }
 
-    /// Bytes of unwind rows between a place and the next.
+    /// Bytes of unwind tables between a place and the next.
     fn seam_behind(&self, place: usize) -> i64 {
-        let next = self.order.get(place + 1).map_or(0, |&next| self.rows[next as usize].0);
-        self.model.graph.seams.step(self.rows[self.order[place] as usize].1, next)
+        let next = self.order.get(place + 1).map_or(Told::default(), |&next| self.model.ends[next as usize].0);
+        self.model.graph.seams.step(self.model.ends[self.order[place] as usize].1, next)
     }
 
     /// What the branches of a chain save, those that lead to it included.

@@ -43,6 +43,35 @@ fn what_runs_on_stays_together() {
 }
 
 #[test]
+fn blocks_with_the_same_call_site_come_side_by_side_unless_branches_are_worth_more() {
+    let pieces = |third: u32| {
+        vec![
+            piece(10, End::Branch(Some(2), Some(1))),
+            piece(10, End::Stop),
+            piece(100, End::Stop),
+            piece(third, End::Stop),
+            piece(100, End::Stop),
+        ]
+    };
+    // Nothing comes from the first two; the others have one, another, and the first one again.
+    let sites = [0, 0, 2, 3, 2];
+    let best = |pieces: Vec<Piece>, sites: &[u8]| {
+        let chains = chains_of(&pieces, 0);
+        Graph { pieces, chains, seams: Seams::with_sites(sites) }.best().0
+    };
+    let order = best(pieces(100), &sites);
+    let place = |piece: u32| order.iter().position(|&other| other == piece).unwrap();
+    assert_eq!(place(2).abs_diff(place(4)), 1, "{order:?}");
+    // Where there is none in common, all stay as they were, as without tables.
+    assert_eq!(best(pieces(100), &[0, 0, 2, 3, 4]), [0, 1, 2, 3, 4]);
+    assert_eq!(best(pieces(100), &[0; 5]), [0, 1, 2, 3, 4]);
+    // Code without exceptions between two blocks of one call site costs nothing.
+    let seams = Seams::with_sites(&[2, 0, 2, 1, 2]);
+    assert_eq!(seams.total(&[0, 1, 2]), 0);
+    assert_eq!(seams.total(&[0, 3, 2]), seams.total(&[3, 2]));
+}
+
+#[test]
 fn what_ran_keeps_its_order_and_what_did_not_comes_to_where_its_branches_reach() {
     let pieces = vec![
         piece(10, End::Branch(Some(5), Some(2))),

@@ -1,7 +1,8 @@
 //! Where code can't stop by itself: there unwinders need not find what called it, if nobody stops it from outside (`Unwinds::FromStops`).
 //!
 //! **Method.** An instruction is quiet if it is on a list of those that only compute with general and vector registers, push registers, pop them or return. Everything else may call, jump, fault or trap: what touches memory, divides,
-//! or computes with floating-point numbers, of which processors can be told to trap. Jumps stop nothing by themselves, but loops are made of them, and a tail call is one.
+//! or computes with floating-point numbers, of which processors can be told to trap. Jumps stop nothing by themselves, but loops are made of them, and a tail call is one: only no exception comes of a jump to a
+//! number ([`may_raise`]).
 
 use iced_x86::{ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 use lifter::address::Va;
@@ -14,6 +15,21 @@ pub(super) fn stops(bytes: &[u8], at: Va) -> impl Iterator<Item = Va> {
 /// Whether all instructions in some bytes are.
 pub(crate) fn are_quiet(bytes: &[u8]) -> bool {
     stops(bytes, Va(0)).next().is_none()
+}
+
+/// Whether one of the instructions in some bytes may call, fault or trap, so that an exception could come from there.
+pub(crate) fn may_raise(bytes: &[u8], at: Va) -> bool {
+    raising(bytes, at).next().is_some()
+}
+
+/// Those instructions.
+pub(super) fn raising(bytes: &[u8], at: Va) -> impl Iterator<Item = Va> {
+    let is_near_jump = |i: &Instruction| {
+        let is_jump = matches!(i.flow_control(), FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch);
+        is_jump && i.op_kind(0) == OpKind::NearBranch64
+    };
+    let all = Decoder::with_ip(64, bytes, at.0, DecoderOptions::NONE).into_iter();
+    all.filter(move |i| !is_quiet(i) && !is_near_jump(i)).map(|i| Va(i.ip()))
 }
 
 fn is_quiet(instruction: &Instruction) -> bool {
@@ -106,9 +122,15 @@ mod tests {
         ];
         for bytes in quiet {
             assert!(are_quiet(bytes), "{bytes:x?}");
+            assert!(!may_raise(bytes, Va(0)), "{bytes:x?}");
         }
         for bytes in stopping {
             assert!(!are_quiet(bytes), "{bytes:x?}");
+            // Of the jumps no exception comes.
+            assert_eq!(may_raise(bytes, Va(0)), !matches!(bytes[0], 0xeb | 0x74), "{bytes:x?}");
+        }
+        for indirect in [&[0xff, 0xe0][..], &[0xff, 0x25, 0, 0, 0, 0]] {
+            assert!(may_raise(indirect, Va(0)), "{indirect:x?}");
         }
     }
 }

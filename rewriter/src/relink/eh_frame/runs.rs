@@ -70,9 +70,12 @@ impl Run {
         }
     }
     /// The pieces with their exception tables.
-    pub(super) fn parts<'u>(&'u self, unwind: &'u Unwind) -> impl Iterator<Item = Part<'u>> {
+    pub(super) fn parts<'u>(&'u self, entries: &'u Entries<'_>) -> impl Iterator<Item = Part<'u>> {
+        let unwind = entries.unwind;
         let table = |fde: Fde| unwind.fdes[fde].lsda.map(|index| &unwind.lsdas[index as usize]);
-        self.pieces.iter().zip(&self.fdes).map(move |(piece, &fde)| Part { piece, table: table(fde) })
+        let image = entries.choices.image;
+        let code = move |piece: &Piece| image.and_then(|image| image.read(piece.old_start, piece.old_len as usize));
+        self.pieces.iter().zip(&self.fdes).map(move |(piece, &fde)| Part { piece, table: table(fde), code: code(piece) })
     }
     /// The code before an address inside the run, and that from it on. The address is in no new code but at its start.
     pub(super) fn part_at(mut self, at: Va) -> (Run, Run) {
@@ -325,7 +328,7 @@ fn differences<'a>(entries: &Entries<'a>, run: &Run, common: &mut CommonRows<'a>
     let cie = &unwind.cies[index];
     let initial = common.of(&unwind.cies, index)?;
     // Where a signal's frame is told, any instruction may be asked for.
-    let sparse = entries.choices.sparse.filter(|_| !cie.is_signal_frame);
+    let sparse = entries.choices.image.filter(|_| entries.choices.is_sparse && !cie.is_signal_frame);
     let parts = || run.pieces.iter().zip(&run.fdes).filter(|(piece, _)| piece.new_len != 0);
     let mut told: Vec<((Fde, Deeper), Cow<'_, FdeData>)> = Vec::new();
     for (piece, &fde) in parts() {
