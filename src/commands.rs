@@ -46,6 +46,7 @@ pub(crate) fn threads(cli: &Cli) -> usize {
 pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
     let style = Style { json: cli.json, time: cli.time, verbose: cli.verbose };
     let mut timing = Timing::new(Progress::on_terminal(num_phases(&cli.command)));
+    let has_report = has_report(&cli.command);
     let result = match cli.command {
         Command::Train(args) => train::run(&args, style, &mut timing),
         Command::Optimize(args) => optimize::run(&args, style, &mut timing),
@@ -62,7 +63,15 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
         Command::Demo(args) => demo::run(&args, style, &mut timing),
     };
     timing.finish();
+    if style.time && !has_report {
+        eprint!("{}", timing.to_text());
+    }
     result
+}
+
+/// Whether what a command prints at the end says where the time went, if that is asked for.
+fn has_report(command: &Command) -> bool {
+    matches!(command, Command::Train(_) | Command::Optimize(_) | Command::Shrink(_) | Command::Bolt(_) | Command::Demo(_))
 }
 
 /// About how many phases a command has; only the progress bar goes by it.

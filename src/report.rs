@@ -290,7 +290,7 @@ impl Report {
     }
 
     /// The table for people.
-    pub(crate) fn to_text(&self, dyno: Option<(&DynoStats, &DynoStats)>, with_phases: bool) -> String {
+    pub(crate) fn to_text(&self, dyno: Option<(&DynoStats, &DynoStats)>, phases: Option<&Timing>) -> String {
         let mut text = String::new();
         let _ = writeln!(
             text,
@@ -333,26 +333,10 @@ impl Report {
         if let Some(file) = &self.debug_file {
             let _ = writeln!(text, "{}", file.line());
         }
-        if with_phases {
-            text.push_str(&self.phases_text());
+        if let Some(phases) = phases {
+            text.push_str(&phases.to_text());
         }
         let _ = writeln!(text, "{:.2} s, {} MB at most, {} threads", self.seconds, self.peak_rss_bytes / 1_000_000, self.threads);
-        text
-    }
-
-    fn phases_text(&self) -> String {
-        let mut text = String::from("\n    total s     self s  phase\n");
-        for phase in &self.phases {
-            let _ = writeln!(
-                text,
-                "{:>11.4} {:>10.4}  {}{}",
-                phase.seconds,
-                phase.self_seconds,
-                "  ".repeat(phase.depth),
-                phase.name
-            );
-        }
-        text.push('\n');
         text
     }
 }

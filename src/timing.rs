@@ -1,5 +1,6 @@
 //! Where the time goes: a tree of phases, each with its own and its total time, measured on the main thread.
 
+use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use crate::progress::Progress;
@@ -60,6 +61,16 @@ impl Timing {
     }
     pub(crate) fn phases(&self) -> &[Phase] {
         &self.phases
+    }
+    /// The tree for people.
+    pub(crate) fn to_text(&self) -> String {
+        let mut text = String::from("\n    total s     self s  phase\n");
+        for Phase { name, depth, total, own, .. } in &self.phases {
+            let (total, own, indent) = (total.as_secs_f64(), own.as_secs_f64(), "  ".repeat(*depth));
+            let _ = writeln!(text, "{total:>11.4} {own:>10.4}  {indent}{name}");
+        }
+        text.push('\n');
+        text
     }
     pub(crate) fn total(&self) -> Duration {
         self.started.elapsed()

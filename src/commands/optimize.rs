@@ -156,7 +156,7 @@ impl Done {
         if style.json {
             return print_json(&self.report);
         }
-        print(&self.report.to_text(self.dyno.as_ref().map(|(before, after)| (before, after)), style.time))
+        print(&self.report.to_text(self.dyno.as_ref().map(|(before, after)| (before, after)), style.time.then_some(timing)))
     }
 }
 

@@ -51,7 +51,7 @@ fn run_with(args: &Shrink, style: Style, timing: &mut Timing) -> Result<ExitCode
     if style.json {
         print_json(&report)?
     } else {
-        print(&report.to_text())?
+        print(&report.to_text(style.time.then_some(timing)))?
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -114,7 +114,7 @@ impl Report {
     }
 
     /// The table for people.
-    pub(crate) fn to_text(&self) -> String {
+    pub(crate) fn to_text(&self, phases: Option<&Timing>) -> String {
         let mode = self.mode.map_or(String::new(), |mode| format!("{mode} mode"));
         let checked = if self.checked { ", checked" } else { "" };
         let mut text = format!("{} -> {}  ({mode}{checked})\n\n", self.input, self.output);
@@ -143,6 +143,9 @@ impl Report {
         }
         if let Some(file) = &self.debug_file {
             let _ = writeln!(text, "{}", file.line());
+        }
+        if let Some(phases) = phases {
+            text.push_str(&phases.to_text());
         }
         let _ = writeln!(text, "{:.2} s, {} MB at most, {} threads", self.seconds, self.peak_rss_bytes / 1_000_000, self.threads);
         text
