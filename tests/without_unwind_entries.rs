@@ -348,6 +348,27 @@ fn code_behind_a_call_that_does_not_return_may_name_a_table_that_moves() {
     assert_moves(TABLE_BEHIND_AN_END);
 }
 
+/// Dead code with a number that is the distance from itself to a function; the same with a table like GHC's, of which it may be a word.
+#[test]
+fn a_number_in_dead_code_that_looks_like_a_distance_holds_nothing_unless_a_table_ends_behind_it() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = folder.path();
+    let dead = "#define DEAD(TABLE) __asm__(\".text\\n.balign 8\\n.rept 6\\nnop\\n.endr\\n.Lword: movabs $(nobody_calls_this - .Lword - 2), %rax\\nmov %eax, 8(%rdi)\\nret\\n\" TABLE);\n";
+    for (table, moves) in [("", true), (".balign 8\\n.quad 14\\n.globl entry\\nentry: ret\\n", false)] {
+        // The table counts from where it ends.
+        let place = if moves { ".Lword - 2" } else { "entry" };
+        let dead = dead.replace(".Lword - 2", place);
+        let text =
+            format!("{PROGRAM}{dead}DEAD(\"{table}\")\n").replace("APART int nobody", "__attribute__((used)) APART int nobody");
+        let program = compile_text(&text, &[&PLAIN[..], &["-fPIE", "-pie", "-rdynamic"]].concat(), folder, "dead");
+        let report =
+            report(relift().args(["optimize", "--shuffle", "3", "--json"]).arg(&program).arg("-o").arg(folder.join("output")));
+        assert_eq!(report["functions"]["pinned"]["unknown-metadata"].is_null(), moves, "{table}: {report}");
+        rewritten_does_the_same(&program, &["optimize", "--shuffle", "3"], folder);
+        rewritten_does_the_same(&program, &["shrink"], folder);
+    }
+}
+
 #[test]
 fn a_search_table_of_nothing_as_mold_makes_it_is_none() {
     const PROGRAM: &str = r#"

@@ -143,3 +143,24 @@ fn a_distance_in_an_instruction_that_is_executed_holds_nothing() {
     let report = check(&input, &behind([TWO, ONE]).unwrap()).unwrap();
     assert!(report.is_ok(), "{}", report.summary(10));
 }
+
+/// Nothing calls what stands before the two functions. The number is 24 bytes before the second of them.
+#[test]
+fn a_number_in_dead_code_is_no_distance_and_between_functions_it_is_one() {
+    let behind = |dead: &str, functions: [&str; 2]| {
+        let text = PROGRAM.replace("@PLACE@", "-16").replace("@DISTANCE@", "0x100000");
+        link(&text.replace("@FUNCTIONS@", &format!("    .balign 8\n{dead}\n{}", functions.join("\n"))), "-pie")
+    };
+    let calling = "    push %rbx\n    call 1f\n    movabs $24, %rax\n1:  ret";
+    for (dead, is_right) in [
+        ("    .rept 6\n    nop\n    .endr\n    movabs $24, %rax\n    ret", true),
+        (calling, true),
+        // Control does not come to it, or comes from what is no code.
+        ("    mov $1, %eax\n    ret\n    nop\n    nop\n    .quad 24\n", false),
+        ("    .quad 24", false),
+    ] {
+        let Some(input) = behind(dead, [ONE, TWO]) else { return };
+        let report = check(&input, &behind(dead, [TWO, ONE]).unwrap()).unwrap();
+        assert_eq!(report.is_ok(), is_right, "{dead}: {}", report.summary(10));
+    }
+}

@@ -5,9 +5,11 @@
 //!
 //! **Method.** The last word of such a table is the type of a closure, a small number, in 32 bits and 32 more (`rts/storage/InfoTables.h`, with tables next to code), and entries begin at multiples of a word. If one function in [`SHARE`] that begins so has such a table, no code
 //! without unwind entries moves: by GHC's compilers from 8.8 to 9.10 that is at least every third one, elsewhere one in 300 at most, by chance.
-//! Nor does any if a word outside of what has an unwind entry, or is reached and so no data, is the distance to a function without one from a place up to [`WORDS`] words behind it, unless both stay for other reasons. Compilers that write unwind entries keep no such words in code; a number that only looks like one costs moves.
-//! (To pin no more than what such numbers name was tried. In `deno` and `libvips`, which have some by chance, the checker then refuses what moves for other reasons.) In all other files, what has a table stays.
+//! Nor does any if a word outside of what has an unwind entry, or is reached and so no data, is the distance to a function without one from a place up to [`WORDS`] words behind it, unless both stay for other reasons. There such a table has to end (libraries of GHC 9.0 have from 7 to 13,765 of these words; `mold`, `deno` and
+//! `shellcheck` have none, but 82, 19 and 2 that are distances from elsewhere, by chance), or it is the word itself, and not amid what can only be dead code. Compilers that write unwind entries keep no such words in code; a number that only looks like one costs moves.
+//! (To pin no more than what such numbers name was tried. In `deno` and `libvips`, which had some by chance, the checker then refuses what moves for other reasons.) In all other files, what has a table stays.
 
+use iced_x86::{Decoder, DecoderOptions};
 use rustc_hash::FxHashSet;
 
 use super::pins::{PinContext, Pins};
@@ -15,7 +17,7 @@ use crate::address::Va;
 use crate::discover::names::NamedBy;
 use crate::discover::units::{Bounds, UnitData, unit_at};
 use crate::ir::PinReason;
-use crate::x86::nop_len;
+use crate::x86::{Flow, flow_of, nop_len, padding_len};
 
 /// How far behind a word its distance may be counted from, in words.
 const WORDS: u64 = 12;
@@ -76,9 +78,47 @@ impl PinContext<'_> {
                 let mut named = (0..=WORDS).map(|words| at + words * WORD).map(|from| (from, from.offset(distance)));
                 let may_move = |va: &Va| functions.contains(va) && !self.is_unfounded(*va);
                 let is_broken = |(from, to): (Va, Va)| may_move(&to) || functions.contains(&to) && may_move(&from);
-                named.any(is_broken) && !self.is_code(at)
+                let is_told = |from: Va| self.has_table_in_front(from) || from == at && !self.is_in_likely_code(at);
+                named.any(|pair| is_broken(pair) && !self.is_code(at) && is_told(pair.0))
             })
         })
+    }
+
+    /// Whether a word lies in what can only be code, though nothing reaches it: control comes there from the start of its unit, from calls in the unit, or from behind padding. No table is among what these lead to, since words that
+    /// are a distance begin or end with `add %al,(%rax)` or with what is no instruction.
+    fn is_in_likely_code(&self, at: Va) -> bool {
+        let Some(unit) = unit_at(self.units, at).map(|unit| &self.units[unit]) else { return false };
+        let Some(bytes) = self.image.read(unit.start, unit.len()) else { return false };
+        let mut open = vec![unit.start];
+        let mut seen: FxHashSet<Va> = FxHashSet::default();
+        let mut is_covered = false;
+        while let Some(start) = open.pop() {
+            let mut place = start;
+            while unit.start <= place && place < unit.end && seen.insert(place) {
+                let rest = &bytes[(place - unit.start) as usize..];
+                let instruction = Decoder::with_ip(64, rest, place.0, DecoderOptions::NONE).decode();
+                if instruction.is_invalid() || rest.starts_with(&[0, 0]) {
+                    return false;
+                }
+                let next = Va(instruction.next_ip());
+                is_covered |= place <= at && at < next;
+                let behind = || next + padding_len(bytes.get((next - unit.start) as usize..).unwrap_or(&[])) as u64;
+                match flow_of(&instruction) {
+                    Flow::Jump(target) => {
+                        open.extend([target, behind()]);
+                        break;
+                    }
+                    Flow::IndirectJump | Flow::Return | Flow::Trap => {
+                        open.push(behind());
+                        break;
+                    }
+                    Flow::Branch(_, target) | Flow::Loop(target) | Flow::Begin(target) | Flow::Call(target) => open.push(target),
+                    Flow::Next | Flow::IndirectCall => {}
+                }
+                place = next;
+            }
+        }
+        is_covered
     }
 
     fn is_undescribed(&self, unit: &UnitData) -> bool {
