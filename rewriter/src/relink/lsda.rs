@@ -6,6 +6,8 @@
 //! **Several functions** may share a table, since each entry less saves some thirty bytes. Code without a table lets exceptions pass, so that all of it is one call site without pad and action. Actions of one table come behind those of another; they
 //! name types by numbers, which landing pads compare with, so the type tables have to agree as far as both go (`may_share`).
 //!
+//! A thread that is cancelled asynchronously is unwound from anywhere, but compilers do not provide for that unless asked (`-fnon-call-exceptions`), and then for what may fault.
+//!
 //! **Invariants.** An instruction that may call, fault or trap gets the pad and action that it has in the input, or no call site if it has none there (an exception must terminate the program then). Bytes that come from no
 //! input byte (alignment, made-anew branches) raise none.
 //! Pads count from the run's start, modulo 2⁶⁴ where they lie below it. No pad is at offset 0, which would mean "none": where a pad is the run's start, the run is to be
