@@ -344,16 +344,21 @@ fn check_torn(name: &str, image: &Image<'_>, unwind: &Unwind, torn: &Torn) {
     }
 }
 
-#[test]
-fn torn_and_shuffled_code_keeps_the_row_and_call_site_of_every_byte() {
-    let mut random = Random(1);
+/// Tears the code of each real file.
+fn each_torn(seed: u64, mut look: impl FnMut(&str, &Image<'_>, &Unwind, &Torn)) {
+    let mut random = Random(seed);
     for (name, bytes) in real_files() {
         let image = Image::parse(&bytes).unwrap();
         let unwind = Unwind::parse(&image).unwrap();
         let every = (unwind.fdes.len() / 1500).max(1);
         let torn = tear(&unwind, image.high().align_up(4096), every, &mut random);
-        check_torn(&name, &image, &unwind, &torn);
+        look(&name, &image, &unwind, &torn);
     }
+}
+
+#[test]
+fn torn_and_shuffled_code_keeps_the_row_and_call_site_of_every_byte() {
+    each_torn(1, check_torn);
 }
 
 /// What is done with exceptions at an address, with the landing pad's new place.
@@ -366,19 +371,14 @@ fn handled_anew(lsda: Option<&Lsda>, va: Va, pad: impl Fn(Va) -> Option<Va>) -> 
 
 #[test]
 fn call_sites_of_torn_code_are_right_where_an_exception_can_come_from_and_fewer() {
-    let mut random = Random(11);
     let (mut full_len, mut len, mut num_compared) = (0, 0, 0);
-    for (name, bytes) in real_files() {
-        let image = Image::parse(&bytes).unwrap();
-        let unwind = Unwind::parse(&image).unwrap();
-        let every = (unwind.fdes.len() / 1500).max(1);
-        let torn = tear(&unwind, image.high().align_up(4096), every, &mut random);
+    each_torn(11, |name, image, unwind, torn| {
         let pad = |old: Va| torn.new_address(old).or(Some(old));
         let at = torn.end.align_up(4096);
-        let written = write_with(&unwind, &torn.fragments, Choices { image: Some(&image), ..Choices::default() }, at, pad);
-        let again = read_back(&written, &image);
+        let written = write_with(unwind, &torn.fragments, Choices { image: Some(image), ..Choices::default() }, at, pad);
+        let again = read_back(&written, image);
         for piece in torn.fragments.iter().flat_map(|fragment| &fragment.pieces) {
-            let old_lsda = lsda_at(&unwind, piece.old_start);
+            let old_lsda = lsda_at(unwind, piece.old_start);
             let copied = piece.old_len.min(piece.new_len);
             let told = |k: u32| {
                 let old = piece.old_start + u64::from(k);
@@ -403,28 +403,22 @@ fn call_sites_of_torn_code_are_right_where_an_exception_can_come_from_and_fewer(
                 start = end;
             }
         }
-        full_len += write(&unwind, &torn.fragments, at, pad).bytes.except_table.len();
+        full_len += write(unwind, &torn.fragments, at, pad).bytes.except_table.len();
         len += written.bytes.except_table.len();
-    }
+    });
     assert!(num_compared > 1000 && len < full_len, "{num_compared} compared, {len} of {full_len} bytes");
 }
 
 #[test]
 fn sparse_rows_of_torn_code_are_right_where_it_can_stop_and_say_that_they_are_sparse() {
-    let mut random = Random(7);
     let (mut full_len, mut sparse_len) = (0, 0);
-    for (name, bytes) in real_files() {
-        let image = Image::parse(&bytes).unwrap();
-        let unwind = Unwind::parse(&image).unwrap();
-        let every = (unwind.fdes.len() / 1500).max(1);
-        let torn = tear(&unwind, image.high().align_up(4096), every, &mut random);
+    each_torn(7, |name, image, unwind, torn| {
         let pad = |old: Va| torn.new_address(old).or(Some(old));
         let at = torn.end.align_up(4096);
-        let sparse = Choices { image: Some(&image), is_sparse: true, ..Choices::default() };
-        let written = write_with(&unwind, &torn.fragments, sparse, at, pad);
-        assert!(read_back(&written, &image).is_sparse(), "{name}");
-        let (old_entries, new_entries) =
-            (entries_of_image(&image), oracle::entries(&written.bytes.eh_frame, written.eh_frame_at));
+        let sparse = Choices { image: Some(image), is_sparse: true, ..Choices::default() };
+        let written = write_with(unwind, &torn.fragments, sparse, at, pad);
+        assert!(read_back(&written, image).is_sparse(), "{name}");
+        let (old_entries, new_entries) = (entries_of_image(image), oracle::entries(&written.bytes.eh_frame, written.eh_frame_at));
         for piece in torn.fragments.iter().flat_map(|fragment| &fragment.pieces) {
             let code = image.read(piece.old_start, piece.old_len as usize).unwrap();
             for old in quiet::stops(code, piece.old_start).filter(|&old| old - piece.old_start < u64::from(piece.new_len)) {
@@ -433,9 +427,9 @@ fn sparse_rows_of_torn_code_are_right_where_it_can_stop_and_say_that_they_are_sp
                 assert_eq!(row_until(&old_entries, piece.old_start, old), row, "{name}: {old} at {new} in {piece:?}");
             }
         }
-        full_len += write(&unwind, &torn.fragments, at, pad).bytes.eh_frame.len();
+        full_len += write(unwind, &torn.fragments, at, pad).bytes.eh_frame.len();
         sparse_len += written.bytes.eh_frame.len();
-    }
+    });
     assert!(sparse_len < full_len, "{sparse_len} of {full_len}");
 }
 
