@@ -27,6 +27,9 @@ const WORD: u64 = 8;
 /// Above all types of closures, of which there are 64.
 const TYPES: u32 = 128;
 
+/// The longest unit that is looked through for one word, in bytes.
+const LIKELY_CODE_MAX: usize = 1 << 18;
+
 /// Of so many functions one has a table in front where tables are no chance.
 const SHARE: usize = 16;
 
@@ -87,7 +90,8 @@ impl PinContext<'_> {
     /// Whether a word lies in what can only be code, though nothing reaches it: control comes there from the start of its unit, from calls in the unit, or from behind padding. No table is among what these lead to, since words that
     /// are a distance begin or end with `add %al,(%rax)` or with what is no instruction.
     fn is_in_likely_code(&self, at: Va) -> bool {
-        let Some(unit) = unit_at(self.units, at).map(|unit| &self.units[unit]) else { return false };
+        let unit = unit_at(self.units, at).map(|unit| &self.units[unit]);
+        let Some(unit) = unit.filter(|unit| unit.len() <= LIKELY_CODE_MAX) else { return false };
         let Some(bytes) = self.image.read(unit.start, unit.len()) else { return false };
         let mut open = vec![unit.start];
         let mut seen: FxHashSet<Va> = FxHashSet::default();
