@@ -61,7 +61,11 @@ pub(crate) fn run(arguments: &[String], style: Style, timing: &mut Timing) -> Re
     let rewrite = Rewrite { input, output, verify: false, no_check: false, debug: Some(debug) };
     if request.instrument {
         let profile = instrumentation_file(request.instrumentation_file, request.append_pid);
-        return instrument::run(&Instrument { rewrite, profile }, style, timing);
+        let done = instrument::run(&Instrument { rewrite, profile }, style, timing)?;
+        if style.time {
+            eprint!("{}", timing.to_text());
+        }
+        return Ok(done);
     }
     let switches = [
         (request.reorder_blocks, Transform::ReorderBlocks),

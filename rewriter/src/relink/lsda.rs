@@ -19,6 +19,7 @@
 
 use lifter::Va;
 use lifter::elf::lsda::{CallSite, Lsda};
+use smallvec::SmallVec;
 
 use crate::relink::eh_frame::{Piece, UnwindError, may_raise};
 
@@ -180,6 +181,35 @@ impl<'a> Actions<'a> {
 /// What the table of a stretch of code says of it; `None` where it has no call site.
 type Handling = Option<(Option<Va>, u64)>;
 
+/// Code of the input that its table handles alike.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Stretch<'a> {
+    pub(crate) start: Va,
+    pub(crate) end: Va,
+    /// None where the table has none.
+    pub(crate) site: Option<&'a CallSite>,
+}
+
+/// A range of the input, cut where call sites of its table begin or end.
+pub(crate) fn stretches(lsda: &Lsda, start: Va, end: Va) -> SmallVec<[Stretch<'_>; 4]> {
+    let mut all = SmallVec::new();
+    let mut push = |start: Va, end: Va, site| {
+        if start < end {
+            all.push(Stretch { start, end, site });
+        }
+    };
+    let mut reached = start;
+    let first = lsda.call_sites.partition_point(|site| site.end <= start);
+    for site in lsda.call_sites[first..].iter().take_while(|site| site.start < end) {
+        let (site_start, site_end) = (site.start.max(reached), site.end.min(end));
+        push(reached, site_start, None);
+        push(site_start, site_end, Some(site));
+        reached = site_end;
+    }
+    push(reached, end, None);
+    all
+}
+
 /// Call sites at their new addresses.
 #[derive(Default)]
 struct Sites {
@@ -222,33 +252,21 @@ fn call_sites<'a>(
         };
         let mut shift = None;
         // Of new code all is as at its start.
-        let (old_end, new_end) = if piece.is_new {
-            (piece.old_start + 1, piece.new_end())
-        } else {
-            (piece.old_start + copied, piece.new_start + copied)
-        };
-        let mut push = |start: Va, end: Va, handling: Handling| {
+        let old_end = piece.old_start + if piece.is_new { 1 } else { copied };
+        for Stretch { start, end, site } in stretches(lsda, piece.old_start, old_end) {
+            let handling = site.map(|site| {
+                let gone = |pad: Va| UnwindError::LandingPadGone { pad, lsda: lsda.at };
+                let new_pad = site.landing_pad.map(|pad| landing_pad(piece, pad).ok_or(gone(pad))).transpose()?;
+                let action = match site.action {
+                    0 => 0,
+                    action => action + *shift.get_or_insert_with(|| actions.add(lsda)),
+                };
+                Ok((new_pad, action))
+            });
             let (start, end) = (start - piece.old_start, end - piece.old_start);
-            let new = (piece.new_start + start, if piece.is_new { new_end } else { piece.new_start + end });
-            if start < end {
-                sites.push(new, handling, || part.may_raise(start, end));
-            }
-        };
-        let first = lsda.call_sites.partition_point(|s| s.end <= piece.old_start);
-        let mut reached = piece.old_start;
-        for site in lsda.call_sites[first..].iter().take_while(|s| s.start < old_end) {
-            let gone = |pad: Va| UnwindError::LandingPadGone { pad, lsda: lsda.at };
-            let new_pad = site.landing_pad.map(|pad| landing_pad(piece, pad).ok_or(gone(pad))).transpose()?;
-            let action = match site.action {
-                0 => 0,
-                action => action + *shift.get_or_insert_with(|| actions.add(lsda)),
-            };
-            let (start, end) = (site.start.max(reached), site.end.min(old_end));
-            push(reached, start, None);
-            push(start, end, Some((new_pad, action)));
-            reached = end;
+            let new_end = if piece.is_new { piece.new_end() } else { piece.new_start + end };
+            sites.push((piece.new_start + start, new_end), handling.transpose()?, || part.may_raise(start, end));
         }
-        push(reached, old_end, None);
     }
     Ok((sites.all, actions))
 }

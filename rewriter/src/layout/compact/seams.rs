@@ -10,12 +10,13 @@
 
 use lifter::Image;
 use lifter::address::Va;
-use lifter::elf::lsda::Lsda;
-use lifter::ir::{BlockData, Program};
+use lifter::elf::lsda::CallSite;
+use lifter::ir::Program;
 use rustc_hash::FxHashMap;
 
 use crate::plan::FragmentPlan;
 use crate::relink::eh_frame::{FrameRows, Row, may_raise};
+use crate::relink::lsda::{Stretch, stretches};
 
 /// Different rows of a fragment, at most.
 const ROWS_MAX: usize = 64;
@@ -106,23 +107,23 @@ impl Seams {
     /// Adds the call sites, where rows are known.
     fn find_call_sites(&mut self, image: &Image<'_>, program: &Program, fragment: &FragmentPlan) {
         let mut known: FxHashMap<(Option<Va>, u64), u8> = FxHashMap::default();
-        let mut number = |handling: Option<(Option<Va>, u64)>| {
-            let Some(handling) = handling else { return OUTSIDE };
+        let mut number = |site: Option<&CallSite>| {
+            let Some(site) = site else { return OUTSIDE };
             let next = OUTSIDE + 1 + known.len().min(usize::from(UNLIKE - OUTSIDE - 1)) as u8;
-            *known.entry(handling).or_insert(next)
+            *known.entry((site.landing_pad, site.action)).or_insert(next)
         };
         for ((first, last), planned) in self.ends.iter_mut().zip(&fragment.blocks) {
             let data = &program.blocks[planned.block];
             let fde = program.ranges[data.range as usize].fde.and_then(|fde| program.unwind.fdes[fde].lsda);
             let Some(lsda) = fde.map(|index| &program.unwind.lsdas[index as usize]) else { continue };
-            let stretches = stretches(lsda, data);
-            let raises = |stretch: &&Stretch| {
+            let stretches = stretches(lsda, data.start, data.end());
+            let raises = |stretch: &&Stretch<'_>| {
                 let bytes = image.read(stretch.start, (stretch.end - stretch.start) as usize);
                 bytes.is_none_or(|bytes| may_raise(bytes, stretch.start))
             };
             if let Some(found) = stretches.iter().find(raises) {
-                first.site = number(found.handling);
-                last.site = stretches.iter().rfind(raises).map_or(first.site, |found| number(found.handling));
+                first.site = number(found.site);
+                last.site = stretches.iter().rfind(raises).map_or(first.site, |found| number(found.site));
             }
         }
     }
@@ -155,31 +156,4 @@ impl Seams {
         }
         total + before.map_or(0, |before| self.step(before, Told::default()))
     }
-}
-
-/// A part of a block, and what the exception table says of it.
-struct Stretch {
-    start: Va,
-    end: Va,
-    handling: Option<(Option<Va>, u64)>,
-}
-
-/// A block, cut where call sites begin or end.
-fn stretches(lsda: &Lsda, data: &BlockData) -> Vec<Stretch> {
-    let mut all = Vec::new();
-    let mut reached = data.start;
-    let mut push = |start: Va, end: Va, handling| {
-        if start < end {
-            all.push(Stretch { start, end, handling });
-        }
-    };
-    let first = lsda.call_sites.partition_point(|site| site.end <= data.start);
-    for site in lsda.call_sites[first..].iter().take_while(|site| site.start < data.end()) {
-        let (start, end) = (site.start.max(reached), site.end.min(data.end()));
-        push(reached, start, None);
-        push(start, end, Some((site.landing_pad, site.action)));
-        reached = end;
-    }
-    push(reached, data.end(), None);
-    all
 }
