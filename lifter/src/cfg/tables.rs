@@ -477,13 +477,14 @@ impl TableContext<'_> {
         bounds.collect()
     }
 
-    /// Takes note of tables that go on behind what was read of them, because their loads do.
+    /// Takes note of tables that go on behind what was read of them, because their loads do, and of those with entries that would be taken for impossible if their loads were not known to read them.
     fn is_read_on(&self, body: &Body, tables: &[Table], bounds: &[Option<u64>], learned: &mut Learned) -> bool {
         let cluster = self.cluster_of(body);
         let mut is_any = false;
         for (table, count) in tables.iter().zip(bounds) {
             let RawTable { at, base, entry_size, .. } = table.raw;
-            let Some(count) = count.filter(|&count| count > table.raw.targets.len() as u64) else { continue };
+            let is_more = |&count: &u64| count > table.raw.targets.len() as u64 || self.leads_to_next(&table.raw);
+            let Some(count) = count.filter(is_more) else { continue };
             let is_longer = self.has_entries(cluster, Shape { at, base, entry_size }, count, &learned.seen);
             if is_longer && learned.proven.get(&at).is_none_or(|&known| known < count) {
                 learned.proven.insert(at, count);
@@ -491,6 +492,12 @@ impl TableContext<'_> {
             }
         }
         is_any
+    }
+
+    /// Whether entries lead where the function of a table ends and another one begins.
+    fn leads_to_next(&self, table: &RawTable) -> bool {
+        let begins = |&va: &Va| unit_at(self.units, va).is_some_and(|unit| self.units[unit].start == va);
+        table.behind.iter().any(begins)
     }
 
     /// The last word on the tables: proven, scanned, or in doubt.

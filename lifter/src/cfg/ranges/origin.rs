@@ -68,11 +68,13 @@ impl Ranges<'_> {
         let Some(comparison) = self.comparison(flags_at, block) else { return Some(None) };
         let Some(run) = values_that_pass(condition, comparison.width, comparison.constant) else { return Some(None) };
         let run = run?.plus(0u64.wrapping_sub(comparison.taken));
-        let compared = self.origin(comparison.place, comparison.before, comparison.width);
-        let asked = self.origin(place, before, 64);
-        if (compared.point, compared.place) != (asked.point, asked.place) {
-            return Some(None);
-        }
+        let Some(narrow) = self.common_origin(&comparison, place, before, 0) else { return Some(None) };
+        // Where a constant was added behind a copy of fewer bits, these say less than all of what was compared.
+        let wide = match narrow.0.is_exact {
+            true => None,
+            false => self.common_origin(&comparison, place, before, comparison.width),
+        };
+        let (compared, asked) = wide.unwrap_or(narrow);
         let run = match compared.is_exact && compared.width < comparison.width {
             true => run.intersection(Interval::new(comparison.width, 0, mask(compared.width)))?,
             false => run,
@@ -80,6 +82,13 @@ impl Ranges<'_> {
         let width = compared.width.min(asked.width);
         let difference = asked.offset.wrapping_sub(compared.offset);
         Some(Some(run.truncated(width).plus(difference & mask(width))))
+    }
+
+    /// Where a compared value and that of a place come from, if that is the same, through copies of at least so many bits.
+    fn common_origin(&self, comparison: &Comparison, place: Place, before: usize, least: u32) -> Option<(Origin, Origin)> {
+        let compared = self.origin(comparison.place, comparison.before, comparison.width, least);
+        let asked = self.origin(place, before, 64, least);
+        ((compared.point, compared.place) == (asked.point, asked.place)).then_some((compared, asked))
     }
 
     /// The comparison that set the flags which are read at an instruction.
@@ -132,8 +141,8 @@ impl Ranges<'_> {
         }
     }
 
-    /// Follows a value back through copies as long as there is one way back.
-    fn origin(&self, place: Place, before: usize, width: u32) -> Origin {
+    /// Follows a value back through copies of at least so many bits, as long as there is one way back.
+    fn origin(&self, place: Place, before: usize, width: u32, least: u32) -> Origin {
         let mut block = self.body.block_of(before);
         let mut end = before;
         let mut origin = Origin { point: Point::Start(block), place, offset: 0, width, is_exact: true };
@@ -142,7 +151,7 @@ impl Ranges<'_> {
                 Found::Defined(index, place) => {
                     origin.place = place;
                     origin.point = Point::Behind(index);
-                    if !self.follow_copy(index, &mut origin) {
+                    if !self.follow_copy(index, &mut origin, least) {
                         return origin;
                     }
                     end = index;
@@ -161,8 +170,8 @@ impl Ranges<'_> {
         Origin { point: Point::Behind(usize::MAX - end), ..origin }
     }
 
-    /// Takes an origin behind an instruction to what the instruction copied; `false` if it is no copy.
-    fn follow_copy(&self, index: usize, origin: &mut Origin) -> bool {
+    /// Takes an origin behind an instruction to what the instruction copied; `false` if it is no copy of so many bits.
+    fn follow_copy(&self, index: usize, origin: &mut Origin, least: u32) -> bool {
         let instruction = &self.body.instructions[index];
         let source = match instruction.mnemonic() {
             Mnemonic::Push => 0,
@@ -207,6 +216,9 @@ impl Ranges<'_> {
             _ => return false,
         };
         let bits = bits.min(target_bits);
+        if bits < least {
+            return false;
+        }
         if bits < origin.width {
             // A constant that was added to the shorter value may have carried beyond it.
             origin.is_exact &= origin.offset == 0;

@@ -304,3 +304,23 @@ fn a_call_changes_the_registers_that_it_may() {
         None
     );
 }
+
+#[test]
+fn a_bound_on_the_difference_of_a_shorter_number_is_one_of_all_its_bits() {
+    let max = max_at_jump(|a| {
+        let mut cases = a.create_label();
+        a.movzx(eax, word_ptr(r14 + 0x44))?;
+        a.cmp(eax, 0x1d39)?;
+        a.jle(cases)?;
+        a.ret()?;
+        a.set_label(&mut cases)?;
+        a.sub(eax, 0x1392)?;
+        a.cmp(eax, 0x61)?;
+        let mut go = a.create_label();
+        a.jbe(go)?;
+        a.ret()?;
+        a.set_label(&mut go)?;
+        a.nop()
+    });
+    assert_eq!(max, Some(0x61));
+}

@@ -112,7 +112,7 @@ impl TableContext<'_> {
             let is_proven = (entries.len() as u64) < proven;
             match self.lead(cluster, shape, word) {
                 Lead::Entry(Entry::Unreachable) => {
-                    entries.push(self.behind_unit(shape, word, jumped_to));
+                    entries.push(self.behind_unit(shape, word, jumped_to, is_proven));
                     behind.extend(self.target(shape, word));
                 }
                 Lead::Entry(entry) => entries.push(entry),
@@ -259,9 +259,11 @@ impl TableContext<'_> {
         }
     }
 
-    /// What an entry is that leads to the end of a unit. What begins there may be the next part of the same function, unless it is called or its address is known.
-    fn behind_unit(&self, shape: Shape, word: Va, jumped_to: &[Va]) -> Entry {
-        let may_be_part = |&va: &Va| jumped_to.binary_search(&va).is_ok() || !self.names.at(va).intersects(NamedBy::ENTRY);
+    /// What an entry is that leads to the end of a unit. What begins there may be the next part of the same function, unless it is called or its address is known; but an entry that is
+    /// read for sure leads there whatever it is.
+    fn behind_unit(&self, shape: Shape, word: Va, jumped_to: &[Va], is_proven: bool) -> Entry {
+        let may_be_part =
+            |&va: &Va| is_proven || jumped_to.binary_search(&va).is_ok() || !self.names.at(va).intersects(NamedBy::ENTRY);
         let target = self.target(shape, word).filter(may_be_part);
         let next = target.and_then(|va| unit_at(self.units, va).map(|unit| (va, unit)));
         match next.filter(|&(va, unit)| self.units[unit].start == va && self.surveys[unit.index()].is_start(0)) {
