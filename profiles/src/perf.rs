@@ -12,10 +12,11 @@
 //! **Samples.** Where a sample has a branch stack, its entries are taken branches and what lies between two of them ran straight;
 //! otherwise its address counts, if it was taken in user mode and its event is one of time or instructions.
 //!
-//! Every length is checked against the bytes that are there; a file that was cut short is read up to the cut, which is reported. Compressed
-//! records are refused: nothing else in them could be trusted to be complete.
+//! Every length is checked against the bytes that are there; a file that was cut short is read up to the cut, which is reported. What was
+//! recorded compressed is unpacked as it is read, in each pass ([`compressed`]).
 
 mod attributes;
+mod compressed;
 mod header;
 mod mappings;
 mod records;
@@ -116,9 +117,6 @@ fn learn(
             if let Some((build_id, path)) = header::read_build_id(record.body, record.misc) {
                 names.add_build_id(&path, &build_id);
             }
-        }
-        records::COMPRESSED | records::COMPRESSED2 => {
-            return Err(fail(record.offset, "compressed records: record without -z, or decompress with `perf inject`"));
         }
         _ => {}
     }

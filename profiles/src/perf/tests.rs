@@ -216,10 +216,76 @@ fn kernel_samples_are_told_apart() {
     assert_eq!(read(&file(PLAIN, &records), &image(), "prog").unwrap().in_kernel, 1);
 }
 
+/// A Zstandard frame as a recorder writes it: it begins, and goes on for ever. Each block of its bytes is as they are.
+fn endless_frame(bytes: &[u8], block_len: usize) -> Vec<u8> {
+    // A window of 64 KB, and no checksum.
+    let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0, 6 << 3];
+    for block in bytes.chunks(block_len) {
+        frame.extend_from_slice(&((block.len() as u32) << 3).to_le_bytes()[..3]);
+        frame.extend_from_slice(block);
+    }
+    frame
+}
+
+/// A mapping, samples, and a fork between them.
+fn some_records() -> Vec<Vec<u8>> {
+    let fork = record(7, 0, &words(&[pair(2, 1), pair(2, 1), 10, 10]));
+    let samples = [(1, 5), (1, 7), (2, 12), (2, 13)].map(|(pid, time)| plain_sample(pid, time, 0x5555_0123 + time));
+    let mapping = mmap2(1, 0x5555_0000, "/bin/prog", None, 1);
+    [mapping].into_iter().chain(samples[..2].iter().cloned()).chain([fork]).chain(samples[2..].iter().cloned()).collect()
+}
+
+/// The first so many records as they are, and the others packed, in two kinds of compressed records.
+fn packed_file(plain: usize, block_len: usize, payload_len: usize) -> Vec<u8> {
+    let records = some_records();
+    let frame = endless_frame(&records[plain..].concat(), block_len);
+    let payloads = frame.chunks(payload_len).enumerate().map(|(index, payload)| match index % 2 {
+        0 => record(81, 0, payload),
+        _ => {
+            let mut body = words(&[payload.len() as u64]);
+            body.extend(payload);
+            body.resize(body.len().next_multiple_of(8), 0);
+            record(83, 0, &body)
+        }
+    });
+    file(PLAIN, &records[..plain].iter().cloned().chain(payloads).collect::<Vec<_>>())
+}
+
 #[test]
-fn compressed_records_are_refused_with_a_reason() {
-    let error = read(&file(PLAIN, &[record(81, 0, &[0; 16])]), &image(), "prog").unwrap_err().to_string();
-    assert!(error.contains("compressed"), "{error}");
+fn what_was_recorded_compressed_says_the_same() {
+    let found = read(&file(PLAIN, &some_records()), &image(), "prog").unwrap();
+    assert_eq!((found.num_samples, found.samples.addresses.len()), (4, 4));
+    for (plain, block_len, payload_len) in [(0, 1000, 60000), (1, 1000, 60000), (1, 50, 60000), (2, 7, 9), (0, 48, 1), (3, 1, 30)]
+    {
+        let packed = read(&packed_file(plain, block_len, payload_len), &image(), "prog").unwrap();
+        assert_eq!(packed, found, "{plain} {block_len} {payload_len}");
+    }
+    let all = some_records();
+    let ending = |records: &[Vec<u8>]| {
+        record(81, 0, &ruzstd::encoding::compress_to_vec(&*records.concat(), ruzstd::encoding::CompressionLevel::Fastest))
+    };
+    let two_frames = file(PLAIN, &[ending(&all[..2]), ending(&all[2..])]);
+    assert_eq!(read(&two_frames, &image(), "prog").unwrap(), found, "frames that end");
+}
+
+#[test]
+fn what_was_recorded_compressed_and_cut_short_is_read_up_to_the_cut() {
+    let whole = packed_file(1, 40, 20);
+    for cut in 1..100 {
+        let mut bytes = whole.clone();
+        bytes.truncate(bytes.len() - cut);
+        let found = read(&bytes, &image(), "prog").unwrap();
+        assert!(found.cut_at.is_some() && found.num_samples < 4, "{cut} {found:?}");
+    }
+}
+
+#[test]
+fn compressed_records_that_are_damaged_are_refused_with_a_reason() {
+    let error = read(&file(PLAIN, &[record(81, 0, &[0; 24])]), &image(), "prog").unwrap_err().to_string();
+    assert!(error.contains("at byte") && error.contains("compressed"), "{error}");
+    let too_long = record(83, 0, &words(&[100, 0, 0]));
+    let error = read(&file(PLAIN, &[too_long]), &image(), "prog").unwrap_err().to_string();
+    assert!(error.contains("longer than its record"), "{error}");
 }
 
 #[test]
@@ -242,6 +308,17 @@ fn a_sample_that_lies_about_its_length_is_named_by_its_offset() {
 }
 
 proptest! {
+    #[test]
+    fn damaged_compressed_files_never_panic(edits in proptest::collection::vec((0usize..1000, any::<u8>()), 1..6), cut in 0usize..200) {
+        let mut bytes = packed_file(1, 40, 50);
+        let len = bytes.len();
+        for (at, value) in edits {
+            bytes[at % len] = value;
+        }
+        bytes.truncate(len - cut);
+        let _ = read(&bytes, &image(), "prog");
+    }
+
     #[test]
     fn damaged_files_never_panic(edits in proptest::collection::vec((0usize..1000, any::<u8>()), 1..6), cut in 0usize..400) {
         let fork = record(7, 0, &words(&[pair(2, 1), pair(2, 1), 10, 10]));
