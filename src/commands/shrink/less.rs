@@ -1,4 +1,9 @@
 //! What is left out where the checker can't follow an output: functions first, then whole techniques.
+//!
+//! **Problem.** Each output more takes as long as the first one, to make and to check: minutes, where a file is large. There are a dozen things to leave out.
+//!
+//! **Method.** How many outputs are made depends on the file's size alone, never on the clock: the same file gives the same output on any machine. First the functions in question stay as they are. If that
+//! does not help, one technique after the other is left out; where fewer outputs are made than that takes, those of the code that change most go at once.
 
 use lifter::lift::Undescribed;
 
@@ -14,8 +19,33 @@ use crate::files;
 use crate::report::shrink::Report;
 use crate::timing::Timing;
 
-/// Larger files keep their code where the checker can't follow it: each output of one takes minutes to make and to check, and there could be a dozen.
-const LARGEST: u64 = 64 << 20;
+/// Bytes of input that are made smaller once more, in all outputs behind the first one: about two minutes on two processors.
+const BYTES_MAX: u64 = 256 << 20;
+
+/// How many outputs are still made.
+#[derive(Copy, Clone, Debug)]
+struct Outputs(usize);
+
+impl Outputs {
+    /// Without the code, and without the unwind entries: these are tried in any case.
+    const MIN: usize = 2;
+    const MAX: usize = 24;
+    /// One to see where the violations are, and one without them.
+    const TO_CLOSE: usize = 2;
+
+    /// For a file of so many bytes.
+    fn of(len: u64) -> Self {
+        let count = BYTES_MAX / len.max(1);
+        Self(usize::try_from(count).unwrap_or(Self::MAX).clamp(Self::MIN, Self::MAX))
+    }
+
+    /// Takes those of a round of closing functions, if enough are left then.
+    fn close(&mut self) -> bool {
+        let is_enough = self.0 >= Self::MIN + Self::TO_CLOSE;
+        self.0 -= if is_enough { Self::TO_CLOSE } else { 0 };
+        is_enough
+    }
+}
 
 /// Where the checker can't follow all (it finds less than was known, or relift is wrong), the functions in question stay as they are; if that does not help, the techniques that change most are left out.
 pub(super) fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut Timing) -> Result<Report> {
@@ -26,25 +56,31 @@ pub(super) fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, tim
     };
     // Without a file, or with one that is no program, nothing else would do.
     let input = &args.rewrite.input;
-    driver::read(input, &files::read(input)?)?;
+    let bytes = files::read(input)?;
+    driver::read(input, &bytes)?;
     if failure.is_of_debug_file {
         return Err(failure);
     }
-    let is_large = std::fs::metadata(input).is_ok_and(|metadata| metadata.len() > LARGEST);
-    let by_functions = if is_large { None } else { with_closed(args, &failure, debug_files, timing) };
-    match by_functions {
+    let mut outputs = Outputs::of(bytes.len() as u64);
+    drop(bytes);
+    match with_closed(args, &failure, &mut outputs, debug_files, timing) {
         Some(report) => Ok(report),
-        None => without_techniques(args, failure, (has_undescribed, is_large), debug_files, timing),
+        None => without_techniques(args, failure, has_undescribed, outputs, debug_files, timing),
     }
 }
 
 /// Closes the functions that violations are about, as long as there are more of them; `None` if that does not help.
-fn with_closed(args: &Shrink, first: &Failure, debug_files: Option<&Paths<'_>>, timing: &mut Timing) -> Option<Report> {
+fn with_closed(
+    args: &Shrink,
+    first: &Failure,
+    outputs: &mut Outputs,
+    debug_files: Option<&Paths<'_>>,
+    timing: &mut Timing,
+) -> Option<Report> {
     let mut closed = Closed::none();
     let mut violations = first.violations.clone();
     for _ in 0..Closed::ROUNDS_MAX {
-        // An output more is made to see where they are.
-        if !Closed::may_be_told(&violations) {
+        if !Closed::may_be_told(&violations) || !outputs.close() {
             return None;
         }
         let about = functions_about(args, How::without(&closed), &violations, timing).ok()?;
@@ -66,7 +102,8 @@ fn with_closed(args: &Shrink, first: &Failure, debug_files: Option<&Paths<'_>>, 
 fn without_techniques(
     args: &Shrink,
     failure: Failure,
-    (has_undescribed, is_large): (bool, bool),
+    has_undescribed: bool,
+    outputs: Outputs,
     debug_files: Option<&Paths<'_>>,
     timing: &mut Timing,
 ) -> Result<Report> {
@@ -75,39 +112,52 @@ fn without_techniques(
     let with_all = Shrink { strip: false, ..args.clone() };
     let mut args = args.clone();
     let mut left_out = Vec::new();
-    let doubts = [Undescribed::Doubted, Undescribed::Stays].into_iter().filter(|_| has_undescribed).map(Less::Undescribed);
-    let last = [Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries];
-    for less in [Less::Stripping, Less::Subroutines, Less::Forms, Less::Outline].into_iter().chain(doubts).chain(last) {
-        if is_large && less.is_part_of_code() {
-            continue;
-        }
+    for step in steps(&args, has_undescribed, outputs) {
         let failure = match result {
             Err(failure) if !failure.is_of_debug_file => failure,
             result => return result,
         };
-        let (args, undescribed, all): (_, _, Vec<Less>) = match less {
-            Less::Undescribed(undescribed) => (&with_all, undescribed, stripping.into_iter().chain([less]).collect()),
-            _ if less.leave_out(&mut args) => {
-                left_out.push(less);
+        let (args, undescribed, all): (_, _, Vec<Less>) = match step.as_slice() {
+            &[less @ Less::Undescribed(undescribed)] => (&with_all, undescribed, stripping.into_iter().chain([less]).collect()),
+            step => {
+                step.iter().for_each(|less| _ = less.leave_out(&mut args));
+                left_out.extend_from_slice(step);
                 (&args, Undescribed::Sought, left_out.clone())
-            }
-            _ => {
-                result = Err(failure);
-                continue;
             }
         };
         let how = How { undescribed, ..How::default() };
         result = shrink(args, how, debug_files, &mut false, timing).map(|mut report| {
-            let consequences: Vec<&str> = all.into_iter().map(Less::consequence).collect();
-            report.warnings.push(format!("{}: {failure}", consequences.join(", ")));
+            report.warnings.push(format!("{}: {failure}", consequences(&all)));
             report
         });
     }
     result
 }
 
+/// What is left out for each output, in this order, of all that is on.
+fn steps(args: &Shrink, has_undescribed: bool, outputs: Outputs) -> Vec<Vec<Less>> {
+    let doubts = [Undescribed::Doubted, Undescribed::Stays].into_iter().filter(|_| has_undescribed).map(Less::Undescribed);
+    let last = [Less::Tails, Less::Folding, Less::Code, Less::UnwindEntries];
+    let all = [Less::Stripping, Less::Subroutines, Less::Forms, Less::Outline].into_iter().chain(doubts).chain(last);
+    let mut left = args.clone();
+    let mut steps: Vec<Less> = all.filter(|less| matches!(less, Less::Undescribed(_)) || less.leave_out(&mut left)).collect();
+    if steps.len() > outputs.0 {
+        steps.retain(|less| !matches!(less, Less::Undescribed(_)));
+    }
+    let num_at_once = steps.len().saturating_sub(outputs.0) + 1;
+    let rest = steps.split_off(num_at_once.min(steps.len()));
+    [steps].into_iter().filter(|first| !first.is_empty()).chain(rest.into_iter().map(|less| vec![less])).collect()
+}
+
+/// What leaving these out means to who reads the report. All of the code has its parts in it.
+fn consequences(left_out: &[Less]) -> String {
+    let has_code = left_out.iter().any(|less| matches!(less, Less::Code));
+    let told = left_out.iter().filter(|less| !(has_code && less.is_part_of_code()));
+    told.map(|less| less.consequence()).collect::<Vec<_>>().join(", ")
+}
+
 /// What is left out where the checker can't follow everything.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Less {
     /// No technique, but less is believed of code without unwind entries.
     Undescribed(Undescribed),
@@ -163,3 +213,6 @@ fn skip(args: &mut Shrink, techniques: &[Technique]) -> bool {
     args.skip.extend_from_slice(techniques);
     is_less
 }
+
+#[cfg(test)]
+mod tests;
