@@ -480,6 +480,19 @@ impl Shape {
         Some([register, Some(extend(0, sib)), index])
     }
 
+    /// The general registers that an instruction with ModRM may read, if it is one that the disassembler does not know. In the map `0f 38` of VEX what stands in the place of memory is a vector, but for
+    /// what works on single bits (`f0` and above) and what spreads a general register (EVEX, `7a` to `7c`); and what VEX's instructions write first they do not read.
+    pub(crate) fn may_read(&self, bytes: &[u8]) -> [Option<u8>; 3] {
+        let Some([register, base, index]) = self.registers(bytes) else { return [None; 3] };
+        let is_direct = bytes.get(self.modrm).is_some_and(|modrm| modrm >> 6 == 3);
+        let is_of_vectors = || bytes.get(self.opcode).is_some_and(|opcode| !matches!(opcode, 0x7a..=0x7c | 0xf0..));
+        match (self.vector, is_direct && self.map == 2 && is_of_vectors()) {
+            (true, true) => [None; 3],
+            (true, false) => [None, base, index],
+            (false, _) => [register, base, index],
+        }
+    }
+
     /// Where an absolute 32-bit displacement may stand: ModRM with a SIB byte without base, or a base and a 32-bit displacement.
     pub(crate) fn wide_displacement(&self, bytes: &[u8]) -> Option<usize> {
         let modrm = *bytes.get(self.modrm).filter(|_| self.modrm != 0)?;

@@ -360,8 +360,7 @@ impl<'s, 'w, 'a> TableUses<'s, 'w, 'a> {
         }
         let Some(decoded) = self.decode(at, inst) else {
             let bytes = self.walk.input.code.bytes(at, inst);
-            let used = Shape::of(bytes).registers(bytes).unwrap_or_default();
-            let is_read = used[1..].iter().flatten().any(|&register| holding.has(register));
+            let is_read = Shape::of(bytes).may_read(bytes).into_iter().flatten().any(|register| holding.has(register));
             return (holding, is_read);
         };
         self.step_decoded(at, &decoded, holding, search)

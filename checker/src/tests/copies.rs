@@ -223,6 +223,8 @@ fn what_is_read_beside_a_table_by_its_address_is_seen_where_a_copy_is_named() {
         "    mov %rdx, %rsi\n    vmovq %xmm17, %rsi\n    mov 16(%rsi), %rsi\n",
         "    mov %rdx, %rsi\n    vmovd %xmm0, %esi\n    mov 16(%rsi), %rsi\n",
         "    mov %rdx, %rsi\n    kmovq %k1, %rsi\n    mov 16(%rsi), %rsi\n",
+        // `{vex} vpdpbusd %ymm2, %ymm2, %ymm3`, which the disassembler does not know.
+        "    .byte 0xc4, 0xe2, 0x6d, 0x50, 0xda\n",
         "    mov %rdx, %rsi\n    mov $5, %edx\n    mulx %rdi, %r8, %r9\n    mov %rsi, %rdx\n",
         "    mov %rdx, %rsi\n    mov %rdx, %r8\n    mov $5, %edx\n    mulx %rdi, %rsi, %rsi\n    mov 16(%rsi), %rsi\n    mov %r8, %rdx\n",
         "    mov %rdx, %rsi\n    mov %rdx, %r8\n    mov $5, %edx\n    mulx %rdi, %rsi, %rcx\n    mov 16(%rsi), %rsi\n    mov %r8, %rdx\n",
@@ -246,6 +248,9 @@ fn what_is_read_beside_a_table_by_its_address_is_seen_where_a_copy_is_named() {
         "    vmovq %rdx, %xmm0\n",
         "    vmovq 16(%rdx), %xmm0\n",
         "    kmovq %rdx, %k1\n",
+        // `{vex} vpdpbusd (%rdx), %ymm2, %ymm3`, and `movdiri %rdx, (%rdi)`.
+        "    .byte 0xc4, 0xe2, 0x6d, 0x50, 0x1a\n",
+        "    .byte 0x48, 0x0f, 0x38, 0xf9, 0x17\n",
         "    mulx %rdi, %r8, %r9\n",
         "    mov %rdx, %rsi\n    mov $5, %edx\n    mulx %rsi, %rsi, %rcx\n    mov %rsi, %rdx\n",
         "    mov %rdx, %rsi\n    mov $5, %edx\n    mulx 16(%rsi), %rsi, %rcx\n    mov %rsi, %rdx\n",
