@@ -26,11 +26,12 @@ pub(crate) struct Lifted<'a> {
 }
 
 impl Lifted<'_> {
-    /// Whether code moves that neither unwind entries nor relocations speak for.
-    pub(crate) fn moves_undescribed(&self) -> bool {
+    /// How many bytes of code move that neither unwind entries nor relocations speak for.
+    pub(crate) fn undescribed_bytes(&self) -> u64 {
         let ranges = |func: &FuncData| &self.program.ranges[func.ranges.as_usize()];
         let is_described = |func: &FuncData| ranges(func).iter().all(|range| range.fde.is_some());
-        self.program.funcs.values().any(|func| func.is_movable() && !is_described(func))
+        let moved = self.program.funcs.iter().filter(|(_, func)| func.is_movable() && !is_described(func));
+        moved.map(|(id, _)| self.program.func_size(id)).sum()
     }
 }
 

@@ -199,7 +199,7 @@ fn optimize_once(job: &Job<'_>, has_undescribed: &mut bool, timing: &mut Timing)
     let debug_file = debug_files.as_ref().map(|paths| paths.parse(&lifted.image)).transpose()?;
     let separate = debug_files.as_ref().zip(debug_file.as_ref()).map(|(paths, file)| paths.wanted(file)).transpose()?;
     let wanted = debug::Wanted { mode, separate };
-    *has_undescribed = lifted.moves_undescribed();
+    *has_undescribed = lifted.undescribed_bytes() > 0;
     let mut warnings = Vec::new();
     let (weights, quality) = match job.profiles {
         [] => (Weights::default(), None),

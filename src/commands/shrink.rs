@@ -107,7 +107,7 @@ fn shrink(
     args: &Shrink,
     How { undescribed, closed }: How<'_>,
     debug_files: Option<&Paths<'_>>,
-    has_undescribed: &mut bool,
+    undescribed_bytes: &mut u64,
     timing: &mut Timing,
 ) -> Result<Report> {
     let input = &args.rewrite.input;
@@ -127,7 +127,7 @@ fn shrink(
     let job = Job { args, closed, reported: Reported::File, unchanged, wanted, strips_headers };
     let mut finished = match driver::lift_to_shrink(input, &bytes, undescribed, args.rewrite.verify, timing) {
         Ok(mut lifted) => {
-            *has_undescribed = lifted.moves_undescribed();
+            *undescribed_bytes = lifted.undescribed_bytes();
             memory::give_back();
             let finished = shrink_program(job, &mut lifted, timing, &mut report.warnings)?.0;
             report.set_coverage(&lifted.program);

@@ -2,7 +2,7 @@
 //!
 //! **Problem.** Each output more takes as long as the first one, to make and to check: minutes, where a file is large. There are a dozen things to leave out.
 //!
-//! **Method.** How many outputs are made depends on the file's size alone, never on the clock: the same file gives the same output on any machine. First the functions in question stay as they are. If that
+//! **Method.** How many outputs are made depends on the file alone, its size and how much of it has no unwind entries, never on the clock: the same file gives the same output on any machine. First the functions in question stay as they are. If that
 //! does not help, one technique after the other is left out; where fewer outputs are made than that takes, those of the code that change most go at once.
 
 use lifter::lift::Undescribed;
@@ -22,6 +22,9 @@ use crate::timing::Timing;
 /// Bytes of input that are made smaller once more, in all outputs behind the first one: about two minutes on two processors.
 const BYTES_MAX: u64 = 256 << 20;
 
+/// How much more code without unwind entries counts: functions are looked for in it, and the checker has more to guess.
+const UNDESCRIBED: u64 = 4;
+
 /// How many outputs are still made.
 #[derive(Copy, Clone, Debug)]
 struct Outputs(usize);
@@ -33,9 +36,9 @@ impl Outputs {
     /// One to see where the violations are, and one without them.
     const TO_CLOSE: usize = 2;
 
-    /// For a file of so many bytes.
-    fn of(len: u64) -> Self {
-        let count = BYTES_MAX / len.max(1);
+    /// For a file of so many bytes, of which so many are code without unwind entries.
+    fn of(len: u64, undescribed: u64) -> Self {
+        let count = BYTES_MAX / (len + undescribed * UNDESCRIBED).max(1);
         Self(usize::try_from(count).unwrap_or(Self::MAX).clamp(Self::MIN, Self::MAX))
     }
 
@@ -49,8 +52,8 @@ impl Outputs {
 
 /// Where the checker can't follow all (it finds less than was known, or relift is wrong), the functions in question stay as they are; if that does not help, the techniques that change most are left out.
 pub(super) fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, timing: &mut Timing) -> Result<Report> {
-    let mut has_undescribed = false;
-    let failure = match shrink(args, How::default(), debug_files, &mut has_undescribed, timing) {
+    let mut undescribed = 0;
+    let failure = match shrink(args, How::default(), debug_files, &mut undescribed, timing) {
         Err(failure) => failure,
         result => return result,
     };
@@ -61,11 +64,11 @@ pub(super) fn shrink_or_less(args: &Shrink, debug_files: Option<&Paths<'_>>, tim
     if failure.is_of_debug_file {
         return Err(failure);
     }
-    let mut outputs = Outputs::of(bytes.len() as u64);
+    let mut outputs = Outputs::of(bytes.len() as u64, undescribed);
     drop(bytes);
     match with_closed(args, &failure, &mut outputs, debug_files, timing) {
         Some(report) => Ok(report),
-        None => without_techniques(args, failure, has_undescribed, outputs, debug_files, timing),
+        None => without_techniques(args, failure, undescribed > 0, outputs, debug_files, timing),
     }
 }
 
@@ -87,7 +90,7 @@ fn with_closed(
         if !closed.extend(about) {
             return None;
         }
-        match shrink(args, How::without(&closed), debug_files, &mut false, timing) {
+        match shrink(args, How::without(&closed), debug_files, &mut 0, timing) {
             Ok(mut report) => {
                 report.warnings.push(format!("{} functions are not changed: {first}", closed.len()));
                 return Some(report);
@@ -126,7 +129,7 @@ fn without_techniques(
             }
         };
         let how = How { undescribed, ..How::default() };
-        result = shrink(args, how, debug_files, &mut false, timing).map(|mut report| {
+        result = shrink(args, how, debug_files, &mut 0, timing).map(|mut report| {
             report.warnings.push(format!("{}: {failure}", consequences(&all)));
             report
         });

@@ -18,9 +18,9 @@ fn shrink_with(options: &[&str]) -> Shrink {
 #[test]
 fn what_changes_code_least_is_left_out_first_and_one_thing_at_a_time_where_that_does_not_take_long() {
     use Less::*;
-    let few = steps(&shrink_with(&[]), false, Outputs::of(MB));
+    let few = steps(&shrink_with(&[]), false, Outputs::of(MB, 0));
     assert_eq!(few, [Subroutines, Forms, Outline, Tails, Folding, Code, UnwindEntries].map(|less| vec![less]));
-    let all = steps(&shrink_with(&["--strip"]), true, Outputs::of(MB));
+    let all = steps(&shrink_with(&["--strip"]), true, Outputs::of(MB, 0));
     let doubts = [lift::Undescribed::Doubted, lift::Undescribed::Stays].map(Undescribed);
     let expected =
         [Stripping, Subroutines, Forms, Outline].into_iter().chain(doubts).chain([Tails, Folding, Code, UnwindEntries]);
@@ -30,10 +30,10 @@ fn what_changes_code_least_is_left_out_first_and_one_thing_at_a_time_where_that_
 #[test]
 fn what_is_off_is_not_left_out() {
     use Less::*;
-    let some = steps(&shrink_with(&["--skip", "subroutines,outline,unwind-entries"]), false, Outputs::of(MB));
+    let some = steps(&shrink_with(&["--skip", "subroutines,outline,unwind-entries"]), false, Outputs::of(MB, 0));
     assert_eq!(some, [Forms, Tails, Folding, Code].map(|less| vec![less]));
-    assert!(steps(&shrink_with(&["--only", "relr"]), false, Outputs::of(MB)).is_empty());
-    assert_eq!(steps(&shrink_with(&["--only", "tails"]), false, Outputs::of(500 * MB)), [[Tails]]);
+    assert!(steps(&shrink_with(&["--only", "relr"]), false, Outputs::of(MB, 0)).is_empty());
+    assert_eq!(steps(&shrink_with(&["--only", "tails"]), false, Outputs::of(500 * MB, 0)), [[Tails]]);
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn of_a_large_file_fewer_outputs_are_made_and_the_last_two_things_are_left_out_i
     use Less::*;
     let parts = [Subroutines, Forms, Outline, Tails, Folding, Code];
     for (megabytes, num_parts) in [(1000, 6), (100, 6), (80, 5), (64, 4), (50, 3), (40, 2), (36, 1)] {
-        let steps = steps(&shrink_with(&[]), true, Outputs::of(megabytes * MB));
+        let steps = steps(&shrink_with(&[]), true, Outputs::of(megabytes * MB, 0));
         let first = parts[..num_parts].to_vec();
         assert_eq!((&steps[0], &steps[steps.len() - 1]), (&first, &vec![UnwindEntries]), "{megabytes} MB");
     }
@@ -50,12 +50,13 @@ fn of_a_large_file_fewer_outputs_are_made_and_the_last_two_things_are_left_out_i
 #[test]
 fn functions_are_closed_only_where_enough_outputs_are_left_then() {
     let rounds = |megabytes: u64| {
-        let mut outputs = Outputs::of(megabytes * MB);
+        let mut outputs = Outputs::of(megabytes * MB, 0);
         let rounds = std::iter::from_fn(|| outputs.close().then_some(())).count();
         assert!(outputs.0 >= Outputs::MIN);
         rounds
     };
     assert_eq!([1000, 100, 64, 40, 30].map(rounds), [0, 0, 1, 2, 3]);
+    assert_eq!([0, 4, 28, 30].map(|undescribed| Outputs::of(32 * MB, undescribed * MB).0), [8, 5, 2, 2]);
 }
 
 #[test]
