@@ -11,8 +11,8 @@ use ruzstd::decoding::errors::FrameDecoderError;
 use super::records::{HEADER_LEN, Parsed, parse};
 use crate::error::Result;
 
-/// A raw block of no bytes that is the last one (RFC 8878, 3.1.1.2).
-const LAST_BLOCK: [u8; 3] = [1, 0, 0];
+/// A raw block of no bytes that is the last one (RFC 8878, 3.1.1.2), and a checksum for frames that have one, which is not compared.
+const ENDING: [u8; 7] = [1, 0, 0, 0, 0, 0, 0];
 /// The most that a frame's header takes, with its magic number (RFC 8878, 3.1.1).
 const FRAME_HEADER_MAX: usize = 18;
 
@@ -46,25 +46,27 @@ impl Unpacked {
         let is_cut = !self.packed.is_empty();
         self.packed.clear();
         if self.decoder.is_some() {
-            self.packed.extend(LAST_BLOCK);
+            self.packed.extend(ENDING);
             self.unpack().map_err(|error| error.to_string())?;
         }
+        (self.decoder, self.packed) = (None, Vec::new());
         Ok(is_cut)
     }
 
     fn unpack(&mut self) -> std::result::Result<(), FrameDecoderError> {
         let mut rest = self.packed.as_slice();
         // Behind a frame that did end another one may begin.
-        while self.decoder.is_some() || rest.len() >= FRAME_HEADER_MAX {
+        while !rest.is_empty() && (self.decoder.is_some() || rest.len() >= FRAME_HEADER_MAX) {
             let decoder = self.decoder.get_or_insert_default();
             let (read, _) = decoder.decode_from_to(rest, &mut [])?;
-            rest = rest.get(read..).unwrap_or(&[]);
             self.records.extend(decoder.collect().unwrap_or_default());
             if decoder.is_finished() {
                 self.decoder = None;
-            } else if read == 0 {
+            } else if read == 0 || read > rest.len() {
+                // It waits for a whole block, or for the four bytes of a checksum.
                 break;
             }
+            rest = rest.get(read..).unwrap_or(&[]);
         }
         self.packed = rest.to_vec();
         Ok(())

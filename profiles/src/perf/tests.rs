@@ -280,6 +280,23 @@ fn what_was_recorded_compressed_and_cut_short_is_read_up_to_the_cut() {
 }
 
 #[test]
+fn a_frame_may_end_with_a_checksum_and_be_cut_before_it() {
+    let records = some_records();
+    let found = read(&file(PLAIN, &records), &image(), "prog").unwrap();
+    let mut frame = endless_frame(&records.concat(), 1000);
+    frame[4] = 4;
+    frame.extend([1, 0, 0, 9, 9, 9, 9]);
+    for (cut, payload_len) in (0..8).flat_map(|cut| [1, 5, 1000].map(|len| (cut, len))) {
+        let payloads: Vec<Vec<u8>> =
+            frame[..frame.len() - cut].chunks(payload_len).map(|payload| record(81, 0, payload)).collect();
+        let unpacked = read(&file(PLAIN, &payloads), &image(), "prog").unwrap();
+        // A checksum says nothing that is missed.
+        assert_eq!((unpacked.num_samples, unpacked.cut_at.is_some()), (4, ![0, 4, 7].contains(&cut)), "{cut} {payload_len}");
+        assert_eq!(unpacked.samples, found.samples);
+    }
+}
+
+#[test]
 fn compressed_records_that_are_damaged_are_refused_with_a_reason() {
     let error = read(&file(PLAIN, &[record(81, 0, &[0; 24])]), &image(), "prog").unwrap_err().to_string();
     assert!(error.contains("at byte") && error.contains("compressed"), "{error}");
