@@ -45,6 +45,7 @@ mod tails;
 mod text_relocations;
 mod told;
 mod tracking;
+mod undecoded;
 mod undescribed;
 mod unloaded;
 mod witness;

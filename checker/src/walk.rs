@@ -566,7 +566,11 @@ impl<'w, 'a> Walk<'w, 'a> {
             (Canonical::At(input, inst), _) if is_flow && self.is_end_of_function(input, inst) => Ok(None),
             (Canonical::At(input, inst), Canonical::At(output, other)) => Ok(Some((input, inst, output, other))),
             (Canonical::Cycle, Canonical::Cycle) => Ok(None),
-            (Canonical::Bad(input), Canonical::Bad(output)) if self.is_same_unknown(input, output) => Ok(None),
+            (Canonical::Bad(input), Canonical::Bad(output)) if self.is_same_unknown(input, output) => {
+                // The function that begins with it is not missing.
+                self.input.code.index(input).into_iter().for_each(|index| self.relation.pass(true, index, 1));
+                Ok(None)
+            }
             (Canonical::Bad(input), _) if self.input.code.index(input).is_some() => {
                 fail(ViolationKind::BadTarget, o, format!("the input does not decode at {input:#x}"))
             }
