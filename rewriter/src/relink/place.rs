@@ -355,7 +355,7 @@ fn used_tables(program: &Program, out: &OutProgram<'_>) -> SecondaryMap<Table, b
     used
 }
 
-/// Tables of addresses that nobody rewrites, and that are read so often that a jump less is worth a copy; none where nothing was counted.
+/// Tables of addresses that nobody rewrites, that end before the next one, and that are read so often that a jump less is worth a copy; none where nothing was counted.
 fn busy_tables(program: &Program, out: &OutProgram<'_>) -> SecondaryMap<Table, bool> {
     let mut busy = SecondaryMap::new(program.tables.len(), false);
     if program.is_replaceable() {
@@ -372,7 +372,14 @@ fn busy_tables(program: &Program, out: &OutProgram<'_>) -> SecondaryMap<Table, b
             }
         }
     }
-    program.tables.keys().for_each(|table| busy[table] = reads[table] > all / READS_MIN);
+    // What runs on into another table has entries of that one, which may lead into another function: who checks a copy has no reason for them.
+    let mut starts: Vec<Va> = program.tables.values().map(|data| data.at).collect();
+    starts.sort_unstable();
+    for (table, data) in program.tables.iter() {
+        let next = starts.partition_point(|&start| start <= data.at);
+        let runs_on = starts.get(next).is_some_and(|&start| start < data.at + data.byte_len());
+        busy[table] = reads[table] > all / READS_MIN && !runs_on;
+    }
     busy
 }
 
