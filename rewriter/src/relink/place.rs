@@ -5,8 +5,7 @@
 //!
 //! **When a table is copied.** Overwriting is allowed where the count is proven and nothing else names its bytes; otherwise the words
 //! behind a wrong count would be someone's data. A copy that is too long harms nothing. Tables of addresses that a relocation names
-//! word by word (`TableBase::Absolute` in *replace* mode) are slots, and follow as such. In *guard* mode their old words lead to kept addresses, each by a jump more: a copy
-//! spares that, and pays for its bytes where the table is read much. A clone has a copy of its own of each table that it names.
+//! word by word (`TableBase::Absolute` in *replace* mode) are slots, and follow as such. A clone has a copy of its own of each table that it names.
 
 use std::collections::BTreeMap;
 
@@ -159,14 +158,13 @@ fn place_around(out: &OutProgram<'_>, shapes: &Shapes, from: Va, space: &mut Spa
 fn places_of_tables(program: &Program, out: &OutProgram<'_>) -> (SecondaryMap<Table, TablePlace>, Vec<Table>) {
     let mut tables = SecondaryMap::new(program.tables.len(), TablePlace::Untouched);
     let used = used_tables(program, out);
-    let busy = busy_tables(program, out);
     let mut copied: Vec<Table> = Vec::new();
     for (table, data) in program.tables.iter() {
         if !used[table] {
             continue;
         }
-        // Words with addresses are slots, or unseen pointers that anchors answer: that is enough where little runs.
-        let is_words = data.base == TableBase::Absolute && (program.is_replaceable() || !data.is_exclusive && !busy[table]);
+        // Words with addresses are slots, or unseen pointers that anchors answer, unless all their readers are known.
+        let is_words = data.base == TableBase::Absolute && (program.is_replaceable() || !data.is_exclusive);
         let names_moved = program.targets_of(table).iter().any(|&b| out.placed[b].is_some())
             || matches!(data.base, TableBase::Code(b) if out.placed[b].is_some());
         tables[table] = if is_words || !names_moved {
@@ -239,8 +237,6 @@ fn take_front(image: &Image<'_>, free: &mut [Interval], spare: u64) -> Option<In
     Some(taken)
 }
 
-/// A table that is to be copied for speed is read by more than one of so many blocks that are executed.
-const READS_MIN: u64 = 1000;
 /// In so many places room is left for cuts, each of which takes a program header.
 const ROOMS_MAX: usize = 4;
 /// What may stay unused before pinned code.
@@ -353,34 +349,6 @@ fn used_tables(program: &Program, out: &OutProgram<'_>) -> SecondaryMap<Table, b
         }
     }
     used
-}
-
-/// Tables of addresses that nobody rewrites, that end before the next one, and that are read so often that a jump less is worth a copy; none where nothing was counted.
-fn busy_tables(program: &Program, out: &OutProgram<'_>) -> SecondaryMap<Table, bool> {
-    let mut busy = SecondaryMap::new(program.tables.len(), false);
-    if program.is_replaceable() {
-        return busy;
-    }
-    let mut reads = SecondaryMap::new(program.tables.len(), 0u64);
-    let mut all = 0u64;
-    for block in program.blocks.keys() {
-        let count = out.executions(block);
-        all = all.saturating_add(count);
-        for r in program.block_refs(block) {
-            if let RefTarget::Table(table) = r.target {
-                reads[table] = reads[table].saturating_add(count);
-            }
-        }
-    }
-    // What runs on into another table has entries of that one, which may lead into another function: who checks a copy has no reason for them.
-    let mut starts: Vec<Va> = program.tables.values().map(|data| data.at).collect();
-    starts.sort_unstable();
-    for (table, data) in program.tables.iter() {
-        let next = starts.partition_point(|&start| start <= data.at);
-        let runs_on = starts.get(next).is_some_and(|&start| start < data.at + data.byte_len());
-        busy[table] = reads[table] > all / READS_MIN && !runs_on;
-    }
-    busy
 }
 
 #[cfg(test)]
