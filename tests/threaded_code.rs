@@ -2,7 +2,11 @@
 
 mod support;
 
-use support::{compile, compile_text, installed, relift, relift_succeeds, repository, skipped};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use object::{Object, ObjectSection};
+use support::{compile, compile_text, installed, relift, relift_succeeds, repository, run, skipped};
 
 /// Of the computed jumps in a function of a fixture, how many are led by a pointer, and how many are not.
 fn computed_jumps(fixture: &str, function: &str) -> Option<[usize; 2]> {
@@ -52,4 +56,71 @@ fn code_with_more_computed_jumps_than_can_be_followed_stays_and_says_why() {
     let program = compile_text(PIECES, &["-O1"], scratch.path(), "program");
     let told = relift_succeeds(relift().args(["inspect", "--func", "run"]).arg(&program), scratch.path()).stdout_text();
     assert!(told.contains("unresolved-jump"), "{}", told.lines().take(3).collect::<Vec<&str>>().join("\n"));
+}
+
+/// An interpreter whose table has fewer entries than its index may say: nobody can prove where the table ends, so its words stay.
+const INTERPRETER: &str = r#"
+#include <stdio.h>
+static const unsigned char code[] = { 0, 1, 2, 3, 4, 1, 3, 2, 0, 4, 1, 2, 5 };
+__attribute__((noinline)) int run(const unsigned char *pc, int x) {
+    static const void *const labels[] = { &&add, &&twice, &&xor, &&less, &&turn, &&stop };
+#define NEXT goto *labels[*pc++ & 15]
+    NEXT;
+add: x += 3; NEXT;
+twice: x *= 2; NEXT;
+xor: x ^= 0x55; NEXT;
+less: x -= x / 7; NEXT;
+turn: x = (x << 3 | x >> 13) & 0xffff; NEXT;
+stop: return x;
+}
+int main(void) {
+    int x = 1;
+    for (int i = 0; i < 20000; i++) x = run(code, x) & 0xffff;
+    printf("%d\n", x);
+    return 0;
+}
+"#;
+
+/// Profiles and optimizes a program that is linked at a fixed address.
+fn trained(source: &str, folder: &Path) -> (PathBuf, PathBuf) {
+    let program = compile_text(source, &["-O2", "-fno-pie", "-no-pie"], folder, "program");
+    support::split::strip(&program, folder);
+    let output = folder.join("optimized");
+    relift_succeeds(relift().arg("train").arg(&program).arg("-o").arg(&output).args(["--", "{}"]), folder);
+    (program, output)
+}
+
+#[test]
+fn a_table_that_the_program_writes_has_no_copy() {
+    if !installed("gcc") || !installed("strip") {
+        return skipped("there is no gcc, or no strip");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let turns = "if (x & 64) { const void *one = labels[1]; labels[1] = labels[2]; labels[2] = one; }\n    NEXT;\nadd:";
+    let source = INTERPRETER.replace("const void *const labels", "const void *volatile labels").replacen("NEXT;\nadd:", turns, 1);
+    let (program, output) = trained(&source.replace("goto *", "goto *(void *)"), scratch.path());
+    assert_eq!(run(&mut Command::new(&output), scratch.path()), run(&mut Command::new(&program), scratch.path()));
+}
+
+#[test]
+fn at_a_fixed_address_what_dispatches_much_goes_by_a_copy_of_its_table_and_not_by_old_addresses() {
+    if !installed("gcc") || !installed("strip") {
+        return skipped("there is no gcc, or no strip");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let folder = scratch.path();
+    let (program, output) = trained(INTERPRETER, folder);
+    assert_eq!(run(&mut Command::new(&output), folder), run(&mut Command::new(&program), folder));
+    let bytes = std::fs::read(&output).expect("the output can be read");
+    let file = object::File::parse(&*bytes).expect("the output is an ELF file");
+    let copy = file.section_by_name(".rodata.relift").expect("the table has a copy");
+    let words = copy.data().expect("a section has its bytes").chunks_exact(8).take(6);
+    let targets: Vec<u64> = words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect();
+    let first_byte = |target: u64| {
+        let holds = |section: &object::Section<'_, '_>| section.data_range(target, 1).ok().flatten().map(|data| data[0]);
+        file.sections().find_map(|section| holds(&section))
+    };
+    let first: Vec<Option<u8>> = targets.iter().map(|&target| first_byte(target)).collect();
+    const JUMPS: [Option<u8>; 2] = [Some(0xe9), Some(0xeb)];
+    assert!(first.len() == 6 && first.iter().all(|byte| byte.is_some() && !JUMPS.contains(byte)), "{targets:x?} {first:x?}");
 }

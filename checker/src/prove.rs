@@ -57,7 +57,7 @@ use crate::report::{Stats, Violation, ViolationKind};
 use crate::tables::TableReference;
 use crate::walk::{Reference, Side, Walk};
 pub(crate) use bases::Ways;
-pub(crate) use constant::address_in;
+pub(crate) use constant::{address_in, never_changes};
 pub(crate) use counted::counted_with;
 use decoded::{Decoded, Engine};
 pub(crate) use entry::{Called, Entry, Told};

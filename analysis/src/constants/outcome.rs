@@ -145,11 +145,13 @@ impl Outcome {
     }
 }
 
-/// Whether a copy of a jump table can lead into a copy of the code: what its entries count from must not be the code itself, nor may a loader fill them in.
+/// Whether a copy of a jump table can lead into a copy of the code: what its entries count from must not be the code itself, nor may a loader fill them in or the program write them.
 fn can_have_copy(around: &Surroundings<'_>, table: Table) -> bool {
-    match around.program.tables[table].base {
+    let Surroundings { image, program, .. } = around;
+    let data = &program.tables[table];
+    match data.base {
         TableBase::Own | TableBase::Fixed(_) => true,
-        TableBase::Absolute => !around.image.kind.is_position_independent(),
+        TableBase::Absolute => !image.kind.is_position_independent() && image.never_changes(data.at, data.byte_len()),
         TableBase::Code(_) => false,
     }
 }

@@ -51,7 +51,8 @@ pub(crate) fn address_in(image: &Image, place: u64) -> Option<u64> {
     }
 }
 
-fn never_changes(image: &Image<'_>, place: u64, bytes: u64) -> bool {
+/// Whether the bytes at a place are what the file and the loader put there, for as long as the program runs.
+pub(crate) fn never_changes(image: &Image<'_>, place: u64, bytes: u64) -> bool {
     let Some(end) = place.checked_add(bytes).filter(|_| !image.in_code(place)) else { return false };
     let within = |start: u64, size: u64| start <= place && end <= start.saturating_add(size);
     let headers = &image.elf.program_headers;

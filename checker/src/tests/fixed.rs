@@ -1,7 +1,7 @@
 //! Programs at a fixed address: addresses are numbers, and what they name keeps a meaning there.
 
 use super::dead::found;
-use super::layout::{CLASSIFY, TABLE, TWICE, UNUSED, build_fixed};
+use super::layout::{CLASSIFY, TABLE, TWICE, UNUSED, build_fixed, build_fixed_with_copies};
 use super::*;
 
 /// A function that gives the unwind table to nobody in particular.
@@ -100,6 +100,28 @@ fn a_table_of_a_dead_function_may_lead_to_it_by_jumps() {
     let wrong = output([".Lnew_first", ".Lnew_third", ".Lnew_second"]).unwrap();
     let report = check(&input, &wrong).unwrap();
     assert!(!report.is_ok());
+}
+
+/// Who calls the function with the table; `N` is what tells labels of a copy from others.
+const BEGINS: &str = "    .globl _begin\n_begin:\n    .cfi_startproc\n    call .LNswitch\n    ret\n    .cfi_endproc\n";
+
+#[test]
+fn a_jump_may_go_by_a_copy_of_its_table_if_the_program_cannot_write_that() {
+    for (section, is_right) in [("", true), ("    .data\n", false)] {
+        let quads = "    .balign 8\n.Lswitch_table:\n    .quad .Lfirst, .Lsecond, .Lthird\n    .quad _begin\n";
+        let words = format!("{TABLE}{section}{quads}");
+        let code = [&BEGINS.replace("LN", "L"), SWITCH].concat();
+        let Some(input) = build_fixed(&[TWICE, UNUSED, CLASSIFY, &code], &words) else { return };
+        let report = |copied: &str| {
+            let moved = moved([".Lnew_first", ".Lnew_second", ".Lnew_third"]).replace("*.Lswitch_table", "*.Lcopy");
+            let code = [&BEGINS.replace("LN", "Lnew_"), moved.as_str()].concat();
+            let copy = format!("    .balign 8\n.Lcopy:\n    .quad {copied}\n");
+            check(&input, &build_fixed_with_copies(&[TWICE, UNUSED, CLASSIFY, &code], &words, &copy).unwrap()).unwrap()
+        };
+        let found = report(".Lnew_first, .Lnew_second, .Lnew_third");
+        assert_eq!(found.is_ok(), is_right, "{section}: {}", found.summary(20));
+        assert!(!report(".Lnew_first, .Lnew_third, .Lnew_second").is_ok());
+    }
 }
 
 /// Code without a frame description that stands for a function, as entries of checked calls do, and who knows its address.

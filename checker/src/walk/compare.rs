@@ -2,6 +2,7 @@
 
 use super::Walk;
 use crate::decode::{Inst, Kind, Shape};
+use crate::prove::never_changes;
 use crate::registered::follow_table;
 use crate::report::{Violation, ViolationKind};
 
@@ -237,7 +238,8 @@ impl Walk<'_, '_> {
         let (input, output) = (field(x, at)?, field(y, at)?);
         if self.input.image.in_code(input) {
             Some(Reference::Code(input, output))
-        } else if displacement == Some(at) && self.may_be_absolute_table(input) {
+        } else if displacement == Some(at) && self.may_be_absolute_table(input) && never_changes(&self.input.image, input, 8) {
+            // What the program may write into a table is not in a copy.
             Some(Reference::Table { input, output, width: 8 })
         } else {
             None

@@ -481,13 +481,8 @@ impl Cutter<'_, '_> {
             let role = if matches!(flow, Flow::Call(_)) { RefRole::Call } else { RefRole::Branch };
             push(offsets.immediate_offset(), RefKind::Rel32, role, target);
         } else if instruction.is_ip_rel_memory_operand() {
-            let role = match flow {
-                Flow::IndirectCall | Flow::IndirectJump => RefRole::IndirectThroughSlot,
-                _ if instruction.mnemonic() == Mnemonic::Lea => RefRole::Address,
-                _ => RefRole::Memory,
-            };
             let target = Va(instruction.ip_rel_memory_address());
-            push(offsets.displacement_offset(), RefKind::Rel32, role, target);
+            push(offsets.displacement_offset(), RefKind::Rel32, role_of_operand(instruction, flow), target);
         }
         if self.builder.image.kind.is_position_independent() {
             return;
@@ -499,12 +494,13 @@ impl Cutter<'_, '_> {
             && let Ok(named) = self.builder.table_names.binary_search_by_key(&at, |n| n.0)
         {
             let table = self.builder.table_names[named].1;
-            let (offset, size) = match instruction.memory_displacement64() == table.0 && offsets.has_displacement() {
-                true => (offsets.displacement_offset(), offsets.displacement_size()),
-                false => (offsets.immediate_offset(), offsets.immediate_size()),
+            let is_operand = instruction.memory_displacement64() == table.0 && offsets.has_displacement();
+            let (offset, size, role) = match is_operand {
+                true => (offsets.displacement_offset(), offsets.displacement_size(), role_of_operand(instruction, flow)),
+                false => (offsets.immediate_offset(), offsets.immediate_size(), RefRole::Address),
             };
             let kind = if size == 8 { RefKind::Abs64 } else { RefKind::Abs32S };
-            push(offset, kind, RefRole::Address, table);
+            push(offset, kind, role, table);
             return;
         }
         if let Some(table) = self.builder.names_in_unwind.registered_at(at).filter(|_| !instruction.is_ip_rel_memory_operand()) {
@@ -527,5 +523,14 @@ impl Cutter<'_, '_> {
             }
             push(offset, kind, RefRole::Address, target);
         }
+    }
+}
+
+/// What a reference in an instruction's memory operand does with the place.
+fn role_of_operand(instruction: &Instruction, flow: Flow) -> RefRole {
+    match flow {
+        Flow::IndirectCall | Flow::IndirectJump => RefRole::IndirectThroughSlot,
+        _ if instruction.mnemonic() == Mnemonic::Lea => RefRole::Address,
+        _ => RefRole::Memory,
     }
 }

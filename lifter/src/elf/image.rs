@@ -236,6 +236,27 @@ impl<'a> Image<'a> {
     pub fn is_executable(&self, va: Va) -> bool {
         self.segment_at(va).is_some_and(Segment::is_executable)
     }
+    /// Whether the bytes at an address are what the file and the loader put there, for as long as the program runs. Of what is made read-only once the loader has relocated it only `.got` counts: static
+    /// programs and the C library write some of the rest before.
+    pub fn never_changes(&self, at: Va, size: u64) -> bool {
+        const PAGE: u64 = 4096;
+        let end = at + size;
+        let is_read_only = self.loads().any(|segment| {
+            !segment.is_writable()
+                && !segment.is_executable()
+                && segment.p_vaddr <= at
+                && end <= segment.p_vaddr + segment.p_filesz
+        });
+        let is_protected = || {
+            let is_table = self.section_at(at).is_some_and(|id| {
+                let section = &self.sections[id];
+                section.name == ".got" && end <= section.end()
+            });
+            let mut relro = self.segments.iter().filter(|segment| segment.p_type == elf::PT_GNU_RELRO);
+            is_table && relro.any(|segment| segment.p_vaddr <= at && end.0 <= segment.end().0 & !(PAGE - 1))
+        };
+        is_read_only || is_protected()
+    }
     /// The file offset of a loaded, file-backed address.
     pub fn file_offset(&self, va: Va) -> Option<FileOffset> {
         let segment = self.segment_at(va)?;

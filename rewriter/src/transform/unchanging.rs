@@ -1,9 +1,7 @@
 //! Words that hold the same for as long as the program runs.
 //!
-//! They are the bytes of segments that nobody may write, and the words of `.got` that the loader makes read-only once it has relocated them
-//! (`PT_GNU_RELRO`). Of words that the loader relocates only those with `R_X86_64_RELATIVE` hold what the file says: the image's base and an addend. No other relocation may touch
-//! the bytes, and they are none of those that relift itself writes (jump tables, words that follow moved code). A word of `.data.rel.ro` does not count: static programs and
-//! the C library write some of them before they are protected. In a file at a fixed address, what may be an address of code is left alone.
+//! They are in bytes that nobody may write once the program runs ([`Image::never_changes`]). Of words that the loader relocates only those with `R_X86_64_RELATIVE` hold what the file says: the image's base and an addend. No other relocation may touch
+//! the bytes, and they are none of those that relift itself writes (jump tables, words that follow moved code). In a file at a fixed address, what may be an address of code is left alone.
 
 use lifter::Image;
 use lifter::address::Va;
@@ -36,7 +34,7 @@ impl<'a> Words<'a> {
     /// What the `size` bytes at an address always hold.
     pub(super) fn known(&self, at: Va, size: u64) -> Option<Known> {
         let Self { image, program, .. } = *self;
-        if !matches!(size, 1 | 2 | 4 | 8) || !never_changes(image, at, size) || self.is_rewritten(at, size) {
+        if !matches!(size, 1 | 2 | 4 | 8) || !image.never_changes(at, size) || self.is_rewritten(at, size) {
             return None;
         }
         let relocs = &image.dynamic_relocs;
@@ -71,22 +69,4 @@ fn place(image: &Image<'_>, program: &Program, target: Va) -> Option<RefTarget> 
         Some(_) => None,
         None => (!image.is_executable(target) && image.segment_at(target).is_some()).then_some(RefTarget::Fixed(target)),
     }
-}
-
-/// Whether the bytes at an address are what the file and the loader put there, for as long as the program runs.
-pub(super) fn never_changes(image: &Image<'_>, at: Va, size: u64) -> bool {
-    const PAGE: u64 = 4096;
-    let end = at + size;
-    let is_read_only = image.loads().any(|segment| {
-        !segment.is_writable() && !segment.is_executable() && segment.p_vaddr <= at && end <= segment.p_vaddr + segment.p_filesz
-    });
-    let is_protected = || {
-        let is_table = image.section_at(at).is_some_and(|id| {
-            let section = &image.sections[id];
-            section.name == ".got" && end <= section.end()
-        });
-        let relro = image.segments.iter().filter(|segment| segment.p_type == elf::PT_GNU_RELRO);
-        is_table && relro.into_iter().any(|segment| segment.p_vaddr <= at && end.0 <= segment.end().0 & !(PAGE - 1))
-    };
-    is_read_only || is_protected()
 }

@@ -24,7 +24,6 @@ use lifter::address::Va;
 use lifter::entity::{Block, EntityId, Func};
 use rustc_hash::FxHashMap;
 
-use super::super::unchanging::never_changes;
 use super::effects::Effects;
 use super::graph::LENGTH_MAX;
 
@@ -206,7 +205,7 @@ fn is_own(reference: &Reference) -> bool {
 fn is_constant(image: &Image<'_>, reference: &Reference) -> bool {
     let base = if image.kind.is_position_independent() { Base::IMAGE } else { Base::NUMBER };
     let offset = reference.value.offset().filter(|_| reference.value.base == base && reference.size != 0);
-    offset.is_some_and(|at| never_changes(image, Va(at.cast_unsigned()), u64::from(reference.size)))
+    offset.is_some_and(|at| image.never_changes(Va(at.cast_unsigned()), u64::from(reference.size)))
 }
 
 /// By instruction, whether an address of the frame may be known elsewhere before it.
