@@ -8,7 +8,7 @@ use std::ops::Range;
 use goblin::elf::dynamic::{DT_GNU_HASH, DT_HASH, DT_SYMTAB};
 use goblin::elf::header::{EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB, EM_X86_64, Header};
 use goblin::elf::program_header::{PF_X, PT_LOAD, PT_NOTE};
-use goblin::elf::section_header::{SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_RELA};
+use goblin::elf::section_header::{SHF_ALLOC, SHF_EXECINSTR, SHF_WRITE, SHT_NOBITS, SHT_RELA};
 use goblin::elf::{Elf, Reloc, SectionHeader, reloc};
 use goblin::strtab::Strtab;
 
@@ -63,6 +63,10 @@ pub(crate) struct Section<'a> {
 impl Section<'_> {
     pub(crate) fn is_alloc(&self) -> bool {
         self.flags & u64::from(SHF_ALLOC) != 0
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.flags & u64::from(SHF_WRITE) != 0
     }
 
     pub(crate) fn is_code(&self) -> bool {

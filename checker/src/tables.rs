@@ -17,6 +17,7 @@ mod named;
 mod running_on;
 mod survey;
 
+use crate::prove::never_changes;
 use crate::report::ViolationKind;
 use crate::walk::{Displaced, Pair, Reach, Side, Walk};
 pub(crate) use bounds::instruction_before;
@@ -255,15 +256,23 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     let mut targets = Vec::new();
     let side = walk.input;
     let Some(from) = side.function_at(table.from) else { return targets };
-    let Some(section_end) = side.image.section_at(table.input).map(|section| section.end()).or_else(|| {
+    let section = side.image.section_at(table.input);
+    let Some(section_end) = section.map(|section| section.end()).or_else(|| {
         let tail = side.image.tail(table.input)?;
         Some(table.input + tail.len() as u64)
     }) else {
         return targets;
     };
     let group = walk.survey.group_of(from);
-    // A copy may go on, behind the bound too: whoever made it need not know where the next table begins.
+    // A copy may go on, behind the bound too: whoever made it need not know where the next table begins. It has nothing of what the program writes into the table.
     let is_copy = table.input != table.output;
+    let may_be_written = || match section {
+        Some(section) => section.is_writable(),
+        None => !never_changes(&side.image, table.input, u64::from(table.width)),
+    };
+    if is_copy && may_be_written() {
+        return targets;
+    }
     let next = walk.survey.next_reference(table.input);
     let end = if is_copy { section_end } else { section_end.min(next) };
     let mut place = table.input;

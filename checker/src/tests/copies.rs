@@ -53,6 +53,19 @@ fn an_entry_of_one_copy_that_is_added_to_the_address_of_another_is_seen() {
     }
 }
 
+#[test]
+fn a_copy_does_not_stand_for_a_table_that_the_program_may_write() {
+    for (section, is_right) in [("    .section .rodata\n", true), ("    .data\n", false)] {
+        let words = format!("{}{section}    .balign 4\nlabels:\n{}    .text\n", entries("table"), entries("labels"));
+        let copy = format!("    .section .copies, \"ax\"\n    .balign 16\ncopy:\n{}", entries("copy"));
+        let by = |table: &str| switch(&read_from(table), &jump_by(table));
+        let Some(input) = build(&[&by("labels"), TWICE, UNUSED], &words) else { return };
+        let output = build_with_copies(&[&by("copy"), TWICE, UNUSED], &words, &copy).unwrap();
+        let report = check(&input, &output).unwrap();
+        assert_eq!(report.is_ok(), is_right, "{section}: {}", report.summary(10));
+    }
+}
+
 /// Two ways to a jump, each of which names a table; `read` is done on both, and `jump` where they have met.
 pub(super) fn ways(tables: [&str; 2], read: &str, jump: &str) -> String {
     let way = |table: &str| format!("    lea {table}(%rip), %rdx\n{read}");

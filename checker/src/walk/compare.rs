@@ -2,7 +2,6 @@
 
 use super::Walk;
 use crate::decode::{Inst, Kind, Shape};
-use crate::prove::never_changes;
 use crate::registered::follow_table;
 use crate::report::{Violation, ViolationKind};
 
@@ -238,8 +237,7 @@ impl Walk<'_, '_> {
         let (input, output) = (field(x, at)?, field(y, at)?);
         if self.input.image.in_code(input) {
             Some(Reference::Code(input, output))
-        } else if displacement == Some(at) && self.may_be_absolute_table(input) && never_changes(&self.input.image, input, 8) {
-            // What the program may write into a table is not in a copy.
+        } else if displacement == Some(at) && self.may_be_absolute_table(input) {
             Some(Reference::Table { input, output, width: 8 })
         } else {
             None
