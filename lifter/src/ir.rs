@@ -390,8 +390,7 @@ pub struct TableData {
     pub bound: TableBound,
     /// Into `Program::table_targets`, one per entry, in order.
     pub targets: IdRange<Block>,
-    /// Whether every reference to its bytes is the address of its start, taken by jumps through it: then it may be overwritten in place
-    /// (if also `Proven`).
+    /// Whether every reference to its bytes is the address of its start, taken by jumps through it, and all its words are entries: then it may be overwritten in place.
     pub is_exclusive: bool,
 }
 

@@ -166,10 +166,6 @@ impl OutProgram<'_> {
     pub fn is_body(&self, clone: CloneId) -> bool {
         self.sources.plan.clones[clone].replacements.iter().any(|replacement| replacement.change == Change::Outline)
     }
-    /// How often a block of the input ran; 0 where nothing is known.
-    pub fn executions(&self, block: Block) -> u64 {
-        self.sources.weights.blocks.get(block.index()).copied().unwrap_or(0)
-    }
     /// Bytes before the first block of a fragment that do what stood before calls of it.
     pub fn lead_len(&self, fragment: &OutFragment) -> u32 {
         fragment.lead.map_or(0, |code| self.codes[code].bytes.len() as u32)

@@ -19,8 +19,8 @@
 //! Offsets from a base are the closed set of [`crate::symbolize::pins`]: tables of them are resolved, or what they may reach is pinned;
 //! arithmetic on an address that an instruction holds pins what it names.
 //!
-//! **Tables of addresses** are the one exception: the words of a table whose length is proven name nothing if all that reads them is
-//! known, because then they are written anew. That is so if every instruction that holds an address in the table is known to use it as
+//! **Tables of addresses** are the one exception: the words of a table whose length is proven, or all of whose words lead inside of
+//! functions, name nothing if all that reads them is known, because then they are written anew. That is so if every instruction that holds an address in the table is known to use it as
 //! that table, no word of data holds such an address, and no table of addresses that begins before it is left unresolved (a base may be
 //! biased below its table). All other tables of addresses stay as they are, and each of their entries keeps a jump.
 
@@ -229,10 +229,35 @@ impl Search<'_> {
             shared.par_extend(words.filter_map(|word| doubted(word, &|table| is_between(word, table))));
         }
         shared.into_iter().for_each(|index| is_shared[index] = true);
-        for (table, is_shared) in tables.iter_mut().zip(is_shared) {
+        let mut is_held = vec![false; tables.len()];
+        self.held(&ranges).into_iter().for_each(|index| is_held[index] = true);
+        for ((table, is_shared), is_held) in tables.iter_mut().zip(is_shared).zip(is_held) {
             let below = open_tables.partition_point(|&open| open < table.end());
             let is_open = below > 0 && open_tables[below - 1] + BIAS_BYTES_MAX > table.at;
-            table.is_exclusive = !is_shared && !is_open && table.bound == TableBound::Proven;
+            let is_whole = table.bound == TableBound::Proven || !is_held && self.leads_inside(table);
+            table.is_exclusive = !is_shared && !is_open && is_whole;
         }
+    }
+
+    /// The tables, by their ascending starts and ends, whose address an instruction puts into a register: an indexed operand reads an entry, and that is all.
+    fn held(&self, tables: &[(Va, Va)]) -> Vec<usize> {
+        let by_code = self.surveys.par_iter().flat_map_iter(|survey| {
+            let numbers = survey.absolutes.iter().filter(|number| number.role != NumberRole::Memory).map(|number| number.value);
+            let named = numbers.chain(survey.data_names.iter().map(|&(value, _)| value));
+            named.filter_map(|value| tables.binary_search_by_key(&value, |table| table.0).ok())
+        });
+        by_code.collect()
+    }
+
+    /// Whether all words up to where a table may end are addresses of instructions within functions, and its address is used for nothing else. Only a jump of the function goes there; so they are
+    /// entries, of this table or of another one of the function that is named by a biased address.
+    fn leads_inside(&self, table: &RawTable) -> bool {
+        let is_all = table.behind.is_empty() && !table.has_other_uses;
+        is_all
+            && table.targets.iter().all(|&target| {
+                let unit = unit_at(self.units, target).map(|unit| &self.units[unit]);
+                self.start_at(target) == Some(true)
+                    && unit.is_some_and(|unit| unit.start < target && unit.bounds != Bounds::LeftOver)
+            })
     }
 }

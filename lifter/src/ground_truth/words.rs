@@ -115,7 +115,7 @@ impl Comparison<'_> {
         let len = data.targets.len();
         if len > true_len {
             truth.num_extra_entries += len - true_len;
-            if data.is_exclusive && data.bound == TableBound::Proven {
+            if data.is_exclusive {
                 truth.invented_entries.push(data.at + true_len as u64 * u64::from(data.entry_size));
             }
         }

@@ -3,10 +3,9 @@
 //! **Method.** Fragments take the old text's place in plan order, hot ones so that they span no more cache lines than they need; cold and unknown ones may fill holes. Tables that may not be overwritten are
 //! copied into what is left.
 //!
-//! **When a table is copied.** Overwriting is allowed where the count is proven and nothing else names its bytes; otherwise the words
+//! **When a table is copied.** Overwriting is allowed where nothing else names its bytes and the count is proven, or at a fixed address each word leads inside of a function; otherwise the words
 //! behind a wrong count would be someone's data. A copy that is too long harms nothing. Tables of addresses that a relocation names
-//! word by word (`TableBase::Absolute` in *replace* mode) are slots, and follow as such. In *guard* mode their old words lead to kept addresses, each by a jump more: a copy
-//! spares that, and pays for its bytes where the table is read much. A clone has a copy of its own of each table that it names.
+//! word by word (`TableBase::Absolute` in *replace* mode) are slots, and follow as such. A clone has a copy of its own of each table that it names.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +13,7 @@ use lifter::Image;
 use lifter::address::Va;
 use lifter::elf::image::SectionData;
 use lifter::entity::{Block, EntityId, SecondaryMap, Table};
-use lifter::ir::{Program, RefKind, RefRole, RefTarget, TableBase, TableBound};
+use lifter::ir::{Program, RefTarget, TableBase};
 
 use crate::clones::CloneId;
 use crate::encode::Shapes;
@@ -64,7 +63,7 @@ pub(crate) fn place(
 ) -> Placement {
     let code = image.sections.iter().filter(|(id, _)| image.is_movable_code_section(*id));
     let ends: Vec<Va> = code.map(|(_, section)| section.end()).collect();
-    let (mut tables, copied) = places_of_tables(image, program, out);
+    let (mut tables, copied) = places_of_tables(program, out);
     let mut of_clones = clone_tables(program, out);
     let tables_of_clones: Vec<Table> = of_clones.keys().map(|key| key.1).collect();
     let free = free_text(image, program);
@@ -156,22 +155,21 @@ fn place_around(out: &OutProgram<'_>, shapes: &Shapes, from: Va, space: &mut Spa
 }
 
 /// What becomes of each table, but for those that have to be copied, which come besides.
-fn places_of_tables(image: &Image<'_>, program: &Program, out: &OutProgram<'_>) -> (SecondaryMap<Table, TablePlace>, Vec<Table>) {
+fn places_of_tables(program: &Program, out: &OutProgram<'_>) -> (SecondaryMap<Table, TablePlace>, Vec<Table>) {
     let mut tables = SecondaryMap::new(program.tables.len(), TablePlace::Untouched);
     let used = used_tables(program, out);
-    let busy = busy_tables(image, program, out);
     let mut copied: Vec<Table> = Vec::new();
     for (table, data) in program.tables.iter() {
         if !used[table] {
             continue;
         }
-        // Words with addresses are slots, or unseen pointers that anchors answer: that is enough where little runs.
-        let is_words = data.base == TableBase::Absolute && (program.is_replaceable() || !data.is_exclusive && !busy[table]);
+        // Words with addresses are slots, or unseen pointers that anchors answer, unless all their readers are known.
+        let is_words = data.base == TableBase::Absolute && (program.is_replaceable() || !data.is_exclusive);
         let names_moved = program.targets_of(table).iter().any(|&b| out.placed[b].is_some())
             || matches!(data.base, TableBase::Code(b) if out.placed[b].is_some());
         tables[table] = if is_words || !names_moved {
             TablePlace::Untouched
-        } else if data.is_exclusive && data.bound == TableBound::Proven {
+        } else if data.is_exclusive {
             TablePlace::InPlace
         } else {
             copied.push(table);
@@ -239,8 +237,6 @@ fn take_front(image: &Image<'_>, free: &mut [Interval], spare: u64) -> Option<In
     Some(taken)
 }
 
-/// A table that is to be copied for speed is read by more than one of so many blocks that are executed.
-const READS_MIN: u64 = 1000;
 /// In so many places room is left for cuts, each of which takes a program header.
 const ROOMS_MAX: usize = 4;
 /// What may stay unused before pinned code.
@@ -353,38 +349,6 @@ fn used_tables(program: &Program, out: &OutProgram<'_>) -> SecondaryMap<Table, b
         }
     }
     used
-}
-
-/// Tables of addresses that neither relift nor the program may write, that end before the next one, that only indexed operands name, and that are read so often that a jump less is worth a copy; none where nothing was counted.
-fn busy_tables(image: &Image<'_>, program: &Program, out: &OutProgram<'_>) -> SecondaryMap<Table, bool> {
-    let mut busy = SecondaryMap::new(program.tables.len(), false);
-    if program.is_replaceable() {
-        return busy;
-    }
-    let mut reads = SecondaryMap::new(program.tables.len(), 0u64);
-    // An address in a register may go anywhere: an operand reads an entry, and that is all.
-    let mut is_held = SecondaryMap::new(program.tables.len(), false);
-    let mut all = 0u64;
-    for block in program.blocks.keys() {
-        let count = out.executions(block);
-        all = all.saturating_add(count);
-        for r in program.block_refs(block) {
-            if let RefTarget::Table(table) = r.target {
-                reads[table] = reads[table].saturating_add(count);
-                is_held[table] |= r.role == RefRole::Address || !matches!(r.kind, RefKind::Abs32 | RefKind::Abs32S);
-            }
-        }
-    }
-    // What runs on into another table has entries of that one, which may lead into another function: who checks a copy has no reason for them.
-    let mut starts: Vec<Va> = program.tables.values().map(|data| data.at).collect();
-    starts.sort_unstable();
-    for (table, data) in program.tables.iter() {
-        let next = starts.partition_point(|&start| start <= data.at);
-        let runs_on = starts.get(next).is_some_and(|&start| start < data.at + data.byte_len());
-        let is_read_much = reads[table] > all / READS_MIN;
-        busy[table] = is_read_much && !runs_on && !is_held[table] && image.never_changes(data.at, data.byte_len());
-    }
-    busy
 }
 
 #[cfg(test)]
