@@ -24,6 +24,8 @@
 //! that table, no word of data holds such an address, and no table of addresses that begins before it is left unresolved (a base may be
 //! biased below its table). All other tables of addresses stay as they are, and each of their entries keeps a jump.
 
+use std::ops::Range;
+
 use object::elf;
 use rayon::prelude::*;
 
@@ -126,11 +128,34 @@ pub(crate) fn words_between(image: &Image<'_>, low: Va, high: Va, is_wanted: imp
     found
 }
 
+/// Tables that may overlap: each but the first begins before some table ends that is before it.
+struct Group {
+    start: Va,
+    end: Va,
+    tables: Range<usize>,
+}
+
+/// All tables, which ascend, in groups.
+fn overlapping(tables: &[RawTable]) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for (index, table) in tables.iter().enumerate() {
+        match groups.last_mut().filter(|group| table.at < group.end) {
+            Some(group) => {
+                group.end = group.end.max(table.end());
+                group.tables.end = index + 1;
+            }
+            None => groups.push(Group { start: table.at, end: table.end(), tables: index..index + 1 }),
+        }
+    }
+    groups
+}
+
 impl Search<'_> {
     /// `tables` ascend.
     pub(crate) fn run(&self, tables: &[RawTable]) -> Unseen {
-        let claimed = tables.iter().filter(|t| t.is_exclusive && t.entry_size == 8);
-        let claimed: Vec<(Va, Va)> = claimed.map(|t| (t.at, t.end())).collect();
+        let groups = overlapping(tables).into_iter();
+        let claimed = groups.filter(|g| tables[g.tables.clone()].iter().all(|t| t.is_exclusive && t.entry_size == 8));
+        let claimed: Vec<(Va, Va)> = claimed.map(|g| (g.start, g.end)).collect();
         let mut unseen = Unseen::default();
         let words = data_sections(self.image).flat_map(|s| self.scan(s.sh_addr, s.end()).into_iter());
         for found in words.filter(|f| !is_in(&claimed, f.at)) {
@@ -201,50 +226,61 @@ impl Search<'_> {
     }
 
     /// Marks the tables of which all readers are known: these may be overwritten, so that their words name nothing. `tables` and
-    /// `open_tables` ascend.
+    /// `open_tables` ascend. Where a table may end behind the beginning of others, all of them may be or none.
     pub(crate) fn claim_tables(&self, tables: &mut [RawTable], open_tables: &[Va]) {
-        let ranges: Vec<(Va, Va)> = tables.iter().map(|t| (t.at, t.end())).collect();
-        let mut is_shared: Vec<bool> = tables.iter().map(|t| !t.is_exclusive && t.entry_size == 4).collect();
-        for (index, pair) in ranges.windows(2).enumerate().filter(|(_, pair)| pair[0].1 > pair[1].0) {
-            (is_shared[index], is_shared[index + 1]) = (true, true);
-            debug_assert!(pair[0].0 <= pair[1].0);
+        let groups = overlapping(tables);
+        let mut is_shared = vec![false; groups.len()];
+        self.doubted(tables, &groups).into_iter().for_each(|group| is_shared[group] = true);
+        let mut is_held = vec![false; tables.len()];
+        self.held(tables).into_iter().for_each(|table| is_held[table] = true);
+        for (group, is_shared) in groups.into_iter().zip(is_shared) {
+            let below = open_tables.partition_point(|&open| open < group.end);
+            let is_open = below > 0 && open_tables[below - 1] + BIAS_BYTES_MAX > group.start;
+            let (all, is_held) = (&tables[group.tables.clone()], &is_held[group.tables.clone()]);
+            let leads_inside = |(table, is_held): (&RawTable, &bool)| !is_held && self.leads_inside(table);
+            let is_whole = match all {
+                [table] if table.bound == TableBound::Proven => table.is_exclusive || table.entry_size == 8,
+                all => all.iter().zip(is_held).all(leads_inside),
+            };
+            tables[group.tables].iter_mut().for_each(|table| table.is_exclusive = !is_shared && !is_open && is_whole);
         }
-        // The table that an address is in, if it is there for another reason than those that are known.
-        let (low, high) = (ranges.first().map_or(Va(0), |first| first.0), ranges.iter().map(|r| r.1).max().unwrap_or_default());
-        let doubted = |value: Va, is_known: &dyn Fn(&RawTable) -> bool| {
-            let index = if low <= value && value < high { ranges.partition_point(|r| r.0 <= value) - 1 } else { return None };
-            (value < ranges[index].1 && !is_known(&tables[index])).then_some(index)
+    }
+
+    /// The groups in which something is named for another reason than those that are known.
+    fn doubted(&self, tables: &[RawTable], groups: &[Group]) -> Vec<usize> {
+        let (low, high) = (groups.first().map_or(Va(0), |first| first.start), groups.last().map_or(Va(0), |last| last.end));
+        let doubted = |value: Va, is_known: &dyn Fn(&[RawTable]) -> bool| {
+            let index =
+                if low <= value && value < high { groups.partition_point(|g| g.start <= value) - 1 } else { return None };
+            (value < groups[index].end && !is_known(&tables[groups[index].tables.clone()])).then_some(index)
         };
         let by_code = self.surveys.par_iter().flat_map_iter(|survey| {
             let absolutes = survey.absolutes.iter().map(|a| (a.value, a.at));
             let named = absolutes.chain(survey.data_names.iter().copied());
-            named.filter_map(|(value, at)| doubted(value, &|t| value == t.at && t.named_at.binary_search(&at).is_ok()))
+            let is_known = |(value, at): (Va, Va), group: &[RawTable]| {
+                let table = group.binary_search_by_key(&value, |table| table.at);
+                table.is_ok_and(|table| group[table].named_at.binary_search(&at).is_ok())
+            };
+            named.filter_map(move |name| doubted(name.0, &|group| is_known(name, group)))
         });
-        let mut shared: Vec<usize> = by_code.collect();
+        let mut found: Vec<usize> = by_code.collect();
         for section in data_sections(self.image) {
             let start = section.sh_addr.align_up(8);
             let bytes = self.image.read(start, section.end().0.saturating_sub(start.0) as usize).unwrap_or(&[]);
             let words = bytes.par_chunks_exact(8).filter_map(|word| Some(Va(u64::from_le_bytes(word.try_into().ok()?))));
-            let is_between = |word: Va, table: &RawTable| !(word - table.at).is_multiple_of(u64::from(table.entry_size));
-            shared.par_extend(words.filter_map(|word| doubted(word, &|table| is_between(word, table))));
+            let is_between =
+                |word: Va, table: &RawTable| !word.0.abs_diff(table.at.0).is_multiple_of(u64::from(table.entry_size));
+            found.par_extend(words.filter_map(|word| doubted(word, &|group| group.iter().all(|table| is_between(word, table)))));
         }
-        shared.into_iter().for_each(|index| is_shared[index] = true);
-        let mut is_held = vec![false; tables.len()];
-        self.held(&ranges).into_iter().for_each(|index| is_held[index] = true);
-        for ((table, is_shared), is_held) in tables.iter_mut().zip(is_shared).zip(is_held) {
-            let below = open_tables.partition_point(|&open| open < table.end());
-            let is_open = below > 0 && open_tables[below - 1] + BIAS_BYTES_MAX > table.at;
-            let is_whole = table.bound == TableBound::Proven || !is_held && self.leads_inside(table);
-            table.is_exclusive = !is_shared && !is_open && is_whole;
-        }
+        found
     }
 
-    /// The tables, by their ascending starts and ends, whose address an instruction puts into a register: an indexed operand reads an entry, and that is all.
-    fn held(&self, tables: &[(Va, Va)]) -> Vec<usize> {
+    /// The tables whose address an instruction puts into a register: an indexed operand reads an entry, and that is all.
+    fn held(&self, tables: &[RawTable]) -> Vec<usize> {
         let by_code = self.surveys.par_iter().flat_map_iter(|survey| {
             let numbers = survey.absolutes.iter().filter(|number| number.role != NumberRole::Memory).map(|number| number.value);
             let named = numbers.chain(survey.data_names.iter().map(|&(value, _)| value));
-            named.filter_map(|value| tables.binary_search_by_key(&value, |table| table.0).ok())
+            named.filter_map(|value| tables.binary_search_by_key(&value, |table| table.at).ok())
         });
         by_code.collect()
     }
@@ -252,7 +288,7 @@ impl Search<'_> {
     /// Whether all words up to where a table may end are addresses of instructions within functions, and its address is used for nothing else. Only a jump of the function goes there; so they are
     /// entries, of this table or of another one of the function that is named by a biased address.
     fn leads_inside(&self, table: &RawTable) -> bool {
-        let is_all = table.behind.is_empty() && !table.has_other_uses;
+        let is_all = table.entry_size == 8 && table.behind.is_empty() && !table.has_other_uses;
         is_all
             && table.targets.iter().all(|&target| {
                 let unit = unit_at(self.units, target).map(|unit| &self.units[unit]);

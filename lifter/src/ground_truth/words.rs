@@ -115,9 +115,9 @@ impl Comparison<'_> {
         let len = data.targets.len();
         if len > true_len {
             truth.num_extra_entries += len - true_len;
-            if data.is_exclusive {
-                truth.invented_entries.push(data.at + true_len as u64 * u64::from(data.entry_size));
-            }
+            let extra = (true_len as u64..len as u64).map(|index| data.at + index * u64::from(data.entry_size));
+            // It may run on into the next one, whose words are written in the same way.
+            truth.invented_entries.extend(extra.filter(|_| data.is_exclusive).find(|&at| !self.is_entry_of_another(table, at)));
         }
         if data.base != TableBase::Absolute {
             return;
@@ -140,6 +140,14 @@ impl Comparison<'_> {
                 truth.missed_entries.push(at);
             }
         }
+    }
+
+    /// Whether a word that a table of addresses is lifted with is one that the linker knows as the address that is read there.
+    fn is_entry_of_another(&self, table: Table, at: Va) -> bool {
+        let relocs = self.oracle.image.static_relocs_in(at, at + 1);
+        let is_address = relocs.iter().any(|reloc| reloc.r_type == elf::R_X86_64_64 && self.oracle.names_code(reloc));
+        let target = self.oracle.image.read_u64(at).map(Va);
+        is_address && self.program.tables[table].entry_size == 8 && target == self.lifted_entry(table, at)
     }
 
     /// Whether an entry is a case that the compiler knows not to occur: it leads one past the end of the function that another one leads into. Lifting
