@@ -134,15 +134,35 @@ fn at_a_fixed_address_tables_whose_ends_nobody_proves_lead_to_the_new_code_and_n
     if !installed("gcc") || !installed("strip") {
         return skipped("there is no gcc, or no strip");
     }
+    const NO_JUMPS: [u64; 0] = [];
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
-    assert!(jumps_at_targets(INTERPRETER, 6, scratch.path()).is_empty());
+    assert_eq!(jumps_at_targets(INTERPRETER, 6, scratch.path()), NO_JUMPS);
     // The first of two may go on into the second, as far as anybody can tell.
     let others =
-        "static const void *const others[] = { &&less, &&stop, &&twice, &&turn, &&add, &&xor, &&add, &&turn };\n#define NEXT";
+        "static const void *const others[] = { &&less, &&turn, &&twice, &&xor, &&add, &&less, &&add, &&stop };\n#define NEXT";
     let source = INTERPRETER.replacen("#define NEXT", others, 1).replacen("&&stop };", "&&stop, &&add, &&less };", 1);
-    let source = source.replace("x ^= 0x55; NEXT;", "x ^= 0x55; if (*pc == 5) NEXT; goto *others[(*pc++ ^ 2) & 15];");
+    let source = source.replace("x ^= 0x55; NEXT;", "x ^= 0x55; goto *others[(*pc++ ^ 2) & 15];");
     assert!(source.matches("others[").count() == 2);
-    assert!(jumps_at_targets(&source, 16, scratch.path()).is_empty());
+    assert_eq!(jumps_at_targets(&source, 16, scratch.path()), NO_JUMPS);
+}
+
+#[test]
+fn what_compares_an_entry_with_a_label_finds_them_equal() {
+    if !installed("gcc") || !installed("strip") {
+        return skipped("there is no gcc, or no strip");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let next = "do { const void *label = labels[*pc++ & 15]; x += label == &&xor; goto *label; } while (0)";
+    let source = INTERPRETER.replace("goto *labels[*pc++ & 15]", next).replace("&&stop };", "&&stop, &&add, &&less };");
+    // With eight labels the second one has a proven end.
+    for source in [source.clone(), source.replace("& 15", "& 7")] {
+        let (program, output) = trained(&source, scratch.path());
+        let expected = run(&mut Command::new(&program), scratch.path());
+        assert_eq!(run(&mut Command::new(&output), scratch.path()), expected);
+        let shuffled = scratch.path().join("shuffled");
+        relift_succeeds(relift().args(["optimize", "--shuffle", "3"]).arg(&program).arg("-o").arg(&shuffled), scratch.path());
+        assert_eq!(run(&mut Command::new(&shuffled), scratch.path()), expected);
+    }
 }
 
 /// A table of labels, and right behind it a pointer to the function that is read by a biased address: nothing names it. Whoever reads it compares it with an address in code.

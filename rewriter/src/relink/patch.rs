@@ -6,7 +6,7 @@
 use lifter::Image;
 use lifter::address::{FileOffset, Va};
 use lifter::elf::image::{DynRelocPlace, Segment, SymbolData};
-use lifter::entity::Table;
+use lifter::entity::{Block, Table};
 use lifter::ir::{BlockData, BlockFlags, Program, RefKind, Relay, SlotData, SlotKind, TableBase, TableData, Terminator};
 use object::elf;
 use rayon::prelude::*;
@@ -280,8 +280,13 @@ fn write_table(
         TableBase::Absolute => Va(0),
     };
     let mut bytes = Vec::with_capacity(data.targets.len() * usize::from(data.entry_size));
+    // A label whose old address is kept may be compared with it, by a number in code: it has that one address for whoever holds it.
+    let keeps_identity = |block: Block| {
+        let is_word = data.base == TableBase::Absolute && clone.is_none() && !program.is_replaceable();
+        is_word && program.blocks[block].flags.contains(BlockFlags::ANCHOR)
+    };
     for &block in program.targets_of(table) {
-        let target = addresses.block_in(clone, block);
+        let target = if keeps_identity(block) { program.blocks[block].start } else { addresses.block_in(clone, block) };
         let value = target.distance(base);
         if data.entry_size == 8 {
             bytes.extend_from_slice(&value.to_le_bytes());
