@@ -442,7 +442,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             }
             if let Some(name) = name.take().filter(|name| name.reach == Reach::Pointer) {
                 self.compare_marks(name.input, name.output)?;
-                if let Some(other) = self.relation.name(name.input, name.output) {
+                if let Some(other) = self.relation.name(name.input, name.output, self.has_numbers) {
                     let message = format!("the input's {:#x} already stands at {other:#x}", name.input);
                     return fail(ViolationKind::Conflict, name.output, message);
                 }

@@ -165,11 +165,7 @@ pub(super) fn build_with(functions: &[&str], table: &str, flags: &str) -> Option
 
 /// The same at a fixed address.
 pub(super) fn build_fixed(functions: &[&str], table: &str) -> Option<Vec<u8>> {
-    build_fixed_with_copies(functions, table, "")
-}
-
-pub(super) fn build_fixed_with_copies(functions: &[&str], table: &str, copies: &str) -> Option<Vec<u8>> {
-    link(&text(functions, table, copies), "-no-pie")
+    link(&text(functions, table, ""), "-no-pie")
 }
 
 /// The text of a function with a frame description of its own.

@@ -423,10 +423,17 @@ impl Relation {
     }
 
     /// Notes that the program holds `name` in the output where it holds `address` in the input. Gives the other name that this
-    /// has already, if that is neither its own address nor the same.
-    pub(super) fn name(&mut self, address: u64, name: u64) -> Option<u64> {
+    /// has already, if that is not the same. Its own address is one only where code addresses are plain numbers: the program may compare
+    /// what a table holds with a number in an instruction.
+    pub(super) fn name(&mut self, address: u64, name: u64, has_numbers: bool) -> Option<u64> {
         let old = self.names.get(&address).copied();
         let mut identity = old.unwrap_or_default();
+        if has_numbers && identity.is_own && name != address {
+            return Some(address);
+        }
+        if has_numbers && identity.moved.is_some() && name == address {
+            return identity.moved;
+        }
         if name == address {
             if identity.is_own {
                 return None;

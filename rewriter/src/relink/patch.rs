@@ -281,10 +281,7 @@ fn write_table(
     };
     let mut bytes = Vec::with_capacity(data.targets.len() * usize::from(data.entry_size));
     // A label whose old address is kept may be compared with it, by a number in code: it has that one address for whoever holds it.
-    let keeps_identity = |block: Block| {
-        let is_word = data.base == TableBase::Absolute && clone.is_none() && !program.is_replaceable();
-        is_word && program.blocks[block].flags.contains(BlockFlags::ANCHOR)
-    };
+    let keeps_identity = |block: Block| clone.is_none() && program.blocks[block].flags.contains(BlockFlags::ANCHOR);
     for &block in program.targets_of(table) {
         let target = if keeps_identity(block) { program.blocks[block].start } else { addresses.block_in(clone, block) };
         let value = target.distance(base);
