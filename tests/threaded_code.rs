@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use object::{Object, ObjectSection};
-use support::{compile, compile_text, installed, relift, relift_succeeds, repository, run, skipped};
+use support::{Run, compile, compile_text, installed, relift, relift_succeeds, repository, run, skipped};
 
 /// Of the computed jumps in a function of a fixture, how many are led by a pointer, and how many are not.
 fn computed_jumps(fixture: &str, function: &str) -> Option<[usize; 2]> {
@@ -90,6 +90,17 @@ fn trained(source: &str, folder: &Path) -> (PathBuf, PathBuf) {
     (program, output)
 }
 
+/// Trains a program, and lays it out at random: both outputs do what it does, which is the result.
+fn does_the_same(source: &str, folder: &Path) -> Run {
+    let (program, output) = trained(source, folder);
+    let shuffled = folder.join("shuffled");
+    relift_succeeds(relift().args(["optimize", "--shuffle", "3"]).arg(&program).arg("-o").arg(&shuffled), folder);
+    let expected = run(&mut Command::new(&program), folder);
+    assert_eq!(run(&mut Command::new(&output), folder), expected);
+    assert_eq!(run(&mut Command::new(&shuffled), folder), expected);
+    expected
+}
+
 #[test]
 fn a_table_that_the_program_writes_has_no_copy() {
     if !installed("gcc") || !installed("strip") {
@@ -98,8 +109,7 @@ fn a_table_that_the_program_writes_has_no_copy() {
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
     let turns = "if (x & 64) { const void *one = labels[1]; labels[1] = labels[2]; labels[2] = one; }\n    NEXT;\nadd:";
     let source = INTERPRETER.replace("const void *const labels", "const void *volatile labels").replacen("NEXT;\nadd:", turns, 1);
-    let (program, output) = trained(&source.replace("goto *", "goto *(void *)"), scratch.path());
-    assert_eq!(run(&mut Command::new(&output), scratch.path()), run(&mut Command::new(&program), scratch.path()));
+    does_the_same(&source.replace("goto *", "goto *(void *)"), scratch.path());
 }
 
 /// Where the interpreter's tables are in a program: as many words of read-only data in a row lead into code.
@@ -156,12 +166,7 @@ fn what_compares_an_entry_with_a_label_finds_them_equal() {
     let source = INTERPRETER.replace("goto *labels[*pc++ & 15]", next).replace("&&stop };", "&&stop, &&add, &&less };");
     // With eight labels the second one has a proven end.
     for source in [source.clone(), source.replace("& 15", "& 7")] {
-        let (program, output) = trained(&source, scratch.path());
-        let expected = run(&mut Command::new(&program), scratch.path());
-        assert_eq!(run(&mut Command::new(&output), scratch.path()), expected);
-        let shuffled = scratch.path().join("shuffled");
-        relift_succeeds(relift().args(["optimize", "--shuffle", "3"]).arg(&program).arg("-o").arg(&shuffled), scratch.path());
-        assert_eq!(run(&mut Command::new(&shuffled), scratch.path()), expected);
+        does_the_same(&source, scratch.path());
     }
 }
 
@@ -189,11 +194,6 @@ fn what_is_behind_a_table_whose_end_nobody_proves_stays_what_it_was() {
         return skipped("there is no gcc, or no strip");
     }
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
-    let (program, output) = trained(POINTER_BEHIND, scratch.path());
-    let expected = run(&mut Command::new(&program), scratch.path());
-    assert!(expected.stdout_text().ends_with(" 1\n"), "{}", expected.stdout_text());
-    assert_eq!(run(&mut Command::new(&output), scratch.path()), expected);
-    let shuffled = scratch.path().join("shuffled");
-    relift_succeeds(relift().args(["optimize", "--shuffle", "3"]).arg(&program).arg("-o").arg(&shuffled), scratch.path());
-    assert_eq!(run(&mut Command::new(&shuffled), scratch.path()), expected);
+    let done = does_the_same(POINTER_BEHIND, scratch.path());
+    assert!(done.stdout_text().ends_with(" 1\n"), "{}", done.stdout_text());
 }
