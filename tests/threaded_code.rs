@@ -123,8 +123,8 @@ fn tables_of(file: &object::File<'_>, num_words: usize) -> u64 {
     constants.address() + 8 * first as u64
 }
 
-/// Trains a program whose tables have so many words; of the places to which they lead, those that hold a jump.
-fn jumps_at_targets(source: &str, num_words: usize, folder: &Path) -> Vec<u64> {
+/// Trains a program whose tables have so many words; of these, by their numbers, those that lead to where a jump is.
+fn jumps_at_targets(source: &str, num_words: usize, folder: &Path) -> Vec<usize> {
     let (program, output) = trained(source, folder);
     assert_eq!(run(&mut Command::new(&output), folder), run(&mut Command::new(&program), folder));
     let files = [program, output].map(|path| std::fs::read(path).expect("the file can be read"));
@@ -136,7 +136,8 @@ fn jumps_at_targets(source: &str, num_words: usize, folder: &Path) -> Vec<u64> {
     let tables = bytes_at(tables_of(&before, num_words), num_words as u64 * 8);
     let targets = tables.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
     const JUMPS: [u8; 2] = [0xe9, 0xeb];
-    targets.filter(|&target| JUMPS.contains(&bytes_at(target, 1)[0])).collect()
+    let is_jump = |&(_, target): &(usize, u64)| JUMPS.contains(&bytes_at(target, 1)[0]);
+    targets.enumerate().filter(is_jump).map(|(number, _)| number).collect()
 }
 
 #[test]
@@ -144,7 +145,7 @@ fn at_a_fixed_address_tables_whose_ends_nobody_proves_lead_to_the_new_code_and_n
     if !installed("gcc") || !installed("strip") {
         return skipped("there is no gcc, or no strip");
     }
-    const NO_JUMPS: [u64; 0] = [];
+    const NO_JUMPS: [usize; 0] = [];
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
     assert_eq!(jumps_at_targets(INTERPRETER, 6, scratch.path()), NO_JUMPS);
     // The first of two may go on into the second, as far as anybody can tell.
@@ -196,4 +197,33 @@ fn what_is_behind_a_table_whose_end_nobody_proves_stays_what_it_was() {
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
     let done = does_the_same(POINTER_BEHIND, scratch.path());
     assert!(done.stdout_text().ends_with(" 1\n"), "{}", done.stdout_text());
+}
+
+/// Two functions, and the table of one right behind that of the other, which masks its index: nobody can tell where that one ends.
+const TABLES_IN_A_ROW: &str = r#"
+#include <stdio.h>
+__asm__(".text\n.p2align 4\n.globl choose\n.type choose, @function\nchoose:\n.cfi_startproc\n mov %edi, %eax\n and $15, %eax\n"
+        " jmp *table(,%rax,8)\n.La: mov $11, %eax\n ret\n.Lb: lea 7(%rsi), %eax\n ret\n.Lc: imul $3, %esi, %eax\n ret\n"
+        ".cfi_endproc\n.size choose, . - choose\n"
+        ".p2align 4\n.globl pick\n.type pick, @function\npick:\n.cfi_startproc\n cmp $4, %edi\n ja .Ld\n mov %edi, %eax\n"
+        " jmp *second(,%rax,8)\n.Ld: imul $1009, %esi, %eax\n ret\n.Le: imul $1013, %esi, %eax\n ret\n.Lf: imul $1019, %esi, %eax\n ret\n"
+        ".Lg: imul $1021, %esi, %eax\n ret\n.Lh: imul $1031, %esi, %eax\n ret\n.cfi_endproc\n.size pick, . - pick\n"
+        ".section .rodata\n.p2align 3\ntable:\n .quad .La, .Lb, .Lc\nsecond:\n .quad .Ld, .Le, .Lf, .Lg, .Lh\n.text\n");
+int choose(int, int);
+int pick(int, int);
+int main(void) {
+    int x = 0;
+    for (int i = 0; i < 30000; i++) x = pick(i % 5, choose(i % 3, x)) & 0xfff;
+    printf("%d\n", x);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_table_whose_end_is_unknown_leaves_those_of_other_functions_alone() {
+    if !installed("gcc") || !installed("strip") {
+        return skipped("there is no gcc, or no strip");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    assert_eq!(jumps_at_targets(TABLES_IN_A_ROW, 8, scratch.path()), [0, 1, 2]);
 }

@@ -23,7 +23,7 @@ use crate::discover::shared_entries::SharedEntries;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
 use crate::discover::units::{Bounds, Unit, UnitData, Units, find_units, is_in, joined, unit_at};
-use crate::discover::unseen::{self, Search, Unseen};
+use crate::discover::unseen::{self, OpenTables, Search, Unseen};
 use crate::elf::image::{SymbolData, original_name};
 use crate::elf::stubs::is_stub_section;
 use crate::elf::{Image, Unwind};
@@ -138,7 +138,7 @@ pub fn lift_with(image: &Image<'_>, unwind: Unwind, options: LiftOptions) -> Res
     mark_exclusive(image, &surveys, &mut tables);
     let names = names.extended(tables.iter().flat_map(|t| &*t.distinct).map(|&target| (target, NamedBy::TABLE)));
 
-    let unseen = context.unseen(&jumps, &mut tables);
+    let unseen = context.unseen(&jumps, &clusters, &mut tables);
     let words = unseen.words.iter().map(|&(_, word)| (word, NamedBy::WORD));
     let names = names.extended(unseen.anchors.iter().map(|&anchor| (anchor, NamedBy::UNSEEN)).chain(words));
 
@@ -555,12 +555,15 @@ impl Discovered<'_> {
     }
 
     /// What may be named without anyone's knowing; nothing in *replace* mode.
-    fn unseen(&self, jumps: &[(Unit, ClusterJumps)], tables: &mut [RawTable]) -> Unseen {
+    fn unseen(&self, jumps: &[(Unit, ClusterJumps)], clusters: &Clusters, tables: &mut [RawTable]) -> Unseen {
         if self.mode == RelinkMode::Replace {
             return Unseen::default();
         }
-        let mut open_tables: Vec<Va> = jumps.iter().flat_map(|j| j.1.open.iter().copied()).collect();
-        open_tables.sort();
+        let open = jumps.iter().flat_map(|(unit, answer)| answer.open.iter().map(|&open| (open, clusters.find(*unit))));
+        let mut read_by: Vec<(Va, Unit)> = open.collect();
+        read_by.sort();
+        let cluster_at = |va| unit_at(self.units, va).map(|unit| clusters.find(unit));
+        let open_tables = OpenTables { read_by, cluster_at: &cluster_at };
         let search = Search { image: self.image, units: self.units, surveys: self.surveys };
         search.claim_tables(tables, &open_tables);
         search.run(tables)

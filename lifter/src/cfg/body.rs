@@ -226,6 +226,7 @@ impl Body {
             block.preds.extend_from_slice(&computed);
         }
         self.connect_landing_pads(unwind);
+        self.disconnect_padding();
         self.mark_entries();
         for block in &mut self.blocks {
             block.succs.clear();
@@ -236,6 +237,24 @@ impl Body {
             self.blocks[target].preds = preds;
         }
         self.find_hub();
+    }
+
+    /// No-ops behind a jump or a return that nothing names and nothing leads to fill the room before an aligned label: control doesn't come to that label out of them.
+    fn disconnect_padding(&mut self) {
+        for index in 1..self.block_starts.len() {
+            let block = &self.blocks[index];
+            let (first, end) = (block.first as usize, block.end as usize);
+            let before = &self.instructions[first - 1];
+            let is_left_before = matches!(flow_of(before), Flow::Jump(_) | Flow::IndirectJump | Flow::Return);
+            let is_padding = block.preds.is_empty()
+                && block.named_by == NamedBy::default()
+                && is_left_before
+                && before.next_ip() == self.instructions[first].ip()
+                && self.instructions[first..end].iter().all(is_nop);
+            if is_padding && let Some(next) = self.block_at(Va(self.instructions[end - 1].next_ip())) {
+                self.blocks[next].preds.retain(|pred| *pred as usize != index);
+            }
+        }
     }
 
     /// In an interpreter hundreds of jumps lead to the same hundreds of blocks. The predecessors that most of these share are the *hub*: a search that has been at all of

@@ -21,8 +21,8 @@
 //!
 //! **Tables of addresses** are the one exception: the words of a table whose length is proven, or all of whose words lead inside of
 //! functions, name nothing if all that reads them is known, because then they are written anew. That is so if every instruction that holds an address in the table is known to use it as
-//! that table, no word of data holds such an address, and no table of addresses that begins before it is left unresolved (a base may be
-//! biased below its table). All other tables of addresses stay as they are, and each of their entries keeps a jump.
+//! that table, no word of data holds such an address, and no table of addresses that begins before it, and that a jump of the same function reads, is left unresolved (a base may be
+//! biased below its table; inside of a function only its own jumps lead). All other tables of addresses stay as they are, and each of their entries keeps a jump.
 
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ use crate::address::Va;
 use crate::cfg::tables::RawTable;
 use crate::discover::names::dynamic_code_slots;
 use crate::discover::survey::{NumberRole, Survey};
-use crate::discover::units::{Bounds, UnitData, Units, is_in, unit_at};
+use crate::discover::units::{Bounds, Unit, UnitData, Units, is_in, unit_at};
 use crate::elf::Image;
 use crate::elf::image::{SectionData, original_name};
 use crate::ir::TableBound;
@@ -150,6 +150,27 @@ fn overlapping(tables: &[RawTable]) -> Vec<Group> {
     groups
 }
 
+/// Tables of addresses of which it is not known which entries are read.
+pub(crate) struct OpenTables<'c> {
+    /// Where the operands of jumps say that they begin, and the clusters of the jumps, by their roots. Ascending.
+    pub(crate) read_by: Vec<(Va, Unit)>,
+    /// The root of the cluster of an address in code.
+    pub(crate) cluster_at: &'c dyn Fn(Va) -> Option<Unit>,
+}
+
+impl OpenTables<'_> {
+    /// Whether some of their jumps may read from the tables of a group: those of clusters into which these lead.
+    fn may_go_on_into(&self, group: &Group, tables: &[RawTable]) -> bool {
+        let first = self.read_by.partition_point(|open| open.0 + BIAS_BYTES_MAX <= group.start);
+        let near = self.read_by[first..].iter().take_while(|open| open.0 < group.end);
+        let mut near: Vec<Unit> = near.map(|open| open.1).collect();
+        near.sort();
+        near.dedup();
+        let leads_into = |&target: &Va| (self.cluster_at)(target).is_none_or(|cluster| near.binary_search(&cluster).is_ok());
+        !near.is_empty() && tables.iter().flat_map(|table| &*table.distinct).any(leads_into)
+    }
+}
+
 impl Search<'_> {
     /// `tables` ascend.
     pub(crate) fn run(&self, tables: &[RawTable]) -> Unseen {
@@ -227,15 +248,14 @@ impl Search<'_> {
 
     /// Marks the tables of which all readers are known: these may be overwritten, so that their words name nothing. `tables` and
     /// `open_tables` ascend. Where a table may end behind the beginning of others, all of them may be or none.
-    pub(crate) fn claim_tables(&self, tables: &mut [RawTable], open_tables: &[Va]) {
+    pub(crate) fn claim_tables(&self, tables: &mut [RawTable], open_tables: &OpenTables<'_>) {
         let groups = overlapping(tables);
         let mut is_shared = vec![false; groups.len()];
         self.doubted(tables, &groups).into_iter().for_each(|group| is_shared[group] = true);
         let mut is_held = vec![false; tables.len()];
         self.held(tables).into_iter().for_each(|table| is_held[table] = true);
         for (group, is_shared) in groups.into_iter().zip(is_shared) {
-            let below = open_tables.partition_point(|&open| open < group.end);
-            let is_open = below > 0 && open_tables[below - 1] + BIAS_BYTES_MAX > group.start;
+            let is_open = open_tables.may_go_on_into(&group, &tables[group.tables.clone()]);
             let (all, is_held) = (&tables[group.tables.clone()], &is_held[group.tables.clone()]);
             let leads_inside = |(table, is_held): (&RawTable, &bool)| !is_held && self.leads_inside(table);
             let is_whole = match all {

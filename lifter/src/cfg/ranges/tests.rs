@@ -52,6 +52,29 @@ fn a_comparison_of_the_index_bounds_it() {
 }
 
 #[test]
+fn padding_behind_a_jump_leads_nowhere_and_code_may_come_from_anywhere() {
+    let behind_a_jump = |write: &dyn Fn(&mut CodeAssembler) -> Assembled| {
+        max_at_jump(|a| {
+            let (mut out, mut start, mut more) = (a.create_label(), a.create_label(), a.create_label());
+            a.jmp(start)?;
+            a.set_label(&mut out)?;
+            a.ret()?;
+            a.set_label(&mut start)?;
+            a.mov(eax, edi)?;
+            a.cmp(eax, 3)?;
+            a.ja(more)?;
+            a.jmp(rbx)?;
+            write(a)?;
+            a.set_label(&mut more)?;
+            a.cmp(eax, 9)?;
+            a.ja(out)
+        })
+    };
+    assert_eq!(behind_a_jump(&|a| a.nop_1(word_ptr(rax))), Some(9));
+    assert_eq!(behind_a_jump(&|a| a.mov(rax, rdi)), None);
+}
+
+#[test]
 fn the_kernel_leaves_a_result_of_its_own() {
     let max = max_at_jump(|a| {
         a.mov(eax, 39i32)?;
