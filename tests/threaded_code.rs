@@ -227,3 +227,29 @@ fn a_table_whose_end_is_unknown_leaves_those_of_other_functions_alone() {
     let scratch = tempfile::tempdir().expect("a scratch folder can be made");
     assert_eq!(jumps_at_targets(TABLES_IN_A_ROW, 8, scratch.path()), [0, 1, 2]);
 }
+
+#[test]
+fn numbers_that_look_like_places_in_a_table_leave_it_alone() {
+    if !installed("gcc") || !installed("strip") {
+        return skipped("there is no gcc, or no strip");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let numbers = r#"__asm__(".data\n.p2align 3\n.globl number\nnumber: .quad second + 8\n.text\n");
+extern const volatile unsigned long number;
+int main(void) {
+    __asm__ volatile("testl $second + 16, %0" : : "r"((int)number) : "cc");"#;
+    let source = TABLES_IN_A_ROW.replacen("int main(void) {", numbers, 1);
+    assert_eq!(jumps_at_targets(&source, 8, scratch.path()), [0, 1, 2]);
+}
+
+#[test]
+fn a_pointer_into_a_table_that_a_jump_may_follow_keeps_its_words() {
+    if !installed("gcc") || !installed("strip") {
+        return skipped("there is no gcc, or no strip");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    let from = "static const void *const *const volatile from = &labels[1];\n#define NEXT";
+    let source = INTERPRETER.replacen("#define NEXT", from, 1);
+    let source = source.replace("x ^= 0x55; NEXT;", "x ^= 0x55; goto *from[(*pc++ & 15) - 1];");
+    assert_eq!(jumps_at_targets(&source, 6, scratch.path()), [0, 1, 2, 3, 4, 5]);
+}

@@ -23,7 +23,7 @@ use crate::discover::shared_entries::SharedEntries;
 use crate::discover::stubs::Stubs;
 use crate::discover::survey::{CodeName, How, Survey, Surveyor};
 use crate::discover::units::{Bounds, Unit, UnitData, Units, find_units, is_in, joined, unit_at};
-use crate::discover::unseen::{self, OpenTables, Search, Unseen};
+use crate::discover::unseen::{self, OpenJumps, Search, Unseen};
 use crate::elf::image::{SymbolData, original_name};
 use crate::elf::stubs::is_stub_section;
 use crate::elf::{Image, Unwind};
@@ -560,12 +560,14 @@ impl Discovered<'_> {
             return Unseen::default();
         }
         let open = jumps.iter().flat_map(|(unit, answer)| answer.open.iter().map(|&open| (open, clusters.find(*unit))));
-        let mut read_by: Vec<(Va, Unit)> = open.collect();
-        read_by.sort();
+        let mut open_tables: Vec<(Va, Unit)> = open.collect();
+        open_tables.sort();
+        let mut open_clusters: Vec<Unit> =
+            jumps.iter().filter(|(_, answer)| answer.has_other_jumps()).map(|(unit, _)| clusters.find(*unit)).collect();
+        open_clusters.sort();
         let cluster_at = |va| unit_at(self.units, va).map(|unit| clusters.find(unit));
-        let open_tables = OpenTables { read_by, cluster_at: &cluster_at };
         let search = Search { image: self.image, units: self.units, surveys: self.surveys };
-        search.claim_tables(tables, &open_tables);
+        search.claim_tables(tables, &OpenJumps { tables: open_tables, clusters: open_clusters, cluster_at: &cluster_at });
         search.run(tables)
     }
 

@@ -604,6 +604,10 @@ impl ClusterJumps {
     pub(crate) fn has_unresolved(&self) -> bool {
         self.dispatches.iter().any(|d| matches!(d.1, Dispatch::Unresolved | Dispatch::Doubtful))
     }
+    /// Whether it has one that is not known to read a table.
+    pub(crate) fn has_other_jumps(&self) -> bool {
+        self.is_too_large || !self.dispatches.iter().all(|d| matches!(d.1, Dispatch::Table(_)))
+    }
     /// Whether it has one that may reach whatever nothing else names.
     pub(crate) fn is_open(&self) -> bool {
         self.dispatches.iter().any(|d| d.1 == Dispatch::Unresolved)

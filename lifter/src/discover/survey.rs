@@ -55,8 +55,10 @@ pub(crate) struct Absolute {
 pub(crate) enum NumberRole {
     /// It reads or writes memory there.
     Memory,
-    /// It masks, sets, tests or flips bits, or multiplies: of an address nobody does that.
+    /// It masks, sets or flips bits: of an address nobody does that.
     Bits,
+    /// It tests bits, or multiplies: no address comes of it.
+    Tested,
     /// It may do with it what is done with addresses.
     Value,
     /// It copies it: to a register, to memory, on the stack.
@@ -359,13 +361,12 @@ impl Surveyor<'_> {
 
 /// The fields of 32 or 64 bits of an instruction that may be absolute addresses.
 pub(crate) fn numbers(instruction: &Instruction) -> impl Iterator<Item = (Va, NumberRole)> + use<'_> {
-    let counts_bits =
-        matches!(instruction.mnemonic(), Mnemonic::And | Mnemonic::Or | Mnemonic::Xor | Mnemonic::Test | Mnemonic::Imul);
     (0..instruction.op_count()).filter_map(move |operand| match instruction.op_kind(operand) {
         OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
             let role = match instruction.mnemonic() {
                 Mnemonic::Mov | Mnemonic::Push => NumberRole::Copied,
-                _ if counts_bits => NumberRole::Bits,
+                Mnemonic::And | Mnemonic::Or | Mnemonic::Xor => NumberRole::Bits,
+                Mnemonic::Test | Mnemonic::Imul => NumberRole::Tested,
                 _ => NumberRole::Value,
             };
             Some((Va(instruction.immediate(operand)), role))

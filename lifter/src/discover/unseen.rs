@@ -150,19 +150,33 @@ fn overlapping(tables: &[RawTable]) -> Vec<Group> {
     groups
 }
 
-/// Tables of addresses of which it is not known which entries are read.
-pub(crate) struct OpenTables<'c> {
-    /// Where the operands of jumps say that they begin, and the clusters of the jumps, by their roots. Ascending.
-    pub(crate) read_by: Vec<(Va, Unit)>,
+/// The group, of all that there are, in which an address is.
+fn group_at(groups: &[Group], va: Va) -> Option<usize> {
+    let index = groups.partition_point(|group| group.start <= va).checked_sub(1)?;
+    (va < groups[index].end).then_some(index)
+}
+
+/// Jumps that may read other tables than those that are known.
+pub(crate) struct OpenJumps<'c> {
+    /// Tables of addresses of which it is not known which entries are read: where the operands of jumps say that they begin, and the clusters of the jumps, by their roots. Ascending.
+    pub(crate) tables: Vec<(Va, Unit)>,
+    /// The roots of the clusters in which some jump is not known to read a table. Ascending.
+    pub(crate) clusters: Vec<Unit>,
     /// The root of the cluster of an address in code.
     pub(crate) cluster_at: &'c dyn Fn(Va) -> Option<Unit>,
 }
 
-impl OpenTables<'_> {
+impl OpenJumps<'_> {
+    /// Whether all jumps of the clusters into which a table leads are known to read tables.
+    fn are_known(&self, table: &RawTable) -> bool {
+        let is_known = |cluster: Unit| self.clusters.binary_search(&cluster).is_err();
+        table.distinct.iter().all(|&target| (self.cluster_at)(target).is_some_and(is_known))
+    }
+
     /// Whether some of their jumps may read from the tables of a group: those of clusters into which these lead.
     fn may_go_on_into(&self, group: &Group, tables: &[RawTable]) -> bool {
-        let first = self.read_by.partition_point(|open| open.0 + BIAS_BYTES_MAX <= group.start);
-        let near = self.read_by[first..].iter().take_while(|open| open.0 < group.end);
+        let first = self.tables.partition_point(|open| open.0 + BIAS_BYTES_MAX <= group.start);
+        let near = self.tables[first..].iter().take_while(|open| open.0 < group.end);
         let mut near: Vec<Unit> = near.map(|open| open.1).collect();
         near.sort();
         near.dedup();
@@ -247,50 +261,60 @@ impl Search<'_> {
     }
 
     /// Marks the tables of which all readers are known: these may be overwritten, so that their words name nothing. `tables` and
-    /// `open_tables` ascend. Where a table may end behind the beginning of others, all of them may be or none.
-    pub(crate) fn claim_tables(&self, tables: &mut [RawTable], open_tables: &OpenTables<'_>) {
+    /// Where a table may end behind the beginning of others, all of them may be or none.
+    pub(crate) fn claim_tables(&self, tables: &mut [RawTable], jumps: &OpenJumps<'_>) {
         let groups = overlapping(tables);
         let mut is_shared = vec![false; groups.len()];
-        self.doubted(tables, &groups).into_iter().for_each(|group| is_shared[group] = true);
+        self.doubted_by_code(tables, &groups).into_iter().for_each(|group| is_shared[group] = true);
+        let mut is_pointed_to = vec![false; groups.len()];
+        self.doubted_by_data(tables, &groups).into_iter().for_each(|group| is_pointed_to[group] = true);
         let mut is_held = vec![false; tables.len()];
         self.held(tables).into_iter().for_each(|table| is_held[table] = true);
-        for (group, is_shared) in groups.into_iter().zip(is_shared) {
-            let is_open = open_tables.may_go_on_into(&group, &tables[group.tables.clone()]);
+        for ((group, is_shared), is_pointed_to) in groups.into_iter().zip(is_shared).zip(is_pointed_to) {
+            let is_open = jumps.may_go_on_into(&group, &tables[group.tables.clone()]);
             let (all, is_held) = (&tables[group.tables.clone()], &is_held[group.tables.clone()]);
             let leads_inside = |(table, is_held): (&RawTable, &bool)| !is_held && self.leads_inside(table);
+            let all_lead_inside = || all.iter().zip(is_held).all(leads_inside);
             let is_whole = match all {
                 [table] if table.bound == TableBound::Proven => table.is_exclusive || table.entry_size == 8,
-                all => all.iter().zip(is_held).all(leads_inside),
+                _ => all_lead_inside(),
             };
+            // Most words of data that may be addresses in a table are numbers; whoever follows a pointer into one has a jump of his own.
+            let is_shared = is_shared || is_pointed_to && !(all_lead_inside() && all.iter().all(|table| jumps.are_known(table)));
             tables[group.tables].iter_mut().for_each(|table| table.is_exclusive = !is_shared && !is_open && is_whole);
         }
     }
 
-    /// The groups in which something is named for another reason than those that are known.
-    fn doubted(&self, tables: &[RawTable], groups: &[Group]) -> Vec<usize> {
-        let (low, high) = (groups.first().map_or(Va(0), |first| first.start), groups.last().map_or(Va(0), |last| last.end));
-        let doubted = |value: Va, is_known: &dyn Fn(&[RawTable]) -> bool| {
-            let index =
-                if low <= value && value < high { groups.partition_point(|g| g.start <= value) - 1 } else { return None };
-            (value < groups[index].end && !is_known(&tables[groups[index].tables.clone()])).then_some(index)
-        };
+    /// The groups in which instructions name something and are not known to read a table.
+    fn doubted_by_code(&self, tables: &[RawTable], groups: &[Group]) -> Vec<usize> {
         let by_code = self.surveys.par_iter().flat_map_iter(|survey| {
-            let absolutes = survey.absolutes.iter().map(|a| (a.value, a.at));
+            let absolutes = survey.absolutes.iter().filter(|number| number.role != NumberRole::Tested).map(|a| (a.value, a.at));
             let named = absolutes.chain(survey.data_names.iter().copied());
             let is_known = |(value, at): (Va, Va), group: &[RawTable]| {
                 let table = group.binary_search_by_key(&value, |table| table.at);
                 table.is_ok_and(|table| group[table].named_at.binary_search(&at).is_ok())
             };
-            named.filter_map(move |name| doubted(name.0, &|group| is_known(name, group)))
+            named.filter_map(move |name| {
+                let group = group_at(groups, name.0)?;
+                (!is_known(name, &tables[groups[group].tables.clone()])).then_some(group)
+            })
         });
-        let mut found: Vec<usize> = by_code.collect();
+        by_code.collect()
+    }
+
+    /// The groups in which a word of data names an entry.
+    fn doubted_by_data(&self, tables: &[RawTable], groups: &[Group]) -> Vec<usize> {
+        let mut found: Vec<usize> = Vec::new();
         for section in data_sections(self.image) {
             let start = section.sh_addr.align_up(8);
             let bytes = self.image.read(start, section.end().0.saturating_sub(start.0) as usize).unwrap_or(&[]);
             let words = bytes.par_chunks_exact(8).filter_map(|word| Some(Va(u64::from_le_bytes(word.try_into().ok()?))));
             let is_between =
                 |word: Va, table: &RawTable| !word.0.abs_diff(table.at.0).is_multiple_of(u64::from(table.entry_size));
-            found.par_extend(words.filter_map(|word| doubted(word, &|group| group.iter().all(|table| is_between(word, table)))));
+            found.par_extend(words.filter_map(|word| {
+                let group = group_at(groups, word)?;
+                (!tables[groups[group].tables.clone()].iter().all(|table| is_between(word, table))).then_some(group)
+            }));
         }
         found
     }

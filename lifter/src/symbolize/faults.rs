@@ -34,7 +34,7 @@ impl PinContext<'_> {
             let is_held = |number: &&Absolute| match number.role {
                 NumberRole::Value => true,
                 NumberRole::Copied => unit_starting_at(self.units, number.value).is_some() && self.is_compared(number.at),
-                NumberRole::Memory | NumberRole::Bits => false,
+                NumberRole::Memory | NumberRole::Bits | NumberRole::Tested => false,
             };
             names.chain(survey.absolutes.iter().filter(is_held).map(|number| number.value))
         });
