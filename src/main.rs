@@ -30,7 +30,7 @@ fn main() -> ExitCode {
 fn run() -> Result<ExitCode> {
     let cli = commands::parse(std::env::args_os().collect())?;
     let threads = commands::threads(&cli);
-    memory::share_heaps(threads);
+    memory::limit_heaps(threads);
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .build_global()

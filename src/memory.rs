@@ -23,13 +23,14 @@ pub(crate) fn fix_thresholds() {
     }
 }
 
-/// Lets two threads share a heap, if there are so many (0: as many as processors); to be called before the first thread is made. By default each thread has its own, and what one
-/// phase leaves free in it another thread's next phase can't use: the largest resident set of `relift shrink` was 6 % larger for it on two threads, and no time shorter.
-pub(crate) fn share_heaps(threads: usize) {
+/// Makes as many heaps as threads are to work (0: as many as processors); to be called before the first thread is made. One more, the default, is the main thread's, which waits while they work:
+/// what is left free in it they can't use. One heap for two threads saves a few percent of memory, and they wait for each other: a quarter of the
+/// time, and as much processor time (`benches/records/2026-11-29-heaps.md`).
+pub(crate) fn limit_heaps(threads: usize) {
     #[cfg(target_env = "gnu")]
     {
         let threads = if threads == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { threads };
-        let heaps = libc::c_int::try_from(threads.div_ceil(2)).unwrap_or(libc::c_int::MAX);
+        let heaps = libc::c_int::try_from(threads).unwrap_or(libc::c_int::MAX);
         #[expect(unsafe_code, reason = "see the measurement above")]
         // SAFETY: as in `fix_thresholds`.
         unsafe {
