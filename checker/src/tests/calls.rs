@@ -253,6 +253,47 @@ fn a_body_whose_callee_unwinds_otherwise_is_seen() {
     assert_eq!(found(&report), [ViolationKind::UnwindRow], "{}", report.summary(10));
 }
 
+/// The second call, or what is in its place, with an exception table in which what stands from `from` to `to` has a landing pad.
+fn covered(what: &str, from: &str, to: &str) -> String {
+    let table = "
+    .pushsection .gcc_except_table, \"a\"
+.Ltable:
+    .byte 0xff, 0xff, 0x01
+    .uleb128 .Ltableend - .Lsites
+.Lsites:
+    .uleb128 @FROM@ - _start
+    .uleb128 @TO@ - @FROM@
+    .uleb128 .Lpad - _start
+    .uleb128 0
+.Ltableend:
+    .popsection
+    .cfi_personality 0x9b, pointers
+    .cfi_lsda 0x1b, .Ltable
+.Lbefore: nop
+.Lcall: "
+        .replace("@FROM@", from)
+        .replace("@TO@", to);
+    format!("{table}{what}\n.Lbehind: jmp .Lreturn\n.Lpad: dec %eax\n.Lreturn:")
+}
+
+#[test]
+fn what_may_fault_in_the_place_of_a_call_has_its_handlers_and_the_rest_needs_none() {
+    let (quiet, loud) = ("lea 1(%rdi), %eax", "lea message(%rip), %rax\n    movzbl (%rax,%rdi), %eax");
+    for (body, from, to, is_right) in [
+        (quiet, ".Lcall", ".Lbehind", true),
+        (quiet, ".Lbefore", ".Lcall", true),
+        (loud, ".Lcall", ".Lbehind", true),
+        (loud, ".Lbefore", ".Lcall", false),
+    ] {
+        let leaf = format!("{body}\n    ret");
+        let before = program("call stub", &covered("call leaf", ".Lcall", ".Lbehind"), &leaf, STUB);
+        let Some((input, output)) = before.zip(program("call stub", &covered(body, from, to), &leaf, STUB)) else { return };
+        let report = check(&input, &output).unwrap();
+        let expected = if is_right { vec![] } else { vec![ViolationKind::CallSite] };
+        assert_eq!(found(&report), expected, "{body} {from}: {}", report.summary(10));
+    }
+}
+
 #[test]
 fn a_way_into_a_body_from_elsewhere_is_seen() {
     // The leaf itself, which is stored, may not be found in the body: its `ret` is missing there.

@@ -4,7 +4,7 @@
 //! not cost the user the whole output, and an edit that is wrong must not get through.
 //!
 //! **Method.** Where an output does not pass, the edits in question are taken out of the functions that violations are about, and all is made and checked again; of all functions, if no
-//! violation is about one of them, nor about what some of them call. What is written is what passed, and the report says how many edits were left out. Each round leaves out at least one function that had
+//! violation is about one of them, nor about what some of them call. Where only edits of other kinds can be at fault, the functions that violations are about go without any. What is written is what passed, and the report says how many edits were left out. Each round leaves out at least one function that had
 //! an edit, and the rounds are limited. Where violations in code that must correspond tell which edits these are, the rest of such an output is not looked at.
 //! Schedules go first, in the first rounds block by block: there are many in a function, and one is worth least of all edits.
 //! A function that nothing leads to any more, since its callers do its work, is found by its contents: so it goes without edits of any kind. If nothing else helps, no edit
@@ -30,7 +30,7 @@ pub(super) struct Unproven {
     /// The same of single blocks.
     blocks: BTreeSet<Block>,
     /// Functions that stay without an edit of any kind.
-    unreached: BTreeSet<Func>,
+    bare: BTreeSet<Func>,
     /// No edit is made.
     is_hopeless: bool,
     /// How many edits went that way.
@@ -65,7 +65,7 @@ impl Unproven {
         let count = edits.replacements.len();
         edits.replacements.retain(|r| {
             let func = program.func_of(r.block);
-            if self.is_hopeless || self.unreached.contains(&func) {
+            if self.is_hopeless || self.bare.contains(&func) {
                 return false;
             }
             let is_scheduled = r.change == Change::Schedule;
@@ -78,7 +78,7 @@ impl Unproven {
         if self.is_hopeless {
             self.clones.clones.extend(edits.clones.keys());
         }
-        self.clones.functions.extend(&self.unreached);
+        self.clones.functions.extend(&self.bare);
         self.numbers = clones::leave_out(program, edits, &self.clones);
         self.num_clones = count - edits.clones.len();
     }
@@ -109,21 +109,24 @@ impl Unproven {
         let is_about_unreached =
             |v: &checker::Violation| [ViolationKind::Unexplained, ViolationKind::MissingFunction].contains(&v.kind);
         if !is_late && checked.violations.iter().all(is_about_unreached) {
-            let count = self.unreached.len();
+            let count = self.bare.len();
             self.find_unreached(program, edits, relinked, checked);
-            if self.unreached.len() > count {
+            if self.bare.len() > count {
                 return true;
             }
         }
+        if !is_late && self.tries <= Self::TRIES_BY_BLOCK && self.find_blocks(edits, relinked, checked) {
+            return true;
+        }
         let edited = functions_with(program, edits, Self::is_in_question);
+        let found: Vec<Func> = edited.iter().copied().filter(|&func| Self::is_about(func, program, relinked, checked)).collect();
+        if !is_late && found.is_empty() && self.find_others(program, edits, relinked, checked) {
+            return true;
+        }
         if edited.is_empty() || is_late {
             self.is_hopeless = true;
             return true;
         }
-        if self.tries <= Self::TRIES_BY_BLOCK && self.find_blocks(edits, relinked, checked) {
-            return true;
-        }
-        let found: Vec<Func> = edited.iter().copied().filter(|&func| Self::is_about(func, program, relinked, checked)).collect();
         let calling = if found.is_empty() { Self::calling(&edited, program, relinked, checked) } else { Vec::new() };
         let all = match (self.tries >= Self::TRIES_MAX, found.is_empty(), calling.is_empty()) {
             (false, false, _) => found,
@@ -199,14 +202,24 @@ impl Unproven {
             blocks.any(|block| is_missing(block) || holds_one(relinked, block, &places))
         };
         let edited = functions_with(program, edits, |_| true);
-        self.unreached.extend(edited.into_iter().filter(is_about));
+        self.bare.extend(edited.into_iter().filter(is_about));
+    }
+
+    /// Finds the functions with edits of any kind that violations are about. They have none in the next round, so that others are found then.
+    fn find_others(&mut self, program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
+        let edited = functions_with(program, edits, |_| true);
+        let others = edited.into_iter().filter(|&func| Self::is_about(func, program, relinked, checked));
+        let count = self.bare.len();
+        self.bare.extend(others);
+        self.bare.len() > count
     }
 
     /// Whether violations in code that must correspond tell what to leave out next: if none of them is about an edited function, more of them may be. Where there is nothing that could be left out
     /// but all, one is enough, and a clone's fault is told at the end.
     pub(super) fn is_decided(program: &Program, edits: &EditPlan, relinked: &Relinked, checked: &checker::Report) -> bool {
-        let edited = functions_with(program, edits, Self::is_in_question);
-        let is_decided = edited.is_empty() || edited.into_iter().any(|func| Self::is_about(func, program, relinked, checked));
+        let is_about = |func| Self::is_about(func, program, relinked, checked);
+        let is_decided = functions_with(program, edits, Self::is_in_question).is_empty()
+            || functions_with(program, edits, |_| true).into_iter().any(is_about);
         edits.clones.is_empty() && is_decided
     }
 
@@ -258,8 +271,7 @@ impl Unproven {
                 "all {edits} edits were left out: the checker could not follow the output with them (please report this with the input file)"
             ));
         }
-        let functions: BTreeSet<Func> =
-            [&self.functions, &self.schedules, &self.unreached].into_iter().flatten().copied().collect();
+        let functions: BTreeSet<Func> = [&self.functions, &self.schedules, &self.bare].into_iter().flatten().copied().collect();
         let (functions, blocks, edits) = (functions.len(), self.blocks.len(), self.num_edits);
         let clones = (self.num_clones > 0).then(|| format!("{} clones of functions", self.num_clones));
         let places = match (functions, blocks) {
@@ -287,4 +299,111 @@ fn holds_one(relinked: &Relinked, block: Block, places: &[u64]) -> bool {
     let (start, len) = relinked.blocks[block.index()];
     let first = places.partition_point(|&place| place < start.0);
     places.get(first).is_some_and(|&place| place < start.0 + u64::from(len))
+}
+
+#[cfg(test)]
+mod tests {
+    use checker::{Report, Violation};
+    use lifter::Va;
+    use lifter::entity::IdRange;
+    use lifter::ir::{BlockData, BlockFlags, FuncData, Terminator};
+    use rewriter::edit::{NewCode, Replacement};
+
+    use super::*;
+
+    /// Functions of one block each, which lie at multiples of 0x100 and go to multiples of 0x1000.
+    fn program(num_funcs: usize) -> (Program, Relinked) {
+        let mut program = Program::default();
+        let mut blocks = Vec::new();
+        for index in 0..num_funcs {
+            let block = BlockData {
+                start: Va(0x100 * (index as u64 + 1)),
+                func: Func::new(index),
+                range: 0,
+                body_len: 16,
+                len: 16,
+                num_insts: 4,
+                terminator: Terminator::Stop(lifter::ir::StopKind::Return),
+                edges: IdRange::EMPTY,
+                refs: IdRange::EMPTY,
+                flags: BlockFlags::ENTRY,
+            };
+            let function = FuncData {
+                entry: program.blocks.push(block),
+                blocks: IdRange::from_usize(index..index + 1),
+                ranges: IdRange::EMPTY,
+                primary_range: 0,
+                symbol: None,
+                pin: None,
+                content_hash: 0,
+            };
+            program.funcs.push(function);
+            blocks.push((Va(0x1000 * (index as u64 + 1)), 16));
+        }
+        let relinked = Relinked {
+            bytes: Vec::new(),
+            blocks,
+            dropped_sections: Vec::new(),
+            overflow_bytes: 0,
+            num_anchors: 0,
+            free: Vec::new(),
+            clones: Vec::new(),
+            unwind_bytes: (0, 0),
+            relayed: (0, 0),
+            fitted: rewriter::relink::Fitted::default(),
+            gives_up_build_id: false,
+            debug: rewriter::debug::Outcome::default(),
+            debug_file: None,
+        };
+        (program, relinked)
+    }
+
+    /// One edit in each function.
+    fn plan(changes: &[Change]) -> EditPlan {
+        let mut edits = EditPlan::default();
+        for (index, &change) in changes.iter().enumerate() {
+            let code = edits.codes.push(NewCode::default());
+            edits.replacements.push(Replacement { block: Block::new(index), offset: 0, len: 5, code, change });
+        }
+        edits
+    }
+
+    /// What is left of a plan after checks that find something wrong at these addresses, one after the other.
+    fn left(changes: &[Change], wrong: &[u64]) -> (Vec<Change>, Option<String>) {
+        let (program, relinked) = program(changes.len());
+        let mut unproven = Unproven::default();
+        let mut edits = plan(changes);
+        for &address in wrong {
+            let message = "another instruction".to_owned();
+            let violation = Violation { kind: ViolationKind::InstructionMismatch, address, input: None, message };
+            let report = Report { violations: vec![violation], ..Report::default() };
+            assert!(unproven.find(&program, &edits, &relinked, &report));
+            edits = plan(changes);
+            unproven.leave_out(&program, &mut edits);
+        }
+        (edits.replacements.iter().map(|r| r.change).collect(), unproven.warning())
+    }
+
+    #[test]
+    fn an_edit_that_nothing_proves_goes_alone_of_whatever_kind() {
+        let changes = [Change::PltCall, Change::LateSave, Change::InlineLeaf, Change::LateSave];
+        let said = |text: &str| Some(format!("{text} were left out: the checker could not follow them"));
+        let of_function = |number: u64| 0x1000 * number + 4;
+        let (rest, warning) = left(&changes, &[of_function(2)]);
+        assert_eq!(rest, [Change::PltCall, Change::InlineLeaf, Change::LateSave]);
+        assert_eq!(warning, said("1 edits in 1 functions"));
+        let (rest, warning) = left(&changes, &[of_function(3)]);
+        assert_eq!(rest, [Change::PltCall, Change::LateSave, Change::LateSave]);
+        assert_eq!(warning, said("1 edits in 1 functions"));
+        let (rest, _) = left(&changes, &[of_function(3), of_function(4)]);
+        assert_eq!(rest, [Change::PltCall, Change::LateSave]);
+    }
+
+    #[test]
+    fn what_is_wrong_elsewhere_costs_all_edits_at_last() {
+        let changes = [Change::PltCall, Change::LateSave];
+        let (rest, warning) = left(&changes, &[0x9000, 0x9000]);
+        assert_eq!(rest, []);
+        assert!(warning.is_some_and(|text| text.starts_with("all 2 edits were left out")));
+    }
 }
