@@ -19,6 +19,7 @@
 //! table, which holds on the path up to there.) A table whose end is in doubt and not proven makes its jumps unresolved; what they reach is
 //! among what its words lead to.
 
+mod ends;
 mod entries;
 pub(crate) mod exclusive;
 mod in_vain;
@@ -29,11 +30,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use iced_x86::{Mnemonic, OpKind, Register};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::address::Va;
 use crate::cfg::body::Body;
 use crate::cfg::ranges::Ranges;
+use crate::cfg::tables::ends::is_bounded;
 use crate::cfg::tables::entries::{Readings, Shape};
 use crate::cfg::tables::in_vain::named_in_vain;
 pub(crate) use crate::cfg::tables::merged::merge_tables;
@@ -194,6 +196,10 @@ struct Learned {
     seen: Vec<Va>,
     /// How many entries tables have for sure.
     proven: FxHashMap<Va, u64>,
+    /// How many entries of tables of addresses can be read, where more seem to be there: at a fixed address the tables of a function follow each other, and each would go on to the end of the last.
+    ends: FxHashMap<Va, u64>,
+    /// Tables of which an end was taken back.
+    without_end: FxHashSet<Va>,
     readings: Readings,
 }
 
@@ -243,6 +249,9 @@ impl TableContext<'_> {
             }
             let bounds = self.bounds(&body, &tables);
             if self.is_read_on(&body, &tables, &bounds, &mut learned) {
+                continue;
+            }
+            if self.has_new_ends(&tables, &bounds, &result, &mut learned) {
                 continue;
             }
             // Something empty may lie where a table begins. Which of the two an instruction means can't be told.
@@ -425,7 +434,8 @@ impl TableContext<'_> {
             return false;
         }
         let proven = learned.proven.get(&shape.at).copied().unwrap_or(0);
-        let reading = learned.readings.read(self, cluster, shape, proven, &learned.seen);
+        let end = learned.ends.get(&shape.at).copied();
+        let reading = learned.readings.read(self, cluster, shape, (proven, end), &learned.seen);
         // The first entry may be in doubt already; a proof can still settle it.
         if reading.targets.is_empty() && !reading.is_doubtful {
             return false;
@@ -502,19 +512,13 @@ impl TableContext<'_> {
 
     /// The last word on the tables: proven, scanned, or in doubt.
     fn settle(&self, mut tables: Vec<Table>, bounds: &[Option<u64>], result: &mut ClusterJumps) {
-        let is_bounded = |table: &Table, count: &Option<u64>| count.is_some_and(|n| n <= table.raw.targets.len() as u64 && n > 0);
         // Where fewer entries can be read than seem to be there, the rest may be entries that no path selects.
         let is_exact = |table: &Table, count: &Option<u64>| *count == Some(table.raw.targets.len() as u64);
-        // Tables of addresses follow word by word where relocations name them.
-        let is_by_word = |table: &Table| table.raw.entry_size == 8 && self.use_static_relocs;
-        let is_unresolved = |d: &Dispatch| matches!(d, Dispatch::Unresolved | Dispatch::Doubtful);
-        let is_trusted =
-            |(table, count): (&Table, &Option<u64>)| is_bounded(table, count) || !table.is_doubtful || is_by_word(table);
-        let is_complete = !result.dispatches.iter().any(|d| is_unresolved(&d.1)) && tables.iter().zip(bounds).all(is_trusted);
+        let is_complete = self.is_complete(&tables, bounds, result);
         for (table, count) in tables.iter_mut().zip(bounds) {
             if is_complete && is_exact(table, count) {
                 table.raw.bound = TableBound::Proven;
-            } else if table.is_doubtful && !is_by_word(table) && !(is_complete && is_bounded(table, count)) {
+            } else if table.is_doubtful && !self.is_by_word(table) && !(is_complete && is_bounded(table, count)) {
                 self.distrust(table, result);
             }
         }

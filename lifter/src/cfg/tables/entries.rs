@@ -48,6 +48,7 @@ pub(super) struct Reading {
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 struct Given {
     proven: u64,
+    end: Option<u64>,
     limit: Option<Va>,
     num_seen: usize,
 }
@@ -70,14 +71,21 @@ impl Readings {
         Self { known: FxHashMap::default(), jumped_to }
     }
 
-    /// Reads a table of a cluster, unless that was done already. `proven` is a number of entries that are there for sure; `seen` are tables that
+    /// Reads a table of a cluster, unless that was done already. `proven` is a number of entries that are there for sure, `end` one of which no more can be read; `seen` are tables that
     /// the cluster has, and only grow.
-    pub(super) fn read(&mut self, context: &TableContext<'_>, cluster: Unit, shape: Shape, proven: u64, seen: &[Va]) -> Reading {
-        let given = Given { proven, limit: context.limit(shape, seen), num_seen: seen.len() };
+    pub(super) fn read(
+        &mut self,
+        context: &TableContext<'_>,
+        cluster: Unit,
+        shape: Shape,
+        (proven, end): (u64, Option<u64>),
+        seen: &[Va],
+    ) -> Reading {
+        let given = Given { proven, end, limit: context.limit(shape, seen), num_seen: seen.len() };
         match self.known.get(&shape) {
             Some((known, reading)) if *known == given => reading.clone(),
             _ => {
-                let reading = context.read(cluster, shape, proven, seen, &self.jumped_to);
+                let reading = context.read(cluster, shape, (proven, end), seen, &self.jumped_to);
                 self.known.insert(shape, (given, reading.clone()));
                 reading
             }
@@ -103,8 +111,9 @@ enum Lead {
 }
 
 impl TableContext<'_> {
-    fn read(&self, cluster: Unit, shape: Shape, proven: u64, seen: &[Va], jumped_to: &[Va]) -> Reading {
+    fn read(&self, cluster: Unit, shape: Shape, (proven, end): (u64, Option<u64>), seen: &[Va], jumped_to: &[Va]) -> Reading {
         let Some(limit) = self.limit(shape, seen) else { return Reading::default() };
+        let limit = end.map_or(limit, |end| limit.min(shape.at + u64::from(shape.entry_size) * end));
         let mut reading = Reading::default();
         let (mut entries, mut behind) = (Vec::new(), Vec::new());
         let mut word = shape.at;
