@@ -33,6 +33,7 @@ mod quiet;
 mod registered;
 mod remains;
 mod report;
+mod sframe;
 mod shared_entries;
 mod stack;
 mod straight;

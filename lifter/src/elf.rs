@@ -9,6 +9,7 @@ pub mod image;
 mod implied;
 pub mod lsda;
 mod parse;
+pub(crate) mod sframe;
 pub(crate) mod stubs;
 
 pub use debug_file::DebugFile;

@@ -105,6 +105,30 @@ fn nothing_may_move_where_frames_are_described_in_a_form_that_is_not_compared() 
     assert_eq!(kinds(&check(&input, &wrong).unwrap()), [ViolationKind::UnwindTable]);
 }
 
+/// A table of version 2 that describes one function.
+fn frames_of(label: &str, version: u8) -> String {
+    format!(
+        "    .section .sframe, \"a\"\n    .byte 0xe2, 0xde, {version}, 5, 3, 0, 0xf8, 0\n    .long 1, 0, 0, 0, 20\n    .long {label} - ., 8, 0, 0, 0\n    .text\n"
+    )
+}
+
+#[test]
+fn only_code_of_which_frames_are_described_has_to_stay() {
+    let classify = |label: &str, version| function("classify", "    call twice\n    ret") + &frames_of(label, version);
+    let [Some(input), Some(moved)] = around(&classify("classify", 2), "") else { return };
+    assert_ok(&input, &moved);
+    for (label, version) in [("twice", 2), ("classify", 3)] {
+        let [Some(input), Some(mut wrong)] = around(&classify(label, version), "") else { return };
+        assert_ok(&input, &input);
+        // The table is what it was.
+        let table = |bytes: &[u8]| bytes.windows(5).position(|window| window == [0xe2, 0xde, version, 5, 3]).unwrap();
+        let (from, to) = (table(&input), table(&wrong));
+        wrong[to..to + 48].copy_from_slice(&input[from..from + 48]);
+        let report = check(&input, &wrong).unwrap();
+        assert_eq!(kinds(&report), [ViolationKind::UnwindTable], "{label} {version}: {}", report.summary(10));
+    }
+}
+
 #[test]
 fn code_to_which_nothing_leads_is_compared_at_its_place_in_a_function_that_has_to_stay_in_one_piece() {
     let with = |numbers: [u8; 2]| {

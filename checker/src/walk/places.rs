@@ -36,12 +36,11 @@ use rustc_hash::FxHashMap;
 use super::{AT_RETURN_ADDRESS, Pair, Reach, Walk};
 use crate::data::unaligned_words;
 use crate::decode::Kind;
-use crate::image::{Section, Slot};
+use crate::image::Slot;
 use crate::report::{Violation, ViolationKind};
+use crate::sframe::Frames;
 
 /// Descriptions of frames in a form of GNU's assembler that no other rule reads.
-const SFRAME: &str = ".sframe";
-const PT_GNU_SFRAME: u32 = 0x6474_e554;
 
 /// Pointers to functions that are aligned to this have bits to mark them by.
 const TAGS_END: u64 = 8;
@@ -199,17 +198,17 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Where a table of frames names code by its distance from the table, and the output has the same table, no code may have moved.
+    /// Where a table of frames names code by its distance from the table, and the output has the same table, that code may not have moved.
     fn report_moved_frames(&mut self) {
-        let image = &self.input.image;
-        let has_header = image.elf.program_headers.iter().any(|header| header.p_type == PT_GNU_SFRAME);
-        if !has_header && !image.section(SFRAME).is_some_and(Section::is_alloc) {
+        let frames = Frames::of(&self.input.image);
+        if frames.is_empty() {
             return;
         }
         let pairs = self.relation.pairs(self.output.code.size());
         let places = pairs.map(|(from, to)| (self.input.code.address(from), self.output.code.address(to)));
-        if let Some((from, to)) = places.filter(|(from, to)| from != to).min_by_key(|&(_, to)| to) {
-            let message = format!("stands for the input's {from:#x}, of which the frame is described in {SFRAME} where it was");
+        let moved = places.filter(|&(from, to)| from != to && frames.describe(from));
+        if let Some((from, to)) = moved.min_by_key(|&(_, to)| to) {
+            let message = format!("stands for the input's {from:#x}, of which the frame is described in .sframe where it was");
             self.report(ViolationKind::UnwindTable, to, message);
         }
     }

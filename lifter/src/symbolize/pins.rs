@@ -16,17 +16,16 @@ use crate::discover::restartable::{self, Sequence};
 use crate::discover::survey::{How, Survey};
 use crate::discover::units::{Bounds, Unit, Units, is_in, unit_at, unit_starting_at};
 use crate::discover::unseen::Unseen;
+use crate::elf::sframe::{self, Described};
 use crate::elf::{Image, Unwind};
 use crate::entity::EntityId;
 use crate::ir::{PinReason, Relay, RelinkMode};
 use crate::symbolize::slots::is_rebuilt;
 
 /// Metadata that names code in ways that are not understood: relative to itself and without relocations, or as a whole stretch.
-const UNKNOWN_METADATA: [&str; 12] = [
+const UNKNOWN_METADATA: [&str; 11] = [
     // Places in functions by their distance from where these start: LLVM's maps for collectors, and .NET's for what it compiled ahead of time.
     ".llvm_stackmaps",
-    // Frames for fast unwinders, which go by it rather than by the other tables.
-    SFRAME,
     ".llvm_faultmaps",
     "__managedcode",
     "xray_instr_map",
@@ -42,10 +41,6 @@ const UNKNOWN_METADATA: [&str; 12] = [
 
 /// Bytes that a relocation writes, at most.
 const RELOCATED_LEN: i64 = 8;
-
-const SFRAME: &str = ".sframe";
-/// The segment of the same, which is there without section headers too.
-const PT_GNU_SFRAME: u32 = 0x6474_e554;
 
 /// Pins by cluster; the reason that is first in `PinReason` counts.
 #[derive(Debug)]
@@ -129,11 +124,24 @@ impl PinContext<'_> {
         }
     }
 
+    /// Pins all that overlaps with stretches of code.
+    fn pin_stretches(&self, stretches: &[(Va, Va)], reason: PinReason, pins: &mut Pins) {
+        for &(start, end) in stretches {
+            let first = self.units.as_slice().partition_point(|unit| unit.end <= start);
+            let within = (first..self.units.len()).map(Unit::new).take_while(|&unit| self.units[unit].start < end);
+            within.for_each(|unit| pins.pin(self.clusters, unit, reason));
+        }
+    }
+
     fn pin_by_unit(&self, sequences: &[Sequence], pins: &mut Pins) {
         let is_fixed = !self.image.kind.is_position_independent();
+        let frames = sframe::described(self.image);
+        if let Described::Known(functions) = &frames {
+            self.pin_stretches(functions, PinReason::UnknownMetadata, pins);
+        }
         let mut metadata = self.image.sections.values().filter(|s| s.is_alloc() && UNKNOWN_METADATA.contains(&s.name));
         let has_unknown_metadata = metadata.any(|section| !self.has_descriptors_only(section, sequences))
-            || self.image.segments.iter().any(|segment| segment.p_type == PT_GNU_SFRAME)
+            || frames == Described::Unknown
             || self.unwind.fdes.values().filter_map(|fde| fde.opaque_lsda).any(|lsda| self.lands_elsewhere(lsda));
         for (unit, data) in self.units.iter() {
             let mut pin = |reason| pins.pin(self.clusters, unit, reason);
