@@ -40,8 +40,6 @@ use crate::image::Slot;
 use crate::report::{Violation, ViolationKind};
 use crate::sframe::Frames;
 
-/// Descriptions of frames in a form of GNU's assembler that no other rule reads.
-
 /// Pointers to functions that are aligned to this have bits to mark them by.
 const TAGS_END: u64 = 8;
 
