@@ -49,16 +49,16 @@ fn functions(image: &Image<'_>, address: u64, size: u64) -> Option<Vec<(u64, u64
     if STARTS_WITH.iter().zip(header).any(|(wanted, byte)| wanted.is_some_and(|wanted| wanted != *byte)) {
         return None;
     }
-    let count = u64::from(image.u32_at(address + 8)?);
-    let first = 28 + u64::from(header[7]) + u64::from(image.u32_at(address + 20)?);
+    let number = |at: usize| Some(u64::from(u32::from_le_bytes(header.get(at..at + 4)?.try_into().ok()?)));
+    let (count, first) = (number(8)?, 28 + u64::from(header[7]) + number(20)?);
     if first + count * 20 > size {
         return None;
     }
     let function = |index: u64| {
-        let field = address + first + index * 20;
+        let field = address.wrapping_add(first + index * 20);
         let from = if header[3] & COUNTS_FROM_FIELD != 0 { field } else { address };
         let start = from.wrapping_add_signed(i64::from(image.u32_at(field)?.cast_signed()));
-        Some((start, start.wrapping_add(u64::from(image.u32_at(field + 4)?))))
+        Some((start, start.checked_add(u64::from(image.u32_at(field.wrapping_add(4))?))?))
     };
     (0..count).map(function).collect()
 }

@@ -69,7 +69,8 @@ fn entries(image: &Image<'_>, start: Va, end: Va) -> Option<Vec<(Va, Va)>> {
         let field = start + first + index * ENTRY_LEN;
         let base = if flags & FLAG_START_PCREL != 0 { field } else { start };
         let begin = base.offset(i64::from(image.read_u32(field)? as i32));
-        Some((begin, begin + u64::from(image.read_u32(field + 4)?)))
+        let end = begin + u64::from(image.read_u32(field + 4)?);
+        (begin <= end).then_some((begin, end))
     };
     (0..num_entries).map(entry).collect()
 }
