@@ -1,7 +1,7 @@
 //! Calls past a stub and bodies in the place of calls: the right ones correspond, and one thing wrong in them is seen.
 
 use super::dead::found;
-use super::layout::link;
+use super::layout::{exception_table, link};
 use super::*;
 
 /// `@FIRST@` calls a function through a stub, `@SECOND@` a leaf; both are stored too, so that they stay.
@@ -255,25 +255,8 @@ fn a_body_whose_callee_unwinds_otherwise_is_seen() {
 
 /// The second call, or what is in its place, with an exception table in which what stands from `from` to `to` has a landing pad.
 fn covered(what: &str, from: &str, to: &str) -> String {
-    let table = "
-    .pushsection .gcc_except_table, \"a\"
-.Ltable:
-    .byte 0xff, 0xff, 0x01
-    .uleb128 .Ltableend - .Lsites
-.Lsites:
-    .uleb128 @FROM@ - _start
-    .uleb128 @TO@ - @FROM@
-    .uleb128 .Lpad - _start
-    .uleb128 0
-.Ltableend:
-    .popsection
-    .cfi_personality 0x9b, pointers
-    .cfi_lsda 0x1b, .Ltable
-.Lbefore: nop
-.Lcall: "
-        .replace("@FROM@", from)
-        .replace("@TO@", to);
-    format!("{table}{what}\n.Lbehind: jmp .Lreturn\n.Lpad: dec %eax\n.Lreturn:")
+    let table = exception_table("_start", [from, to], "0x9b, pointers");
+    format!("{table}.Lbefore: nop\n.Lcall: {what}\n.Lbehind: jmp .Lreturn\n.Lpad: dec %eax\n.Lreturn:")
 }
 
 #[test]

@@ -307,3 +307,24 @@ fn a_function_may_be_called_elsewhere_than_where_pointers_lead_if_it_is_the_same
     let Some(report) = compare(&[UNUSED, TWICE, &other, &calls_the_other], TABLE) else { return };
     assert_eq!(kinds(&report), [ViolationKind::InstructionMismatch], "{}", report.summary(10));
 }
+
+/// An exception table for a function, of which what stands from `from` to `to` lands at `.Lpad`.
+pub(super) fn exception_table(function: &str, [from, to]: [&str; 2], personality: &str) -> String {
+    format!(
+        "
+    .pushsection .gcc_except_table, \"a\"
+.Ltable:
+    .byte 0xff, 0xff, 0x01
+    .uleb128 .Ltableend - .Lsites
+.Lsites:
+    .uleb128 {from} - {function}
+    .uleb128 {to} - {from}
+    .uleb128 .Lpad - {function}
+    .uleb128 0
+.Ltableend:
+    .popsection
+    .cfi_personality {personality}
+    .cfi_lsda 0x1b, .Ltable
+"
+    )
+}

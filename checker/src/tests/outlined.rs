@@ -1,7 +1,7 @@
 //! What stands before calls of the input stands where the output's calls lead: the right bodies correspond, and one thing wrong in them is seen.
 
 use super::dead::found;
-use super::layout::link;
+use super::layout::{exception_table, link};
 use super::*;
 
 /// `first` and `second` call `report` with arguments of which three are alike. `@BODIES@` is behind all that.
@@ -309,23 +309,8 @@ fn dead_code_that_leads_to_arguments_which_two_ways_share_corresponds() {
 
 /// `second` with an exception table in which what stands from `from` to behind the call has a landing pad.
 fn covered(arguments: &str, call: &str, from: &str) -> String {
-    let table = "
-    .pushsection .gcc_except_table, \"a\"
-.Ltable:
-    .byte 0xff, 0xff, 0x01
-    .uleb128 .Ltableend - .Lsites
-.Lsites:
-    .uleb128 @FROM@ - second
-    .uleb128 .Lreturn - @FROM@
-    .uleb128 .Lpad - second
-    .uleb128 0
-.Ltableend:
-    .popsection
-    .cfi_personality 0x1b, report
-    .cfi_lsda 0x1b, .Ltable
-    .Larguments: "
-        .replace("@FROM@", from);
-    format!("{table}{arguments}    .Lcall: {call}\n    jmp .Lreturn\n    .Lpad: dec %eax\n    .Lreturn:")
+    let table = exception_table("second", [from, ".Lreturn"], "0x1b, report");
+    format!("{table}    .Larguments: {arguments}    .Lcall: {call}\n    jmp .Lreturn\n    .Lpad: dec %eax\n    .Lreturn:")
 }
 
 #[test]

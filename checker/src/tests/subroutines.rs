@@ -1,7 +1,7 @@
 //! Straight code of the input stands where calls of the output lead: the right bodies correspond, and one thing wrong in them is seen.
 
 use super::dead::found;
-use super::layout::link;
+use super::layout::{exception_table, link};
 use super::*;
 
 /// `first` and `second` have a piece of code that is alike, in frames of different sizes, with other things around it. `@BODIES@` is behind all that.
@@ -277,25 +277,8 @@ fn the_frame_is_the_same_from_the_first_instruction_to_behind_the_last() {
 
 /// `second` with an exception table in which what stands from `from` to `to` has a landing pad.
 fn covered(piece: &str, from: &str, to: &str) -> String {
-    let table = "
-    .pushsection .gcc_except_table, \"a\"
-.Ltable:
-    .byte 0xff, 0xff, 0x01
-    .uleb128 .Ltableend - .Lsites
-.Lsites:
-    .uleb128 @FROM@ - second
-    .uleb128 @TO@ - @FROM@
-    .uleb128 .Lpad - second
-    .uleb128 0
-.Ltableend:
-    .popsection
-    .cfi_personality 0x1b, leaf
-    .cfi_lsda 0x1b, .Ltable
-    .Lbefore: nop
-    .Lpiece: "
-        .replace("@FROM@", from)
-        .replace("@TO@", to);
-    format!("{table}{piece}    .Lbehind: jmp .Lreturn\n    .Lpad: dec %eax\n    .Lreturn:")
+    let table = exception_table("second", [from, to], "0x1b, leaf");
+    format!("{table}    .Lbefore: nop\n    .Lpiece: {piece}    .Lbehind: jmp .Lreturn\n    .Lpad: dec %eax\n    .Lreturn:")
 }
 
 #[test]

@@ -243,12 +243,12 @@ impl Body {
     fn disconnect_padding(&mut self) {
         for index in 1..self.block_starts.len() {
             let block = &self.blocks[index];
+            if !block.preds.is_empty() || block.named_by != NamedBy::default() {
+                continue;
+            }
             let (first, end) = (block.first as usize, block.end as usize);
             let before = &self.instructions[first - 1];
-            let is_left_before = matches!(flow_of(before), Flow::Jump(_) | Flow::IndirectJump | Flow::Return);
-            let is_padding = block.preds.is_empty()
-                && block.named_by == NamedBy::default()
-                && is_left_before
+            let is_padding = matches!(flow_of(before), Flow::Jump(_) | Flow::IndirectJump | Flow::Return)
                 && before.next_ip() == self.instructions[first].ip()
                 && self.instructions[first..end].iter().all(is_nop);
             if is_padding && let Some(next) = self.block_at(Va(self.instructions[end - 1].next_ip())) {

@@ -260,7 +260,7 @@ impl Search<'_> {
         (0..bytes.len().div_ceil(CHUNK)).into_par_iter().flat_map_iter(|index| chunk(index * CHUNK)).collect()
     }
 
-    /// Marks the tables of which all readers are known: these may be overwritten, so that their words name nothing. `tables` and
+    /// Marks the tables of which all readers are known: these may be overwritten, so that their words name nothing. `tables` ascend.
     /// Where a table may end behind the beginning of others, all of them may be or none.
     pub(crate) fn claim_tables(&self, tables: &mut [RawTable], jumps: &OpenJumps<'_>) {
         let groups = overlapping(tables);

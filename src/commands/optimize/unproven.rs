@@ -105,25 +105,28 @@ impl Unproven {
             return true;
         }
         self.tries += 1;
-        let is_late = self.tries > Self::TRIES_MAX;
+        if self.tries > Self::TRIES_MAX {
+            self.is_hopeless = true;
+            return true;
+        }
         let is_about_unreached =
             |v: &checker::Violation| [ViolationKind::Unexplained, ViolationKind::MissingFunction].contains(&v.kind);
-        if !is_late && checked.violations.iter().all(is_about_unreached) {
+        if checked.violations.iter().all(is_about_unreached) {
             let count = self.bare.len();
             self.find_unreached(program, edits, relinked, checked);
             if self.bare.len() > count {
                 return true;
             }
         }
-        if !is_late && self.tries <= Self::TRIES_BY_BLOCK && self.find_blocks(edits, relinked, checked) {
+        if self.tries <= Self::TRIES_BY_BLOCK && self.find_blocks(edits, relinked, checked) {
             return true;
         }
         let edited = functions_with(program, edits, Self::is_in_question);
         let found: Vec<Func> = edited.iter().copied().filter(|&func| Self::is_about(func, program, relinked, checked)).collect();
-        if !is_late && found.is_empty() && self.find_others(program, edits, relinked, checked) {
+        if found.is_empty() && self.find_others(program, edits, relinked, checked) {
             return true;
         }
-        if edited.is_empty() || is_late {
+        if edited.is_empty() {
             self.is_hopeless = true;
             return true;
         }
