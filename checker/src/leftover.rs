@@ -218,17 +218,20 @@ impl Roots {
         Self { input, output: output.starts, functions }
     }
 
-    /// Adds all code that begins a piece with a label that is sought.
+    /// Adds all code that begins a piece with a label that is sought. Traps are all alike, and fill most of what functions have left: one of the input's for each label is enough, and none of the output's needs a partner.
     fn extend(&mut self, walk: &Walk<'_, '_>, tables: &Tables, sought: &FxHashSet<u64>, beginnings: &Beginnings) {
         for (of, roots) in [(Of::Input, &mut self.input), (Of::Output, &mut self.output)] {
             let reader = pieces::Reader { walk, of, tables };
+            let mut traps = FxHashSet::default();
             each_instruction(reader.side(), |address, inst| {
+                let is_trap = inst.kind == Kind::Trap;
                 // What is reached in the output is so in the input.
-                let is_known = || of == Of::Output && reader.related(address).is_some();
-                if beginnings.contain(reader.side(), address, inst)
-                    && !is_known()
-                    && sought.contains(&reader.piece(address, |_, _| {}).label)
-                {
+                let is_known = || of == Of::Output && (is_trap || reader.related(address).is_some());
+                if !beginnings.contain(reader.side(), address, inst) || is_known() {
+                    return;
+                }
+                let label = reader.piece(address, |_, _| {}).label;
+                if sought.contains(&label) && (!is_trap || traps.insert(label)) {
                     roots.push(address);
                 }
             });

@@ -5,7 +5,7 @@
 //! it. The label hashes the instructions but for the fields that may move, the rules of unwinding in force, and handlers at calls. It depends on
 //! the code from there on alone, never on where other pieces begin: equal code has equal pieces in both files.
 //!
-//! An `endbr64` that the output lacks where the walk came (`Walk::may_lose_mark`) is padding to direct calls and jumps of what is left, and an instruction to all that names its address.
+//! An `endbr64` that begins a function to which the walk came is padding to direct calls and jumps of what is left, since the output may lack it (`Walk::may_lose_mark`) or have a further entry; it is an instruction to all that names its address.
 //!
 //! **Terminates**: a piece has at most [`INSTRUCTIONS_MAX`] instructions and [`JUMPS_MAX`] jumps; padding comes to an end.
 
@@ -128,26 +128,33 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
         Some(relation.first_of(call).unwrap_or(call))
     }
 
-    /// Whether an `endbr64` of the input begins a function that the walk found without it in the output: calls and jumps that name it, as all that nothing reached may, pass it. What holds the address
-    /// does not. An `endbr64` that nothing reached and that runs on into what was reached (a cold part in which a compiler saw no way on) looks the same, so that it is passed in the output, too.
-    fn is_lost_mark(&self, address: u64, inst: Inst) -> bool {
-        let may_be_lost = self.of == Of::Output || self.side().unwind.starts_at(address);
-        let is_mark = inst.kind == Kind::EndBranch && may_be_lost;
+    /// Whether an `endbr64` is nothing to calls and jumps that name it, as all that nothing reached may: it begins a function that the walk came to behind it. The output may have lost it there, or have a second
+    /// entry without the one, or with one of its own. What holds the address does not pass it. An `endbr64` that nothing reached and that runs on into what was reached (a cold part in which a compiler saw no way on) looks
+    /// the same, so that it is passed in the output, too.
+    fn is_passed_mark(&self, address: u64, inst: Inst) -> bool {
+        if inst.kind != Kind::EndBranch {
+            return false;
+        }
+        let in_input = match self.of {
+            Of::Input => Some(address),
+            Of::Output => self.related(address).map(|index| self.walk.input.code.address(index)),
+        };
+        let begins_function = in_input.is_none_or(|address| self.walk.input.unwind.starts_at(address));
         let is_reached = |address| match self.follow(address, |_, _| false, |_, _| {}) {
             Place::At(place) => self.related(place).is_some(),
             Place::Bad(_) | Place::Cycle => false,
         };
-        is_mark && self.related(address).is_none() && is_reached(address + u64::from(inst.len))
+        begins_function && is_reached(address + u64::from(inst.len))
     }
 
     /// Where an address leads that something holds, which needs its mark; `visit` sees the jumps and the padding between.
     pub(super) fn lead(&self, start: u64, visit: impl FnMut(u64, Inst)) -> Place {
-        self.follow(start, |address, inst| address != start && self.is_lost_mark(address, inst), visit)
+        self.follow(start, |address, inst| address != start && self.is_passed_mark(address, inst), visit)
     }
 
     /// Where a direct call or jump leads.
     pub(super) fn flow(&self, start: u64, visit: impl FnMut(u64, Inst)) -> Place {
-        self.follow(start, |address, inst| self.is_lost_mark(address, inst), visit)
+        self.follow(start, |address, inst| self.is_passed_mark(address, inst), visit)
     }
 
     fn follow(&self, mut address: u64, is_passed: impl Fn(u64, Inst) -> bool, mut visit: impl FnMut(u64, Inst)) -> Place {
@@ -185,7 +192,7 @@ impl<'w, 'a> Reader<'_, 'w, 'a> {
                 return label.end(End::Nothing);
             };
             let after = address + u64::from(inst.len);
-            let is_idle = self.side().is_idle(inst) || address != start && self.is_lost_mark(address, inst);
+            let is_idle = self.side().is_idle(inst) || address != start && self.is_passed_mark(address, inst);
             if is_idle || inst.kind == Kind::Jump || self.rewritten_call(address).is_none() {
                 visit(address, inst);
             }

@@ -10,7 +10,7 @@
 //! Behind an indirect jump the search goes on at each place of the function to which one may lead: what tables and words of data name, and what neither runs on from anything nor is jumped to. (A place that is jumped to
 //! may be at a distance from a label besides. Then that label is counted with before.) A jump through a register that holds the address leads to its place; where else it leads, the register holds something else.
 //!
-//! A call of straight code that is a part of its caller ([`super::followed`]) is followed into it, and it may come back with the address in any register.
+//! A call of straight code that is a part of its caller ([`super::followed`]) is followed into it, and it may come back with the address in any register. What begins with `endbr64` is a function, and keeps to the psABI.
 //!
 //! **What is taken for granted.** An address that leaves the function, by a call, a return, or memory other than the stack, is one that somebody jumps to, calls or compares: it is not counted with elsewhere. Slots of the stack are read as they
 //! were written, not by a pointer to them. Half of an address of position-independent code is none, and at a fixed address nobody shifts or multiplies it. A function that names its own entry says which function it is, as Gambit's do in each call; labels are not looked for there.
@@ -238,7 +238,8 @@ impl Follower<'_, '_, '_> {
         let side = self.walk.input;
         let target = side.target(at, inst);
         let mut returns = false;
-        if side.slot_of_stub(target).is_none() {
+        // Who can be called by a pointer is a function.
+        if side.slot_of_stub(target).is_none() && !side.begins_with_mark(target) {
             let followed = Followed::of(side, target, |at, inst| self.engine.decode(side, at, inst).map(Rc::new));
             if followed.is_unknown && !held.is_nothing() {
                 return None;

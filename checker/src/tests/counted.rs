@@ -156,11 +156,16 @@ fn at_a_fixed_address_a_number_may_be_the_label() {
 
 /// That a function may be laid out anew.
 fn assert_free(jump: &str) {
+    let Some(report) = lay_out_anew(jump, TWICE) else { return };
+    assert!(report.is_ok(), "{jump}\n{}", report.summary(10));
+}
+
+/// What is said of a function that is laid out anew and may call `twice`.
+fn lay_out_anew(jump: &str, twice: &str) -> Option<Report> {
     let [one, two] = CASES;
     let relaid = function("classify", &format!("{jump}.Ltwo:\n{two}\n.Lbase:\n    mov $40, %eax\n    ret\n.Lone:\n{one}"));
-    let Some(input) = build(&[&counting(jump, CASES), TWICE, UNUSED], ".long 0\n") else { return };
-    let report = check(&input, &build(&[UNUSED, &relaid, TWICE], ".long 0\n").unwrap()).unwrap();
-    assert!(report.is_ok(), "{jump}\n{}", report.summary(10));
+    let input = build(&[&counting(jump, CASES), twice, UNUSED], ".long 0\n")?;
+    Some(check(&input, &build(&[UNUSED, &relaid, twice], ".long 0\n").unwrap()).unwrap())
 }
 
 #[test]
@@ -200,4 +205,15 @@ fn a_function_that_only_keeps_compares_and_jumps_to_its_labels_may_be_laid_out_a
     for jump in ways {
         assert_free(&jump);
     }
+}
+
+/// As straight code that is a part of its caller would, a leaf may overwrite a part of a register and read all of it.
+#[test]
+fn who_can_be_called_by_a_pointer_does_not_count_with_what_registers_happen_to_hold() {
+    let narrow = "    mov message(%rip), %dl\n    and $3, %rdx\n    lea (%rdi,%rdx), %eax\n    ret";
+    let call = "    lea .Lone(%rip), %rax\n    lea .Ltwo(%rip), %rdx\n    test %edi, %edi\n    js 1f\n    jmp *%rax\n1:  cmp $-1, %edi\n    jl 2f\n    jmp *%rdx\n2:  call twice\n    ret\n";
+    let Some(report) = lay_out_anew(call, &function("twice", &format!("    endbr64\n{narrow}"))) else { return };
+    assert!(report.is_ok(), "{}", report.summary(10));
+    let part = lay_out_anew(call, &function("twice", narrow)).unwrap();
+    assert!(part.summary(10).contains("has to stay in one piece"), "{}", part.summary(10));
 }

@@ -128,6 +128,33 @@ fn dead_code_may_call_and_jump_to_a_function_that_lost_its_mark() {
     }
 }
 
+/// Where a pointer still leads, a mark and a jump to what stands behind another mark: that is a second entry, which no pointer names.
+#[test]
+fn dead_code_may_lead_to_a_second_entry_of_a_function() {
+    let dead = DEAD.replace("classify", "twice").replace("@NAMED@", "unused");
+    let entries = TWICE.replace("    endbr64\n", "    endbr64\n    jmp .Lbody\n.Lanew:\n    endbr64\n.Lbody:\n");
+    let ibt = note("1");
+    let notrack = CLASSIFY.replace("jmp *%rax", "notrack jmp *%rax");
+    let Some(input) = build(&[&notrack, TWICE, UNUSED, &dead, &ibt], TABLE) else { return };
+    let compared = |dead: &str| {
+        let output = build(&[UNUSED, dead, &entries, &relaid_with_prefix(), &ibt], TABLE).unwrap();
+        check(&input, &output).unwrap()
+    };
+    let [call, branch, jump] = ["call", "je", "jmp"].map(|lead| format!("{lead} twice"));
+    let anew =
+        [&call, &branch, &jump].into_iter().fold(dead.clone(), |dead, lead| dead.replace(lead, &lead.replace("twice", ".Lanew")));
+    assert_ne!(anew, dead);
+    for right in [&dead, &anew] {
+        let report = compared(right);
+        assert!(report.is_ok() && report.stats.dropped_functions == 0, "{}", report.summary(10));
+    }
+    for lead in ["call", "je", "jmp"] {
+        let wrong = anew.replace(&format!("{lead} .Lanew"), &format!("{lead} unused"));
+        assert_ne!(wrong, anew);
+        assert_eq!(kinds(&compared(&wrong)), [ViolationKind::Unexplained], "{lead}");
+    }
+}
+
 #[test]
 fn a_function_whose_address_dead_code_takes_needs_its_mark() {
     let dead = DEAD.replace("@NAMED@", "classify");
