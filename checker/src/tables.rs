@@ -9,7 +9,8 @@
 //! **Extent.** A table ends where its section ends, where the next thing begins that any instruction refers to, or before the first word that
 //! does not meet an instruction of the function. A comparison with a constant right before the `lea` bounds it too; of several instructions that name it the one with most entries counts. Up to that bound, or
 //! without one up to the extent, entries must correspond. What lies between, and in a copied table behind, asks for nothing; it is explained if what it leads
-//! to corresponds for other reasons, or, where that is reached in one file alone, if a comparison of both finds them equal.
+//! to corresponds for other reasons, or, where that is reached in one file alone, if a comparison of both finds them equal. So does what leads from a jump that is made where there is a frame to the
+//! beginning of the function right behind, which has none: compilers leave that where a case never comes.
 
 mod bounds;
 mod copies;
@@ -17,6 +18,7 @@ mod named;
 mod running_on;
 mod survey;
 
+use crate::decode::Kind;
 use crate::prove::never_changes;
 use crate::report::ViolationKind;
 use crate::walk::{Displaced, Pair, Reach, Side, Walk};
@@ -27,6 +29,9 @@ use named::goes_to_call;
 pub(crate) use named::{may_be_jumped_through, may_jump_to_labels};
 pub(crate) use running_on::running_on;
 pub(crate) use survey::Survey;
+
+/// Instructions between the one that names a table and the jump.
+const BEFORE_JUMP_MAX: usize = 16;
 
 #[derive(Copy, Clone, Debug)]
 pub(crate) struct TableReference {
@@ -251,6 +256,21 @@ pub(crate) fn targets(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Option<
     input_entries(walk, table).into_iter().map(target).collect()
 }
 
+/// Whether the jump that straight code behind an instruction ends with is made where a function has a frame: it leads to no function's beginning then.
+fn has_frame_at_jump(side: &Side<'_>, from: u64) -> bool {
+    let mut address = from;
+    for _ in 0..BEFORE_JUMP_MAX {
+        match side.inst(address) {
+            Some(inst) if inst.kind == Kind::IndirectJump => {
+                return side.unwind.fde_at(address).is_some() && !side.unwind.has_no_frame(address);
+            }
+            Some(inst) if matches!(inst.kind, Kind::Plain | Kind::Lea | Kind::Nop) => address += u64::from(inst.len),
+            _ => return false,
+        }
+    }
+    false
+}
+
 /// The targets of the input's entries; none if it is not a table.
 fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     let mut targets = Vec::new();
@@ -291,8 +311,9 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         let is_behind_bound = |limit: Option<usize>| limit.is_some_and(|limit| (2..=targets.len()).contains(&limit));
         // What follows the function is no part of it where a function begins, though it may be in the group: by a tail call.
         let is_next_function = target == side.function(from).1 && walk.survey.begins_function(side, target);
-        // An entry that the code counts is selected, wherever it leads.
-        let is_counted = |limit: &mut Option<usize>| walk.survey.begins_function(side, target) && is_bounded(limit);
+        // An entry that the code counts is selected, wherever it leads, but for the next function's beginning where there is a frame, which compilers leave for what never comes.
+        let is_left = is_next_function && has_frame_at_jump(side, table.from) && side.unwind.has_no_frame(target);
+        let is_counted = |limit: &mut Option<usize>| !is_left && walk.survey.begins_function(side, target) && is_bounded(limit);
         if meets_instruction && in_group(target) && !is_next_function {
             targets.push(Entry::To(target));
         } else if !(targets.is_empty() || meets_instruction && is_counted(&mut limit))

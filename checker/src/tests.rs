@@ -4,6 +4,7 @@ mod aligned;
 mod arrays;
 mod behind_calls;
 mod beside_tables;
+mod beyond_the_end;
 mod bounds;
 mod calls;
 mod calls_through_words;

@@ -67,6 +67,9 @@ pub(crate) use side::{Side, joined};
 /// Steps that the input may make alone, over calls and returns that the output lacks.
 const ALONE_MAX: usize = 16;
 
+/// As much may stand between two functions on either side of where no-ops turn into zeros.
+const PADDING_MAX: u64 = 64;
+
 /// A chain of jumps longer than any real one is a cycle.
 const JUMP_CHAIN_MAX: usize = 512;
 
@@ -581,10 +584,23 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
-    /// Whether the input leads to the padding behind a function: LLVM sends ways there that the program cannot take.
+    /// Whether the input leads to the padding behind a function: LLVM sends ways there that the program cannot take, and lets functions end in nothing where it knows that nobody comes.
     fn is_end_of_function(&self, address: u64, inst: Inst) -> bool {
         let fde_at = |address| self.input.unwind.fde_at(address);
-        inst.kind == Kind::Trap && fde_at(address).is_none() && fde_at(address - 1).is_some()
+        inst.kind == Kind::Trap && fde_at(address).is_none() && fde_at(address - 1).is_some() || self.is_before_zeros(address)
+    }
+
+    /// Whether nothing but no-ops stands between the end of a frame description and an address, and nothing but zeros from there to the beginning of the next one.
+    fn is_before_zeros(&self, address: u64) -> bool {
+        let fdes = &self.input.unwind.fdes;
+        let next = fdes.partition_point(|fde| fde.start <= address);
+        let (Some(before), Some(next)) = (next.checked_sub(1).map(|last| &fdes[last]), fdes.get(next)) else { return false };
+        let (filled, rest) = (address.wrapping_sub(before.end), next.start - address);
+        if filled > PADDING_MAX || rest > PADDING_MAX {
+            return false;
+        }
+        let zeros = self.input.code.tail(address).and_then(|tail| tail.get(..rest as usize));
+        zeros.is_some_and(|zeros| zeros.iter().all(|&byte| byte == 0)) && self.input_leads_to(before.end) == address
     }
 
     /// Whether what neither side can decode is the same: outside of all code, or untouched.

@@ -1,0 +1,66 @@
+//! Ways of functions to what stands behind them, which compilers leave where they know that nobody goes there.
+
+use super::layout::{function, link};
+use super::*;
+
+const START: &str = "    call classify\n    call next\n    mov %eax, %edi\n    mov $60, %eax\n    syscall\n    hlt";
+const CLASSIFY: &str =
+    "@PUSH@    and $3, %edi\n    lea table(%rip), %rcx\n    movslq (%rcx,%rdi,4), %rax\n    add %rcx, %rax\n    jmp *%rax
+.Lten:\n    mov $10, %eax\n@POP@    ret\n@AGAIN@.Ltwenty:\n    mov $20, %eax\n@POP@    ret\n    .balign 4, 0x90";
+const NEXT: &str = "    lea 3(%rdi), %eax\n    ret";
+
+fn classify(has_frame: bool) -> String {
+    let [push, pop, again] = match has_frame {
+        true => [
+            "    push %rbx\n    .cfi_def_cfa_offset 16\n    .cfi_offset rbx, -16\n",
+            "    pop %rbx\n    .cfi_def_cfa_offset 8\n",
+            "    .cfi_def_cfa_offset 16\n",
+        ],
+        false => [""; 3],
+    };
+    function("classify", &CLASSIFY.replace("@PUSH@", push).replace("@POP@", pop).replace("@AGAIN@", again))
+}
+
+fn program(functions: &[&str], entries: [&str; 4]) -> Option<Vec<u8>> {
+    let entries: Vec<String> = entries.iter().map(|entry| format!("{entry} - table")).collect();
+    let (start, table) = (function("_start", START), entries.join(", "));
+    let code = format!("    .text\n    .globl _start\n{start}{}", functions.concat());
+    link(&format!("{code}    .section .rodata, \"a\"\n    .balign 4\ntable:\n    .long {table}\n"), "-pie")
+}
+
+#[test]
+fn an_entry_to_the_next_function_is_never_selected_where_there_is_a_frame() {
+    let next = function("next", NEXT);
+    for has_frame in [true, false] {
+        let classify = classify(has_frame);
+        let Some(input) = program(&[&classify, &next], [".Lten", ".Ltwenty", "next", "next"]) else { return };
+        let compared = |entries| {
+            let output = program(&[&next, &classify], entries).unwrap();
+            check(&input, &output).unwrap()
+        };
+        let moved = compared([".Lten", ".Ltwenty", "next", "next"]);
+        assert!(moved.is_ok(), "{}", moved.summary(10));
+        let elsewhere = compared([".Lten", ".Ltwenty", ".Lten", ".Lten"]);
+        assert_eq!(elsewhere.is_ok(), has_frame, "{}", elsewhere.summary(10));
+        assert!(!compared([".Lten", ".Lten", "next", "next"]).is_ok());
+    }
+}
+
+/// A function that ends where the compiler knew that nobody comes, and what fills the room behind it.
+fn lone(filler: &str) -> String {
+    function("classify", "    endbr64\n    push %rbp\n    .cfi_def_cfa_offset 16\n    mov %rsp, %rbp")
+        + &format!("    nopl 0(%rax,%rax)\n    {filler}\n")
+}
+
+#[test]
+fn a_function_goes_on_behind_no_zeros() {
+    let (next, other) = (function("next", NEXT), function("other", "    endbr64\n    mov $4, %eax\n    ret"));
+    let entries = ["table"; 4];
+    for (filler, is_end) in [(".zero 4", true), (".zero 4\n    nop\n    nop\n    nop\n    nop", false), ("nopl (%rax)", false)] {
+        let Some(input) = program(&[&lone(filler), &next, &other], entries) else { return };
+        let report = check(&input, &program(&[&lone(".byte 0xcc, 0xcc, 0xcc"), &other, &next], entries).unwrap()).unwrap();
+        assert_eq!(report.is_ok(), is_end, "{filler}: {}", report.summary(10));
+        let report = check(&input, &program(&[&lone(filler), &next, &other], entries).unwrap()).unwrap();
+        assert!(report.is_ok(), "{filler}: {}", report.summary(10));
+    }
+}
