@@ -4,6 +4,7 @@
 //! only held against the output if the input keeps it.
 
 use goblin::elf::ProgramHeader;
+use goblin::elf::dynamic::{DT_GNU_HASH, DT_HASH, DT_STRTAB, DT_SYMTAB};
 use goblin::elf::program_header::{
     PF_W, PF_X, PT_DYNAMIC, PT_GNU_EH_FRAME, PT_GNU_RELRO, PT_GNU_STACK, PT_INTERP, PT_LOAD, PT_NOTE, PT_NULL, PT_PHDR, PT_TLS,
 };
@@ -39,6 +40,7 @@ fn flaws(side: &Side<'_>) -> Vec<Violation> {
     let mut flaws = Vec::new();
     header_flaws(&side.image, &mut flaws);
     segment_flaws(&side.image, &mut flaws);
+    table_flaws(&side.image, &mut flaws);
     section_flaws(&side.image, &mut flaws);
     symbol_flaws(&side.image, &mut flaws);
     unwind_flaws(side, &mut flaws);
@@ -107,6 +109,23 @@ fn segment_flaws(image: &Image<'_>, flaws: &mut Vec<Violation>) {
         let (Some(header), Some(section)) = (header, image.section(name)) else { continue };
         if header.p_vaddr != section.address || header.p_filesz != section.size || header.p_offset != section.offset {
             flaw(header, format!("does not match section {name}"));
+        }
+    }
+}
+
+/// Symbols, their names and hash tables lie as far from the file's beginning as from the first segment's: when it is asked for the name of a function, libunwind (1.8, of nongnu.org) looks for them there in the file
+/// that the function is from, whatever the program headers say of offsets.
+fn table_flaws(image: &Image<'_>, flaws: &mut Vec<Violation>) {
+    let loads = || image.elf.program_headers.iter().filter(|header| header.p_type == PT_LOAD);
+    let Some(first) = loads().next() else { return };
+    for tag in [DT_HASH, DT_GNU_HASH, DT_SYMTAB, DT_STRTAB] {
+        let Some(at) = image.dynamic_value(tag) else { continue };
+        let place = loads().find(|header| at.checked_sub(header.p_vaddr).is_some_and(|distance| distance < header.p_filesz));
+        let offset = place.map(|header| header.p_offset.wrapping_add(at - header.p_vaddr));
+        if offset.is_some_and(|offset| offset.wrapping_sub(first.p_offset) != at.wrapping_sub(first.p_vaddr)) {
+            let message =
+                format!("the table with the tag {tag:#x} is not as far from the file's beginning as from the first segment's");
+            flaws.push(Violation::new(ViolationKind::Dynamic, at, message));
         }
     }
 }

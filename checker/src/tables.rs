@@ -344,5 +344,31 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     if !targets.iter().any(is_own) && bound(walk, table.from).is_none_or(|count| targets.len() < count) {
         targets.clear();
     }
+    if !is_copy && is_end_of_array(walk, from, &targets) {
+        targets.clear();
+    }
     targets
+}
+
+/// Whether a function that names a table has no jump through one, and no entry leads to it or its parts: where the table begins, an array ends for it. It may be in one group with the table's function because it ends with a call of that.
+fn is_end_of_array(walk: &Walk<'_, '_>, from: u32, entries: &[Entry]) -> bool {
+    let (side, survey) = (walk.input, walk.survey);
+    let is_part = |&entry: &Entry| match entry {
+        Entry::To(target) => side
+            .function_at(target)
+            .is_some_and(|function| survey.body_of(function) == survey.body_of(from) || survey.is_orphan(function)),
+        Entry::Unreachable | Entry::Hole => false,
+    };
+    let is_jump = |(start, end): (u64, u64)| {
+        let mut address = start;
+        while let Some(inst) = side.inst(address).filter(|_| address < end) {
+            if inst.kind == Kind::IndirectJump {
+                return true;
+            }
+            address += u64::from(inst.len);
+        }
+        false
+    };
+    let parts = || survey.with_parts(vec![(0, from)]).into_iter().map(|(_, part)| side.function(part));
+    !entries.is_empty() && !entries.iter().any(is_part) && !parts().any(is_jump)
 }

@@ -24,6 +24,7 @@ mod fixed;
 mod fold;
 mod followed;
 mod forms;
+mod found_by_offset;
 mod given;
 mod known_to_the_kernel;
 mod late;

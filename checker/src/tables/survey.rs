@@ -219,8 +219,8 @@ impl Survey {
         self.entered.push((target, at));
         let is_described = |function: u32| (function as usize) < side.unwind.fdes.len();
         let is_beginning = side.function(to).0 == target;
-        // Without frame descriptions functions begin where something names them, so that a jump there is a call.
-        if is_beginning && !is_described(to) {
+        // Without frame descriptions functions begin where something names them, so that a jump there is a call. So is one to a stub of an import: all of them have one frame description, and are parts of no function.
+        if is_beginning && !is_described(to) || side.slot_of_stub(target).is_some() {
             last_calls.push((from, to));
             return;
         }
@@ -231,7 +231,7 @@ impl Survey {
         } else {
             self.bodies.join(from, to);
         }
-        // Stubs of imports have one frame description for all, and are parts of no function.
+        // Stubs that the linker makes in another way.
         let is_stub = side.inst(target).is_some_and(|inst| inst.kind == Kind::IndirectJump);
         let is_part = is_described(from) && is_described(to) && !(is_beginning && has_no_frame) && !is_stub;
         if is_part {
@@ -410,6 +410,11 @@ impl Survey {
     /// The smallest frame description of those that jumps connect with this one.
     pub(crate) fn group_of(&self, fde: u32) -> u32 {
         self.groups.find(fde)
+    }
+
+    /// The same without last calls.
+    pub(super) fn body_of(&self, fde: u32) -> u32 {
+        self.bodies.find(fde)
     }
 
     /// Whether linear decoding of a frame description meets the instruction with this index.

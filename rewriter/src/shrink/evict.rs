@@ -3,7 +3,8 @@
 //! **Problem.** A cut takes a program header, and linkers leave no room behind the table: notes follow, or the loader's tables. Where these shrink they can make room themselves ([`super::tables`]);
 //! in a static program there may be nothing in them that could.
 //!
-//! **Method.** The sections behind the table, as few as make enough room, go to free memory of a segment that is not written, all together and by a multiple of every alignment that they have.
+//! **Method.** The sections behind the table, as few as make enough room, go to free memory of a segment that is not written, all together and by a multiple of every alignment that they have. Tables that have to
+//! stay in their segment ([`stays`]) only make room, and stand behind it.
 //! Where one of them is large (the relocations of a static program), it leaves a hole itself, that takes a cut too: it goes if the file has several holes, with [`PAGES_MIN`] or more in all but the largest together.
 //!
 //! **Why it is right.** Program headers alone say where notes and the name of the interpreter are, and the dynamic section where the loader's tables are; both are written anew. What code, a relocated word
@@ -19,7 +20,7 @@ use object::elf;
 
 use super::pack;
 use super::section_table::SectionEdit;
-use super::tables::tag_of;
+use super::tables::{stays, tag_of};
 use crate::relink::headers;
 
 /// More than notes and the tables of a program without symbols take; what is larger leaves a hole.
@@ -63,7 +64,7 @@ struct Tenants {
 impl Tenants {
     fn find(image: &Image<'_>, named: &[Va], num_headers: usize) -> Option<Self> {
         let table_end = headers::table_end(image)?;
-        let room_end = table_end + headers::ENTRY * num_headers as u64;
+        let mut room_end = table_end + headers::ENTRY * num_headers as u64;
         let mut behind: Vec<(Section, &SectionData<'_>)> = image
             .sections
             .iter()
@@ -89,6 +90,9 @@ impl Tenants {
             if !may_go(section) {
                 return None;
             }
+            if is_staying(image, section) {
+                room_end = (room_end.align_up(ALIGN_MAX) + section.sh_size).align_up(ALIGN_MAX);
+            }
             sections.push(id);
             end = section.end();
         }
@@ -108,21 +112,41 @@ impl Tenants {
         let (from_file, to_file) = (place(self.start)?, place(to)?);
         out.copy_within(from_file..from_file + size as usize, to_file);
         out.get_mut(from_file..from_file + size as usize)?.fill(0);
-        self.tell_loader(image, to, &mut out)?;
+        let room_end = (headers::table_end(image)? + headers::ENTRY * num_headers as u64).align_up(ALIGN_MAX);
+        let (places, rest) = self.places(image, to, room_end);
+        if rest > self.end && places.iter().any(|&(id, _)| is_staying(image, &image.sections[id])) {
+            return None;
+        }
+        self.tell_loader(image, (to, &places), &mut out)?;
         let mut edit = SectionEdit::new(image, bytes)?;
-        for &id in &self.sections {
+        for &(id, at) in &places {
             let section = image.sections[id];
-            let at = to + (section.sh_addr - self.start);
             edit.set_place(id, at, image.file_offset(at)?.0, section.sh_size);
+            let (old, new, size) = (place(section.sh_addr)?, place(at)?, section.sh_size as usize);
+            out.get_mut(new..new + size)?.copy_from_slice(bytes.get(old..old + size)?);
         }
         edit.sort();
         let bytes = edit.write(out)?;
         let has_room = Image::parse(&bytes).is_ok_and(|image| headers::has_room_behind(&image, num_headers));
         let mut free: Vec<(Va, Va)> = free.iter().copied().filter(|&other| other != hole).collect();
-        let rest = (headers::table_end(image)? + headers::ENTRY * num_headers as u64).align_up(ALIGN_MAX);
         free.extend([(hole.0, to), (to + size, hole.1), (rest, self.end)].into_iter().filter(|left| left.0 < left.1));
         free.sort_unstable();
         has_room.then_some(Evicted { bytes, free })
+    }
+
+    /// Where each section goes, and what is free behind those that stay in their segment, from where there is room for program headers up to an address on.
+    fn places(&self, image: &Image<'_>, to: Va, room_end: Va) -> (Vec<(Section, Va)>, Va) {
+        let mut rest = room_end;
+        let place = |&id: &Section| {
+            let section = &image.sections[id];
+            if !is_staying(image, section) {
+                return (id, to + (section.sh_addr - self.start));
+            }
+            let at = rest;
+            rest = (at + section.sh_size).align_up(ALIGN_MAX);
+            (id, at)
+        };
+        (self.sections.iter().map(place).collect(), rest)
     }
 
     /// Where in a hole they can be.
@@ -135,7 +159,7 @@ impl Tenants {
     }
 
     /// Writes the program headers and the dynamic section that say where they are.
-    fn tell_loader(&self, image: &Image<'_>, to: Va, out: &mut [u8]) -> Option<()> {
+    fn tell_loader(&self, image: &Image<'_>, (to, places): (Va, &[(Section, Va)]), out: &mut [u8]) -> Option<()> {
         let shift = to - self.start;
         let is_moved = |va: Va| self.start <= va && va < self.end;
         let mut segments = image.segments.clone();
@@ -148,13 +172,19 @@ impl Tenants {
         out.get_mut(at..at + table.len())?.copy_from_slice(&table);
         let Some(dynamic) = image.segments.iter().find(|s| s.p_type == elf::PT_DYNAMIC) else { return Some(()) };
         let at = image.file_offset(dynamic.p_vaddr)?.0 as usize;
-        let tags: Vec<u32> = self.sections.iter().filter_map(|&id| tag_of(image, &image.sections[id])).collect();
-        for (index, &(tag, value)) in image.dynamic.iter().enumerate() {
-            if tags.iter().any(|&moved| u64::from(moved) == tag) {
+        let tags: Vec<(u32, Va)> =
+            places.iter().filter_map(|&(id, at)| Some((tag_of(image, &image.sections[id])?, at))).collect();
+        for (index, &(tag, _)) in image.dynamic.iter().enumerate() {
+            if let Some((_, moved)) = tags.iter().find(|&&(moved, _)| u64::from(moved) == tag) {
                 let field = at + index * DYN + 8;
-                out.get_mut(field..field + 8)?.copy_from_slice(&(value + shift).to_le_bytes());
+                out.get_mut(field..field + 8)?.copy_from_slice(&moved.0.to_le_bytes());
             }
         }
         Some(())
     }
+}
+
+/// Whether a section holds a table that has to stay in its segment.
+fn is_staying(image: &Image<'_>, section: &SectionData<'_>) -> bool {
+    tag_of(image, section).is_some_and(stays)
 }

@@ -6,6 +6,8 @@
 //! and by a program header alone. They can lie at the end of any such segment. All ways to spread them (grouped, so that there are few) over the
 //! ends are tried on paper, and the one with the shortest file is taken, before and after `strip`; of several, the one that moves least.
 //!
+//! Symbols, their names and hash tables stay in their segment ([`tables::stays`]).
+//!
 //! **Why it is right.** See [`super::tables`]: nothing but tags and `PT_GNU_EH_FRAME` says where these tables are, and what code names stays. Bytes of
 //! a table may become executable, as in all files of linkers that put what is only read in one segment with code; with
 //! [`Sharing::Safe`] they don't, and without section headers either: nothing would tell them from code.
@@ -25,6 +27,8 @@ use crate::relink::{headers, unwind};
 
 /// As many groups of tables as are told apart.
 const GROUPS: usize = 8;
+/// Hash tables, symbols, and their names.
+const STAYING: std::ops::Range<usize> = 0..3;
 const SEGMENTS_MAX: usize = 4;
 /// Two tables are not put closer than any alignment asks.
 const ALIGN: u64 = 8;
@@ -159,6 +163,7 @@ impl<'a, 'b> Search<'a, 'b> {
         let (now, now_stripped) = self.total(&self.place(&home)?.1);
         let mut best: Option<(u64, u64, Plan)> = None;
         let mut choice = home.map(|_| 0);
+        STAYING.for_each(|group| present[group] = false);
         (0..GROUPS).filter(|&group| !present[group]).for_each(|group| choice[group] = home[group]);
         loop {
             if let Some((plan, ends)) = self.place(&choice) {

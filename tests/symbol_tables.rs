@@ -1,0 +1,44 @@
+//! Symbols, their names and hash tables lie as far from the file's beginning as from the first segment's: libunwind finds them so in the file of a function that it is asked to name.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use object::LittleEndian;
+use object::elf::{DT_GNU_HASH, DT_HASH, DT_STRTAB, DT_SYMTAB, FileHeader64, PT_LOAD};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+use support::{shrink, skipped};
+
+/// The tags of the tables that are elsewhere.
+fn displaced(file: &Path) -> Vec<u64> {
+    let bytes = fs::read(file).expect("it is there");
+    let header = FileHeader64::<LittleEndian>::parse(&*bytes).expect("it is an ELF file");
+    let segments = header.program_headers(LittleEndian, &*bytes).expect("it has program headers");
+    let loads: Vec<_> = segments.iter().filter(|segment| segment.p_type(LittleEndian) == PT_LOAD).collect();
+    let base = loads[0].p_vaddr(LittleEndian) - loads[0].p_offset(LittleEndian);
+    let dynamic = segments.iter().find_map(|segment| segment.dynamic(LittleEndian, &*bytes).ok().flatten()).unwrap_or_default();
+    let entries = dynamic.iter().map(|entry| (entry.d_tag(LittleEndian), entry.d_val(LittleEndian)));
+    let tables = entries.filter(|&(tag, _)| [DT_HASH, DT_GNU_HASH, DT_SYMTAB, DT_STRTAB].map(u64::from).contains(&tag));
+    let offset = |at: u64| {
+        let holds = |start: u64, size: u64| (start..start + size).contains(&at);
+        let load = loads.iter().find(|load| holds(load.p_vaddr(LittleEndian), load.p_filesz(LittleEndian)));
+        load.map(|load| at - load.p_vaddr(LittleEndian) + load.p_offset(LittleEndian))
+    };
+    tables.filter(|&(_, at)| offset(at) != Some(at - base)).map(|(tag, _)| tag).collect()
+}
+
+#[test]
+fn tables_of_symbols_are_found_in_the_file_where_they_are_in_memory() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    let folders = ["/usr/bin", "/usr/sbin"].map(Path::new);
+    for name in ["ls", "gzip", "git", "sed", "find", "perl", "make", "ldconfig"] {
+        let Some(input) = folders.iter().map(|folder| folder.join(name)).find(|file| file.is_file()) else {
+            skipped(&format!("{name}: it is not installed"));
+            continue;
+        };
+        assert_eq!(displaced(&input), [0; 0], "{name}");
+        let (output, _) = shrink(&input, &[], name, folder.path());
+        assert_eq!(displaced(&output), [0; 0], "{name}");
+    }
+}
