@@ -51,7 +51,10 @@ pub(crate) fn may_be_moved(walk: &Walk<'_, '_>, table: TableReference) -> bool {
 
 /// Reads a table in both files, and asks for the pairs of its entries.
 pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
-    let entries = input_entries(walk, table);
+    let entries = entries_there(walk, table);
+    if is_end_of_array(walk, table, &entries) {
+        return;
+    }
     note_copy(walk, table, !entries.is_empty(), false);
     if entries.is_empty() {
         if table.input != table.output {
@@ -273,6 +276,12 @@ fn has_frame_at_jump(side: &Side<'_>, from: u64) -> bool {
 
 /// The targets of the input's entries; none if it is not a table.
 fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
+    let entries = entries_there(walk, table);
+    if is_end_of_array(walk, table, &entries) { Vec::new() } else { entries }
+}
+
+/// The same, whatever the function does that names it.
+fn entries_there(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     let mut targets = Vec::new();
     let side = walk.input;
     let Some(from) = side.function_at(table.from) else { return targets };
@@ -344,15 +353,16 @@ fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     if !targets.iter().any(is_own) && bound(walk, table.from).is_none_or(|count| targets.len() < count) {
         targets.clear();
     }
-    if !is_copy && is_end_of_array(walk, from, &targets) {
-        targets.clear();
-    }
     targets
 }
 
-/// Whether a function that names a table has no jump through one, and no entry leads to it or its parts: where the table begins, an array ends for it. It may be in one group with the table's function because it ends with a call of that.
-fn is_end_of_array(walk: &Walk<'_, '_>, from: u32, entries: &[Entry]) -> bool {
+/// Whether a function that names a table, and not a copy of it, has no jump through one, and no entry leads to it or its parts: where the table begins, an array ends for it. It may be in one group with the table's function because it ends with a
+/// call of that.
+fn is_end_of_array(walk: &Walk<'_, '_>, table: TableReference, entries: &[Entry]) -> bool {
     let (side, survey) = (walk.input, walk.survey);
+    let Some(from) = side.function_at(table.from).filter(|_| table.input == table.output && !entries.is_empty()) else {
+        return false;
+    };
     let is_part = |&entry: &Entry| match entry {
         Entry::To(target) => side
             .function_at(target)
@@ -370,5 +380,5 @@ fn is_end_of_array(walk: &Walk<'_, '_>, from: u32, entries: &[Entry]) -> bool {
         false
     };
     let parts = || survey.with_parts(vec![(0, from)]).into_iter().map(|(_, part)| side.function(part));
-    !entries.is_empty() && !entries.iter().any(is_part) && !parts().any(is_jump)
+    !entries.iter().any(is_part) && !parts().any(is_jump)
 }
