@@ -113,10 +113,11 @@ fn keep_compared(walk: &Walk<'_, '_>, insts: &[(u64, Inst)], comparison: &[u8]) 
     insts.iter().map(written).all(|written| written.is_some_and(|written| written >> compared & 1 == 0))
 }
 
-/// Whether a comparison is about another number than the one by which instructions behind it, the last one first, find where to jump: what it compared is written before anything reads it, or nothing
-/// reads it, nor is it a copy of something or has one.
+/// Whether a comparison is about another number than the one by which instructions behind it, the last one first, find where to jump: nothing reads what it compared, nor is it a copy of something or has one; or it is
+/// written before anything reads it, and nothing addresses by a copy either.
 fn is_about_another(walk: &Walk<'_, '_>, insts: &[(u64, Inst)], (place, comparison): (u64, &[u8])) -> bool {
     let Some(compared) = compared_register(comparison) else { return false };
+    let mut is_written = false;
     for &(at, inst) in insts.iter().rev() {
         let bytes = walk.input.code.bytes(at, inst);
         let [register, base, index] = registers_of(walk, at, inst);
@@ -124,15 +125,19 @@ fn is_about_another(walk: &Walk<'_, '_>, insts: &[(u64, Inst)], (place, comparis
             return false;
         }
         if Parts::of(bytes).written().is_some_and(|written| written >> compared & 1 == 1) {
-            return true;
+            is_written = true;
+            break;
         }
     }
+    let addresses_by = |other: u8| insts.iter().any(|&(at, inst)| registers_of(walk, at, inst)[1..].contains(&Some(other)));
     let before = std::iter::successors(instruction_before(walk, place), |&(at, _)| instruction_before(walk, at));
     !before.take(COPY_WINDOW).any(|(at, inst)| {
         let bytes = walk.input.code.bytes(at, inst);
         let is_move = is_load_or_extension(bytes) || Parts::of(bytes).is_of(0, 0x89);
         let is_copy = is_move && Parts::of(bytes).register_operand().is_some();
-        is_copy && registers_of(walk, at, inst).contains(&Some(compared))
+        let registers = registers_of(walk, at, inst);
+        let mut others = registers.into_iter().flatten().filter(|&register| register != compared);
+        is_copy && registers.contains(&Some(compared)) && (!is_written || others.any(addresses_by))
     })
 }
 

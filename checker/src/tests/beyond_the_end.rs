@@ -46,6 +46,20 @@ fn an_entry_to_the_next_function_is_never_selected_where_there_is_a_frame() {
     }
 }
 
+/// The number is copied before it is compared, and what was compared is overwritten by the table's address.
+#[test]
+fn a_copy_of_what_was_compared_says_which_entries_are_selected() {
+    let copied = "    mov %rdi, %rax\n    cmp $3, %rdi\n    ja .Lten\n    lea table(%rip), %rdi\n    movslq (%rdi,%rax,4), %rax\n    add %rdi, %rax\n    jmp *%rax\n";
+    let (next, whole) = (function("next", NEXT), classify(false));
+    let body = &whole[whole.find(".Lten:").unwrap()..];
+    let classify = format!("{}\n", function("classify", &format!("{copied}{}", body.split("    .cfi_endproc").next().unwrap())));
+    let entries = [".Lten", ".Ltwenty", "next", "next"];
+    let Some(input) = program(&[&classify, &next], entries) else { return };
+    let compared = |entries| check(&input, &program(&[&next, &classify], entries).unwrap()).unwrap();
+    assert!(compared(entries).is_ok(), "{}", compared(entries).summary(10));
+    assert!(!compared([".Lten", ".Ltwenty", "next", ".Lten"]).is_ok());
+}
+
 /// A function that ends where the compiler knew that nobody comes, and what fills the room behind it.
 fn lone(filler: &str) -> String {
     function("classify", "    endbr64\n    push %rbp\n    .cfi_def_cfa_offset 16\n    mov %rsp, %rbp")
