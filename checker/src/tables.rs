@@ -150,6 +150,9 @@ fn read_entries(walk: &mut Walk<'_, '_>, table: TableReference, entries: &[Entry
     let mut size = 0;
     for (position, &input) in entries.iter().enumerate() {
         let place = table.output + position as u64 * width;
+        if input == Entry::Unreachable {
+            walk.never_selected.insert(table.input + position as u64 * width);
+        }
         let is_certain = position < bound;
         let output = entry(walk.output, table.output, place, table.width);
         output.into_iter().for_each(|output| walk.enter(output));

@@ -141,6 +141,8 @@ pub(crate) struct Walk<'w, 'a> {
     /// By table of the input and what stands for it: how many entries were asked for.
     pub(crate) tables_seen: FxHashMap<(u64, u64), usize>,
     pub(crate) tables_followed: FxHashSet<(u64, u64)>,
+    /// Entries of the input's tables that are for cases which never come.
+    pub(crate) never_selected: FxHashSet<u64>,
     pub(crate) violations: Vec<Violation>,
     pub(crate) stats: Stats,
     pub(crate) explained: Vec<(u64, u64)>,
@@ -256,6 +258,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             tables: Vec::new(),
             tables_seen: FxHashMap::default(),
             tables_followed: FxHashSet::default(),
+            never_selected: FxHashSet::default(),
             violations: Vec::new(),
             stats: Stats { code_bytes: output.code.size() as u64, ..Stats::default() },
             explained: Vec::new(),

@@ -6,7 +6,7 @@
 //!
 //! **Method.** Three such things are read here, in the input alone. Plain numbers: in a file at a fixed address without
 //! the linker's relocations, no function may be missing. Offsets: a 32-bit word that, added to its own address or to the address behind
-//! which it lies and that an instruction names, is where the function begins (relative virtual tables, tables of offsets). Code that the
+//! which it lies and that an instruction names, is where the function begins (relative virtual tables, tables of offsets), unless it is an entry that compilers leave where a case never comes. Code that the
 //! walk did not reach and that was not left out: an instruction of it, wherever linear decoding meets one, that leads to the function, and that
 //! something in the output stands for or that is still where it was.
 
@@ -58,6 +58,9 @@ pub(crate) fn by_offsets(walk: &Walk<'_, '_>, starts: &FxHashSet<u64>, named: &m
             while next <= place {
                 base = Some(next);
                 next = walk.survey.next_reference(next);
+            }
+            if walk.never_selected.contains(&place) {
+                continue;
             }
             let offset = i64::from(i32::from_le_bytes([word[0], word[1], word[2], word[3]])).cast_unsigned();
             let targets = [Some(place), base].into_iter().flatten().map(|from| from.wrapping_add(offset));

@@ -22,8 +22,12 @@ fn classify(has_frame: bool) -> String {
 }
 
 fn program(functions: &[&str], entries: [&str; 4]) -> Option<Vec<u8>> {
+    program_from(START, functions, &entries)
+}
+
+fn program_from(start: &str, functions: &[&str], entries: &[&str]) -> Option<Vec<u8>> {
     let entries: Vec<String> = entries.iter().map(|entry| format!("{entry} - table")).collect();
-    let (start, table) = (function("_start", START), entries.join(", "));
+    let (start, table) = (function("_start", start), entries.join(", "));
     let code = format!("    .text\n    .globl _start\n{start}{}", functions.concat());
     link(&format!("{code}    .section .rodata, \"a\"\n    .balign 4\ntable:\n    .long {table}\n"), "-pie")
 }
@@ -44,6 +48,23 @@ fn an_entry_to_the_next_function_is_never_selected_where_there_is_a_frame() {
         assert_eq!(elsewhere.is_ok(), has_frame, "{}", elsewhere.summary(10));
         assert!(!compared([".Lten", ".Lten", "next", "next"]).is_ok());
     }
+}
+
+#[test]
+fn what_only_such_an_entry_names_may_be_left_out() {
+    let (classify, next) = (classify(true), function("next", NEXT));
+    let start = START.replace("    call next\n", "");
+    let compared = |entries: &[&str], without: &[&str]| {
+        let input = program_from(&start, &[&classify, &next], entries)?;
+        Some(check(&input, &program_from(&start, &[&classify], without).unwrap()).unwrap())
+    };
+    let Some(report) = compared(&[".Lten", ".Ltwenty", "next", "next"], &[".Lten", ".Ltwenty", ".Lten", ".Lten"]) else { return };
+    assert!(report.is_ok() && report.stats.dropped_functions == 1, "{}", report.summary(10));
+    // One more is read by nothing that is seen.
+    let named = |last| [".Lten", ".Ltwenty", "next", "next", ".Lten + 0x100000", last];
+    let report =
+        compared(&named("next"), &named("table + 48").map(|entry| if entry == "next" { ".Lten" } else { entry })).unwrap();
+    assert!(kinds(&report).contains(&ViolationKind::MissingFunction), "{}", report.summary(10));
 }
 
 /// The number is copied before it is compared, and what was compared is overwritten by the table's address.
