@@ -29,6 +29,7 @@ pub(crate) fn check(input: &Side<'_>, output: &Side<'_>, violations: &mut Vec<Vi
     let (a, b) = (&input.image, &output.image);
     compare_headers(a, b, violations);
     compare_segments(a, b, violations);
+    compare_tables(a, b, violations);
     crate::dynamic::compare(input, output, violations);
     if property_note(a) != property_note(b) {
         violations.push(Violation::new(ViolationKind::Header, 0, "the note of the program's properties differs"));
@@ -40,7 +41,6 @@ fn flaws(side: &Side<'_>) -> Vec<Violation> {
     let mut flaws = Vec::new();
     header_flaws(&side.image, &mut flaws);
     segment_flaws(&side.image, &mut flaws);
-    table_flaws(&side.image, &mut flaws);
     section_flaws(&side.image, &mut flaws);
     symbol_flaws(&side.image, &mut flaws);
     unwind_flaws(side, &mut flaws);
@@ -113,21 +113,32 @@ fn segment_flaws(image: &Image<'_>, flaws: &mut Vec<Violation>) {
     }
 }
 
-/// Symbols, their names and hash tables lie as far from the file's beginning as from the first segment's: when it is asked for the name of a function, libunwind (1.8, of nongnu.org) looks for them there in the file
-/// that the function is from, whatever the program headers say of offsets.
-fn table_flaws(image: &Image<'_>, flaws: &mut Vec<Violation>) {
-    let loads = || image.elf.program_headers.iter().filter(|header| header.p_type == PT_LOAD);
-    let Some(first) = loads().next() else { return };
+/// Symbols, their names and hash tables that the input has in its first segment stay as far from the file's beginning as from that: when it is asked for the name of a function, libunwind (1.8, of nongnu.org) looks for them
+/// there in the file that the function is from, whatever the program headers say of offsets.
+fn compare_tables(input: &Image<'_>, output: &Image<'_>, violations: &mut Vec<Violation>) {
     for tag in [DT_HASH, DT_GNU_HASH, DT_SYMTAB, DT_STRTAB] {
-        let Some(at) = image.dynamic_value(tag) else { continue };
-        let place = loads().find(|header| at.checked_sub(header.p_vaddr).is_some_and(|distance| distance < header.p_filesz));
-        let offset = place.map(|header| header.p_offset.wrapping_add(at - header.p_vaddr));
-        if offset.is_some_and(|offset| offset.wrapping_sub(first.p_offset) != at.wrapping_sub(first.p_vaddr)) {
-            let message =
-                format!("the table with the tag {tag:#x} is not as far from the file's beginning as from the first segment's");
-            flaws.push(Violation::new(ViolationKind::Dynamic, at, message));
+        let Some(at) =
+            input.dynamic_value(tag).filter(|&at| distances(input, at).is_some_and(|(index, is_same)| index == 0 && is_same))
+        else {
+            continue;
+        };
+        let Some(now) = output.dynamic_value(tag) else { continue };
+        if distances(output, now).is_some_and(|(_, is_same)| !is_same) {
+            let message = format!(
+                "the table with the tag {tag:#x} is not as far from the file's beginning as from the first segment's (the input's is, at {at:#x})"
+            );
+            violations.push(Violation::new(ViolationKind::Dynamic, now, message));
         }
     }
+}
+
+/// By an address, the index of its loaded segment, and whether it is as far from the file's beginning as from the first segment's.
+fn distances(image: &Image<'_>, at: u64) -> Option<(usize, bool)> {
+    let loads: Vec<&ProgramHeader> = image.elf.program_headers.iter().filter(|header| header.p_type == PT_LOAD).collect();
+    let holds = |header: &&&ProgramHeader| at.checked_sub(header.p_vaddr).is_some_and(|distance| distance < header.p_filesz);
+    let index = loads.iter().position(|header| holds(&header))?;
+    let offset = loads[index].p_offset.wrapping_add(at - loads[index].p_vaddr);
+    Some((index, offset.wrapping_sub(loads[0].p_offset) == at.wrapping_sub(loads[0].p_vaddr)))
 }
 
 fn section_flaws(image: &Image<'_>, flaws: &mut Vec<Violation>) {

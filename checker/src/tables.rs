@@ -52,7 +52,7 @@ pub(crate) fn may_be_moved(walk: &Walk<'_, '_>, table: TableReference) -> bool {
 /// Reads a table in both files, and asks for the pairs of its entries.
 pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     let entries = entries_there(walk, table);
-    if is_end_of_array(walk, table, &entries) {
+    if cannot_jump_through(walk, table, &entries) {
         return;
     }
     note_copy(walk, table, !entries.is_empty(), false);
@@ -280,7 +280,7 @@ fn has_frame_at_jump(side: &Side<'_>, from: u64) -> bool {
 /// The targets of the input's entries; none if it is not a table.
 fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     let entries = entries_there(walk, table);
-    if is_end_of_array(walk, table, &entries) { Vec::new() } else { entries }
+    if cannot_jump_through(walk, table, &entries) { Vec::new() } else { entries }
 }
 
 /// The same, whatever the function does that names it.
@@ -359,9 +359,9 @@ fn entries_there(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     targets
 }
 
-/// Whether a function that names a table, and not a copy of it, has no jump through one, and no entry leads to it or its parts: where the table begins, an array ends for it. It may be in one group with the table's function because it ends with a
-/// call of that.
-fn is_end_of_array(walk: &Walk<'_, '_>, table: TableReference, entries: &[Entry]) -> bool {
+/// Whether a function that names what looks like a table, and no copy of it, cannot jump through it: neither it nor a part of it has a jump that could, and entries lead to neither, or nobody gets the address. Numbers may look like distances
+/// to code; and where a table begins, an array may end, for a function that is in one group with the table's because it ends with a call of that.
+fn cannot_jump_through(walk: &Walk<'_, '_>, table: TableReference, entries: &[Entry]) -> bool {
     let (side, survey) = (walk.input, walk.survey);
     let Some(from) = side.function_at(table.from).filter(|_| table.input == table.output && !entries.is_empty()) else {
         return false;
@@ -372,16 +372,16 @@ fn is_end_of_array(walk: &Walk<'_, '_>, table: TableReference, entries: &[Entry]
             .is_some_and(|function| survey.body_of(function) == survey.body_of(from) || survey.is_orphan(function)),
         Entry::Unreachable | Entry::Hole => false,
     };
-    let is_jump = |(start, end): (u64, u64)| {
+    let may_jump = |(start, end): (u64, u64)| {
         let mut address = start;
         while let Some(inst) = side.inst(address).filter(|_| address < end) {
-            if inst.kind == Kind::IndirectJump {
+            if inst.kind == Kind::IndirectJump || copies::is_through_thunk(side, address, inst) {
                 return true;
             }
             address += u64::from(inst.len);
         }
         false
     };
-    let parts = || survey.with_parts(vec![(0, from)]).into_iter().map(|(_, part)| side.function(part));
-    !entries.iter().any(is_part) && !parts().any(is_jump)
+    let mut parts = survey.with_parts(vec![(0, from)]).into_iter().map(|(_, part)| side.function(part));
+    !parts.any(may_jump) && (!entries.iter().any(is_part) || !goes_to_call(side, table.from))
 }

@@ -6,7 +6,7 @@
 //!
 //! **Method.** Three such things are read here, in the input alone. Plain numbers: in a file at a fixed address without
 //! the linker's relocations, no function may be missing. Offsets: a 32-bit word that, added to its own address or to the address behind
-//! which it lies and that an instruction names, is where the function begins (relative virtual tables, tables of offsets), unless it is an entry that compilers leave where a case never comes. Code that the
+//! which it lies and that an instruction names, is where the function begins (relative virtual tables; tables of offsets, in which others near it lead to functions too), unless it is an entry that compilers leave where a case never comes. Code that the
 //! walk did not reach and that was not left out: an instruction of it, wherever linear decoding meets one, that leads to the function, and that
 //! something in the output stands for or that is still where it was.
 
@@ -63,10 +63,29 @@ pub(crate) fn by_offsets(walk: &Walk<'_, '_>, starts: &FxHashSet<u64>, named: &m
                 continue;
             }
             let offset = i64::from(i32::from_le_bytes([word[0], word[1], word[2], word[3]])).cast_unsigned();
-            let targets = [Some(place), base].into_iter().flatten().map(|from| from.wrapping_add(offset));
-            named.extend(targets.filter(|target| starts.contains(target)));
+            let by_place = Some(place.wrapping_add(offset)).filter(|target| starts.contains(target));
+            let is_named = |from: u64| {
+                starts.contains(&from.wrapping_add(offset))
+                    && (from == place || has_neighbor(walk, bytes, place - section.address, from))
+            };
+            named.extend(by_place);
+            named.extend(base.filter(|&base| is_named(base)).map(|base| base.wrapping_add(offset)));
         }
     }
+}
+
+/// Words around one that may be of the same table: entries may be made of several.
+const NEIGHBORS: u64 = 4;
+
+/// Whether a word of a section near another one is the distance from the same place to the beginning of a function, too. By chance, in tens of megabytes, single words are.
+fn has_neighbor(walk: &Walk<'_, '_>, bytes: &[u8], at: u64, from: u64) -> bool {
+    let word =
+        |at: u64| bytes.get(at as usize..)?.first_chunk::<4>().map(|word| i64::from(i32::from_le_bytes(*word)).cast_unsigned());
+    let leads_to_function = |at: u64| word(at).is_some_and(|offset| walk.input.unwind.starts_at(from.wrapping_add(offset)));
+    (1..=NEIGHBORS).any(|distance| {
+        let before = at.checked_sub(4 * distance);
+        before.is_some_and(leads_to_function) || leads_to_function(at + 4 * distance)
+    })
 }
 
 /// Instructions that are neither walked nor part of what is missing.

@@ -15,7 +15,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::TableReference;
-use crate::decode::Kind;
+use crate::decode::{Inst, Kind};
 use crate::leftover::each_instruction;
 use crate::prove::{TableUses, Tables, Ways};
 use crate::report::ViolationKind;
@@ -204,20 +204,25 @@ fn jumps_of(walk: &Walk<'_, '_>, groups: &FxHashSet<u32>) -> FxHashSet<usize> {
     found
 }
 
+/// Whether an instruction leads to code that goes where a register says, or begins such code.
+pub(super) fn is_through_thunk(side: &Side<'_>, address: u64, inst: Inst) -> bool {
+    let target = match inst.kind {
+        Kind::Jump | Kind::Branch => {
+            let thunk = side.target(address, inst);
+            side.inst(thunk).filter(|inst| inst.kind == Kind::Call).map(|inst| side.target(thunk, inst))
+        }
+        Kind::Call => Some(side.target(address, inst)),
+        _ => None,
+    };
+    target.is_some_and(|target| side.drops_return_address(target))
+}
+
 /// Jumps to code that goes where a register says, or such code itself, and the frame descriptions that they are in.
 fn through_thunks(side: &Side<'_>) -> Vec<(u64, u32)> {
     let mut found = Vec::new();
     each_instruction(side, |address, inst| {
-        let target = match inst.kind {
-            Kind::Jump | Kind::Branch => {
-                let thunk = side.target(address, inst);
-                side.inst(thunk).filter(|inst| inst.kind == Kind::Call).map(|inst| side.target(thunk, inst))
-            }
-            Kind::Call => Some(side.target(address, inst)),
-            _ => None,
-        };
         if let Some(fde) = side.function_at(address)
-            && target.is_some_and(|target| side.drops_return_address(target))
+            && is_through_thunk(side, address, inst)
         {
             found.push((address, fde));
         }
