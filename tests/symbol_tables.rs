@@ -8,7 +8,7 @@ use std::path::Path;
 use object::LittleEndian;
 use object::elf::{DT_GNU_HASH, DT_HASH, DT_STRTAB, DT_SYMTAB, FileHeader64, PT_LOAD};
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
-use support::{shrink, skipped};
+use support::{relift, relift_succeeds, shrink, skipped};
 
 /// The tags of the tables that are elsewhere.
 fn displaced(file: &Path) -> Vec<u64> {
@@ -39,6 +39,22 @@ fn tables_of_symbols_are_found_in_the_file_where_they_are_in_memory() {
         };
         assert_eq!(displaced(&input), [0; 0], "{name}");
         let (output, _) = shrink(&input, &[], name, folder.path());
+        assert_eq!(displaced(&output), [0; 0], "{name}");
+    }
+}
+
+#[test]
+fn what_moves_for_program_headers_stays_in_the_first_segment_if_its_last_page_has_room() {
+    let folder = tempfile::tempdir().expect("a scratch folder can be made");
+    for name in ["libcom_err.so.2", "liblzma.so.5", "libgpg-error.so.0"] {
+        let input = Path::new("/usr/lib/x86_64-linux-gnu").join(name);
+        if !input.is_file() {
+            skipped(&format!("{name}: it is not installed"));
+            continue;
+        }
+        assert_eq!(displaced(&input), [0; 0], "{name}");
+        let output = folder.path().join(name);
+        relift_succeeds(relift().args(["optimize", "--shuffle", "1"]).arg(&input).arg("-o").arg(&output), folder.path());
         assert_eq!(displaced(&output), [0; 0], "{name}");
     }
 }

@@ -20,17 +20,23 @@ use crate::walk::Walk;
 
 /// Reports what is missing and may be named; `missing` are numbers of frame descriptions of the input.
 pub(super) fn report(walk: &mut Walk<'_, '_>, missing: &[(u32, u64)]) {
+    let fdes = &walk.input.unwind.fdes;
+    // What was walked last, from entries of tables that nobody may select, may have come to some.
+    let is_reached = |number: u32| {
+        let start = walk.input_leads_to(fdes[number as usize].start);
+        walk.input.code.index(start).is_some_and(|index| walk.relation.seen.contains(index))
+    };
+    let missing: Vec<(u32, u64)> = missing.iter().filter(|missing| !is_reached(missing.0)).copied().collect();
     if missing.is_empty() {
         return;
     }
-    let fdes = &walk.input.unwind.fdes;
     let starts: FxHashSet<u64> = missing.iter().map(|&(number, _)| fdes[number as usize].start).collect();
     let mut named = FxHashSet::default();
     if !walk.keeps_old_text() {
         by_offsets(walk, &starts, &mut named);
-        by_kept_code(walk, missing, &starts, &mut named);
+        by_kept_code(walk, &missing, &starts, &mut named);
     }
-    for &(number, _) in missing {
+    for (number, _) in missing {
         let (start, end) = (walk.input.unwind.fdes[number as usize].start, walk.input.unwind.fdes[number as usize].end);
         if walk.keeps_old_text() || named.contains(&start) {
             let size = end - start;

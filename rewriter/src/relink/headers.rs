@@ -5,7 +5,7 @@
 //!
 //! **Method.** Entries that say nothing are given up: empty ones, and the property note, which linkers write as `PT_NOTE` and again as
 //! `PT_GNU_PROPERTY`. Where these do not do, what follows the table and is only found through program headers (`.interp`, the
-//! notes) or through the dynamic section (hash tables, `.dynsym`) moves to the overflow, and the table grows over its place. Where something else follows it (code, in the libraries of many Python packages), the entry goes that tells
+//! notes) or through the dynamic section (hash tables, `.dynsym`) moves to the end of the segment that the table is in, or if that has no room to the overflow, and the table grows over its place. Where something else follows it (code, in the libraries of many Python packages), the entry goes that tells
 //! where the build-id is, if a section tells it too: no loader asks for it, but who looks for build-ids in memory or in a core file does not find this one any more, of which the user is told.
 //!
 //! Sources: gABI chapter 5 (program header); psABI x86-64 §3.3 and the GNU property extension for `PT_GNU_PROPERTY`.
@@ -72,6 +72,11 @@ pub(crate) fn table_end(image: &Image<'_>) -> Option<Va> {
     let at = image.e_phoff;
     let around = image.loads().find(|s| holds(s, at))?;
     Some(around.p_vaddr + (at.0 - around.p_offset.0) + ENTRY * image.segments.len() as u64)
+}
+
+/// The segment that the table is in.
+pub(crate) fn segment_of_table(image: &Image<'_>) -> Option<usize> {
+    image.segments.iter().position(|s| holds(s, image.e_phoff))
 }
 
 /// Whether a segment is loaded from a place of the file.

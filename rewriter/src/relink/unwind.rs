@@ -412,7 +412,7 @@ fn free_end(image: &Image<'_>, end: Va) -> Option<(Va, Option<usize>)> {
 }
 
 /// One past the bytes that a read-only segment can grow to without moving anything, in memory or in the file.
-fn padding_end(image: &Image<'_>, index: usize) -> Option<Va> {
+pub(crate) fn padding_end(image: &Image<'_>, index: usize) -> Option<Va> {
     let segment = &image.segments[index];
     if segment.is_writable() || segment.p_filesz != segment.p_memsz {
         return None;
