@@ -360,10 +360,10 @@ fn entries_there(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
 }
 
 /// Whether a function that names what looks like a table, and no copy of it, cannot jump through it: neither it nor a part of it has a jump that could, and entries lead to neither, or nobody gets the address. Numbers may look like distances
-/// to code; and where a table begins, an array may end, for a function that is in one group with the table's because it ends with a call of that.
+/// to code; and where a table begins, an array may end, for a function that is in one group with the table's because it ends with a call of that. Where functions end is known by frame descriptions alone.
 fn cannot_jump_through(walk: &Walk<'_, '_>, table: TableReference, entries: &[Entry]) -> bool {
     let (side, survey) = (walk.input, walk.survey);
-    let Some(from) = side.function_at(table.from).filter(|_| table.input == table.output && !entries.is_empty()) else {
+    let Some(from) = side.unwind.fde_at(table.from).filter(|_| table.input == table.output && !entries.is_empty()) else {
         return false;
     };
     let is_part = |&entry: &Entry| match entry {
@@ -373,14 +373,16 @@ fn cannot_jump_through(walk: &Walk<'_, '_>, table: TableReference, entries: &[En
         Entry::Unreachable | Entry::Hole => false,
     };
     let may_jump = |(start, end): (u64, u64)| {
-        let mut address = start;
+        let (mut address, mut runs_on) = (start, true);
         while let Some(inst) = side.inst(address).filter(|_| address < end) {
             if inst.kind == Kind::IndirectJump || copies::is_through_thunk(side, address, inst) {
                 return true;
             }
+            runs_on = !inst.ends_flow() && !matches!(inst.kind, Kind::Call | Kind::IndirectCall | Kind::Trap | Kind::Nop);
             address += u64::from(inst.len);
         }
-        false
+        // What it runs on into may have one.
+        runs_on
     };
     let mut parts = survey.with_parts(vec![(0, from)]).into_iter().map(|(_, part)| side.function(part));
     !parts.any(may_jump) && (!entries.iter().any(is_part) || !goes_to_call(side, table.from))

@@ -322,8 +322,12 @@ fn a_function_may_compare_with_the_end_of_an_array_behind_which_a_table_was_that
     assert!(report.is_ok(), "{}", report.summary(10));
     let wrong = unused(&COMPARES.replace("lea table", "lea copy"));
     assert!(!check_array_before(dead, [&unused(COMPARES), &wrong]).unwrap().is_ok());
-    // One that jumps through it needs the entries.
+    // One that jumps through it needs the entries, or runs on into what does.
     assert!(!check_array_before(dead, [&unused(JUMPS); 2]).unwrap().is_ok());
+    let (sum, jump) = JUMPS.split_once("    test %esi, %esi").unwrap();
+    let jump = format!("    test %esi, %esi{jump}");
+    let runs_on = unused(&format!("    test %edi, %edi\n    js classify\n{sum}")) + &function("jumps", &jump);
+    assert!(!check_array_before(dead, [&runs_on; 2]).unwrap().is_ok());
 }
 
 #[test]
