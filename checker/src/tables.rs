@@ -52,7 +52,7 @@ pub(crate) fn may_be_moved(walk: &Walk<'_, '_>, table: TableReference) -> bool {
 /// Reads a table in both files, and asks for the pairs of its entries.
 pub(crate) fn read(walk: &mut Walk<'_, '_>, table: TableReference) {
     let entries = entries_there(walk, table);
-    if cannot_jump_through(walk, table, &entries) {
+    if is_other_data(walk, table, &entries) {
         return;
     }
     note_copy(walk, table, !entries.is_empty(), false);
@@ -280,7 +280,13 @@ fn has_frame_at_jump(side: &Side<'_>, from: u64) -> bool {
 /// The targets of the input's entries; none if it is not a table.
 fn input_entries(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
     let entries = entries_there(walk, table);
-    if cannot_jump_through(walk, table, &entries) { Vec::new() } else { entries }
+    if is_other_data(walk, table, &entries) { Vec::new() } else { entries }
+}
+
+/// Whether what looks like a table is other data to who names it, and no copy of it: numbers may look like distances to code, and where a table begins, an array may end for a function that is in one group with the
+/// table's because it ends with a call of that.
+fn is_other_data(walk: &Walk<'_, '_>, table: TableReference, entries: &[Entry]) -> bool {
+    table.input == table.output && !entries.is_empty() && !may_be_jumped_through(walk, table.from)
 }
 
 /// The same, whatever the function does that names it.
@@ -357,33 +363,4 @@ fn entries_there(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         targets.clear();
     }
     targets
-}
-
-/// Whether a function that names what looks like a table, and no copy of it, cannot jump through it: neither it nor a part of it has a jump that could, and entries lead to neither, or nobody gets the address. Numbers may look like distances
-/// to code; and where a table begins, an array may end, for a function that is in one group with the table's because it ends with a call of that. Where functions end is known by frame descriptions alone.
-fn cannot_jump_through(walk: &Walk<'_, '_>, table: TableReference, entries: &[Entry]) -> bool {
-    let (side, survey) = (walk.input, walk.survey);
-    let Some(from) = side.unwind.fde_at(table.from).filter(|_| table.input == table.output && !entries.is_empty()) else {
-        return false;
-    };
-    let is_part = |&entry: &Entry| match entry {
-        Entry::To(target) => side
-            .function_at(target)
-            .is_some_and(|function| survey.body_of(function) == survey.body_of(from) || survey.is_orphan(function)),
-        Entry::Unreachable | Entry::Hole => false,
-    };
-    let may_jump = |(start, end): (u64, u64)| {
-        let (mut address, mut runs_on) = (start, true);
-        while let Some(inst) = side.inst(address).filter(|_| address < end) {
-            if inst.kind == Kind::IndirectJump || copies::is_through_thunk(side, address, inst) {
-                return true;
-            }
-            runs_on = !inst.ends_flow() && !matches!(inst.kind, Kind::Call | Kind::IndirectCall | Kind::Trap | Kind::Nop);
-            address += u64::from(inst.len);
-        }
-        // What it runs on into may have one.
-        runs_on
-    };
-    let mut parts = survey.with_parts(vec![(0, from)]).into_iter().map(|(_, part)| side.function(part));
-    !parts.any(may_jump) && (!entries.iter().any(is_part) || !goes_to_call(side, table.from))
 }

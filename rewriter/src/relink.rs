@@ -172,7 +172,8 @@ pub fn relink(
     let slots = headers::find_slots(image, usize::from(adds_code) + usize::from(adds_memory))?;
     let gives_up_build_id = slots.gives_up_build_id;
     let moved_head = slots.moves.map(|(start, end)| {
-        let to = behind_head(image, &mut places, end - start).unwrap_or_else(|| overflow.take(end - start, HEAD_ALIGN));
+        let behind_head = headers::segment_of_table(image).and_then(|segment| places.behind(image, segment, end - start));
+        let to = behind_head.unwrap_or_else(|| overflow.take(end - start, unwind::ALIGN));
         (start, end, to)
     });
     let built = match (payload, &mut reserved) {
@@ -375,23 +376,6 @@ fn write_unwind(
         }
     }
     Ok(())
-}
-
-/// Of what moves away from behind the program headers.
-const HEAD_ALIGN: u64 = 8;
-
-/// Room in the segment of the program headers, behind all that it has, for what moves away from behind them: symbols and hash tables among it stay as far from the file's beginning as from the segment's, where libunwind
-/// looks for them. `None` if its last page is full.
-fn behind_head(image: &Image<'_>, places: &mut unwind::Places, size: u64) -> Option<Va> {
-    let index = headers::segment_of_table(image)?;
-    let known = places.grown.iter().find(|grown| grown.0 == index).map(|grown| grown.1);
-    let to = known.unwrap_or(image.segments[index].end()).align_up(HEAD_ALIGN);
-    if to + size > unwind::padding_end(image, index)? {
-        return None;
-    }
-    places.grown.retain(|grown| grown.0 != index);
-    places.grown.push((index, to + size));
-    Some(to)
 }
 
 /// Section headers for what lies in the overflow, unwind sections and moved notes aside: those keep their own.

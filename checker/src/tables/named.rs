@@ -4,10 +4,12 @@
 //! another one in the output.
 //!
 //! **Method.** An address that is in a register which the next call may read is an argument. A jump through a table leads into the function that jumps, so that instruction stands in a part of the function that
-//! names the table: in a function without an indirect jump none goes through it, and the address is that of data, which the output has at the same place.
+//! names the table: in a function without an indirect jump, which does not run on into another one, none goes through it, and the address is that of data, which the output has at the same place.
 //!
 //! **Terminates**: windows are limited, and each instruction of a function's parts is looked at once.
 
+use super::bounds::instruction_before;
+use super::copies::is_through_thunk;
 use crate::decode::{Inst, Kind, Shape};
 use crate::walk::{Side, Walk};
 
@@ -46,29 +48,32 @@ pub(super) fn goes_to_call(side: &Side<'_>, from: u64) -> bool {
 pub(crate) fn may_be_jumped_through(walk: &Walk<'_, '_>, from: u64) -> bool {
     let side = walk.input;
     side.unwind.fde_at(from).is_none_or(|own| {
-        may_jump(side, own)
+        may_jump(walk, own)
             || goes_to_call(side, from)
-            || walk.survey.with_parts(vec![(from, own)]).into_iter().any(|(_, part)| may_jump(side, part))
+            || walk.survey.with_parts(vec![(from, own)]).into_iter().any(|(_, part)| may_jump(walk, part))
     })
 }
 
-/// Whether a frame description has an indirect jump, as far as linear decoding tells.
-fn may_jump(side: &Side<'_>, fde: u32) -> bool {
-    has(side, fde, |inst| inst.kind == Kind::IndirectJump)
+/// Whether a frame description has an indirect jump, be it through a thunk, as far as linear decoding tells, or runs on into what may have one.
+fn may_jump(walk: &Walk<'_, '_>, fde: u32) -> bool {
+    let side = walk.input;
+    let is_end = |inst: Inst| inst.ends_flow() || matches!(inst.kind, Kind::Call | Kind::IndirectCall | Kind::Trap | Kind::Nop);
+    has(side, fde, |at, inst| inst.kind == Kind::IndirectJump || is_through_thunk(side, at, inst))
+        || instruction_before(walk, side.unwind.fdes[fde as usize].end).is_none_or(|(_, last)| !is_end(last))
 }
 
 /// Whether it has one that may lead to its labels. A jump through a word at a fixed distance is the last call of a function of another file, as linkers' stubs and `-fno-plt` have it.
 pub(crate) fn may_jump_to_labels(side: &Side<'_>, fde: u32) -> bool {
-    has(side, fde, |inst| inst.kind == Kind::IndirectJump && inst.disp == 0)
+    has(side, fde, |_, inst| inst.kind == Kind::IndirectJump && inst.disp == 0)
 }
 
 /// Whether a frame description has such an instruction, or does not decode.
-fn has(side: &Side<'_>, fde: u32, is_such: impl Fn(Inst) -> bool) -> bool {
+fn has(side: &Side<'_>, fde: u32, is_such: impl Fn(u64, Inst) -> bool) -> bool {
     let fde = &side.unwind.fdes[fde as usize];
     let mut address = fde.start;
     while address < fde.end {
         match side.inst(address) {
-            Some(inst) if !is_such(inst) => address += u64::from(inst.len),
+            Some(inst) if !is_such(address, inst) => address += u64::from(inst.len),
             _ => return true,
         }
     }

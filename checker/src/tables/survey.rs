@@ -412,11 +412,6 @@ impl Survey {
         self.groups.find(fde)
     }
 
-    /// The same without last calls.
-    pub(super) fn body_of(&self, fde: u32) -> u32 {
-        self.bodies.find(fde)
-    }
-
     /// Whether linear decoding of a frame description meets the instruction with this index.
     pub(crate) fn is_boundary(&self, index: usize) -> bool {
         self.boundaries.contains(index)

@@ -57,6 +57,18 @@ pub(crate) struct Places {
 }
 
 impl Places {
+    /// Room in a segment that is only read, behind all that it has: what lies there stays as far from the file's beginning as from the segment's, where libunwind looks for symbols and hash tables. `None` if its last page is full.
+    pub(crate) fn behind(&mut self, image: &Image<'_>, segment: usize, size: u64) -> Option<Va> {
+        let grown = self.grown.iter().find(|grown| grown.0 == segment).map(|grown| grown.1);
+        let at = grown.unwrap_or(image.segments[segment].end()).align_up(ALIGN);
+        if at + size > padding_end(image, segment)? {
+            return None;
+        }
+        self.grown.retain(|grown| grown.0 != segment);
+        self.grown.push((segment, at + size));
+        Some(at)
+    }
+
     /// Lets entries begin where they have to.
     pub(crate) fn begin_entries(&mut self, tables: &mut UnwindLayout<'_>) -> Result<()> {
         let Some((at, reserved)) = self.sections[ENTRIES].filter(|_| !self.begins.is_empty()) else { return Ok(()) };
@@ -288,7 +300,7 @@ pub(crate) struct Sizes {
     pub(crate) longest_entry: u64,
 }
 
-const ALIGN: u64 = 8;
+pub(crate) const ALIGN: u64 = 8;
 /// What `.eh_frame_hdr` needs.
 const HEADER_ALIGN: u64 = 4;
 
@@ -412,7 +424,7 @@ fn free_end(image: &Image<'_>, end: Va) -> Option<(Va, Option<usize>)> {
 }
 
 /// One past the bytes that a read-only segment can grow to without moving anything, in memory or in the file.
-pub(crate) fn padding_end(image: &Image<'_>, index: usize) -> Option<Va> {
+fn padding_end(image: &Image<'_>, index: usize) -> Option<Va> {
     let segment = &image.segments[index];
     if segment.is_writable() || segment.p_filesz != segment.p_memsz {
         return None;

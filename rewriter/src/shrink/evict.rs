@@ -90,7 +90,7 @@ impl Tenants {
             if !may_go(section) {
                 return None;
             }
-            if is_staying(image, section) {
+            if stays(image, section) {
                 room_end = (room_end.align_up(ALIGN_MAX) + section.sh_size).align_up(ALIGN_MAX);
             }
             sections.push(id);
@@ -114,7 +114,7 @@ impl Tenants {
         out.get_mut(from_file..from_file + size as usize)?.fill(0);
         let room_end = (headers::table_end(image)? + headers::ENTRY * num_headers as u64).align_up(ALIGN_MAX);
         let (places, rest) = self.places(image, to, room_end);
-        if rest > self.end && places.iter().any(|&(id, _)| is_staying(image, &image.sections[id])) {
+        if rest > self.end && places.iter().any(|&(id, _)| stays(image, &image.sections[id])) {
             return None;
         }
         self.tell_loader(image, (to, &places), &mut out)?;
@@ -122,8 +122,10 @@ impl Tenants {
         for &(id, at) in &places {
             let section = image.sections[id];
             edit.set_place(id, at, image.file_offset(at)?.0, section.sh_size);
-            let (old, new, size) = (place(section.sh_addr)?, place(at)?, section.sh_size as usize);
-            out.get_mut(new..new + size)?.copy_from_slice(bytes.get(old..old + size)?);
+            if stays(image, &section) {
+                let (old, new, size) = (place(section.sh_addr)?, place(at)?, section.sh_size as usize);
+                out.get_mut(new..new + size)?.copy_from_slice(bytes.get(old..old + size)?);
+            }
         }
         edit.sort();
         let bytes = edit.write(out)?;
@@ -139,7 +141,7 @@ impl Tenants {
         let mut rest = room_end;
         let place = |&id: &Section| {
             let section = &image.sections[id];
-            if !is_staying(image, section) {
+            if !stays(image, section) {
                 return (id, to + (section.sh_addr - self.start));
             }
             let at = rest;
@@ -182,9 +184,4 @@ impl Tenants {
         }
         Some(())
     }
-}
-
-/// Whether a section holds a table that has to stay in its segment.
-fn is_staying(image: &Image<'_>, section: &SectionData<'_>) -> bool {
-    tag_of(image, section).is_some_and(stays)
 }

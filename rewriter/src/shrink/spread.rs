@@ -27,8 +27,6 @@ use crate::relink::{headers, unwind};
 
 /// As many groups of tables as are told apart.
 const GROUPS: usize = 8;
-/// Hash tables, symbols, and their names.
-const STAYING: std::ops::Range<usize> = 0..3;
 const SEGMENTS_MAX: usize = 4;
 /// Two tables are not put closer than any alignment asks.
 const ALIGN: u64 = 8;
@@ -157,13 +155,12 @@ impl<'a, 'b> Search<'a, 'b> {
         let mut present = [false; GROUPS];
         let mut home = [0; GROUPS];
         for item in self.items {
-            present[item.group] = true;
+            present[item.group] = !tables::stays(self.image, &self.image.sections[item.section]);
             home[item.group] = self.open.iter().position(|&(load, _)| load == item.load)?;
         }
         let (now, now_stripped) = self.total(&self.place(&home)?.1);
         let mut best: Option<(u64, u64, Plan)> = None;
         let mut choice = home.map(|_| 0);
-        STAYING.for_each(|group| present[group] = false);
         (0..GROUPS).filter(|&group| !present[group]).for_each(|group| choice[group] = home[group]);
         loop {
             if let Some((plan, ends)) = self.place(&choice) {

@@ -178,10 +178,11 @@ pub(super) fn tag_of(image: &Image<'_>, section: &SectionData<'_>) -> Option<u32
     (is_same(tag, section.sh_addr.0) && size.is_none_or(|size| is_same(size, section.sh_size))).then_some(tag)
 }
 
-/// Whether a table, by its tag, has to lie as far from the file's beginning as from the first segment's: symbols, their names and hash tables. Linkers put them so, and libunwind, when it is asked for the name of
+/// Whether a section holds a table that has to lie as far from the file's beginning as from the first segment's: symbols, their names and hash tables. Linkers put them so, and libunwind, when it is asked for the name of
 /// a function, looks for them there in the file of any program or library: it crashes where that does not hold.
-pub(super) fn stays(tag: u32) -> bool {
-    [elf::DT_SYMTAB, elf::DT_STRTAB, elf::DT_HASH, elf::DT_GNU_HASH].contains(&tag)
+pub(super) fn stays(image: &Image<'_>, section: &SectionData<'_>) -> bool {
+    let staying = [elf::DT_SYMTAB, elf::DT_STRTAB, elf::DT_HASH, elf::DT_GNU_HASH];
+    tag_of(image, section).is_some_and(|tag| staying.contains(&tag))
 }
 
 /// Has the dynamic section say something else, if it says anything.
