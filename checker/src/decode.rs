@@ -163,7 +163,7 @@ impl<'a> Code<'a> {
         self.tail(address).and_then(|tail| tail.get(..usize::from(inst.len))).unwrap_or(&[])
     }
 
-    /// Decodes what lies in `start..end` one after the other, to fill the cache.
+    /// Decodes what lies in `start..end` one after the other, to fill the cache. Behind what is no instruction it goes on with the next byte: there may be data between code.
     fn decode_range(&self, decoder: &Decoder, start: u64, end: u64) {
         let (Some(first), Some(tail)) = (self.index(start), self.tail(start)) else { return };
         let size = usize::try_from(end - start).unwrap_or(usize::MAX).min(tail.len());
@@ -171,10 +171,7 @@ impl<'a> Code<'a> {
         while offset < size {
             let packed = self.decode(decoder, &tail[offset..], start + offset as u64);
             self.cache.set(first + offset, packed);
-            if packed == INVALID {
-                return;
-            }
-            offset += usize::from(packed & 15);
+            offset += if packed == INVALID { 1 } else { usize::from(packed & 15) };
         }
     }
 

@@ -13,6 +13,11 @@ use crate::image::Image;
 use crate::unwind::{CallSite, CallSites, Located, Rows, Unwind};
 use crate::walk::numbers::Starts;
 
+/// In bytes.
+const GAP_MIN: u64 = 64;
+/// In bytes.
+const PIECE_MAX: u64 = 1 << 16;
+
 /// One of the two programs.
 pub(crate) struct Side<'a> {
     pub(crate) image: Image<'a>,
@@ -31,8 +36,9 @@ impl<'a> Side<'a> {
     pub(crate) fn new(image: Image<'a>, rows: &mut Rows, memo: &Arc<Memo>) -> Result<Self, FileError> {
         let code = Code::new(&image.code, memo.clone());
         let unwind = Unwind::parse(&image, rows)?;
-        let ranges: Vec<(u64, u64)> = unwind.fdes.iter().map(|fde| (fde.start, fde.end)).collect();
-        code.predecode(&ranges);
+        let described = unwind.fdes.iter().map(|fde| (fde.start, fde.end));
+        let others = undescribed(&code, &unwind).into_iter().flat_map(pieces);
+        code.predecode(&described.chain(others).collect::<Vec<_>>());
         let starts = Arc::new(Starts::of(code.size(), code.decoded()));
         let has_ibt = crate::structure::claims_ibt(&image);
         Ok(Self {
@@ -61,21 +67,7 @@ impl<'a> Side<'a> {
 
     /// Code that no frame description covers, as starts and ends: all of it in programs that were built without any.
     pub(crate) fn undescribed(&self) -> Vec<(u64, u64)> {
-        let mut gaps = Vec::new();
-        let mut fdes = self.unwind.fdes.iter().peekable();
-        for area in self.code.areas() {
-            let mut start = area.start;
-            while let Some(fde) = fdes.next_if(|fde| fde.start < area.end()) {
-                if start < fde.start {
-                    gaps.push((start, fde.start));
-                }
-                start = start.max(fde.end);
-            }
-            if start < area.end() {
-                gaps.push((start, area.end()));
-            }
-        }
-        gaps
+        undescribed(&self.code, &self.unwind)
     }
 
     /// The function at an address, by frame description or by what calls lead to.
@@ -240,6 +232,32 @@ impl<'a> Side<'a> {
         let mut known = self.call_sites.borrow_mut();
         known.entry(fde.base).or_insert_with(|| CallSites::parse(&self.image, address, fde.base).map(Rc::new)).clone()
     }
+}
+
+fn undescribed(code: &Code<'_>, unwind: &Unwind) -> Vec<(u64, u64)> {
+    let mut gaps = Vec::new();
+    let mut fdes = unwind.fdes.iter().peekable();
+    for area in code.areas() {
+        let mut start = area.start;
+        while let Some(fde) = fdes.next_if(|fde| fde.start < area.end()) {
+            if start < fde.start {
+                gaps.push((start, fde.start));
+            }
+            start = start.max(fde.end);
+        }
+        if start < area.end() {
+            gaps.push((start, area.end()));
+        }
+    }
+    gaps
+}
+
+/// What of a gap between frame descriptions is worth to be decoded at once, in parts for several threads: nothing of padding. Decoding that begins within an instruction soon meets those
+/// that execution does.
+fn pieces((start, end): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
+    let is_more_than_padding = end - start >= GAP_MIN;
+    let starts = (start..end).step_by(PIECE_MAX as usize).take_while(move |_| is_more_than_padding);
+    starts.map(move |start| (start, end.min(start + PIECE_MAX)))
 }
 
 /// Places and sizes as starts and ends, ascending, overlapping ones joined.
