@@ -86,3 +86,41 @@ int main(void) {
         every_form_does_the_same(&program, &["1", "2", "3"], scratch.path());
     }
 }
+
+#[test]
+fn functions_that_are_named_by_their_address_less_one_are_found_there() {
+    const NAMED: &str = r#"
+#include <stdio.h>
+typedef long (*function)(long);
+#define FUNCTION(name, value) __attribute__((noinline)) long name(long x) { __asm__ volatile(""); return value; }
+FUNCTION(f0, x + 1) FUNCTION(f1, x * 3) FUNCTION(f2, -x) FUNCTION(f3, x ^ 0x55)
+static char *volatile words[] = {(char *)f0 - 1, (char *)f1 - 1};
+static char *volatile computed;
+int main(void) {
+    unsigned long sum = 0;
+    for (int round = 0; round < 300; round++) {
+        computed = (char *)f2 - 1;
+        sum = sum * 31 + ((function)(computed + 1))(round);
+        computed = (char *)f3 - 1;
+        sum = sum * 31 + ((function)(computed + 1))(round);
+        for (int i = 0; i < 2; i++) sum = sum * 31 + ((function)(words[i] + 1))(round);
+    }
+    printf("%lx\n", sum);
+}
+"#;
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    for flags in [
+        &["-no-pie"][..],
+        &["-static"],
+        &["-pie", "-fPIE"],
+        &["-static-pie", "-fPIE"],
+        &["-pie", "-fPIE", "-Wl,--emit-relocs"],
+        &["-no-pie", "-Wl,--emit-relocs"],
+    ] {
+        let program = compile_text(NAMED, &[&["-O2"], flags].concat(), scratch.path(), "program");
+        every_form_does_the_same(&program, &["1", "2", "3"], scratch.path());
+    }
+}

@@ -3,19 +3,21 @@
 //! **Problem.** V8 keeps its built-in functions side by side, and a table in data tells by numbers where each begins. No reference names them, so that neither the walk nor the comparison of what is left ever asks
 //! for the place of one. Those few that something else leads to, and those with a frame description, were compared; they could stand anywhere.
 //!
-//! **Method.** Code without a frame description that nothing passed, and that is no filler, is *left over*. What moved may not lie between code left over of which there is, on either side, more than four times as much as of
+//! **Method.** Code without a frame description that nothing passed, not even behind a trap, and that is no filler, is *left over*. What moved may not lie between code left over of which there is, on either side, more than four times as much as of
 //! code that was passed or described, itself included: the greatest such surplus that begins right behind a place, and the greatest that ends right before it, come from one pass in each direction, as the sum that is started again whenever it
 //! would be less than nothing (Kadane). What stands right before such a stretch may not have moved either if the program holds its address, since the rest may be counted from there.
 //!
 //! Ordinary code has dead functions without frame descriptions too, such as those of the language's run time that nobody calls, but described ones stand between them. Where numbers may be addresses (a fixed address
 //! without relocations), all of them were followed, and what stays is decided by who holds it.
 
-use crate::decode::Kind;
+use crate::decode::{Kind, UD2};
 use crate::report::{Violation, ViolationKind};
-use crate::walk::{Relation, Side};
+use crate::walk::{Bits, Relation, Side};
 
 /// The fewest bytes left over that may be an array.
 const ARRAY_MIN: u64 = 64;
+
+const INT3: u8 = 0xcc;
 
 /// As many bytes left over are outweighed by one that was passed.
 const PASSED_WEIGHT: u64 = 4;
@@ -71,15 +73,53 @@ fn surpluses<'r>(runs: impl Iterator<Item = &'r Run>) -> Vec<Surplus> {
     runs.map(surplus).collect()
 }
 
+/// What code that was passed runs on into behind `ud2`, and nothing else leads to: a compiler may think that execution goes on there.
+fn behind_traps(side: &Side<'_>, relation: &Relation) -> Bits {
+    let mut found = Bits::new(side.code.size());
+    let is_passed = |at: u64| side.code.index(at).is_some_and(|index| relation.seen.contains(index));
+    let mut work: Vec<u64> = Vec::new();
+    for (start, end) in side.undescribed() {
+        let bytes = side.image.at(start, (end - start) as usize).unwrap_or(&[]);
+        // Each may stand behind `int3`.
+        let is_trap = |&at: &u64| is_passed(at) || is_passed(at - 1) && side.image.at(at - 1, 1) == Some(&[INT3]);
+        let traps = memchr::memmem::find_iter(bytes, &UD2).map(|offset| start + offset as u64).filter(is_trap);
+        work.extend(traps.map(|at| at + UD2.len() as u64));
+    }
+    while let Some(mut at) = work.pop() {
+        while let Some(inst) = side.inst(at).filter(|_| !is_passed(at)) {
+            let is_new = side.code.index(at).is_some_and(|first| found.insert(first));
+            if !is_new {
+                break;
+            }
+            side.code.index(at).into_iter().flat_map(|first| first..first + usize::from(inst.len)).for_each(|index| {
+                found.insert(index);
+            });
+            let after = at + u64::from(inst.len);
+            match inst.kind {
+                Kind::Return | Kind::IndirectJump => break,
+                Kind::Jump => at = side.target(at, inst),
+                Kind::Branch | Kind::Loop => {
+                    work.push(side.target(at, inst));
+                    at = after;
+                }
+                _ => at = after,
+            }
+        }
+    }
+    found
+}
+
 /// All code but filler that nothing passed, by address: one for each frame description, and those between as long as they can be.
 fn runs(side: &Side<'_>, relation: &Relation) -> Vec<Run> {
+    let behind_traps = behind_traps(side, relation);
     let described = side.unwind.fdes.iter().map(|fde| Run { start: fde.start, end: fde.end, is_left_over: false });
     let mut runs: Vec<Run> = described.collect();
     for (start, end) in side.undescribed().into_iter().filter(|&gap| !is_replaced(side, gap)) {
         let mut last: Option<Run> = None;
         let mut at = start;
         while at < end {
-            let is_left_over = side.code.index(at).is_none_or(|index| !relation.seen.contains(index));
+            let is_left_over =
+                side.code.index(at).is_none_or(|index| !relation.seen.contains(index) && !behind_traps.contains(index));
             if let Some(size) = is_left_over.then(|| filler(side, at)).flatten() {
                 at += size;
                 continue;
@@ -124,7 +164,9 @@ fn first_moved(input: &Side<'_>, output: &Side<'_>, relation: &Relation, run: &R
     let has_moved = |&at: &u64| {
         let stands = |&index: &usize| relation.output_of(index).is_some() || relation.stands_in_body(index);
         let Some(index) = input.code.index(at).filter(stands) else { return false };
-        !output.code.index(at).is_some_and(|here| relation.is_for(here, index))
+        // Where a trap was there is filler, which is one too.
+        let is_trap = || input.inst(at).is_some_and(|inst| matches!(inst.kind, Kind::Trap | Kind::Stop));
+        !is_trap() && !output.code.index(at).is_some_and(|here| relation.is_for(here, index))
     };
     (run.start..run.end).find(has_moved)
 }

@@ -94,6 +94,8 @@ fn seed_numbers(walk: &mut Walk<'_, '_>) {
             walk.seed_address(value, value, place);
         } else if let Some((from, to)) = walk.past_entry(value) {
             walk.seed_address(from, to, place);
+        } else if let Some(start) = walk.named_below(value) {
+            walk.seed_address(start, start, place);
         }
     }
 }

@@ -22,6 +22,8 @@ use numbered::{Known, Numbered};
 /// Of `endbr64`, in bytes.
 pub(crate) const MARK_LEN: u64 = 4;
 
+pub(crate) const UD2: [u8; 2] = [0x0f, 0x0b];
+
 /// What an instruction does to the flow of control.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]

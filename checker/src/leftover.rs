@@ -24,7 +24,7 @@ mod pieces;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::decode::{Inst, Kind};
+use crate::decode::{Inst, Kind, UD2};
 use crate::report::ViolationKind;
 use crate::walk::{Bits, Pair, Reach, Side, Stands, Walk};
 use choice::{Answer, Open};
@@ -497,14 +497,20 @@ fn each_instruction_left(side: &Side<'_>, passed: &Bits, mut visit: impl FnMut(u
 
 /// Decodes from one address to another; `visit` says where the next instruction begins.
 fn each_instruction_between(side: &Side<'_>, (start, end): (u64, u64), mut visit: impl FnMut(u64, Inst) -> u64) {
-    let mut address = start;
-    if side.unwind.fde_at(address).is_none() {
-        // Zeros that begin a gap between functions are no code.
-        let bytes = side.image.at(start, (end - start) as usize).unwrap_or(&[]);
-        address += bytes.iter().take_while(|&&byte| byte == 0).count() as u64;
-    }
+    // Zeros that begin a gap between functions are no code, nor are those behind filler: the end of padding, of which the beginning was freed.
+    let behind_zeros = |address: u64| {
+        let bytes = side.image.at(address, (end - address) as usize).unwrap_or(&[]);
+        address + bytes.iter().take_while(|&&byte| byte == 0).count() as u64
+    };
+    let is_gap = side.unwind.fde_at(start).is_none();
+    let mut address = if is_gap { behind_zeros(start) } else { start };
     while address < end {
-        address = side.inst(address).map_or(address + 1, |inst| visit(address, inst));
+        let Some(inst) = side.inst(address) else {
+            address += 1;
+            continue;
+        };
+        let next = visit(address, inst);
+        address = if is_gap && inst.kind == Kind::Trap { behind_zeros(next.min(end)) } else { next };
     }
 }
 
@@ -620,7 +626,7 @@ fn end_of_unreached_call(walk: &mut Walk<'_, '_>, address: u64) -> Option<u64> {
 fn explained_size(walk: &mut Walk<'_, '_>, address: u64, end: u64) -> Option<u64> {
     let inst = walk.output.inst(address);
     if let Some(inst) = inst
-        && (matches!(inst.kind, Kind::Nop | Kind::Trap) || walk.output.code.bytes(address, inst) == [0x0f, 0x0b])
+        && (matches!(inst.kind, Kind::Nop | Kind::Trap) || walk.output.code.bytes(address, inst) == UD2)
         && address + u64::from(inst.len) <= end
     {
         return Some(u64::from(inst.len));

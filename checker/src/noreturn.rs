@@ -16,7 +16,7 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::decode::{Inst, Kind};
+use crate::decode::{Inst, Kind, UD2};
 use crate::image::Slot;
 use crate::prove::address_in;
 use crate::walk::{CALL_THROUGH, Side};
@@ -107,7 +107,7 @@ impl NoReturn {
     /// Whether control does not come back from the call at `address`, as far as the compiler knew: it puts a trap where it says so.
     pub(crate) fn ends_at(&self, side: &Side<'_>, address: u64, inst: Inst) -> bool {
         let after = address + u64::from(inst.len);
-        self.stops(side, address, inst) || side.inst(after).is_some_and(|next| side.code.bytes(after, next) == [0x0f, 0x0b])
+        self.stops(side, address, inst) || side.inst(after).is_some_and(|next| side.code.bytes(after, next) == UD2)
     }
 
     /// The same, by the callee or the end of the frame description alone.

@@ -334,7 +334,7 @@ fn entries_there(walk: &Walk<'_, '_>, table: TableReference) -> Vec<Entry> {
         let is_counted = |limit: &mut Option<usize>| !is_left && walk.survey.begins_function(side, target) && is_bounded(limit);
         if meets_instruction && in_group(target) && !is_next_function {
             targets.push(Entry::To(target));
-        } else if !(targets.is_empty() || meets_instruction && is_counted(&mut limit))
+        } else if !(targets.is_empty() && !is_bounded(&mut limit) || meets_instruction && is_counted(&mut limit))
             && (is_next_function || !in_group(target) && !is_part(target) && target > 0 && in_group(target - 1))
         {
             targets.push(Entry::Unreachable);

@@ -31,6 +31,7 @@ mod late;
 mod layout;
 mod liveness;
 mod mutation;
+mod named_below;
 mod outlined;
 mod parts;
 mod places;

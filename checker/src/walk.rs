@@ -43,7 +43,7 @@ use std::cell::OnceCell;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::decode::{Inst, Kind};
+use crate::decode::{Inst, Kind, UD2};
 use crate::faults::Held;
 use crate::noreturn::NoReturn;
 use crate::prove::Liveness;
@@ -332,7 +332,15 @@ impl<'w, 'a> Walk<'w, 'a> {
             let message = format!("names a function at {output:#x}, no multiple of four as the input's {input:#x} is");
             self.violations.push(Violation::new(ViolationKind::DataChanged, origin, message));
         }
+        if let Err(violation) = self.reference_below(input, origin) {
+            self.violations.push(violation);
+        }
         self.seed_address(input, output, origin);
+    }
+
+    /// Asks for the function that begins a few bytes behind an address that the program computes or stores: nothing but that can be meant, and the distance does not change.
+    fn reference_below(&mut self, input: u64, origin: u64) -> Result<(), Violation> {
+        self.named_below(input).map_or(Ok(()), |start| self.reference_code(start, start, origin))
     }
 
     /// Notes that control arrives at a place of the output by something else than a jump.
@@ -642,17 +650,34 @@ impl<'w, 'a> Walk<'w, 'a> {
                 }
                 Ok(self.behind_call((i, a), (o, b)))
             }
-            Kind::Trap => {
-                self.tries.push(Pair::new(after_i, after_o, o, Reach::Flow));
-                Ok(None)
-            }
             Kind::Return if self.goes_on_behind_return(i) => {
                 self.queue.push(Pair::new(after_i, after_o, o, Reach::Name));
                 Ok(None)
             }
             Kind::Stop if self.is_stepped_over(i, a) => Ok(Some((after_i, after_o))),
+            Kind::Trap => {
+                self.try_behind_traps((after_i, after_o), o);
+                Ok(None)
+            }
+            Kind::Stop if self.input.code.bytes(i, a) == UD2 => {
+                self.not_kept.push(Pair::new(after_i, after_o, o, Reach::Flow));
+                Ok(None)
+            }
             Kind::IndirectJump | Kind::Return | Kind::Stop => Ok(None),
             _ => Ok(Some((after_i, after_o))),
+        }
+    }
+
+    /// Notes what may run behind a trap, and behind each `ud2` that follows it: compilers go on behind both if they are nothing but text to them, and an optimizer may keep that way. Ends of functions that are shared lead to one
+    /// trap from several, of which each has its own behind it.
+    fn try_behind_traps(&mut self, (mut i, mut o): (u64, u64), origin: u64) {
+        loop {
+            self.tries.push(Pair::new(i, o, origin, Reach::Flow));
+            let (Some(a), Some(b)) = (self.input.inst(i), self.output.inst(o)) else { return };
+            if a != b || self.input.code.bytes(i, a) != UD2 {
+                return;
+            }
+            (i, o) = (i + u64::from(a.len), o + u64::from(b.len));
         }
     }
 
@@ -674,6 +699,7 @@ impl<'w, 'a> Walk<'w, 'a> {
             Some(Reference::Code(input, output)) => {
                 self.note_return(input, output, o);
                 self.note_signature(input, i);
+                self.reference_below(input, o)?;
                 self.reference_code(input, output, o)
             }
             Some(Reference::Table { input, output, width }) => {

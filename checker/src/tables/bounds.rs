@@ -14,8 +14,11 @@ use crate::decode::{Inst, Kind, Shape};
 use crate::straight::Parts;
 use crate::walk::Walk;
 
-/// How many instructions before the `lea` the bounds check is looked for, and after it the jump.
+/// How many instructions before the `lea` the bounds check is looked for.
 const BOUND_WINDOW: usize = 8;
+
+/// How many instructions behind the `lea` the jump is looked for: all that a function saves may be pushed between the two.
+const JUMP_WINDOW: usize = 12;
 
 /// How many instructions before a comparison are looked at for a copy of what it compares.
 const COPY_WINDOW: usize = 4;
@@ -35,7 +38,7 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
     let mut address = from;
     let mut masked: Option<Masked> = None;
     let mut passed: Vec<(u64, Inst)> = Vec::new();
-    for position in 0..=BOUND_WINDOW {
+    for position in 0..=JUMP_WINDOW {
         let inst = side.inst(address).filter(|_| address < end)?;
         passed.push((address, inst));
         // Between the two, too, an index may be cut to size.
@@ -46,7 +49,7 @@ pub(super) fn bound(walk: &Walk<'_, '_>, from: u64) -> Option<usize> {
             Kind::IndirectJump if masked.is_some() => return masked.map(|masked| masked.count),
             Kind::IndirectJump => break,
             Kind::Branch => return None,
-            _ if inst.ends_flow() || position == BOUND_WINDOW => return None,
+            _ if inst.ends_flow() || position == JUMP_WINDOW => return None,
             _ => address += u64::from(inst.len),
         }
     }
@@ -160,9 +163,12 @@ fn compared_register(comparison: &[u8]) -> Option<u8> {
     }
 }
 
-/// What a move writes: a register, or memory; `None` if the instruction is no move.
+/// What a move or `push` writes: a register, or memory; `None` if the instruction is neither.
 fn written(bytes: &[u8]) -> Option<Option<u8>> {
     let shape = Shape::of(bytes);
+    if shape.map == 0 && matches!(bytes.get(shape.opcode)?, 0x50..=0x57) {
+        return Some(None);
+    }
     let registers = shape.registers(bytes)?;
     let is_register = bytes.get(shape.modrm)? >> 6 == 3;
     Some(match (shape.map, *bytes.get(shape.opcode)?) {
@@ -183,7 +189,7 @@ fn stores_string(bytes: &[u8]) -> bool {
     shape.map == 0 && !shape.vector && matches!(bytes.get(shape.opcode), Some(0xaa | 0xab))
 }
 
-/// A branch, as long as all between it and the instruction that is looked at are moves, which leave the flags.
+/// A branch, as long as all between it and the instruction that is looked at are moves or `push`, which leave the flags.
 struct Deciding {
     at: u64,
     inst: Inst,

@@ -82,3 +82,11 @@ fn a_function_may_move_from_where_not_much_more_is_left_over_than_reached() {
     let Some(reported) = reported(CALL, &large, NOT_REACHED, NOT_REACHED) else { return };
     assert_eq!(reported, []);
 }
+
+/// Filler is where it was.
+#[test]
+fn a_trap_may_move_away_from_among_those_that_nothing_leads_to() {
+    let trap = DESCRIBED.replace("lea 3(%rdi), %eax\n    ret", "ud2");
+    let Some(reported) = reported(CALL, &trap, NOT_REACHED, NOT_REACHED) else { return };
+    assert_eq!(reported, []);
+}

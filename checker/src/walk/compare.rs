@@ -188,7 +188,7 @@ impl Walk<'_, '_> {
         self.may_be_absolute_table(value).then_some(value)
     }
 
-    /// In a file at a fixed address without the linker's relocations, a number at an instruction's end that is the address of a function: it
+    /// In a file at a fixed address without the linker's relocations, a number at an instruction's end that is the address of a function, or that is copied and is a little less: it
     /// has to stay good.
     fn number(&self, at: u64, x: &[u8]) -> Option<Reference> {
         if !self.has_numbers {
@@ -204,7 +204,17 @@ impl Walk<'_, '_> {
             return Some(Reference::Code(input, output));
         }
         let is_start = self.input.unwind.starts_at(value) || self.input.starts_undescribed(value);
-        (is_start || is_label()).then_some(Reference::Code(value, value))
+        if is_start || is_label() {
+            return Some(Reference::Code(value, value));
+        }
+        let is_copied = matches!((Shape::of(x).map, x.get(Shape::of(x).opcode)?), (0, 0x68 | 0xb8..=0xbf | 0xc7));
+        self.named_below(value).filter(|_| is_copied).map(|start| Reference::Code(start, start))
+    }
+
+    /// The function that begins a few bytes behind an address at which no instruction begins.
+    pub(crate) fn named_below(&self, address: u64) -> Option<u64> {
+        let index = self.input.code.index(address)?;
+        if self.survey.is_boundary(index) { None } else { self.input.function_behind(address) }
     }
 
     /// Where an entry at an address leads in both, that stands for a function and has no frame description: as a number names it, it stays, and nothing else shows

@@ -289,7 +289,8 @@ impl Walk<'_, '_> {
     }
 
     fn judge_unmoved(&mut self, address: u64, origin: u64) {
-        if self.input.is_inside_filler(address) || self.is_in_instruction_that_stays(address) {
+        let is_in_filler = self.input.is_inside_filler(address) || self.input.is_inside_last_filler(address);
+        if is_in_filler || self.is_in_instruction_that_stays(address) {
             return;
         }
         // What is behind a function may be filler of another kind.
@@ -306,7 +307,7 @@ impl Walk<'_, '_> {
                     return;
                 }
                 match self.relation.output_of(index) {
-                    Some(_) => !stands_for_it && leads_to != Some(input),
+                    Some(_) => !stands_for_it && !(leads_to == Some(input) && self.input.inst(input) == self.output.inst(input)),
                     None => !is_same(),
                 }
             }

@@ -13,6 +13,10 @@ use crate::image::Image;
 use crate::unwind::{CallSite, CallSites, Located, Rows, Unwind};
 use crate::walk::numbers::Starts;
 
+/// By how much less than its address a function may be named.
+const MARK_MAX: u64 = 8;
+/// The longest instruction, in bytes.
+const INSTRUCTION_MAX: u64 = 15;
 /// In bytes.
 const GAP_MIN: u64 = 64;
 /// In bytes.
@@ -122,6 +126,31 @@ impl<'a> Side<'a> {
             at = after;
         }
         is_inside && at == end
+    }
+
+    /// The function that begins a few bytes behind an address, with nothing but filler before it or the end of another, for what names its beginning less a number: a compiler folds a comparison with a range, or rounding up,
+    /// into the address.
+    pub(crate) fn function_behind(&self, address: u64) -> Option<u64> {
+        let start = (address + 1..=address.saturating_add(MARK_MAX))
+            .find(|&at| self.unwind.starts_at(at) || self.starts_undescribed(at))?;
+        let may_begin = || address.saturating_sub(INSTRUCTION_MAX - 1)..=address;
+        (self.unwind.fde_at(address).is_some() || may_begin().any(|at| self.is_filled(at, start))).then_some(start)
+    }
+
+    /// Whether an address lies inside of the instruction of filler right before a function.
+    pub(crate) fn is_inside_last_filler(&self, address: u64) -> bool {
+        let Some(start) = self.function_behind(address) else { return false };
+        let is_last = |at: u64| self.inst(at).is_some_and(|inst| at + u64::from(inst.len) == start) && self.is_filled(at, start);
+        (start.saturating_sub(INSTRUCTION_MAX)..address).any(is_last)
+    }
+
+    /// Whether instructions of filler lead from one address to another.
+    fn is_filled(&self, mut at: u64, end: u64) -> bool {
+        while at < end {
+            let Some(inst) = self.inst(at).filter(|inst| matches!(inst.kind, Kind::Nop | Kind::Trap)) else { return false };
+            at += u64::from(inst.len);
+        }
+        at == end
     }
 
     /// Where a direct branch or call goes.

@@ -90,6 +90,7 @@ impl PinContext<'_> {
         self.pin_by_computed_return(&mut pins);
         self.pin_by_told_return(&mut pins);
         self.pin_by_named_place(&mut pins);
+        self.pin_by_address_before(&mut pins);
         self.pin_by_places_side_by_side(&mut pins);
         self.pin_by_system_call(&mut pins);
         self.pin_by_sequence(&sequences, &mut pins);

@@ -20,17 +20,25 @@
 //! (`(char *)function + 1` is a constant in C), and where the first instruction is as short as that, it names the second one. Who takes the mark off again comes to where
 //! the first one was. So a function stays if a word of data names an instruction in its first bytes, unless that is in a table of labels: a function's cold part may begin with some. Nor is a word an address of the file that
 //! was marked in its high bits; where the loader relocates it, what it leads to without them stays.
+//!
+//! **Before.** `function - 1` is a constant too: a compiler folds a comparison with a range, or rounding up, into the address, and a program may mark pointers by less. It names the padding before the function, or the
+//! end of another one, and nothing there moves with the function. So what begins a few bytes behind an address that code or a word names stays, unless an instruction begins at that address.
 
+use iced_x86::{Decoder, DecoderOptions, Mnemonic};
+use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
 use super::pins::{PinContext, Pins};
 use crate::address::Va;
 use crate::discover::names::{NamedBy, relocated_addresses};
-use crate::discover::survey::{How, NumberRole};
-use crate::discover::units::{Unit, unit_at};
+use crate::discover::survey::{Absolute, How, NumberRole};
+use crate::discover::units::{Bounds, Unit, UnitData, unit_at};
+use crate::discover::unseen::aligned_words;
 use crate::elf::cfi;
 use crate::entity::EntityId;
 use crate::ir::{PinReason, RelinkMode};
+use crate::symbolize::slots::static_words;
+use crate::x86::MAX_INSTRUCTION_LEN;
 
 /// Pointers to functions that are aligned to this have bits to mark them by.
 const TAGS_END: u64 = 8;
@@ -81,6 +89,56 @@ impl PinContext<'_> {
                 pins.pin(self.clusters, unit, PinReason::PlaceNamed);
             }
         }
+    }
+
+    /// Functions of which something names the bytes before the first.
+    pub(super) fn pin_by_address_before(&self, pins: &mut Pins) {
+        let by_code = self.surveys.par_iter().flat_map_iter(|survey| {
+            let computed = survey.names.iter().filter(|name| name.how == How::Address).map(|name| name.target);
+            let padding = survey.data_names.iter().map(|name| name.0);
+            let held = |number: &&Absolute| matches!(number.role, NumberRole::Value | NumberRole::Copied);
+            let numbers = survey.absolutes.iter().filter(held).map(|number| number.value);
+            computed.chain(padding).chain(numbers).filter_map(|va| self.unit_behind(va))
+        });
+        let mut found: Vec<Unit> = by_code.collect();
+        let words: Vec<Va> = match self.mode {
+            RelinkMode::Guard => aligned_words(self.image).collect(),
+            RelinkMode::Replace => static_words(self.image).map(|(_, va, _)| va).collect(),
+        };
+        let words = relocated_addresses(self.image).map(|(_, va)| va).chain(words);
+        found.extend(words.filter_map(|va| self.unit_behind(va)));
+        found.into_iter().for_each(|unit| pins.pin(self.clusters, unit, PinReason::PlaceNamed));
+    }
+
+    /// The unit that begins a few bytes behind an address, where that is in padding or within an instruction.
+    fn unit_behind(&self, va: Va) -> Option<Unit> {
+        // Most addresses are those of data.
+        if va >= self.units.as_slice().last()?.start {
+            return None;
+        }
+        let first = self.units.as_slice().partition_point(|unit| unit.start <= va);
+        let is_near = |data: &UnitData| data.start - va <= TAGS_END;
+        // What was taken for padding, and is named, may be a unit of its own.
+        let is_founded = |data: &UnitData| !matches!(data.bounds, Bounds::Gap | Bounds::LeftOver);
+        let mut behind = (first..self.units.len()).map(Unit::new).take_while(|&unit| is_near(&self.units[unit]));
+        let found = behind.find(|&unit| is_founded(&self.units[unit]))?;
+        let is_between = match unit_at(self.units, va).filter(|&unit| is_founded(&self.units[unit])) {
+            Some(unit) => {
+                let survey = &self.surveys[unit.index()];
+                !survey.is_opaque() && !survey.is_start(va - self.units[unit].start)
+            }
+            None => self.is_padding(va, self.units[found].start),
+        };
+        is_between.then_some(found)
+    }
+
+    /// Whether from an address on, or from the beginning of an instruction that it lies within, nothing but padding comes up to another one.
+    fn is_padding(&self, va: Va, end: Va) -> bool {
+        (0..MAX_INSTRUCTION_LEN as u64).filter_map(|distance| va.0.checked_sub(distance)).any(|start| {
+            let Some(bytes) = self.image.read(Va(start), (end.0 - start) as usize) else { return false };
+            let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
+            decoder.iter().all(|instruction| matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3))
+        })
     }
 
     /// What words that the loader relocates hold in the bits of an address, where they hold something in the bits above as well.
