@@ -9,6 +9,7 @@
 pub mod addresses;
 pub(crate) mod debug_file;
 pub mod eh_frame;
+pub(crate) mod head;
 pub(crate) mod headers;
 pub mod lsda;
 mod patch;
@@ -171,11 +172,7 @@ pub fn relink(
     let adds_memory = reserved.is_some_and(|r| !r.is_growth);
     let slots = headers::find_slots(image, usize::from(adds_code) + usize::from(adds_memory))?;
     let gives_up_build_id = slots.gives_up_build_id;
-    let moved_head = slots.moves.map(|(start, end)| {
-        let behind_head = headers::segment_of_table(image).and_then(|segment| places.behind(image, segment, end - start));
-        let to = behind_head.unwrap_or_else(|| overflow.take(end - start, unwind::ALIGN));
-        (start, end, to)
-    });
+    let moved = head::make_room(image, &slots, &mut places, &mut overflow);
     let built = match (payload, &mut reserved) {
         (Some(payload), Some(reserved)) => Some(reserved.build(payload, &mut overflow, &addresses)?),
         _ => None,
@@ -198,25 +195,20 @@ pub fn relink(
     if let Some((at, built, _)) = &built {
         file.write(*at, &built.bytes)?;
     }
-    if let Some((start, end, to)) = moved_head {
-        let moved = image.read(start, (end - start) as usize).unwrap_or(&[]).to_vec();
-        file.write(to, &moved)?;
-        file.slice_mut(start, (end - start) as usize)?.fill(0);
-    }
+    head::write(image, &moved, &mut file)?;
 
     // What describes the file.
     let changes = HeaderChanges {
         overflow: (!overflow.is_empty()).then_some(overflow),
         zero_filled: reserved.filter(|r| !r.is_growth).map(|r| (r.at, r.size)),
         slots,
-        moved_to: moved_head.map(|(_, _, to)| to),
+        moved: moved.clone(),
         eh_frame_hdr: places.sections[0],
         zero_filled_end: reserved.filter(|r| r.is_growth).map(|r| r.end()),
         grown: places.grown.clone(),
     };
     let segments = headers::build(image, &changes, &|va| file.offset_of(va));
-    let moved_address =
-        |va: Va| moved_head.filter(|&(start, end, _)| start <= va && va < end).map(|(start, _, to)| to + (va - start));
+    let moved_address = |va: Va| head::address(&moved, va);
     let mut added = overflow_sections(
         image,
         program,

@@ -307,7 +307,10 @@ impl Walk<'_, '_> {
                     return;
                 }
                 match self.relation.output_of(index) {
-                    Some(_) => !stands_for_it && !(leads_to == Some(input) && self.input.inst(input) == self.output.inst(input)),
+                    Some(_) => {
+                        let stays = leads_to == Some(input) && self.input.inst(input) == self.output.inst(input);
+                        !stands_for_it && !stays
+                    }
                     None => !is_same(),
                 }
             }

@@ -5,7 +5,7 @@
 //!
 //! **Method.** Entries that say nothing are given up: empty ones, and the property note, which linkers write as `PT_NOTE` and again as
 //! `PT_GNU_PROPERTY`. Where these do not do, what follows the table and is only found through program headers (`.interp`, the
-//! notes) or through the dynamic section (hash tables, `.dynsym`) moves to the end of the segment that the table is in, or if that has no room to the overflow, and the table grows over its place. Where something else follows it (code, in the libraries of many Python packages), the entry goes that tells
+//! notes) or through the dynamic section (hash tables, `.dynsym`) makes room ([`head`](super::head)), and the table grows over its place. Where something else follows it (code, in the libraries of many Python packages), the entry goes that tells
 //! where the build-id is, if a section tells it too: no loader asks for it, but who looks for build-ids in memory or in a core file does not find this one any more, of which the user is told.
 //!
 //! Sources: gABI chapter 5 (program header); psABI x86-64 §3.3 and the GNU property extension for `PT_GNU_PROPERTY`.
@@ -16,6 +16,7 @@ use lifter::elf::image::{BUILD_ID, SectionData, Segment};
 use object::elf;
 
 use crate::error::{Error, Result};
+use crate::relink::head::Moved;
 use crate::relink::space::{Overflow, PAGE};
 
 /// Bytes of an `Elf64_Phdr`.
@@ -28,6 +29,8 @@ pub(crate) struct Slots {
     dropped: Vec<usize>,
     /// Bytes behind the table that move away.
     pub(crate) moves: Option<(Va, Va)>,
+    /// Where the table ends then.
+    pub(crate) needed: Option<Va>,
     /// One of those that are given up tells where the build-id is.
     pub(crate) gives_up_build_id: bool,
 }
@@ -49,9 +52,13 @@ pub(crate) fn find_slots(image: &Image<'_>, count: usize) -> Result<Slots> {
         (Err(_), Some(note)) if missing == 1 => {
             dropped.push(note);
             dropped.sort_unstable();
-            Ok(Slots { dropped, moves: None, gives_up_build_id: true })
+            Ok(Slots { dropped, gives_up_build_id: true, ..Slots::default() })
         }
-        (moves, _) => Ok(Slots { dropped, moves: moves?, gives_up_build_id: false }),
+        (moves, _) => {
+            let moves = moves?;
+            let needed = table_end(image).filter(|_| moves.is_some()).map(|end| end + missing as u64 * ENTRY);
+            Ok(Slots { dropped, moves, needed, gives_up_build_id: false })
+        }
     }
 }
 
@@ -77,6 +84,11 @@ pub(crate) fn table_end(image: &Image<'_>) -> Option<Va> {
 /// The segment that the table is in.
 pub(crate) fn segment_of_table(image: &Image<'_>) -> Option<usize> {
     image.segments.iter().position(|s| holds(s, image.e_phoff))
+}
+
+/// Whether a segment is loaded, or is the program header table.
+pub(crate) fn is_load_or_headers(segment: &Segment) -> bool {
+    [elf::PT_LOAD, elf::PT_PHDR].contains(&segment.p_type)
 }
 
 /// Whether a segment is loaded from a place of the file.
@@ -124,7 +136,7 @@ fn room_behind(image: &Image<'_>, size: u64) -> Result<Option<(Va, Va)>> {
         image
             .segments
             .iter()
-            .filter(|s| s.p_type != elf::PT_LOAD && s.p_type != elf::PT_PHDR)
+            .filter(|s| !is_load_or_headers(s))
             .find(move |s| s.p_vaddr < end && s.end() > end && s.p_vaddr >= table_end)
     };
     while let Some(segment) = straddles(end) {
@@ -153,8 +165,8 @@ pub(crate) struct HeaderChanges {
     /// A segment of zero-filled memory behind everything else.
     pub(crate) zero_filled: Option<(Va, u64)>,
     pub(crate) slots: Slots,
-    /// New address of the bytes that `Slots::moves` names.
-    pub(crate) moved_to: Option<Va>,
+    /// What made room for the table.
+    pub(crate) moved: Vec<Moved>,
     /// `.eh_frame_hdr`'s new place and size.
     pub(crate) eh_frame_hdr: Option<(Va, u64)>,
     /// One past the last zero-filled byte that the last writable segment gets.
@@ -184,10 +196,11 @@ pub(crate) fn build(image: &Image<'_>, changes: &HeaderChanges, offset_of: &dyn 
             segment.p_memsz = size;
         }
     }
-    if let (Some((start, end)), Some(to)) = (changes.slots.moves, changes.moved_to) {
-        let moves = |s: &Segment| ![elf::PT_LOAD, elf::PT_PHDR].contains(&s.p_type) && start <= s.p_vaddr && s.end() <= end;
-        for segment in segments.iter_mut().filter(|s| moves(s)) {
-            segment.p_vaddr = to + (segment.p_vaddr - start);
+    for &Moved { start, end, to } in &changes.moved {
+        let moves = |s: &Segment| !is_load_or_headers(s) && start <= s.p_vaddr && s.end() <= end;
+        let of_input = image.segments.iter().zip(&mut segments).filter(|(s, _)| moves(s));
+        for (before, segment) in of_input {
+            segment.p_vaddr = to + (before.p_vaddr - start);
             segment.p_offset = offset_of(segment.p_vaddr);
         }
     }

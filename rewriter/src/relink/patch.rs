@@ -295,6 +295,10 @@ fn write_table(
     out.write(at, &bytes)
 }
 
+/// What names tables that may move.
+const TABLES: [u32; 7] =
+    [elf::DT_HASH, elf::DT_GNU_HASH, elf::DT_SYMTAB, elf::DT_STRTAB, elf::DT_VERSYM, elf::DT_VERDEF, elf::DT_VERNEED];
+
 /// `.dynsym` values, sizes and section indices, `DT_INIT` and `DT_FINI`, and where tables are that moved.
 pub(crate) fn patch_dynamic(
     image: &Image<'_>,
@@ -333,7 +337,7 @@ pub(crate) fn patch_dynamic(
             let is_any_of = |tags: &[u32]| tags.iter().any(|&t| u64::from(t) == tag);
             let moved = if is_any_of(&[elf::DT_INIT, elf::DT_FINI]) {
                 program.block_at(Va(value)).map(|block| addresses.identity(block))
-            } else if is_any_of(&[elf::DT_HASH, elf::DT_GNU_HASH, elf::DT_SYMTAB]) {
+            } else if is_any_of(&TABLES) {
                 moved_address(Va(value))
             } else {
                 None
