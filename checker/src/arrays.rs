@@ -81,19 +81,17 @@ fn behind_traps(side: &Side<'_>, relation: &Relation) -> Bits {
     for (start, end) in side.undescribed() {
         let bytes = side.image.at(start, (end - start) as usize).unwrap_or(&[]);
         // Each may stand behind `int3`.
-        let is_trap = |&at: &u64| is_passed(at) || is_passed(at - 1) && side.image.at(at - 1, 1) == Some(&[INT3]);
+        let is_int3 = |at: u64| is_passed(at) && side.image.at(at, 1) == Some(&[INT3]);
+        let is_trap = |&at: &u64| is_passed(at) || at.checked_sub(1).is_some_and(is_int3);
         let traps = memchr::memmem::find_iter(bytes, &UD2).map(|offset| start + offset as u64).filter(is_trap);
         work.extend(traps.map(|at| at + UD2.len() as u64));
     }
     while let Some(mut at) = work.pop() {
         while let Some(inst) = side.inst(at).filter(|_| !is_passed(at)) {
-            let is_new = side.code.index(at).is_some_and(|first| found.insert(first));
-            if !is_new {
-                break;
-            }
-            side.code.index(at).into_iter().flat_map(|first| first..first + usize::from(inst.len)).for_each(|index| {
+            let Some(first) = side.code.index(at).filter(|&first| !found.contains(first)) else { break };
+            for index in first..first + usize::from(inst.len) {
                 found.insert(index);
-            });
+            }
             let after = at + u64::from(inst.len);
             match inst.kind {
                 Kind::Return | Kind::IndirectJump => break,

@@ -188,7 +188,7 @@ pub(crate) struct Walk<'w, 'a> {
     /// Where the walk from a root began.
     began_at: Option<(u64, u64)>,
     tries: Vec<Pair>,
-    /// Those that were tried, and not kept.
+    /// Those that were tried and not kept, or are tried only where nothing else explains the output.
     not_kept: Vec<Pair>,
     /// Of the input ([`crate::remains`]).
     pub(crate) old_bodies: Vec<(u64, u64)>,

@@ -1,8 +1,8 @@
 //! A number for code indexes, in less room than a word for each byte of code.
 //!
-//! **Method.** Linear decoding of the frame descriptions meets nearly every instruction that a walk comes to. [`Starts`] has a bit for each of these and, with each word of
-//! bits, how many come before it; so a start is found among all starts by counting bits, and [`Numbers`] keeps a word for each start. An index that is none of them (code without
-//! frame descriptions, instructions that begin inside of others) has its number in a hash map.
+//! **Method.** Linear decoding of the frame descriptions, and of what lies between them, meets nearly every instruction that a walk comes to. [`Starts`] has a bit for each of these and, with each word of
+//! bits, how many come before it; so a start is found among all starts by counting bits, and [`Numbers`] keeps a word for each start. An index that is none of them (an
+//! instruction that begins inside of another) has its number in a hash map.
 //!
 //! **Invariant.** What is asked and answered does not depend on which indexes are starts: only how much room that takes does.
 

@@ -64,7 +64,7 @@ impl<'a> Side<'a> {
         self.functions = OnceCell::new();
     }
 
-    /// Where instructions of frame descriptions begin, and how many bytes of code there are.
+    /// Where linear decoding met instructions, and how many bytes of code there are.
     pub(super) fn starts(&self) -> (Arc<Starts>, usize) {
         (self.starts.clone(), self.code.size())
     }
@@ -131,7 +131,7 @@ impl<'a> Side<'a> {
     /// The function that begins a few bytes behind an address, with nothing but filler before it or the end of another, for what names its beginning less a number: a compiler folds a comparison with a range, or rounding up,
     /// into the address.
     pub(crate) fn function_behind(&self, address: u64) -> Option<u64> {
-        let start = (address + 1..=address.saturating_add(MARK_MAX))
+        let start = (address.saturating_add(1)..=address.saturating_add(MARK_MAX))
             .find(|&at| self.unwind.starts_at(at) || self.starts_undescribed(at))?;
         let may_begin = || address.saturating_sub(INSTRUCTION_MAX - 1)..=address;
         (self.unwind.fde_at(address).is_some() || may_begin().any(|at| self.is_filled(at, start))).then_some(start)

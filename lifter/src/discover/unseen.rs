@@ -8,7 +8,7 @@
 //! * every 64-bit word at every byte of the data, if an instruction starts at its value;
 //! * every 32-bit word at every byte of the data, if a function starts at its value, and where several follow each other (a table of labels
 //!   that someone wrote by hand), if instructions start at their values;
-//! * every aligned 64-bit word that points a few bytes behind the start of a function: a tagged pointer, it pins;
+//! * every aligned 64-bit word that points a few bytes behind the start of a function, or into the padding a few bytes before: a tagged pointer, it pins;
 //! * every 32- and 64-bit immediate and displacement of an instruction, and every window of 32 bits in code that is not decoded;
 //! * every address that the loader writes into data;
 //! * every 64-bit word at every byte of the data that leads into the padding between two functions: it keeps that padding, and what the padding runs

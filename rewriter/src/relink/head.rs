@@ -83,6 +83,10 @@ struct Up {
 
 /// Tables that are looked up by their place and stand in the headers' way, up to the smallest one of versions that makes room.
 fn tables_to_move_up(image: &Image<'_>, slots: &Slots) -> Option<Up> {
+    // The dynamic section does not say where tables of versions end.
+    if !image.has_section_headers {
+        return None;
+    }
     let (start, needed) = (slots.moves?.0, slots.needed?);
     let mut sections: Vec<&SectionData<'_>> =
         image.sections.values().filter(|s| s.is_alloc() && s.sh_addr >= start && s.sh_size > 0).collect();
