@@ -55,14 +55,30 @@ fn a_handler_that_reads_places_from_words_side_by_side_finds_the_program_there()
     }
 }
 
-#[test]
-fn pointers_that_are_marked_in_their_high_bits_lead_to_the_functions_that_they_led_to() {
-    const MARKED: &str = r#"
+/// Functions of which no two do the same.
+const FUNCTIONS: &str = r#"
 #include <stdint.h>
 #include <stdio.h>
 typedef long (*function)(long);
 #define FUNCTION(name, value) __attribute__((noinline)) long name(long x) { __asm__ volatile(""); return value; }
 FUNCTION(f0, x + 1) FUNCTION(f1, x * 3) FUNCTION(f2, -x) FUNCTION(f3, x ^ 0x55)
+"#;
+
+/// That a program with these functions does the same in each form, linked in each of these ways.
+fn functions_are_found(text: &str, ways: &[&[&str]]) {
+    if !installed("gcc") {
+        return skipped("there is no gcc");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
+    for flags in ways {
+        let program = compile_text(&format!("{FUNCTIONS}{text}"), &[&["-O2"], *flags].concat(), scratch.path(), "program");
+        every_form_does_the_same(&program, &["1", "2", "3"], scratch.path());
+    }
+}
+
+#[test]
+fn pointers_that_are_marked_in_their_high_bits_lead_to_the_functions_that_they_led_to() {
+    const MARKED: &str = r#"
 static volatile uintptr_t marked[] = {(uintptr_t)f0 + (5UL << 56), (uintptr_t)f1 + (1UL << 63), (uintptr_t)f2 + (3UL << 48), (uintptr_t)f3};
 int main(void) {
     unsigned long sum = 0;
@@ -71,29 +87,21 @@ int main(void) {
     printf("%lx\n", sum);
 }
 "#;
-    if !installed("gcc") {
-        return skipped("there is no gcc");
-    }
-    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
-    for flags in [
-        &["-no-pie"][..],
-        &["-pie", "-fPIE"],
-        &["-static-pie", "-fPIE"],
-        &["-pie", "-fPIE", "-Wl,--emit-relocs"],
-        &["-pie", "-fPIE", "-rdynamic"],
-    ] {
-        let program = compile_text(MARKED, &[&["-O2"], flags].concat(), scratch.path(), "program");
-        every_form_does_the_same(&program, &["1", "2", "3"], scratch.path());
-    }
+    functions_are_found(
+        MARKED,
+        &[
+            &["-no-pie"][..],
+            &["-pie", "-fPIE"],
+            &["-static-pie", "-fPIE"],
+            &["-pie", "-fPIE", "-Wl,--emit-relocs"],
+            &["-pie", "-fPIE", "-rdynamic"],
+        ],
+    );
 }
 
 #[test]
 fn functions_that_are_named_by_their_address_less_one_are_found_there() {
     const NAMED: &str = r#"
-#include <stdio.h>
-typedef long (*function)(long);
-#define FUNCTION(name, value) __attribute__((noinline)) long name(long x) { __asm__ volatile(""); return value; }
-FUNCTION(f0, x + 1) FUNCTION(f1, x * 3) FUNCTION(f2, -x) FUNCTION(f3, x ^ 0x55)
 static char *volatile words[] = {(char *)f0 - 1, (char *)f1 - 1};
 static char *volatile computed;
 int main(void) {
@@ -108,19 +116,15 @@ int main(void) {
     printf("%lx\n", sum);
 }
 "#;
-    if !installed("gcc") {
-        return skipped("there is no gcc");
-    }
-    let scratch = tempfile::tempdir().expect("a scratch folder can be made");
-    for flags in [
-        &["-no-pie"][..],
-        &["-static"],
-        &["-pie", "-fPIE"],
-        &["-static-pie", "-fPIE"],
-        &["-pie", "-fPIE", "-Wl,--emit-relocs"],
-        &["-no-pie", "-Wl,--emit-relocs"],
-    ] {
-        let program = compile_text(NAMED, &[&["-O2"], flags].concat(), scratch.path(), "program");
-        every_form_does_the_same(&program, &["1", "2", "3"], scratch.path());
-    }
+    functions_are_found(
+        NAMED,
+        &[
+            &["-no-pie"][..],
+            &["-static"],
+            &["-pie", "-fPIE"],
+            &["-static-pie", "-fPIE"],
+            &["-pie", "-fPIE", "-Wl,--emit-relocs"],
+            &["-no-pie", "-Wl,--emit-relocs"],
+        ],
+    );
 }

@@ -140,17 +140,22 @@ impl<'a> Side<'a> {
     /// Whether an address lies inside of the instruction of filler right before a function.
     pub(crate) fn is_inside_last_filler(&self, address: u64) -> bool {
         let Some(start) = self.function_behind(address) else { return false };
-        let is_last = |at: u64| self.inst(at).is_some_and(|inst| at + u64::from(inst.len) == start) && self.is_filled(at, start);
+        let is_last = |at: u64| self.filler(at).is_some_and(|after| after == start);
         (start.saturating_sub(INSTRUCTION_MAX)..address).any(is_last)
     }
 
     /// Whether instructions of filler lead from one address to another.
     fn is_filled(&self, mut at: u64, end: u64) -> bool {
         while at < end {
-            let Some(inst) = self.inst(at).filter(|inst| matches!(inst.kind, Kind::Nop | Kind::Trap)) else { return false };
-            at += u64::from(inst.len);
+            let Some(after) = self.filler(at) else { return false };
+            at = after;
         }
         at == end
+    }
+
+    /// What is behind an instruction of filler.
+    fn filler(&self, at: u64) -> Option<u64> {
+        self.inst(at).filter(|inst| matches!(inst.kind, Kind::Nop | Kind::Trap)).map(|inst| at + u64::from(inst.len))
     }
 
     /// Where a direct branch or call goes.

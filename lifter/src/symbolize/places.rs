@@ -24,21 +24,20 @@
 //! **Before.** `function - 1` is a constant too: a compiler folds a comparison with a range, or rounding up, into the address, and a program may mark pointers by less. It names the padding before the function, or the
 //! end of another one, and nothing there moves with the function. So what begins a few bytes behind an address that code or a word names stays, unless an instruction begins at that address.
 
-use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
 use super::pins::{PinContext, Pins};
 use crate::address::Va;
 use crate::discover::names::{NamedBy, relocated_addresses};
-use crate::discover::survey::{Absolute, How, NumberRole};
+use crate::discover::survey::{How, NumberRole, Survey};
 use crate::discover::units::{Bounds, Unit, UnitData, unit_at};
 use crate::discover::unseen::aligned_words;
 use crate::elf::cfi;
 use crate::entity::EntityId;
 use crate::ir::{PinReason, RelinkMode};
 use crate::symbolize::slots::static_words;
-use crate::x86::MAX_INSTRUCTION_LEN;
+use crate::x86::{MAX_INSTRUCTION_LEN, padding_len};
 
 /// Pointers to functions that are aligned to this have bits to mark them by.
 const TAGS_END: u64 = 8;
@@ -62,18 +61,10 @@ impl PinContext<'_> {
     pub(super) fn pin_by_named_place(&self, pins: &mut Pins) {
         for (unit, data) in self.units.iter() {
             let survey = &self.surveys[unit.index()];
-            let computed = survey.names.iter().filter(|name| name.how == How::Address).map(|name| name.target);
-            // What code names outside of all units counts if it ends one.
-            let padding = survey.data_names.iter().map(|name| name.0);
             let is_elsewhere = |va: &Va| *va < data.start || data.end < *va;
-            let named = computed.chain(padding).filter(is_elsewhere).filter_map(|va| self.unit_with_place(va));
+            let named = computed(survey).filter(is_elsewhere).filter_map(|va| self.unit_with_place(va));
             named.for_each(|named| pins.pin(self.clusters, named, PinReason::PlaceNamed));
-            let numbers = survey
-                .absolutes
-                .iter()
-                .filter(|number| matches!(number.role, NumberRole::Value | NumberRole::Copied))
-                .map(|number| number.value);
-            for named in self.units_with_places(numbers.filter(is_elsewhere).collect()) {
+            for named in self.units_with_places(numbers(survey).filter(is_elsewhere).collect()) {
                 pins.pin(self.clusters, named, PinReason::PlaceNamed);
             }
         }
@@ -93,14 +84,8 @@ impl PinContext<'_> {
 
     /// Functions of which something names the bytes before the first.
     pub(super) fn pin_by_address_before(&self, pins: &mut Pins) {
-        let by_code = self.surveys.par_iter().flat_map_iter(|survey| {
-            let computed = survey.names.iter().filter(|name| name.how == How::Address).map(|name| name.target);
-            let padding = survey.data_names.iter().map(|name| name.0);
-            let held = |number: &&Absolute| matches!(number.role, NumberRole::Value | NumberRole::Copied);
-            let numbers = survey.absolutes.iter().filter(held).map(|number| number.value);
-            computed.chain(padding).chain(numbers).filter_map(|va| self.unit_behind(va))
-        });
-        let mut found: Vec<Unit> = by_code.collect();
+        let by_code = |survey| computed(survey).chain(numbers(survey)).filter_map(|va| self.unit_behind(va));
+        let mut found: Vec<Unit> = self.surveys.par_iter().flat_map_iter(by_code).collect();
         let words: Vec<Va> = match self.mode {
             RelinkMode::Guard => aligned_words(self.image).collect(),
             RelinkMode::Replace => static_words(self.image).map(|(_, va, _)| va).collect(),
@@ -135,9 +120,7 @@ impl PinContext<'_> {
     /// Whether from an address on, or from the beginning of an instruction that it lies within, nothing but padding comes up to another one.
     fn is_padding(&self, va: Va, end: Va) -> bool {
         (0..MAX_INSTRUCTION_LEN as u64).filter_map(|distance| va.0.checked_sub(distance)).any(|start| {
-            let Some(bytes) = self.image.read(Va(start), (end.0 - start) as usize) else { return false };
-            let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
-            decoder.iter().all(|instruction| matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3))
+            self.image.read(Va(start), (end.0 - start) as usize).is_some_and(|bytes| padding_len(bytes) == bytes.len())
         })
     }
 
@@ -247,4 +230,16 @@ impl PinContext<'_> {
         let ends_it = inside.is_none_or(|unit| self.units[unit].fde().is_none() && self.units[before].fde().is_some());
         ends_it.then_some(before)
     }
+}
+
+/// Addresses that instructions compute: in code, and outside of all units, of which padding counts.
+fn computed(survey: &Survey) -> impl Iterator<Item = Va> {
+    let in_code = survey.names.iter().filter(|name| name.how == How::Address).map(|name| name.target);
+    in_code.chain(survey.data_names.iter().map(|name| name.0))
+}
+
+/// Numbers of instructions that may be addresses.
+fn numbers(survey: &Survey) -> impl Iterator<Item = Va> {
+    let held = survey.absolutes.iter().filter(|number| matches!(number.role, NumberRole::Value | NumberRole::Copied));
+    held.map(|number| number.value)
 }

@@ -15,7 +15,7 @@ use lifter::address::Va;
 use lifter::elf::image::{SectionData, Segment};
 use object::elf;
 
-use super::headers::{self, Slots};
+use super::headers::{self, Behind, Slots};
 use super::patch::OutBytes;
 use super::space::Overflow;
 use super::unwind::{ALIGN, Places};
@@ -42,24 +42,21 @@ pub(crate) fn address(moved: &[Moved], va: Va) -> Option<Va> {
 
 /// Finds room for what the headers grow over.
 pub(crate) fn make_room(image: &Image<'_>, slots: &Slots, places: &mut Places, overflow: &mut Overflow) -> Vec<Moved> {
-    let Some((start, end)) = slots.moves else { return Vec::new() };
+    let Some(behind @ Behind { start, end, .. }) = slots.moves else { return Vec::new() };
     let segment = headers::segment_of_table(image);
-    let mut behind = |size: u64| segment.and_then(|segment| places.behind(image, segment, size));
-    if let Some(to) = behind(end - start) {
+    let mut behind_all = |size: u64| segment.and_then(|segment| places.behind(image, segment, size));
+    if let Some(to) = behind_all(end - start) {
         return vec![Moved { start, end, to }];
     }
-    match tables_to_move_up(image, slots) {
-        Some(up) => {
-            let size_in_front = (up.start - start).next_multiple_of(ALIGN);
-            let size = size_in_front + (up.gone.1 - up.gone.0);
-            let to = behind(size).unwrap_or_else(|| overflow.take(size, ALIGN));
-            let in_front = Moved { start, end: up.start, to };
-            let tables = Moved { start: up.start, end: up.end, to: up.start + up.by };
-            let gone = Moved { start: up.gone.0, end: up.gone.1, to: to + size_in_front };
-            [in_front, tables, gone].into_iter().filter(|moved| moved.start < moved.end).collect()
-        }
-        None => vec![Moved { start, end, to: overflow.take(end - start, ALIGN) }],
-    }
+    let Some((tables, gone)) = tables_to_move_up(image, behind) else {
+        return vec![Moved { start, end, to: overflow.take(end - start, ALIGN) }];
+    };
+    let size_in_front = (tables.start - start).next_multiple_of(ALIGN);
+    let size = size_in_front + gone.sh_size;
+    let to = behind_all(size).unwrap_or_else(|| overflow.take(size, ALIGN));
+    let in_front = Moved { start, end: tables.start, to };
+    let gone = Moved { start: gone.sh_addr, end: gone.end(), to: to + size_in_front };
+    [in_front, tables, gone].into_iter().filter(|moved| moved.start < moved.end).collect()
 }
 
 /// Writes what moved to where it is now.
@@ -73,39 +70,30 @@ pub(crate) fn write(image: &Image<'_>, moved: &[Moved], file: &mut OutBytes) -> 
     Ok(())
 }
 
-/// Tables that move up, from their start to their end, by so many bytes, and the one behind them that makes them room.
-struct Up {
-    start: Va,
-    end: Va,
-    by: u64,
-    gone: (Va, Va),
-}
-
-/// Tables that are looked up by their place and stand in the headers' way, up to the smallest one of versions that makes room.
-fn tables_to_move_up(image: &Image<'_>, slots: &Slots) -> Option<Up> {
+/// Tables that are looked up by their place and stand in the headers' way, where they move up to, and the smallest one of versions behind them that makes room.
+fn tables_to_move_up<'i>(image: &'i Image<'_>, behind: Behind) -> Option<(Moved, &'i SectionData<'i>)> {
     // The dynamic section does not say where tables of versions end.
     if !image.has_section_headers {
         return None;
     }
-    let (start, needed) = (slots.moves?.0, slots.needed?);
     let mut sections: Vec<&SectionData<'_>> =
-        image.sections.values().filter(|s| s.is_alloc() && s.sh_addr >= start && s.sh_size > 0).collect();
+        image.sections.values().filter(|s| s.is_alloc() && s.sh_addr >= behind.start && s.sh_size > 0).collect();
     sections.sort_by_key(|section| section.sh_addr);
     let first = sections.iter().position(|section| is_looked_up(section))?;
     let tables = &sections[first..];
-    let by = needed.0.checked_sub(tables[0].sh_addr.0)?.next_multiple_of(ALIGN);
+    let start = tables[0].sh_addr;
+    let by = behind.needed.0.checked_sub(start.0)?.next_multiple_of(ALIGN);
     let makes_room = |&goes: &usize| {
         let (stay, gone) = (&tables[..goes], tables[goes]);
         is_of_versions(gone) && stay[goes - 1].end() + by <= gone.end() && may_move_up(image, stay, gone)
     };
     let goes = (1..tables.len()).filter(makes_room).min_by_key(|&goes| tables[goes].sh_size)?;
-    let gone = tables[goes];
-    Some(Up { start: tables[0].sh_addr, end: tables[goes - 1].end(), by, gone: (gone.sh_addr, gone.end()) })
+    Some((Moved { start, end: tables[goes - 1].end(), to: start + by }, tables[goes]))
 }
 
 /// Whether nothing but the dynamic section names tables, and the one behind them that makes them room.
 fn may_move_up(image: &Image<'_>, tables: &[&SectionData<'_>], gone: &SectionData<'_>) -> bool {
-    let is_table = |table: &SectionData<'_>| is_looked_up(table) || is_of_versions(table) || table.sh_type == elf::SHT_STRTAB;
+    let is_table = |table: &SectionData<'_>| is_looked_up(table) || is_of_versions(table);
     let is_aligned = |table: &SectionData<'_>| table.sh_addralign <= ALIGN;
     let is_named = |s: &Segment| !headers::is_load_or_headers(s) && s.p_vaddr < gone.end() && tables[0].sh_addr < s.end();
     tables.iter().all(|table| is_table(table) && is_aligned(table)) && is_aligned(gone) && !image.segments.iter().any(is_named)
@@ -113,7 +101,7 @@ fn may_move_up(image: &Image<'_>, tables: &[&SectionData<'_>], gone: &SectionDat
 
 /// Whether libunwind looks for a table where it is.
 fn is_looked_up(section: &SectionData<'_>) -> bool {
-    [elf::SHT_HASH, elf::SHT_GNU_HASH, elf::SHT_DYNSYM].contains(&section.sh_type)
+    [elf::SHT_HASH, elf::SHT_GNU_HASH, elf::SHT_DYNSYM, elf::SHT_STRTAB].contains(&section.sh_type)
 }
 
 fn is_of_versions(section: &SectionData<'_>) -> bool {

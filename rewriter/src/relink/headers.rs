@@ -27,12 +27,19 @@ pub(crate) const ENTRY: u64 = 56;
 pub(crate) struct Slots {
     /// Entries that are given up, by index, ascending.
     dropped: Vec<usize>,
-    /// Bytes behind the table that move away.
-    pub(crate) moves: Option<(Va, Va)>,
-    /// Where the table ends then.
-    pub(crate) needed: Option<Va>,
+    /// What is behind the table and makes room.
+    pub(crate) moves: Option<Behind>,
     /// One of those that are given up tells where the build-id is.
     pub(crate) gives_up_build_id: bool,
+}
+
+/// Bytes behind the table that are in its way.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Behind {
+    pub(crate) start: Va,
+    pub(crate) end: Va,
+    /// Up to where the table needs them.
+    pub(crate) needed: Va,
 }
 
 /// Entries that say nothing, those first that say least.
@@ -52,13 +59,9 @@ pub(crate) fn find_slots(image: &Image<'_>, count: usize) -> Result<Slots> {
         (Err(_), Some(note)) if missing == 1 => {
             dropped.push(note);
             dropped.sort_unstable();
-            Ok(Slots { dropped, gives_up_build_id: true, ..Slots::default() })
+            Ok(Slots { dropped, moves: None, gives_up_build_id: true })
         }
-        (moves, _) => {
-            let moves = moves?;
-            let needed = table_end(image).filter(|_| moves.is_some()).map(|end| end + missing as u64 * ENTRY);
-            Ok(Slots { dropped, moves, needed, gives_up_build_id: false })
-        }
+        (moves, _) => Ok(Slots { dropped, moves: moves?, gives_up_build_id: false }),
     }
 }
 
@@ -110,7 +113,7 @@ fn is_loaded_with(image: &Image<'_>, size: u64) -> bool {
 }
 
 /// What has to move so that the table can grow by `size` bytes; `None` if nothing is there.
-fn room_behind(image: &Image<'_>, size: u64) -> Result<Option<(Va, Va)>> {
+fn room_behind(image: &Image<'_>, size: u64) -> Result<Option<Behind>> {
     let table_end = table_end(image).ok_or(Error::NoProgramHeaderSlot)?;
     if !is_loaded_with(image, size) {
         return Err(Error::NoProgramHeaderSlot);
@@ -143,7 +146,10 @@ fn room_behind(image: &Image<'_>, size: u64) -> Result<Option<(Va, Va)>> {
         end = segment.end();
     }
     let all_may_move = behind.iter().filter(|s| s.sh_addr < end).all(|s| is_found_through_headers(s));
-    if all_may_move { Ok(Some((table_end, end))) } else { Err(Error::NoProgramHeaderSlot) }
+    if !all_may_move {
+        return Err(Error::NoProgramHeaderSlot);
+    }
+    Ok(Some(Behind { start: table_end, end, needed: table_end + size }))
 }
 
 /// Whether nothing but program headers and the dynamic section names the section, so that it may move with them.
